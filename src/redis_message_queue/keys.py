@@ -1,0 +1,114 @@
+"""Every Redis key of a queue: its name, its type, and one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from redis_message_queue.errors import ConfigurationError
+
+
+class KeyKind(NamedTuple):
+    """One row of the key map: the last word of the name, the Redis type, what it holds."""
+
+    word: str
+    type: str
+    holds: str
+
+
+# The key map of the documentation is made from this table; a test keeps it true.
+KEY_MAP = (
+    KeyKind("pending", "LIST", "stored messages that wait, pushed left, taken right"),
+    KeyKind("processing", "HASH", "id to stored message, for everything in flight"),
+    KeyKind("leases", "ZSET", "id by deadline, in microseconds of the server's clock"),
+    KeyKind("deliveries", "HASH", "id to lease number and delivery count, once a message was delivered twice"),
+    KeyKind("completed", "LIST", "raw payloads of handled messages, newest left"),
+    KeyKind("failed", "LIST", "raw payloads of messages whose handler raised, newest left"),
+    KeyKind("dlq", "LIST", "raw payloads of messages that were delivered too often, newest left"),
+    KeyKind("deduplication::<key>", "STRING, TTL", "the id of the message that holds the key"),
+    KeyKind("reply::<caller>", "STRING, TTL", "number and answer of that caller's last call"),
+    KeyKind("bell", "LIST", "at most one token: there is work"),
+    KeyKind("watch", "STRING, TTL", "somebody is awake when the next lease ends"),
+)
+
+
+def hash_tag_of(key: str) -> str | None:
+    """The part of a key that decides its cluster slot, where braces mark one."""
+    start = key.find("{")
+    end = key.find("}", start + 1)
+    return key[start + 1 : end] if 0 <= start and start + 1 < end else None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """The names of one queue's keys; ``queue.key`` for the operator."""
+
+    prefix: str
+    separator: str
+    pending: str
+    processing: str
+    completed: str
+    failed: str
+    dead_letter: str
+    leases: str
+    deliveries: str
+    bell: str
+    watch: str
+
+    @classmethod
+    def of(
+        cls, name: str, *, separator: str = "::", dead_letter: str | None = None, hash_tag: bool = False
+    ) -> QueueKeys:
+        """The keys of the queue ``name``; with ``hash_tag`` all of them in one cluster slot."""
+        prefix = tagged(name) if hash_tag else name
+        if dead_letter is not None and hash_tag:
+            dead_letter = _tagged_sibling(dead_letter, name, prefix, separator)
+
+        def key(word: str) -> str:
+            return f"{prefix}{separator}{word}"
+
+        return cls(
+            prefix=prefix,
+            separator=separator,
+            pending=key("pending"),
+            processing=key("processing"),
+            completed=key("completed"),
+            failed=key("failed"),
+            dead_letter=dead_letter or key("dlq"),
+            leases=key("leases"),
+            deliveries=key("deliveries"),
+            bell=key("bell"),
+            watch=key("watch"),
+        )
+
+    def deduplication(self, key: str) -> str:
+        """The key that remembers a published deduplication key."""
+        return f"{self.prefix}{self.separator}deduplication{self.separator}{key}"
+
+    def reply(self, caller: str) -> str:
+        """The key that remembers the answer to a caller's last call."""
+        return f"{self.prefix}{self.separator}reply{self.separator}{caller}"
+
+
+def tagged(name: str) -> str:
+    """A name whose keys share a cluster slot; a name with a tag of its own keeps it."""
+    if hash_tag_of(name) is not None:
+        return name
+    if "{" in name or "}" in name:
+        raise ConfigurationError(
+            f"name {name!r} has braces that are no hash tag; on a cluster use a name without braces, "
+            "or with one whole tag such as '{orders}'"
+        )
+    return f"{{{name}}}"
+
+
+def _tagged_sibling(dead_letter: str, name: str, prefix: str, separator: str) -> str:
+    """A dead-letter name in the queue's own slot, or an error that says which would do."""
+    if hash_tag_of(dead_letter) == hash_tag_of(prefix):
+        return dead_letter
+    if dead_letter.startswith(name + separator):
+        return prefix + dead_letter[len(name) :]
+    raise ConfigurationError(
+        f"dead_letter_queue {dead_letter!r} lies in another cluster slot than the queue {name!r}; "
+        f"use a name that begins with {name + separator!r} or has the hash tag {{{hash_tag_of(prefix)}}}"
+    )

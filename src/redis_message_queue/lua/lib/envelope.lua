@@ -1,0 +1,16 @@
+-- lib/envelope.lua: what envelope.py packs: flags (1 byte), id (16), time (8), [length and tenant], payload.
+
+local function is_message(stored)
+  local flags = string.byte(stored, 1)
+  return flags and flags >= 0xD0 and flags <= 0xDF and #stored >= 25
+end
+
+local function id_of(stored)
+  return string.sub(stored, 2, 17)
+end
+
+local function payload_of(stored)
+  local start = 26
+  if string.byte(stored, 1) % 2 == 1 then start = start + 1 + string.byte(stored, 26) end
+  return string.sub(stored, start)
+end
