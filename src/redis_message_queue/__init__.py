@@ -1,1 +1,55 @@
 """A message queue on Redis that does not lose messages, does not double them, and does not make people wait."""
+
+from redis_message_queue.errors import (
+    CleanupFailedError,
+    ConfigurationError,
+    ConfigurationTypeError,
+    CorruptMessageError,
+    EmbeddedServerError,
+    GatewayContractError,
+    LuaScriptError,
+    PayloadTooDeepError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    PayloadValueError,
+    QueueBackpressureError,
+    QueueDrainedError,
+    RedisMessageQueueError,
+    RetryBudgetExhaustedError,
+)
+from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
+from redis_message_queue.interrupt import (
+    BaseGracefulInterruptHandler,
+    EventDrivenInterruptHandler,
+    GracefulInterruptHandler,
+)
+from redis_message_queue.messages import ReceivedMessage
+from redis_message_queue.sync.gateway import RedisGateway
+from redis_message_queue.sync.queue import RedisMessageQueue
+
+__all__ = [
+    "BaseGracefulInterruptHandler",
+    "CleanupFailedError",
+    "ConfigurationError",
+    "ConfigurationTypeError",
+    "CorruptMessageError",
+    "EmbeddedServerError",
+    "EventDrivenInterruptHandler",
+    "EventOperation",
+    "EventOutcome",
+    "GatewayContractError",
+    "GracefulInterruptHandler",
+    "LuaScriptError",
+    "PayloadTooDeepError",
+    "PayloadTooLargeError",
+    "PayloadTypeError",
+    "PayloadValueError",
+    "QueueBackpressureError",
+    "QueueDrainedError",
+    "QueueEvent",
+    "ReceivedMessage",
+    "RedisGateway",
+    "RedisMessageQueue",
+    "RedisMessageQueueError",
+    "RetryBudgetExhaustedError",
+]

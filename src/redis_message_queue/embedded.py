@@ -300,9 +300,7 @@ class EmbeddedRedis:
 
     def _known(self, value: T | None) -> T:
         if value is None:
-            raise EmbeddedServerError(
-                "The embedded server is not running. Call start() or use it in a `with`."
-            )
+            raise EmbeddedServerError("The embedded server is not running. Call start() or use it in a `with`.")
         return value
 
     def _require_ours(self) -> "subprocess.Popen[bytes]":
@@ -354,10 +352,7 @@ class EmbeddedRedis:
             "save": "",
             "appendonly": "yes" if self._append_only else "no",
         }
-        lines = [
-            f"{name} {value if value != '' else chr(34) * 2}"
-            for name, value in (settings | self._config).items()
-        ]
+        lines = [f"{name} {value if value != '' else chr(34) * 2}" for name, value in (settings | self._config).items()]
         return "\n".join([*lines, ""])
 
     def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":

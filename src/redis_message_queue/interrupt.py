@@ -112,17 +112,13 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
 
 def _checked(signals: Iterable[int]) -> list[int]:
     if isinstance(signals, str | bytes) or not isinstance(signals, Iterable):
-        raise ConfigurationTypeError(
-            f"signals must be a collection such as (signal.SIGTERM,), not {signals!r}"
-        )
+        raise ConfigurationTypeError(f"signals must be a collection such as (signal.SIGTERM,), not {signals!r}")
     chosen = list(signals)
     for signum in chosen:
         if isinstance(signum, bool) or not isinstance(signum, int):
             raise ConfigurationTypeError(f"signals must hold signals such as signal.SIGTERM, not {signum!r}")
         if signum not in signal.valid_signals() - _UNCATCHABLE:
-            raise ConfigurationError(
-                f"signals: {_name(signum)} cannot be handled on this platform; leave it out"
-            )
+            raise ConfigurationError(f"signals: {_name(signum)} cannot be handled on this platform; leave it out")
     if not chosen:
         raise ConfigurationError("signals must not be empty; name at least one, such as (signal.SIGTERM,)")
     return list(dict.fromkeys(chosen))

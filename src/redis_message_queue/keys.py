@@ -36,7 +36,7 @@ def hash_tag_of(key: str) -> str | None:
     """The part of a key that decides its cluster slot, where braces mark one."""
     start = key.find("{")
     end = key.find("}", start + 1)
-    return key[start + 1 : end] if 0 <= start and start + 1 < end else None
+    return key[start + 1 : end] if start >= 0 and start + 1 < end else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final, Literal, get_args
@@ -117,7 +117,12 @@ class QueueOptions:
     def __post_init__(self) -> None:
         text("name", self.name)
         text("key_separator", self.key_separator)
-        for name in ("deduplication", "enable_completed_queue", "enable_failed_queue", "strict_payload_types"):
+        for name in (
+            "deduplication",
+            "enable_completed_queue",
+            "enable_failed_queue",
+            "strict_payload_types",
+        ):
             flag(name, getattr(self, name))
         for name in ("max_completed_length", "max_failed_length", "max_payload_bytes", "max_payload_depth"):
             whole_number(name, getattr(self, name), optional=True)
@@ -168,32 +173,40 @@ class QueueOptions:
         return PayloadRules(self.strict_payload_types, self.max_payload_bytes, self.max_payload_depth)
 
 
-def client_options(
-    *,
-    visibility_timeout_seconds: float | None,
-    max_delivery_count: int | Default | None,
-    **rest: Any,
-) -> GatewayOptions:
-    """The gateway options of a queue that was given a client, with the defaults that belong to that path."""
-    number("visibility_timeout_seconds", visibility_timeout_seconds, optional=True)
-    if isinstance(max_delivery_count, Default):
+# What a queue's constructor hands on to its gateway; the one name that differs there stands apart.
+_GATEWAY_NAMES = (
+    "max_delivery_count",
+    "max_dead_letter_length",
+    "max_pending_length",
+    "pending_overload_policy",
+    "pending_overload_block_timeout_seconds",
+    "hash_tag",
+)
+
+
+def queue_options(given: Mapping[str, Any]) -> QueueOptions:
+    """The queue's own options, out of everything its constructor was given."""
+    return QueueOptions(**{field.name: given[field.name] for field in fields(QueueOptions)})
+
+
+def client_options(given: Mapping[str, Any]) -> GatewayOptions:
+    """The gateway options of a queue that was given a bare client, with the defaults that belong to that path."""
+    handed_on = {name: given[name] for name in _GATEWAY_NAMES}
+    timeout = given["visibility_timeout_seconds"]
+    number("visibility_timeout_seconds", timeout, optional=True)
+    if handed_on["max_delivery_count"] is UNSET:
         # A limit that nobody asked for must not forbid at-most-once.
-        max_delivery_count = None if visibility_timeout_seconds is None else DEFAULT_MAX_DELIVERY_COUNT
-    return GatewayOptions(
-        message_visibility_timeout_seconds=visibility_timeout_seconds,
-        max_delivery_count=max_delivery_count,
-        **rest,
-    )
+        handed_on["max_delivery_count"] = None if timeout is None else DEFAULT_MAX_DELIVERY_COUNT
+    return GatewayOptions(message_visibility_timeout_seconds=timeout, **handed_on)
 
 
-def refuse_beside_gateway(**given: Any) -> None:
+def refuse_beside_gateway(given: Mapping[str, Any]) -> None:
     """Raise for queue-level options that only the gateway can honour; spelled-out defaults are let through."""
     usual = {field.name: field.default for field in fields(GatewayOptions)}
-    usual |= {
-        "visibility_timeout_seconds": DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
-        "max_delivery_count": DEFAULT_MAX_DELIVERY_COUNT,
-    }
-    for name, value in given.items():
+    usual["visibility_timeout_seconds"] = DEFAULT_VISIBILITY_TIMEOUT_SECONDS
+    usual["max_delivery_count"] = DEFAULT_MAX_DELIVERY_COUNT
+    for name in ("visibility_timeout_seconds", *_GATEWAY_NAMES):
+        value = given[name]
         if value is UNSET or value == usual[name]:
             continue
         there = f"message_{name}" if name == "visibility_timeout_seconds" else name
@@ -249,6 +262,12 @@ def function(name: str, value: Any) -> None:
         raise ConfigurationTypeError(f"{name} must be callable or None, not {_shown(value)}")
 
 
+def required_function(name: str, value: Any) -> None:
+    """A callable, and nothing else."""
+    if not callable(value):
+        raise ConfigurationTypeError(f"{name} must be callable, not {_shown(value)}")
+
+
 def plain_function(name: str, value: Any) -> None:
     """A callable that the sync queue can call: an ``async def`` would never run there."""
     asked = getattr(value, "__call__", None)  # noqa: B004  an object with an async __call__ counts too
@@ -260,4 +279,6 @@ def plain_function(name: str, value: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    return f"{type(value).__name__} ({value!r})" if isinstance(value, bool | int | float | str) else type(value).__name__
+    return (
+        f"{type(value).__name__} ({value!r})" if isinstance(value, bool | int | float | str) else type(value).__name__
+    )

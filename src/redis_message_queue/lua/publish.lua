@@ -8,6 +8,7 @@
 --         or 'd' and the ids of the messages that were dropped to make room.
 --@include reply
 --@include clock
+--@include envelope
 local pending, bell, reply, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local keep_ms, limit, overload, window_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local call, head, body = tonumber(ARGV[5]), ARGV[6], ARGV[7]
@@ -33,7 +34,7 @@ else
     answer = 'd'
     -- A lowered limit may leave many: at most 1,000 go at once, so that no publish blocks the server.
     for _, dropped in ipairs(redis.call('RPOP', pending, math.min(over, 1000))) do
-      answer = answer .. string.sub(dropped, 2, 17)
+      if is_message(dropped) then answer = answer .. id_of(dropped) end
     end
   end
   if silent then redis.call('LPUSH', bell, '1') end

@@ -1,0 +1,55 @@
+"""The same queue for asyncio: the same names, the same shape, awaited."""
+
+from redis_message_queue.asyncio.gateway import RedisGateway
+from redis_message_queue.asyncio.queue import RedisMessageQueue
+from redis_message_queue.errors import (
+    CleanupFailedError,
+    ConfigurationError,
+    ConfigurationTypeError,
+    CorruptMessageError,
+    EmbeddedServerError,
+    GatewayContractError,
+    LuaScriptError,
+    PayloadTooDeepError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    PayloadValueError,
+    QueueBackpressureError,
+    QueueDrainedError,
+    RedisMessageQueueError,
+    RetryBudgetExhaustedError,
+)
+from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
+from redis_message_queue.interrupt import (
+    BaseGracefulInterruptHandler,
+    EventDrivenInterruptHandler,
+    GracefulInterruptHandler,
+)
+from redis_message_queue.messages import ReceivedMessage
+
+__all__ = [
+    "BaseGracefulInterruptHandler",
+    "CleanupFailedError",
+    "ConfigurationError",
+    "ConfigurationTypeError",
+    "CorruptMessageError",
+    "EmbeddedServerError",
+    "EventDrivenInterruptHandler",
+    "EventOperation",
+    "EventOutcome",
+    "GatewayContractError",
+    "GracefulInterruptHandler",
+    "LuaScriptError",
+    "PayloadTooDeepError",
+    "PayloadTooLargeError",
+    "PayloadTypeError",
+    "PayloadValueError",
+    "QueueBackpressureError",
+    "QueueDrainedError",
+    "QueueEvent",
+    "ReceivedMessage",
+    "RedisGateway",
+    "RedisMessageQueue",
+    "RedisMessageQueueError",
+    "RetryBudgetExhaustedError",
+]

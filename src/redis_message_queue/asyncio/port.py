@@ -1,0 +1,150 @@
+"""The asyncio port: it suspends where the blocking one waits."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import random
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import redis.asyncio
+from redis import exceptions
+
+from redis_message_queue import wire
+from redis_message_queue.protocol.port import Answer, Argument, Command, Pause
+
+T = TypeVar("T")
+
+_POOLS = (redis.asyncio.ConnectionPool, redis.asyncio.BlockingConnectionPool)
+_CONNECTIONS = (
+    redis.asyncio.Connection,
+    redis.asyncio.SSLConnection,
+    redis.asyncio.UnixDomainSocketConnection,
+)
+
+
+class AsyncioPort:
+    """A `Port` over an asyncio redis-py client and the running loop."""
+
+    def __init__(self, client: Any, *, pack_by_hand: bool | None = None) -> None:
+        self._client = client
+        plain = wire.is_plain(client, redis.asyncio.Redis, _POOLS, _CONNECTIONS)
+        self._packs_by_hand = plain if pack_by_hand is None else pack_by_hand and plain
+        self.socket_timeout: float | None = wire.connection_settings(client).get("socket_timeout")
+        self.retry_window = wire.retry_window(client)
+        self.decodes = wire.decodes(client)
+
+    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        send = self._send_packed if self._packs_by_hand else self._send_ordinarily
+        try:
+            try:
+                return await send(command, open_keys, arguments)
+            except exceptions.NoScriptError:
+                # EVAL runs it and leaves it in the cache of just the node that it was wanted on.
+                words = wire.words("EVAL", command.script.source, command, open_keys, arguments)
+                return await self._client.execute_command(*words, NEVER_DECODE=True)
+        except exceptions.ResponseError as error:
+            raise wire.translated(error, command.script.name) from error
+
+    async def _send_ordinarily(
+        self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]
+    ) -> Any:
+        words = wire.words("EVALSHA", command.script.sha, command, open_keys, arguments)
+        return await self._client.execute_command(*words, NEVER_DECODE=True)
+
+    async def _send_packed(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        """The same without redis-py's command layer, which costs its client more than the socket does."""
+        packed = wire.pack(command, open_keys, arguments)
+        pool = self._client.connection_pool
+        connection = await pool.get_connection()
+        answered = False
+        try:
+            await connection.send_packed_command((packed,))
+            reply = await connection.read_response(disable_decoding=True)
+            answered = True
+            return reply
+        except exceptions.ResponseError:
+            answered = True
+            raise
+        finally:
+            # A connection with an unread answer would give it to whoever asks next: it must not go back open.
+            if not answered:
+                await connection.disconnect(nowait=True)
+            await pool.release(connection)
+
+    async def wait(self, bell: str, seconds: float) -> bool:
+        return await self._client.blpop([bell.encode()], timeout=seconds) is not None
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+        try:
+            value = function(*arguments)
+            return Answer(await value if inspect.isawaitable(value) else value)
+        except Exception as error:
+            return Answer(error=error)
+
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> Answer[T]:
+        task = asyncio.ensure_future(work)
+        cancelled: BaseException | None = None
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
+        if task.cancelled():
+            return Answer(error=asyncio.CancelledError(), cancelled=cancelled)
+        trouble = task.exception()
+        return Answer(None if trouble else task.result(), trouble, cancelled)
+
+    def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> HeartbeatTask:
+        return HeartbeatTask(work)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def chance(self) -> float:
+        return random.random()
+
+    def fresh_id(self) -> bytes:
+        return os.urandom(16)
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def is_transient(self, error: BaseException) -> bool:
+        return wire.is_transient(error)
+
+    def is_cancellation(self, error: BaseException) -> bool:
+        return isinstance(error, asyncio.CancelledError)
+
+
+class HeartbeatTask:
+    """A task that runs a coroutine of the protocol beside a handler."""
+
+    _STOP_SECONDS = 1.0
+
+    def __init__(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> None:
+        self._stopped = asyncio.Event()
+        self._task = asyncio.create_task(work(self._pause), name="redis-message-queue-heartbeat")
+
+    async def _pause(self, seconds: float) -> bool:
+        if seconds <= 0 or self._stopped.is_set():
+            return self._stopped.is_set()
+        try:
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        self._stopped.set()
+        await asyncio.wait({self._task}, timeout=self._STOP_SECONDS)
+        self._task.cancel()
+
+    def abandon(self) -> None:
+        self._task.cancel()

@@ -1,0 +1,1 @@
+"""The rules of the queue, written once: coroutines over a port, finished by either shell."""

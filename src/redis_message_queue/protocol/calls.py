@@ -1,0 +1,131 @@
+"""Every call has a number: it can be sent as often as need be, and counts once."""
+
+from __future__ import annotations
+
+import base64
+from collections import deque
+from typing import Any
+
+from redis_message_queue.errors import RetryBudgetExhaustedError
+from redis_message_queue.keys import QueueKeys
+from redis_message_queue.options import GatewayOptions
+from redis_message_queue.protocol.port import Argument, Command, Port
+from redis_message_queue.protocol.retry import RetryPlan
+from redis_message_queue.scripts import script
+
+_DAY_MS = 86_400_000
+
+
+class Slot:
+    """One entry of the reply cache: a key in Redis and the number of its last call."""
+
+    __slots__ = ("claim", "give_back", "key", "number", "publish", "settle")
+
+    def __init__(self, key: str, keys: QueueKeys, options: GatewayOptions, keep_ms: int) -> None:
+        self.key = key
+        self.number = 0
+        lease_us = int((options.message_visibility_timeout_seconds or 0) * 1_000_000)
+        leased = int(lease_us > 0)
+        dlq_limit = options.max_dead_letter_length or 0
+        overload = "drop" if options.pending_overload_policy == "drop_oldest" else "refuse"
+        window_ms = max(1, int(options.message_deduplication_log_ttl_seconds * 1000))
+        entering = (keep_ms, options.max_pending_length or 0, overload, window_ms)
+        self.publish = Command(script("publish"), (keys.pending, keys.bell, key), entering)
+        self.claim = Command(
+            script("claim"),
+            (
+                *(keys.pending, keys.processing, keys.leases, keys.deliveries),
+                *(keys.bell, keys.watch, keys.dead_letter, key),
+            ),
+            # Without leases nothing brings a claim back but its own repetition: it is remembered for a day.
+            (keep_ms if leased else _DAY_MS, lease_us, options.max_delivery_count or 0, dlq_limit),
+        )
+        held = (keys.processing, keys.leases, keys.deliveries, key)
+        self.settle = Command(script("settle"), held, (keep_ms, leased))
+        self.give_back = Command(
+            script("give_back"),
+            (keys.pending, keys.processing, keys.leases, keys.deliveries, keys.bell, key),
+            (keep_ms, leased),
+        )
+
+    def next_number(self) -> int:
+        """The number of a new call."""
+        self.number += 1
+        return self.number
+
+
+class Calls:
+    """The callers of one queue object, and the patience that each of their calls is given."""
+
+    def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions) -> None:
+        self.port = port
+        self.keys = keys
+        self.options = options
+        self.plan = RetryPlan(
+            options.retry_budget_seconds, options.retry_initial_delay_seconds, options.retry_max_delay_seconds
+        )
+        # An answer must outlive every repetition of its call: ours, the client's own, and a minute more.
+        self._keep_ms = int((options.retry_budget_seconds + port.retry_window + 60) * 1000)
+        self._process = 0
+        self._free: deque[Slot] = deque()
+
+    def borrow(self) -> Slot:
+        """A slot that nobody else uses until it is given back."""
+        if self._process != self.port.process():
+            self._take_new_identity()
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._new_slot()
+
+    def give_back(self, slot: Slot) -> None:
+        """The slot's last call is over."""
+        self._free.append(slot)
+
+    def _take_new_identity(self) -> None:
+        # A forked child must not share numbers with its parent: it starts with no slots at all.
+        self._process = self.port.process()
+        self._identity = base64.urlsafe_b64encode(self.port.fresh_id()[:9]).decode()
+        self._free = deque()
+        self._made = 0
+
+    def _new_slot(self) -> Slot:
+        self._made += 1
+        key = self.keys.reply(f"{self._identity}{self._made}")
+        return Slot(key, self.keys, self.options, self._keep_ms)
+
+    async def call(
+        self,
+        command: Command,
+        arguments: tuple[Argument, ...],
+        *,
+        open_keys: tuple[str, ...] = (),
+        budget: float | None = None,
+    ) -> Any:
+        """Run a numbered script until its answer arrives, within the retry budget."""
+        started = self.port.now()
+        attempt = 0
+        while True:
+            try:
+                return await self.port.call(command, open_keys, arguments)
+            except Exception as error:
+                attempt += 1
+                await self.rest_before_retry(error, command.script.name, attempt, started, budget)
+
+    async def rest_before_retry(
+        self, error: Exception, operation: str, attempt: int, started: float, budget: float | None = None
+    ) -> None:
+        """Sleep until the next attempt, or raise because there is none."""
+        if not self.port.is_transient(error) or self.plan.budget_seconds == 0:
+            raise error
+        elapsed = self.port.now() - started
+        pause = self.plan.pause(attempt, elapsed, self.port.chance(), budget)
+        if pause is None:
+            raise RetryBudgetExhaustedError(
+                f"{operation} got no answer from Redis in {elapsed:.1f} s and {attempt} attempts "
+                f"(last: {type(error).__name__}); its outcome is unknown, and it is safe to call again later "
+                "where deduplication or a lease covers it",
+                queue=self.keys.prefix,
+                operation=operation,
+            ) from error
+        await self.port.sleep(pause)

@@ -1,0 +1,99 @@
+"""The only door of the protocol to the outside: Redis, clocks, chance, threads or tasks, and the user's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from redis_message_queue.scripts import Script
+
+T = TypeVar("T")
+Argument = bytes | str | int
+
+
+@dataclass(slots=True, eq=False)
+class Command:
+    """A script with everything that is the same in each call of one caller, so that a port can pack it once."""
+
+    script: Script
+    keys: tuple[str, ...]
+    settings: tuple[Argument, ...] = ()
+    # The packed halves around the keys that a call brings itself, by the number of those keys.
+    packed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """What came of asking: a value or an error, and a cancellation that had to wait for it."""
+
+    value: T | None = None
+    error: BaseException | None = None
+    cancelled: BaseException | None = None
+
+
+class Sidecar(Protocol):
+    """Something that runs beside a handler and can be told to stop."""
+
+    async def stop(self) -> None:
+        """Stop and wait a moment for the end; what is still under way then ends by itself."""
+
+    def abandon(self) -> None:
+        """Stop without waiting."""
+
+
+Pause = Callable[[float], Awaitable[bool]]
+"""Sleep beside a handler; the answer is whether to stop."""
+
+
+class Port(Protocol):
+    """What the protocol asks of a shell. A blocking port never suspends; an asyncio port may."""
+
+    socket_timeout: float | None  # how long the client listens for one answer
+    retry_window: float  # how long the client itself may go on repeating a command
+    decodes: bool  # whether its user wants text instead of bytes
+
+    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        """Run a script once."""
+
+    async def wait(self, bell: str, seconds: float) -> bool:
+        """Wait for the bell; whether it rang."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+        """Call a function of the user's, of either colour; its exception comes back as a value."""
+
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> Answer[T]:
+        """Finish the work even if the caller is cancelled meanwhile."""
+
+    def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> Sidecar: ...
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def chance(self) -> float:
+        """A number from 0 up to 1."""
+
+    def fresh_id(self) -> bytes:
+        """Sixteen bytes that nobody else has."""
+
+    def process(self) -> int:
+        """Which process this is; after a fork another one."""
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether the same call may succeed a moment later."""
+
+    def is_cancellation(self, error: BaseException) -> bool:
+        """Whether somebody cancelled the running task."""
+
+
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, because its port blocks instead."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise RuntimeError("the protocol awaited something that is not its port")

@@ -1,0 +1,87 @@
+"""How a message gets into the line: once for each call, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from redis_message_queue import envelope
+from redis_message_queue.errors import QueueBackpressureError
+from redis_message_queue.protocol.calls import Calls, Slot
+
+_FULL = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of a publish: in the line or suppressed, and who had to leave for it."""
+
+    accepted: bool
+    dropped: tuple[str, ...] = ()
+
+
+class Publisher:
+    """Publishes under the queue's overload policy."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._options = calls.options
+        self._blocks = calls.options.pending_overload_policy == "block"
+
+    async def publish(
+        self, message_id: bytes, payload: bytes, marker: str | None, stopped: Callable[[], bool]
+    ) -> Published:
+        """Put a message into the line; at the limit raise, wait or drop, as the queue says."""
+        calls = self._calls
+        slot = calls.borrow()
+        try:
+            head = envelope.head(message_id)
+            open_keys = () if marker is None else (marker,)
+            if self._blocks:
+                reply = await self._wait_for_room(slot, head, payload, open_keys, stopped)
+            else:
+                arguments = (slot.next_number(), head, payload)
+                reply = await calls.call(slot.publish, arguments, open_keys=open_keys)
+        finally:
+            # Also after an unknown outcome: a higher number on the same slot shuts out a straggler.
+            calls.give_back(slot)
+        if reply == _FULL:
+            raise self._full(message_id)
+        if isinstance(reply, bytes):
+            return Published(True, _dropped_ids(reply))
+        return Published(reply == 1)
+
+    async def _wait_for_room(
+        self, slot: Slot, head: bytes, payload: bytes, open_keys: tuple[str, ...], stopped: Callable[[], bool]
+    ) -> Any:
+        """Ask again, 10 to 100 ms apart, until there is room, time is up or somebody stops us."""
+        port = self._calls.port
+        patience = self._options.pending_overload_block_timeout_seconds
+        started, pause = port.now(), 0.01
+        while True:
+            left = patience - (port.now() - started)
+            arguments = (slot.next_number(), head, payload)
+            reply = await self._calls.call(slot.publish, arguments, open_keys=open_keys, budget=max(left, 0))
+            left = patience - (port.now() - started)
+            if reply != _FULL or left <= 0 or stopped():
+                return reply
+            await port.sleep(min(pause, left))
+            pause = min(0.1, pause * 1.5)
+
+    def _full(self, message_id: bytes) -> QueueBackpressureError:
+        limit = self._options.max_pending_length
+        waited = f" for {self._options.pending_overload_block_timeout_seconds} s" if self._blocks else ""
+        return QueueBackpressureError(
+            f"the queue is full{waited}: max_pending_length is {limit}; nothing was published, try again "
+            "when consumers have caught up",
+            queue=self._calls.keys.prefix,
+            message_id=message_id.hex(),
+            operation="publish",
+        )
+
+
+def _dropped_ids(reply: bytes) -> tuple[str, ...]:
+    ids = reply[1:]
+    width = envelope.ID_BYTES
+    return tuple(ids[at : at + width].hex() for at in range(0, len(ids), width))

@@ -1,0 +1,51 @@
+"""How a message leaves: acknowledged, kept in a list, or given back, by its holder alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis_message_queue.protocol.calls import Calls, Slot
+from redis_message_queue.protocol.claim import Claim
+from redis_message_queue.protocol.port import Argument, Command
+from redis_message_queue.scripts import script
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The list that a payload goes to, and its longest length (None: any)."""
+
+    key: str
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Whether the message was still ours to settle, and what trimming complained about."""
+
+    held: bool
+    trim_error: str | None = None
+
+
+class Settler:
+    """Settles and renews what a consumer of this queue object holds."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        lease_us = int((calls.options.message_visibility_timeout_seconds or 0) * 1_000_000)
+        self._renew = Command(script("renew"), (calls.keys.leases, calls.keys.deliveries), (lease_us,))
+
+    async def settle(self, slot: Slot, claim: Claim, keep: Keep | None) -> Settled:
+        """The message leaves the queue, into ``keep`` or for good."""
+        limit, open_keys = (0, ()) if keep is None else (keep.limit or 0, (keep.key,))
+        arguments: tuple[Argument, ...] = (limit, slot.next_number(), claim.id, claim.lease)
+        reply = await self._calls.call(slot.settle, arguments, open_keys=open_keys)
+        return Settled(reply[:1] == b"1", reply[1:].decode("utf-8", "replace") or None)
+
+    async def give_back(self, slot: Slot, claim: Claim, *, forgiven: bool) -> bool:
+        """The message returns to the head of the line; forgiven, this delivery does not count."""
+        arguments = (int(forgiven), slot.next_number(), claim.id, claim.lease)
+        return bool(await self._calls.call(slot.give_back, arguments) == b"1")
+
+    async def renew(self, claim: Claim, budget: float) -> bool:
+        """The lease begins anew, if it is still ours; the attempt ends when the lease would."""
+        return bool(await self._calls.call(self._renew, (claim.id, claim.lease), budget=budget) == b"1")

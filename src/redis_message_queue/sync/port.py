@@ -1,0 +1,138 @@
+"""The blocking port: it does what the protocol asks before it returns, so nothing ever suspends."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import redis
+from redis import exceptions
+
+from redis_message_queue import wire
+from redis_message_queue.protocol.port import Answer, Argument, Command, Pause, finish
+
+T = TypeVar("T")
+
+_POOLS = (redis.ConnectionPool, redis.BlockingConnectionPool)
+_CONNECTIONS = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
+
+
+class BlockingPort:
+    """A `Port` over a blocking redis-py client, `time` and `threading`."""
+
+    def __init__(self, client: Any, *, pack_by_hand: bool | None = None) -> None:
+        self._client = client
+        plain = wire.is_plain(client, redis.Redis, _POOLS, _CONNECTIONS)
+        self._packs_by_hand = plain if pack_by_hand is None else pack_by_hand and plain
+        self.socket_timeout: float | None = wire.connection_settings(client).get("socket_timeout")
+        self.retry_window = wire.retry_window(client)
+        self.decodes = wire.decodes(client)
+
+    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        send = self._send_packed if self._packs_by_hand else self._send_ordinarily
+        try:
+            try:
+                return send(command, open_keys, arguments)
+            except exceptions.NoScriptError:
+                # EVAL runs it and leaves it in the cache of just the node that it was wanted on.
+                words = wire.words("EVAL", command.script.source, command, open_keys, arguments)
+                return self._client.execute_command(*words, NEVER_DECODE=True)
+        except exceptions.ResponseError as error:
+            raise wire.translated(error, command.script.name) from error
+
+    def _send_ordinarily(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        words = wire.words("EVALSHA", command.script.sha, command, open_keys, arguments)
+        return self._client.execute_command(*words, NEVER_DECODE=True)
+
+    def _send_packed(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        """The same without redis-py's command layer, which costs its client more than the socket does."""
+        packed = wire.pack(command, open_keys, arguments)
+        pool = self._client.connection_pool
+        connection = pool.get_connection()
+        answered = False
+        try:
+            connection.send_packed_command((packed,))
+            reply = connection.read_response(disable_decoding=True)
+            answered = True
+            return reply
+        except exceptions.ResponseError:
+            answered = True
+            raise
+        finally:
+            # A connection with an unread answer would give it to whoever asks next: it must not go back open.
+            if not answered:
+                connection.disconnect()
+            pool.release(connection)
+
+    async def wait(self, bell: str, seconds: float) -> bool:
+        return self._client.blpop([bell.encode()], timeout=seconds) is not None
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+        try:
+            value = function(*arguments)
+        except Exception as error:
+            return Answer(error=error)
+        if inspect.isawaitable(value):
+            if inspect.iscoroutine(value):
+                value.close()
+            name = getattr(function, "__name__", repr(function))
+            return Answer(error=TypeError(f"{name} returned an awaitable, which the sync queue cannot await"))
+        return Answer(value)
+
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> Answer[T]:
+        try:
+            return Answer(await work)
+        except Exception as error:
+            return Answer(error=error)
+
+    def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> HeartbeatThread:
+        return HeartbeatThread(work)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def chance(self) -> float:
+        return random.random()
+
+    def fresh_id(self) -> bytes:
+        return os.urandom(16)
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def is_transient(self, error: BaseException) -> bool:
+        return wire.is_transient(error)
+
+    def is_cancellation(self, error: BaseException) -> bool:
+        return False
+
+
+class HeartbeatThread:
+    """A daemon thread that runs a coroutine of the protocol beside a handler."""
+
+    _STOP_SECONDS = 1.0
+
+    def __init__(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: finish(work(self._pause)), name="redis-message-queue-heartbeat", daemon=True
+        )
+        self._thread.start()
+
+    async def _pause(self, seconds: float) -> bool:
+        return self._stopped.wait(seconds)
+
+    async def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(self._STOP_SECONDS)
+
+    def abandon(self) -> None:
+        self._stopped.set()

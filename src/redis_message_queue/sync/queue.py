@@ -1,0 +1,139 @@
+"""The queue for threads and processes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from redis_message_queue import options
+from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.events import QueueEvent
+from redis_message_queue.interrupt import BaseGracefulInterruptHandler
+from redis_message_queue.keys import QueueKeys
+from redis_message_queue.messages import ReceivedMessage
+from redis_message_queue.options import UNSET, Default, OverloadPolicy
+from redis_message_queue.protocol.delivery import current_message
+from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.sync.gateway import RedisGateway
+
+
+class RedisMessageQueue:
+    """A queue of messages in Redis: publish at one end, process at the other.
+
+    Give it a redis-py ``client``, or a ``gateway`` that holds one. Every feature beyond that is optional; the
+    options are described one by one in the reference.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        client: Any = None,
+        gateway: RedisGateway | None = None,
+        deduplication: bool = False,
+        get_deduplication_key: Callable[[Any], Any] | None = None,
+        enable_completed_queue: bool = False,
+        enable_failed_queue: bool = False,
+        max_completed_length: int | None = options.DEFAULT_TRACKING_LENGTH,
+        max_failed_length: int | None = options.DEFAULT_TRACKING_LENGTH,
+        visibility_timeout_seconds: float | None = options.DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
+        heartbeat_interval_seconds: float | None = None,
+        max_processing_seconds: float | None = None,
+        on_heartbeat_failure: Callable[[], Any] | None = None,
+        max_delivery_count: int | Default | None = UNSET,
+        max_dead_letter_length: int | None = None,
+        max_pending_length: int | None = None,
+        pending_overload_policy: OverloadPolicy = "raise",
+        pending_overload_block_timeout_seconds: float = 1.0,
+        strict_payload_types: bool = False,
+        max_payload_bytes: int | None = None,
+        max_payload_depth: int | None = None,
+        interrupt: BaseGracefulInterruptHandler | None = None,
+        on_event: Callable[[QueueEvent], Any] | None = None,
+        key_separator: str = "::",
+        hash_tag: bool | None = None,
+    ) -> None:
+        for callback in ("get_deduplication_key", "on_heartbeat_failure", "on_event"):
+            options.plain_function(callback, locals()[callback])
+        given = locals()
+        asked = options.queue_options(given)
+        if (client is None) == (gateway is None):
+            raise ConfigurationError("give the queue a client or a gateway, and only one of them")
+        if gateway is None:
+            gateway = RedisGateway.of_client(client, options.client_options(given))
+        else:
+            options.refuse_beside_gateway(given)
+        self._protocol = QueueProtocol(asked, gateway.store(name, key_separator))
+
+    @property
+    def key(self) -> QueueKeys:
+        """The names of this queue's Redis keys."""
+        return self._protocol.store.keys
+
+    def publish(self, message: str | dict[str, Any]) -> bool:
+        """Put a message into the queue. False if deduplication suppressed it."""
+        return finish(self._protocol.publish(message))
+
+    def process_message(self) -> ProcessMessage:
+        """A context with the next message, or None if none came while it waited.
+
+        Leaving it normally acknowledges the message, an exception takes the failure path, and anything that
+        is not an `Exception` leaves the message to its lease.
+        """
+        return ProcessMessage(self._protocol)
+
+    def process_message_callback(self, handler: Callable[[Any], Any]) -> bool:
+        """Give the next message to ``handler``. False if there was none."""
+        options.required_function("handler", handler)
+        context = self.process_message()
+        with context as message:
+            if message is None:
+                return False
+            result = handler(message)
+            if inspect.isawaitable(result):
+                context.refuse_awaitable(result)
+        return True
+
+    def current_message(self) -> ReceivedMessage | None:
+        """The message that the handler around this call holds, with what is known about its delivery."""
+        return current_message(self._protocol)
+
+
+class ProcessMessage:
+    """One message for one ``with`` block."""
+
+    def __init__(self, protocol: QueueProtocol) -> None:
+        self._protocol = protocol
+        self._delivery = protocol.delivery()
+
+    def __enter__(self) -> Any:
+        delivery = self._delivery = self._protocol.delivery()
+        try:
+            finish(delivery.enter())
+            if delivery.message is None or delivery.attempt is None:
+                return None
+            payload = delivery.message.payload
+            # The last step before the handler: up to here Ctrl-C leaves a claim that is found again.
+            delivery.attempt.unsure = False
+            return payload
+        except BaseException:
+            delivery.abandon()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._delivery.leave(error))
+
+    def refuse_awaitable(self, result: Any) -> None:
+        """The handler was an ``async def``: nothing has run, so the message is left to its lease."""
+        self._delivery.hands_off = True
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            "handler returned an awaitable, which the sync queue cannot await; "
+            "use redis_message_queue.asyncio, or a plain function"
+        )

@@ -1,0 +1,159 @@
+"""What both shells know of redis-py: its errors, its clients' settings, and how a command is packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis import exceptions
+
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, LuaScriptError
+from redis_message_queue.protocol.port import Argument, Command
+
+_TRANSIENT_CLASSES = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+    ConnectionError,
+    TimeoutError,
+)
+_HOPELESS_CLASSES = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+# Redis 6.2 wraps the errors of a script in a plain ResponseError: there the word tells, not the class.
+_TRANSIENT_WORDS = (
+    *("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY", "UNBLOCKED", "NOREPLICAS"),
+    *("non local key", "TTL exhausted"),
+)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same command may succeed a moment later."""
+    if isinstance(error, _HOPELESS_CLASSES):
+        return False
+    if isinstance(error, _TRANSIENT_CLASSES):
+        return True
+    if isinstance(error, exceptions.RedisError):
+        return any(word in str(error) for word in _TRANSIENT_WORDS)
+    return False
+
+
+def translated(error: exceptions.ResponseError, script: str) -> Exception:
+    """A refusal by the server, as the caller should see it."""
+    said = str(error)
+    if isinstance(error, exceptions.MovedError | exceptions.ClusterCrossSlotError) or "CROSSSLOT" in said:
+        return ConfigurationError(
+            "this server is a node of a Redis Cluster and the client is a plain one; "
+            "use redis.RedisCluster (or redis.asyncio.RedisCluster)",
+            operation=script,
+        )
+    if isinstance(error, exceptions.NoPermissionError | LuaScriptError) or is_transient(error):
+        return error
+    return LuaScriptError(f"Redis refused {script}: {said}", operation=script)
+
+
+def pack(command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> bytes:
+    """An EVALSHA in the Redis protocol; what never changes was packed before."""
+    halves = command.packed.get(len(open_keys))
+    if halves is None:
+        halves = command.packed[len(open_keys)] = _pack_constants(command, len(open_keys))
+    before, after = halves
+    count = 3 + len(command.keys) + len(open_keys) + len(command.settings) + len(arguments)
+    return b"".join((b"*%d\r\n" % count, before, *map(_bulk, open_keys), after, *map(_bulk, arguments)))
+
+
+def _pack_constants(command: Command, open_keys: int) -> tuple[bytes, bytes]:
+    key_count = len(command.keys) + open_keys
+    before: tuple[Argument, ...] = ("EVALSHA", command.script.sha, key_count, *command.keys)
+    return b"".join(map(_bulk, before)), b"".join(map(_bulk, command.settings))
+
+
+def _bulk(value: Argument) -> bytes:
+    data = to_bytes(value)
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+def to_bytes(value: Argument) -> bytes:
+    """What goes over the wire. Not left to the client: its encoding must not decide what a key is called."""
+    if isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else b"%d" % value
+
+
+def words(
+    verb: str, head: str, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]
+) -> tuple[Any, ...]:
+    """The same command for a client that packs by itself: EVALSHA with a digest, or EVAL with the source."""
+    key_count = len(command.keys) + len(open_keys)
+    parts = (*command.keys, *open_keys, *command.settings, *arguments)
+    return (verb, head, key_count, *map(to_bytes, parts))
+
+
+def refuse_unusable_client(client: Any, *, asynchronous: bool) -> None:
+    """Raise for a client that this queue could not work with, before it is used."""
+    wanted = "redis.asyncio.Redis or RedisCluster" if asynchronous else "redis.Redis or RedisCluster"
+    if isinstance(client, redis.sentinel.Sentinel | redis.asyncio.sentinel.Sentinel):
+        raise ConfigurationTypeError(
+            "client is a Sentinel manager, which sends no commands itself; pass sentinel.master_for(name)"
+        )
+    async_classes = (redis.asyncio.Redis, redis.asyncio.RedisCluster)
+    sync_classes = (redis.Redis, redis.RedisCluster)
+    if isinstance(client, sync_classes if asynchronous else async_classes):
+        other = "redis_message_queue" if asynchronous else "redis_message_queue.asyncio"
+        raise ConfigurationTypeError(
+            f"client is a {type(client).__module__}.{type(client).__name__}; this queue needs a {wanted}, "
+            f"or use RedisMessageQueue from {other}"
+        )
+    if not hasattr(client, "execute_command"):
+        raise ConfigurationTypeError(f"client must be a {wanted}, not {type(client).__name__}")
+    if getattr(client, "connection", None) is not None or getattr(client, "single_connection_client", False):
+        raise ConfigurationError(
+            "client was made with single_connection_client=True and would share one socket between a "
+            "consumer and its heartbeat; pass a client with a connection pool"
+        )
+
+
+def is_cluster(client: Any) -> bool:
+    """Whether keys must share a hash tag."""
+    return isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster)
+
+
+def decodes(client: Any) -> bool:
+    """Whether the client's user asked for text."""
+    get_encoder = getattr(client, "get_encoder", None)
+    return bool(get_encoder().decode_responses) if get_encoder is not None else False
+
+
+def connection_settings(client: Any) -> dict[str, Any]:
+    """The keyword arguments that the client makes its connections with."""
+    pool = getattr(client, "connection_pool", None)
+    settings = getattr(pool, "connection_kwargs", None) or getattr(client, "connection_kwargs", None)
+    return dict(settings or {})
+
+
+def retry_window(client: Any) -> float:
+    """How many seconds the client may go on repeating one command by itself, at the most."""
+    settings = connection_settings(client)
+    retry = settings.get("retry") or getattr(client, "retry", None)
+    retries = max(0, getattr(retry, "_retries", 0))
+    pause = getattr(getattr(retry, "_backoff", None), "_cap", 1.0) or 1.0
+    timeout = settings.get("socket_timeout") or 0.0
+    # redis-py repeats for ever with a negative count, and some of its settings are no numbers: an hour is plenty.
+    return float(min(3600.0, (retries + 1) * (timeout + pause)))
+
+
+def is_plain(client: Any, kind: Any, pools: tuple[type, ...], connections: tuple[type, ...]) -> bool:
+    """Whether commands may be packed by hand: a pooled client of redis-py itself, that nobody instruments."""
+    if type(client) is not kind or getattr(client, "_single_connection_client", False):
+        return False
+    execute = kind.execute_command
+    if "execute_command" in vars(client) or hasattr(execute, "__wrapped__"):
+        return False
+    pool = client.connection_pool
+    return (
+        execute.__module__ == kind.__module__
+        and type(pool) in pools
+        and getattr(pool, "cache", None) is None
+        and pool.connection_class in connections
+    )
