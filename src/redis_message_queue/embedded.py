@@ -52,11 +52,13 @@ _OWN_SETTINGS = frozenset({"bind", "port", "dir", "logfile", "daemonize", "super
 # The shell becomes the server, so that its process id is the server's, and leaves a watcher behind that reads
 # a pipe whose other end only we hold: however we die, the read ends and the watcher kills its own group.
 # Why not PR_SET_PDEATHSIG: only Linux has it, and it fires when the *thread* that started the server ends.
-# Why the group: it outlives the server for as long as the watcher is in it, so its number cannot pass to a
-# stranger, and the children that the server forks to write files go with it.
+# Why the group: it outlives the server for as long as the watcher is in it, so its number, which is $$ too,
+# cannot pass to a stranger, and the children that the server forks to write files go with it.
+# A line through the pipe means that we are well and keep, or remove, the directory ourselves.
 _LAUNCH = """
 exec 3<&0 0</dev/null
-(read -r line <&3; kill -9 0) >/dev/null 2>&1 &
+temporary_directory=$1; shift
+(read -r line <&3 || { kill -9 $$; /bin/rm -rf -- "$temporary_directory"; }; kill -9 0) >/dev/null 2>&1 &
 exec "$@" 3<&-
 """
 
@@ -357,10 +359,11 @@ class EmbeddedRedis:
 
     def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
         """A session of its own: a Ctrl-C at the terminal reaches the program, not its server."""
+        temporary_directory = "" if self._kept_directory else str(self.directory)
         reading_end, self._lifeline = os.pipe()
         try:
             return subprocess.Popen(
-                ["/bin/sh", "-c", _LAUNCH, "sh", self.binary, "server.conf"],
+                ["/bin/sh", "-c", _LAUNCH, "sh", temporary_directory, self.binary, "server.conf"],
                 stdin=reading_end,
                 stdout=log,
                 stderr=log,
@@ -393,22 +396,26 @@ class EmbeddedRedis:
         )
 
     def _end(self, patience: float) -> None:
-        """Ask for so many seconds, then kill; letting go of the lifeline ends what is left of the group."""
+        """Ask for so many seconds, then kill; the watcher ends what is left of the group."""
         if self._process is not None:
             _ask_to_leave(self._process, patience)
             self._process.kill()
             self._process.wait()
         if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._lifeline, b"\n")
+            self._drop_lifeline()
 
     def _disown(self) -> None:
         """In a forked child: the parent's server is not this process's to end, nor to keep alive."""
+        self._drop_lifeline()
+        if self._process is not None:
+            self._process.returncode = 0
+
+    def _drop_lifeline(self) -> None:
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
-        if self._process is not None:
-            self._process.returncode = 0
 
 
 def _checked(config: Mapping[str, str | int]) -> dict[str, str | int]:

@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis_message_queue.errors import (
-    CorruptMessageError,
     PayloadTooDeepError,
     PayloadTooLargeError,
     PayloadTypeError,
     PayloadValueError,
 )
 
-MARK = 0xD0  # the upper half of the flags: UTF-8 text cannot begin with it and go on like an envelope
 HAS_TENANT = 0x01
+HAS_ENTRY = 0x02  # set by the scripts once a message has numbers of its own in the deliveries hash
 ID_BYTES = 16
 TIME_AT = 1 + ID_BYTES
 HEADER_BYTES = TIME_AT + 8
@@ -35,31 +34,35 @@ _encode_canonically = json.JSONEncoder(
 ).encode
 
 
-@dataclass(frozen=True, slots=True)
 class Envelope:
-    """A stored message, opened."""
+    """A stored message, opened as far as it is looked into: most handlers want the payload alone."""
 
-    id: bytes
-    published_at: float
-    tenant: str | None
-    payload: bytes
+    __slots__ = ("id", "payload", "stored")
+
+    def __init__(self, stored: bytes) -> None:
+        start = HEADER_BYTES
+        if stored[0] & HAS_TENANT:
+            start += 1 + stored[HEADER_BYTES]
+        self.stored = stored
+        self.id = stored[1:TIME_AT]
+        self.payload = stored[start:]
+
+    @property
+    def published_at(self) -> float:
+        """Seconds of the server's clock."""
+        return int.from_bytes(self.stored[TIME_AT:HEADER_BYTES], "big") / 1_000_000
+
+    @property
+    def tenant(self) -> str | None:
+        if not self.stored[0] & HAS_TENANT:
+            return None
+        length = self.stored[HEADER_BYTES]
+        return self.stored[HEADER_BYTES + 1 : HEADER_BYTES + 1 + length].decode()
 
 
 def head(message_id: bytes) -> bytes:
     """What stands before the time stamp."""
     return b"\xd0" + message_id
-
-
-def unpack(stored: bytes) -> Envelope:
-    """Open a stored message, or say that it is not one."""
-    if len(stored) < HEADER_BYTES or stored[0] & 0xF0 != MARK:
-        raise CorruptMessageError(f"a stored value of {len(stored)} bytes is not a message of this library")
-    start, tenant = HEADER_BYTES, None
-    if stored[0] & HAS_TENANT:
-        start += 1 + stored[HEADER_BYTES]
-        tenant = stored[HEADER_BYTES + 1 : start].decode()
-    published_at = int.from_bytes(stored[TIME_AT:HEADER_BYTES], "big") / 1_000_000
-    return Envelope(stored[1:TIME_AT], published_at, tenant, stored[start:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import redis.asyncio
 from redis import exceptions
 
 from redis_message_queue import wire
+from redis_message_queue.identity import fresh_id
 from redis_message_queue.protocol.port import Answer, Argument, Command, Pause
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class AsyncioPort:
         return random.random()
 
     def fresh_id(self) -> bytes:
-        return os.urandom(16)
+        return fresh_id()
 
     def process(self) -> int:
         return os.getpid()

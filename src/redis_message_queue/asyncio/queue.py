@@ -15,7 +15,7 @@ from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.options import UNSET, Default, OverloadPolicy
-from redis_message_queue.protocol.delivery import current_message
+from redis_message_queue.protocol.delivery import Delivery, current_message
 from redis_message_queue.protocol.queue import QueueProtocol
 
 
@@ -103,15 +103,15 @@ class ProcessMessage:
 
     def __init__(self, protocol: QueueProtocol) -> None:
         self._protocol = protocol
-        self._delivery = protocol.delivery()
+        self._delivery: Delivery
 
     async def __aenter__(self) -> Any:
         delivery = self._delivery = self._protocol.delivery()
         try:
             await delivery.enter()
-            if delivery.message is None or delivery.attempt is None:
+            if delivery.attempt is None:
                 return None
-            payload = delivery.message.payload
+            payload = delivery.payload
             # The last step before the handler: up to here a cancellation leaves a claim that is found again.
             delivery.attempt.unsure = False
             return payload

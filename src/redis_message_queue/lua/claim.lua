@@ -6,34 +6,60 @@
 -- ARGV  keep_ms: how long the answer is kept | lease_us: length of a lease, 0 for none
 --       most: how often a message may be delivered, 0 for any number | dlq_limit: length of dlq, 0 for any
 --       call: the caller's number for this call | count: how many to take, 0 to ask only what this call took before
---       slice_us: how long the caller will sleep if there is nothing | watching: 1 if the caller was on watch
--- Returns {again, wait_us, dead, notes, stored, ticket, stored, ticket, ...}
+--       slice_us: how long the caller will sleep if there is nothing
+--       woken: 0 if the caller comes fresh, 1 if it has waited, 2 if it was on watch
+-- Returns the stored message alone, if it came from the line and was never delivered before; otherwise
+--       {again, wait_us, dead, notes, stored, ticket, stored, ticket, ...}
 --       again: 1 if there was more to tidy up than one script may do, and it should be called at once
 --       wait_us: when the next lease ends, if it is for the caller to be awake then, else -1
 --       dead: id and count, id and count, ... of what went to the dead letters on the way
 --       notes: what went wrong with trimming, or ''
 --       ticket: 'lease:count:origin', where origin is 'line' or 'lease'
+local pending, processing, leases, deliveries, bell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local reply = KEYS[8]
+local keep_ms, lease_us, call, count, woken = ARGV[1], tonumber(ARGV[2]), ARGV[5], tonumber(ARGV[6]), ARGV[8]
+local leased = lease_us > 0
 --@include reply
---@include clock
+local now = 0
+if leased then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+-- The usual case in a straight line, at half the price of what follows: a consumer comes for one message, no lease
+-- has run out, and the head of the line was never delivered before. (0xD0, 0xD1: a message without an entry.)
+if count == 1 and woken < '2' and not answer then
+  local due = leased and redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
+  local stored = not due and redis.call('LINDEX', pending, -1)
+  local flags = stored and #stored >= 25 and string.byte(stored, 1)
+  if flags == 0xD0 or flags == 0xD1 then
+    local id = string.sub(stored, 2, 17)
+    local tokens = woken == '1' and redis.call('LLEN', bell)
+    redis.call('HSET', processing, id, stored)
+    if leased then redis.call('ZADD', leases, now + lease_us, id) end
+    redis.call('RPOP', pending)
+    if woken == '1' and redis.call('LLEN', pending) > 0 and tokens == 0 then redis.call('LPUSH', bell, '1') end
+    redis.call('PSETEX', reply, keep_ms, call .. 'u' .. id)
+    return stored
+  end
+end
+
 --@include envelope
 --@include ledger
-local pending, processing, leases, deliveries = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local bell, watch, dlq, reply = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local keep_ms, lease_us, most, dlq_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local call, count, slice_us, watching = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
-local leased = lease_us > 0
+local watch, dlq = KEYS[6], KEYS[7]
+local most, dlq_limit, slice_us = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[7])
 local STEPS = 1000 -- of housekeeping in one script: 200,000 dead letters at once blocked a server for 1.2 s
 
-local now = now_us()
-
 -- The same call again: what it took and still holds is leased anew and read; the rest is left out.
-local function replay(answer)
-  local before = cmsgpack.unpack(answer)
+if answer then
+  local usual = string.sub(answer, 1, 1) == 'u'
+  local before = usual and {again = 0, taken = {string.sub(answer, 2), 1, 1, 'line'}, dead = {}}
+    or cmsgpack.unpack(answer)
   local result = {before.again, -1, before.dead, ''}
   for place = 1, #before.taken, 4 do
     local id, lease, times, origin = unpack(before.taken, place, place + 3)
     local stored = redis.call('HGET', processing, id)
-    if stored and read_entry(redis.call('HGET', deliveries, id), 1) == lease then
+    if stored and read_entry(deliveries, id, stored, 1) == lease then
       if leased then redis.call('ZADD', leases, now + lease_us + place, id) end
       result[#result + 1] = stored
       result[#result + 1] = string.format('%d:%d:%s', lease, times, origin)
@@ -42,28 +68,24 @@ local function replay(answer)
   return result
 end
 
-local answer = remembered(reply, call)
-if answer then return replay(answer) end
-
 -- First only look. `taken` and `dead` are decided here; nothing is written before all of it has been read.
-local taken, dead, vanished = {}, {}, {}
+local taken, dead, gone = {}, {}, {}
 local steps, from_line = 0, 0
 local silent = redis.call('LLEN', bell) == 0
 
-local function weigh(id, stored, entry, usual, origin)
-  local lease, times = read_entry(entry, usual)
+local function weigh(id, stored, usual, origin)
+  local lease, times = read_entry(deliveries, id, stored, usual)
   if most > 0 and times >= most then
     dead[#dead + 1] = {id = id, payload = payload_of(stored), times = times}
+    gone[#gone + 1] = id
   else
-    local known = entry or origin == 'lease'
-    taken[#taken + 1] =
-      {id = id, stored = stored, lease = lease + 1, times = times + 1, known = known, origin = origin}
+    taken[#taken + 1] = {id = id, stored = stored, lease = lease + 1, times = times + 1, origin = origin}
   end
 end
 
 -- As many as are wanted first; a hundred at a time once poison lies in the way.
-local function next_chunk(looks)
-  return math.min(looks == 0 and count - #taken or 100, STEPS - steps)
+local function next_chunk(seen)
+  return math.min(seen == 0 and count - #taken or 100, STEPS - steps)
 end
 
 -- Returns whether more may be due.
@@ -73,15 +95,10 @@ local function look_at_leases()
     local ids = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', seen, next_chunk(seen))
     if #ids == 0 then return false end
     local bodies = redis.call('HMGET', processing, unpack(ids))
-    local entries = redis.call('HMGET', deliveries, unpack(ids))
     for place, id in ipairs(ids) do
       if #taken == count then return true end
       seen, steps = seen + 1, steps + 1
-      if bodies[place] then
-        weigh(id, bodies[place], entries[place], 1, 'lease')
-      else
-        vanished[#vanished + 1] = id
-      end
+      if bodies[place] then weigh(id, bodies[place], 1, 'lease') else gone[#gone + 1] = id end
     end
   end
   return true
@@ -96,8 +113,7 @@ local function look_at_line()
       local stored = line[place]
       from_line, steps = from_line + 1, steps + 1
       if is_message(stored) then
-        local id = id_of(stored)
-        weigh(id, stored, redis.call('HGET', deliveries, id), 0, 'line')
+        weigh(id_of(stored), stored, 0, 'line')
       else
         -- Foreign bytes cannot be delivered and must not be lost: they become a dead letter as they are.
         dead[#dead + 1] = {id = '', payload = stored, times = 0}
@@ -116,15 +132,17 @@ if count > 0 then
   look_at_line()
 end
 if #dead > 0 then redis.call('LLEN', dlq) end
+if #taken > 0 or #gone > 0 then redis.call('HLEN', deliveries) end
 
 -- Now write: what must last before what is taken away, many at a time.
 local bodies, deadlines, entries = {}, {}, {}
 for place, one in ipairs(taken) do
-  if one.origin == 'line' then
+  local known = one.lease > 1
+  if one.origin == 'line' or (known and not has_entry(one.stored)) then
     bodies[#bodies + 1] = one.id
-    bodies[#bodies + 1] = one.stored
+    bodies[#bodies + 1] = known and with_entry(one.stored) or one.stored
   end
-  if one.known then
+  if known then
     entries[#entries + 1] = one.id
     entries[#entries + 1] = write_entry(one.lease, one.times)
   end
@@ -138,30 +156,27 @@ if leased and #deadlines > 0 then redis.call('ZADD', leases, unpack(deadlines)) 
 
 local notes = ''
 if #dead > 0 then
-  local letters, ids = {}, vanished
-  for place, one in ipairs(dead) do
-    letters[place] = one.payload
-    if one.id ~= '' then ids[#ids + 1] = one.id end
-  end
+  local letters = {}
+  for place, one in ipairs(dead) do letters[place] = one.payload end
   redis.call('LPUSH', dlq, unpack(letters))
 end
 if from_line > 0 then redis.call('RPOP', pending, from_line) end
-if #vanished > 0 then
-  redis.call('HDEL', processing, unpack(vanished))
-  redis.call('HDEL', deliveries, unpack(vanished))
-  if leased then redis.call('ZREM', leases, unpack(vanished)) end
+if #gone > 0 then
+  redis.call('HDEL', processing, unpack(gone))
+  redis.call('HDEL', deliveries, unpack(gone))
+  if leased then redis.call('ZREM', leases, unpack(gone)) end
 end
 if #dead > 0 and dlq_limit > 0 then
   local trimmed = redis.pcall('LTRIM', dlq, 0, dlq_limit - 1)
   if trimmed.err then notes = trimmed.err end
 end
 
--- The baton: whoever leaves work behind rings, and a watcher that leaves rings for its successor.
+-- The baton: whoever took the token, or would have, and leaves work behind rings; so does a watcher that leaves.
 local again = #taken == 0 and steps >= STEPS and 1 or 0
-if #vanished > 0 and leased then due = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES') end
+if #gone > 0 and leased then due = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES') end
 local next_us = due[2] and tonumber(due[2]) - now
 local left_behind = #taken > 0 and (more_due or redis.call('LLEN', pending) > 0)
-if watching then
+if woken == '2' then
   redis.call('UNLINK', watch)
   left_behind = left_behind or (next_us and next_us < 1000000 and (#taken > 0 or slice_us == 0))
 end
@@ -186,6 +201,6 @@ for _, one in ipairs(dead) do
 end
 -- An empty answer is remembered too, so that a straggler cannot claim for a caller who has gone on;
 -- a server that is out of memory refuses this write, and nothing is lost by it.
-local kept = cmsgpack.pack({again = again, taken = tickets, dead = mourned})
-if #taken > 0 then remember(reply, call, kept, keep_ms) else redis.pcall('SET', reply, call .. ':' .. kept, 'PX', keep_ms) end
+local kept = call .. cmsgpack.pack({again = again, taken = tickets, dead = mourned})
+if #taken > 0 then redis.call('PSETEX', reply, keep_ms, kept) else redis.pcall('PSETEX', reply, keep_ms, kept) end
 return result

@@ -5,39 +5,42 @@
 --       forgiven: 1 if this delivery does not count against the limit
 --       call: the caller's number for this call | then id, lease number, id, lease number, ... the oldest first
 -- Returns '1' or '0' for each message: given back, or stale and untouched.
---@include reply
---@include ledger
 local pending, processing, leases, deliveries, bell, reply = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local keep_ms, leased, forgiven, call = ARGV[1], ARGV[2] == '1', ARGV[3] == '1', tonumber(ARGV[4])
-
-local answer = remembered(reply, call)
+local keep_ms, leased, forgiven, call = ARGV[1], ARGV[2] == '1', ARGV[3] == '1', ARGV[4]
+--@include reply
 if answer then return answer end
+--@include envelope
+--@include ledger
 
 local silent = redis.call('LLEN', bell) == 0
 redis.call('LLEN', pending)
+redis.call('HLEN', deliveries)
 local marks, held, bodies, entries = {}, {}, {}, {}
 for place = 5, #ARGV, 2 do
   local id = ARGV[place]
-  local lease, times = read_entry(redis.call('HGET', deliveries, id), 1)
-  local stored = lease == tonumber(ARGV[place + 1]) and redis.call('HGET', processing, id)
-  marks[#marks + 1] = stored and '1' or '0'
-  if stored then
+  local stored = redis.call('HGET', processing, id)
+  local lease, times
+  if stored then lease, times = read_entry(deliveries, id, stored, 1) end
+  if stored and lease == tonumber(ARGV[place + 1]) then
     held[#held + 1] = id
-    table.insert(bodies, 1, stored)
+    marks[#marks + 1] = '1'
+    table.insert(bodies, 1, with_entry(stored))
     entries[#entries + 1] = id
     -- The lease number stays, so that the next holder gets a higher one and this one is fenced off.
     entries[#entries + 1] = write_entry(lease, forgiven and times - 1 or times)
+  else
+    marks[#marks + 1] = '0'
   end
 end
 answer = table.concat(marks)
 
 if #held > 0 then
   -- The first write is one that a server without memory accepts.
-  if leased then redis.call('ZREM', leases, unpack(held)) else redis.call('HDEL', deliveries, '') end
+  if leased then redis.call('ZREM', leases, unpack(held)) else redis.call('HDEL', processing, '') end
   redis.call('HSET', deliveries, unpack(entries))
   redis.call('RPUSH', pending, unpack(bodies))
   redis.call('HDEL', processing, unpack(held))
   if silent then redis.call('LPUSH', bell, '1') end
-  remember(reply, call, answer, keep_ms)
+  redis.call('PSETEX', reply, keep_ms, call .. answer)
 end
 return answer

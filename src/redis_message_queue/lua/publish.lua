@@ -1,44 +1,47 @@
 -- publish.lua: a message enters the line, once for each call.
 -- KEYS  pending: the line | bell: a token if there is work | reply: the caller's last answer
 --       marker: remembers the deduplication key (left out without one)
--- ARGV  keep_ms: how long the answer is kept | limit: how many may wait, 0 for any number
---       overload: what to do at the limit, 'refuse' or 'drop' | window_ms: how long the marker suppresses
---       call: the caller's number for this call | head: flags and id | body: what follows the time stamp
+-- ARGV  keep_ms: how long the answer is kept | call: the caller's number for this call
+--       head: flags and id | body: what follows the time stamp
+--       window_ms: how long the marker suppresses | limit: how many may wait (left out where there is no limit)
+--       overload: what to do at the limit, 'refuse' or 'drop'
 -- Returns 1 published, 0 suppressed as a duplicate, -1 refused because the line is full,
 --         or 'd' and the ids of the messages that were dropped to make room.
---@include reply
---@include clock
---@include envelope
 local pending, bell, reply, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local keep_ms, limit, overload, window_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local call, head, body = tonumber(ARGV[5]), ARGV[6], ARGV[7]
-
-local answer = remembered(reply, call)
+local keep_ms, call, head, limit = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6])
+--@include reply
 if answer then return tonumber(answer) or answer end
 
--- Every key is read before the first write: one of a wrong type, or one that has moved, fails here.
-local silent = redis.call('LLEN', bell) == 0
-local waiting = redis.call('LLEN', pending)
-local duplicate = marker and redis.call('GET', marker)
-
-local over = limit > 0 and waiting + 1 - limit or 0
-if duplicate then
-  answer = '0'
-elseif over > 0 and overload == 'refuse' then
-  answer = '-1'
+-- What can refuse is asked before the first write: a key of a wrong type, or one that has moved, fails here.
+local over = limit and redis.call('LLEN', pending) + 1 - limit or 0
+answer = 1
+if marker and redis.call('GET', marker) then
+  answer = 0
+elseif over > 0 and ARGV[7] == 'refuse' then
+  answer = -1
 else
-  redis.call('LPUSH', pending, head .. struct.pack('>I8', now_us()) .. body)
-  if marker then redis.call('SET', marker, string.sub(head, 2), 'PX', window_ms) end
-  answer = '1'
+  local time = redis.call('TIME')
+  local stored = head .. struct.pack('>I8', time[1] * 1000000 + time[2]) .. ARGV[4]
+  -- A line that was not empty has its token already, or somebody holds it and will pass it on.
+  if redis.call('LPUSH', pending, stored) == 1 then
+    local tokens = redis.pcall('LLEN', bell)
+    if tokens == 0 then
+      redis.call('LPUSH', bell, '1')
+    elseif tokens ~= 1 then
+      redis.call('LPOP', pending)
+      return tokens
+    end
+  end
+  -- Six bytes of the id tell whose marker it is; as a number they fit into the key's own object (101 bytes, not 118).
+  if marker then redis.call('PSETEX', marker, ARGV[5], (struct.unpack('>I6', head, 2))) end
   if over > 0 then
     answer = 'd'
     -- A lowered limit may leave many: at most 1,000 go at once, so that no publish blocks the server.
     for _, dropped in ipairs(redis.call('RPOP', pending, math.min(over, 1000))) do
-      if is_message(dropped) then answer = answer .. id_of(dropped) end
+      if #dropped >= 17 then answer = answer .. string.sub(dropped, 2, 17) end
     end
   end
-  if silent then redis.call('LPUSH', bell, '1') end
 end
 
-remember(reply, call, answer, keep_ms)
-return tonumber(answer) or answer
+redis.call('PSETEX', reply, keep_ms, call .. answer)
+return answer

@@ -3,22 +3,22 @@
 -- ARGV  lease_us: length of a lease | then id, lease number, id, lease number, ...
 -- Returns '1' or '0' for each message: renewed, or lost.
 -- It needs no reply cache: sent twice it does the same, and the lease number keeps out whoever has lost it.
---@include clock
---@include ledger
 local leases, deliveries = KEYS[1], KEYS[2]
-local lease_us = tonumber(ARGV[1])
+local time = redis.call('TIME')
+local deadline = time[1] * 1000000 + time[2] + tonumber(ARGV[1])
 
 local marks, held, deadlines = {}, {}, {}
-local deadline = now_us() + lease_us
 for place = 2, #ARGV, 2 do
   local id = ARGV[place]
-  local lease = read_entry(redis.call('HGET', deliveries, id), 1)
-  local mine = lease == tonumber(ARGV[place + 1]) and redis.call('ZSCORE', leases, id)
-  marks[#marks + 1] = mine and '1' or '0'
-  if mine then
+  local entry = redis.call('HGET', deliveries, id)
+  local lease = entry and string.match(entry, '^%d+') or '1'
+  if lease == ARGV[place + 1] and redis.call('ZSCORE', leases, id) then
     held[#held + 1] = id
+    marks[#marks + 1] = '1'
     deadlines[#deadlines + 1] = deadline + #held
     deadlines[#deadlines + 1] = id
+  else
+    marks[#marks + 1] = '0'
   end
 end
 

@@ -4,41 +4,54 @@
 -- ARGV  keep_ms: how long the answer is kept | leased: 1 if the queue has leases | limit: length of kept, 0 for any
 --       call: the caller's number for this call | then id, lease number, id, lease number, ...
 -- Returns '1' or '0' for each message: settled, or stale and untouched; then what went wrong with trimming.
+local processing, leases, deliveries, reply, kept = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local keep_ms, leased, call = ARGV[1], ARGV[2] == '1', ARGV[4]
 --@include reply
+if answer then return answer end
+
+-- The usual case in a straight line: one message, delivered once, that leaves for good.
+-- (0xD0, 0xD1: a message without an entry.) The first write is one that a server without memory accepts.
+if not kept and ARGV[6] == '1' and #ARGV == 6 then
+  local stored = redis.call('HGET', processing, ARGV[5])
+  local flags = stored and string.byte(stored, 1)
+  if flags == 0xD0 or flags == 0xD1 then
+    if leased then redis.call('ZREM', leases, ARGV[5]) end
+    redis.call('HDEL', processing, ARGV[5])
+    redis.call('PSETEX', reply, keep_ms, call .. '1')
+    return '1'
+  end
+end
+
 --@include envelope
 --@include ledger
-local processing, leases, deliveries, reply, kept = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local keep_ms, leased, limit, call = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3]), tonumber(ARGV[4])
-
-local answer = remembered(reply, call)
-if answer then return answer end
 
 if kept then redis.call('LLEN', kept) end
 local marks, held, known, payloads = {}, {}, {}, {}
 for place = 5, #ARGV, 2 do
   local id = ARGV[place]
-  local entry = redis.call('HGET', deliveries, id)
-  local mine = read_entry(entry, 1) == tonumber(ARGV[place + 1])
-  local stored = mine and redis.call('HGET', processing, id)
-  marks[#marks + 1] = stored and '1' or '0'
-  if stored then
+  local stored = redis.call('HGET', processing, id)
+  if stored and read_entry(deliveries, id, stored, 1) == tonumber(ARGV[place + 1]) then
     held[#held + 1] = id
-    if entry then known[#known + 1] = id end
+    marks[#marks + 1] = '1'
+    if has_entry(stored) then known[#known + 1] = id end
     if kept then payloads[#payloads + 1] = payload_of(stored) end
+  else
+    marks[#marks + 1] = '0'
   end
 end
 answer = table.concat(marks)
 
 if #held > 0 then
   -- The first write is one that a server without memory accepts: a full queue can always be emptied.
-  if leased then redis.call('ZREM', leases, unpack(held)) else redis.call('HDEL', deliveries, '') end
+  if leased then redis.call('ZREM', leases, unpack(held)) else redis.call('HDEL', processing, '') end
   if kept then redis.call('LPUSH', kept, unpack(payloads)) end
   redis.call('HDEL', processing, unpack(held))
   if #known > 0 then redis.call('HDEL', deliveries, unpack(known)) end
-  if kept and limit > 0 then
+  local limit = kept and tonumber(ARGV[3]) or 0
+  if limit > 0 then
     local trimmed = redis.pcall('LTRIM', kept, 0, limit - 1)
     if trimmed.err then answer = answer .. trimmed.err end
   end
-  remember(reply, call, answer, keep_ms)
+  redis.call('PSETEX', reply, keep_ms, call .. answer)
 end
 return answer

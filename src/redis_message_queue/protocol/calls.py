@@ -27,10 +27,7 @@ class Slot:
         lease_us = int((options.message_visibility_timeout_seconds or 0) * 1_000_000)
         leased = int(lease_us > 0)
         dlq_limit = options.max_dead_letter_length or 0
-        overload = "drop" if options.pending_overload_policy == "drop_oldest" else "refuse"
-        window_ms = max(1, int(options.message_deduplication_log_ttl_seconds * 1000))
-        entering = (keep_ms, options.max_pending_length or 0, overload, window_ms)
-        self.publish = Command(script("publish"), (keys.pending, keys.bell, key), entering)
+        self.publish = Command(script("publish"), (keys.pending, keys.bell, key), (keep_ms,))
         self.claim = Command(
             script("claim"),
             (
@@ -48,10 +45,14 @@ class Slot:
             (keep_ms, leased),
         )
 
-    def next_number(self) -> int:
-        """The number of a new call."""
+    def next_call(self) -> bytes:
+        """The number of a new call, as text that compares like a number."""
         self.number += 1
-        return self.number
+        return b"%012d" % self.number
+
+    def same_call(self) -> bytes:
+        """The number of the last call, to ask for its answer."""
+        return b"%012d" % self.number
 
 
 class Calls:

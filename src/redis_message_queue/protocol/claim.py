@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from redis_message_queue import envelope
+from redis_message_queue.envelope import Envelope
 from redis_message_queue.protocol.calls import Calls, Slot
 from redis_message_queue.protocol.port import Command
 from redis_message_queue.scripts import script
@@ -15,31 +15,35 @@ from redis_message_queue.scripts import script
 # An idle consumer sends a claim and a BLPOP in each slice: two commands a second. A lost token costs one slice.
 _SLICE_SECONDS = 1.0
 
+# What the script should know of where a claim comes from.
+_FRESH, _WOKEN, _ON_WATCH = 0, 1, 2
+
 Told = Callable[[Exception, int], Awaitable[None]]
 """Hears of each failed try of a claim."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Claim:
     """A message that this consumer holds, under a lease where the queue has them."""
 
-    id: bytes
-    lease: int
-    delivery_count: int
-    published_at: float
-    tenant: str | None
-    payload: bytes
+    envelope: Envelope
     claimed_at: float  # monotonic, from before the request was sent
-    reclaimed: bool
+    lease: int = 1
+    delivery_count: int = 1
+    reclaimed: bool = False
+
+    @property
+    def id(self) -> bytes:
+        return self.envelope.id
 
     @property
     def message_id(self) -> str:
-        return self.id.hex()
+        return self.envelope.id.hex()
 
     @property
     def lease_token(self) -> str:
         """What names this lease to the outside."""
-        return f"{self.id.hex()}:{self.lease}"
+        return f"{self.message_id}:{self.lease}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +54,25 @@ class DeadLetter:
     delivery_count: int
 
 
-@dataclass(slots=True)
-class Attempt:
-    """One consumer's way to a message. Unsure from before a claim is sent until its answer has been seen."""
-
-    slot: Slot
-    unsure: bool = False
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Found:
     """What a claim brought."""
 
-    claims: list[Claim]
-    dead: list[DeadLetter]
+    claim: Claim | None = None
+    dead: list[DeadLetter] = field(default_factory=list)
     trim_error: str | None = None
     again: bool = False
     wake_after: float | None = None
     recovered: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One consumer's way to a message. Unsure from before a claim is sent until a handler has its message."""
+
+    slot: Slot
+    unsure: bool = False
+    abandoned: bool = False
 
 
 class Claimer:
@@ -76,6 +81,7 @@ class Claimer:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._unsure: deque[Attempt] = deque()
+        self._handed_over: deque[Attempt] = deque()
         self._ring = Command(script("ring"), (calls.keys.bell,))
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
@@ -87,15 +93,46 @@ class Claimer:
         return len(self._unsure)
 
     def attempt(self) -> Attempt:
-        """Begin: the slot is the caller's until `release`."""
-        return Attempt(self._calls.borrow())
+        """Begin; the slot is this attempt's until it is handed over, released or abandoned."""
+        return Attempt(self.borrow_slot())
+
+    def hand_over(self, attempt: Attempt) -> None:
+        """The handler is about to have the message: the slot is free as soon as `unsure` is False.
+
+        Clearing that flag is the shell's very last step. A plain store cannot be interrupted half-way, so either
+        the handler has the message or the attempt is still unsure and can be asked again.
+        """
+        self._handed_over.append(attempt)
 
     def release(self, attempt: Attempt) -> None:
-        """The attempt is over; if it is in doubt, the next claim or a drain will ask what came of it."""
+        """The attempt is over, and nothing about it is in doubt."""
+        self._calls.give_back(attempt.slot)
+
+    def abandon(self, attempt: Attempt) -> None:
+        """The caller left in the middle: if the attempt is unsure, the next claim or a drain will ask about it."""
+        attempt.abandoned = True
         if attempt.unsure:
-            self._unsure.append(attempt)
+            self._unsure.append(Attempt(attempt.slot, unsure=True))
         else:
             self._calls.give_back(attempt.slot)
+
+    def borrow_slot(self) -> Slot:
+        """A free slot, one that a handler has just taken its message from if there is one."""
+        while self._handed_over:
+            try:
+                attempt = self._handed_over.popleft()
+            except IndexError:  # another thread was quicker
+                break
+            if attempt.unsure and not attempt.abandoned:
+                self._handed_over.append(attempt)
+                break
+            if not attempt.abandoned:
+                self._calls.give_back(attempt.slot)
+        return self._calls.borrow()
+
+    def return_slot(self, slot: Slot) -> None:
+        """The slot's last call is over."""
+        self._calls.give_back(slot)
 
     async def recover(self) -> tuple[Attempt, Found] | None:
         """Ask one unsure claim what it took; None when there is none left to ask."""
@@ -105,38 +142,44 @@ class Claimer:
             return None
         try:
             # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
-            reply = await self._calls.call(attempt.slot.claim, (attempt.slot.number, 0, 0, 0))
+            sent_at = self._calls.port.now()
+            reply = await self._calls.call(attempt.slot.claim, (attempt.slot.same_call(), 0, 0, _FRESH))
         except BaseException:
             self._unsure.append(attempt)
             raise
-        found = _read(reply, self._calls.port.now())
+        found = _read(reply, sent_at)
         found.recovered = True
+        attempt.unsure = found.claim is not None
         return attempt, found
 
     async def claim(self, attempt: Attempt, wait_seconds: float, stopped: Callable[[], bool], told: Told) -> Found:
         """Take one message, waiting for it if need be; an empty answer means that there was none to be had."""
         port, slot = self._calls.port, attempt.slot
         deadline = port.now() + wait_seconds
-        watching = False
-        everything = Found([], [])
+        woken = _FRESH
+        dead: list[DeadLetter] = []
+        trim_error: str | None = None
         while not stopped():
-            left = max(0.0, deadline - port.now())
+            left = deadline - port.now()
+            slice_us = int(max(0.0, min(left, self._slice)) * 1_000_000)
             attempt.unsure = True
-            arguments = (slot.next_number(), 1, int(min(left, self._slice) * 1_000_000), int(watching))
-            found = await self._send(slot, arguments, deadline if wait_seconds else None, stopped, told)
-            attempt.unsure = bool(found.claims)
-            everything.claims = found.claims
-            everything.dead += found.dead
-            everything.trim_error = found.trim_error or everything.trim_error
-            if found.claims or (left == 0 and not found.again):
-                break
+            found = await self._send(
+                slot, (slot.next_call(), 1, slice_us, woken), deadline if wait_seconds else None, stopped, told
+            )
+            dead += found.dead
+            trim_error = found.trim_error or trim_error
+            if found.claim is not None:
+                return Found(found.claim, dead, trim_error) if dead else found
+            attempt.unsure = False
             if found.again:
                 continue
-            watching = found.wake_after is not None
+            if left <= 0:
+                break
+            woken = _WOKEN if found.wake_after is None else _ON_WATCH
             pause = min(left, self._slice if found.wake_after is None else found.wake_after)
             if await self._sleep_by_the_bell(pause) and stopped():
                 await self.ring()
-        return everything
+        return Found(None, dead, trim_error)
 
     async def ring(self) -> None:
         """Pass a token on that was taken and will not be used."""
@@ -145,7 +188,7 @@ class Claimer:
     async def _send(
         self,
         slot: Slot,
-        arguments: tuple[int, int, int, int],
+        arguments: tuple[bytes, int, int, int],
         deadline: float | None,
         stopped: Callable[[], bool],
         told: Told,
@@ -154,7 +197,7 @@ class Claimer:
         port = self._calls.port
         started, tries = port.now(), 0
         while True:
-            sent_at = port.now()
+            sent_at = port.now() if tries else started
             try:
                 return _read(await port.call(slot.claim, (), arguments), sent_at)
             except Exception as error:
@@ -163,8 +206,8 @@ class Claimer:
                     await told(error, tries)
                 await self._calls.rest_before_retry(error, "claim", tries, started)
             if stopped() or (deadline is not None and port.now() >= deadline):
-                number, _, _, watching = arguments
-                arguments = (number, 0, 0, watching)
+                call, _, _, woken = arguments
+                arguments = (call, 0, 0, woken)
 
     async def _sleep_by_the_bell(self, seconds: float) -> bool:
         """Every return from here is followed by a claim, so an error costs no more than a lost token."""
@@ -182,11 +225,15 @@ class Claimer:
 
 
 def _read(reply: Any, sent_at: float) -> Found:
-    """The script's answer as values."""
-    again, wait_us, dead, notes, *claims = reply
-    found = Found([], [], again=again == 1)
-    if claims:
-        found.claims = [_opened(claims[at], claims[at + 1], sent_at) for at in range(0, len(claims), 2)]
+    """The script's answer as values; a bare message is the usual case."""
+    if isinstance(reply, bytes):
+        return Found(Claim(Envelope(reply), sent_at))
+    again, wait_us, dead, notes, *message = reply
+    found = Found(again=again == 1)
+    if message:
+        stored, ticket = message
+        lease, count, origin = ticket.split(b":")
+        found.claim = Claim(Envelope(stored), sent_at, int(lease), int(count), origin == b"lease")
     if dead:
         found.dead = [DeadLetter(dead[at].hex() or None, int(dead[at + 1])) for at in range(0, len(dead), 2)]
     if notes:
@@ -194,18 +241,3 @@ def _read(reply: Any, sent_at: float) -> Found:
     if wait_us >= 0:
         found.wake_after = wait_us / 1_000_000
     return found
-
-
-def _opened(stored: bytes, ticket: bytes, claimed_at: float) -> Claim:
-    opened = envelope.unpack(stored)
-    lease, count, origin = ticket.split(b":")
-    return Claim(
-        id=opened.id,
-        lease=int(lease),
-        delivery_count=int(count),
-        published_at=opened.published_at,
-        tenant=opened.tenant,
-        payload=opened.payload,
-        claimed_at=claimed_at,
-        reclaimed=origin == b"lease",
-    )

@@ -18,134 +18,173 @@ from redis_message_queue.protocol.tell import log
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
 
-# What the handlers of this thread or task hold, innermost last.
-_held: ContextVar[tuple[Delivery, ...]] = ContextVar("redis_message_queue_held", default=())
+# The innermost delivery of this thread or task; each knows the one around it.
+_innermost: ContextVar[Delivery | None] = ContextVar("redis_message_queue_delivery", default=None)
 
 
 def current_message(queue: QueueProtocol) -> ReceivedMessage | None:
     """The message that the running handler of this queue holds."""
-    for delivery in reversed(_held.get()):
-        if delivery.queue is queue:
-            return delivery.message
+    delivery = _innermost.get()
+    while delivery is not None:
+        if delivery.queue is queue and delivery.is_open:
+            return delivery.received
+        delivery = delivery.around
     return None
 
 
 class Delivery:
-    """Entering claims a message, leaving settles it; these are two calls, so that the handler runs in the shell."""
+    """Entering claims a message, leaving settles it: two calls, so that the handler runs in the shell."""
+
+    __slots__ = (
+        "_cancelled",
+        "_lease",
+        "_received",
+        "_sidecar",
+        "around",
+        "attempt",
+        "claim",
+        "hands_off",
+        "is_open",
+        "payload",
+        "queue",
+    )
 
     def __init__(self, queue: QueueProtocol) -> None:
         self.queue = queue
-        self.message: ReceivedMessage | None = None
         self.claim: Claim | None = None
+        self.payload: str | bytes | None = None
+        self.attempt: Attempt | None = None  # unsure until the shell says that the handler has the message
         self.hands_off = False  # leave the message as it is, whatever the handler did
-        self.attempt: Attempt | None = None  # in doubt until the shell says that the handler has the message
+        self.is_open = False
+        self.around: Delivery | None = None
+        self._lease: Lease | None = None
+        self._received: ReceivedMessage | None = None
         self._sidecar: Sidecar | None = None
         self._cancelled: BaseException | None = None
+
+    @property
+    def received(self) -> ReceivedMessage:
+        """The message with what is known about it, made when somebody asks."""
+        if self._received is None:
+            assert self.claim is not None and self.payload is not None
+            lease = self._held_lease(self.claim)
+            self._received = ReceivedMessage(
+                payload=self.payload,
+                id=self.claim.message_id,
+                tenant=self.claim.envelope.tenant,
+                delivery_count=self.claim.delivery_count,
+                published_at=moment(self.claim.envelope.published_at),
+                _is_lease_lost=lambda: lease.lost,
+            )
+        return self._received
+
+    def _held_lease(self, claim: Claim) -> Lease:
+        if self._lease is None:
+            length = self.queue.store.options.message_visibility_timeout_seconds
+            self._lease = Lease(claim, length, self.queue.port, claim.claimed_at)
+        return self._lease
 
     # -- entering
 
     async def enter(self) -> None:
-        """Claim a message and start its heartbeat; without one `message` stays None."""
+        """Claim a message and start its heartbeat; without one `payload` stays None."""
         claim = await self._claim_readable()
         if claim is None:
             return
         assert self.attempt is not None
-        options, store = self.queue.options, self.queue.store
-        lease = Lease(claim, store.options.message_visibility_timeout_seconds, self.queue.port, claim.claimed_at)
+        queue = self.queue
         self.claim = claim
-        self.message = ReceivedMessage(
-            payload=claim.payload.decode() if self.queue.port.decodes else claim.payload,
-            id=claim.message_id,
-            tenant=claim.tenant,
-            delivery_count=claim.delivery_count,
-            published_at=moment(claim.published_at),
-            _is_lease_lost=lambda: lease.lost,
-        )
-        if options.heartbeat_interval_seconds is not None:
-            heartbeat = Heartbeat(lease, store.settler.renew, options, self.queue.teller)
-            self._sidecar = self.queue.port.spawn(heartbeat.beat)
-        _held.set((*_held.get(), self))
+        if queue.options.heartbeat_interval_seconds is not None:
+            heartbeat = Heartbeat(self._held_lease(claim), queue.store.settler.renew, queue.options, queue.teller)
+            self._sidecar = queue.port.spawn(heartbeat.beat)
+        self.is_open = True
+        self.around = _innermost.get()
+        _innermost.set(self)
+        queue.store.claimer.hand_over(self.attempt)
 
     def abandon(self) -> None:
         """Entering was broken off: what was claimed is found again by the next claim or a drain."""
-        self._release()
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            self.queue.store.claimer.abandon(attempt)
         if self._sidecar is not None:
             self._sidecar.abandon()
-        self._forget()
+        self._close()
 
     async def _claim_readable(self) -> Claim | None:
         """The next message that can be read; what cannot goes to the dead letters with that reason."""
         while True:
             claim = await self._claim()
-            if claim is None or not self.queue.port.decodes:
-                return claim
+            if claim is None:
+                return None
+            payload = claim.envelope.payload
             try:
-                claim.payload.decode()
+                self.payload = payload.decode() if self.queue.port.decodes else payload
                 return claim
             except UnicodeDecodeError as error:
                 await self._bury(claim, error)
 
     async def _claim(self) -> Claim | None:
         queue, claimer = self.queue, self.queue.store.claimer
-        started = queue.port.now()
-        while not queue.is_stopped():
+        started = queue.port.now() if queue.teller.wanted else 0.0
+        while claimer.unsure_claims and not queue.is_stopped():
             recovered = await claimer.recover()
             if recovered is None:
                 break
             self.attempt, found = recovered
             await self._tell_found(found, started)
-            if found.claims:
-                return found.claims[0]
-            self._release()
-        self.attempt = claimer.attempt()
+            if found.claim is not None:
+                return found.claim
+            claimer.release(self.attempt)
+        attempt = self.attempt = claimer.attempt()
+        wait = queue.store.options.message_wait_interval_seconds
         try:
-            found = await claimer.claim(
-                self.attempt,
-                queue.store.options.message_wait_interval_seconds,
-                queue.is_stopped,
-                self._tell_retry,
-            )
+            found = await claimer.claim(attempt, wait, queue.is_stopped, self._tell_retry)
         except Exception as error:
             if isinstance(error, RetryBudgetExhaustedError):
                 await queue.teller.tell(EventOperation.RETRY_EXHAUSTED, EventOutcome.FAILURE, error=error)
             await queue.teller.tell(EventOperation.CLAIM, EventOutcome.FAILURE, error=error)
             raise
-        await self._tell_found(found, started)
-        if found.claims:
-            return found.claims[0]
-        self._release()
-        return None
+        if found.dead or found.trim_error is not None or queue.teller.wanted:
+            await self._tell_found(found, started)
+        if found.claim is None:
+            self.attempt = None
+            claimer.release(attempt)
+        return found.claim
 
     async def _bury(self, claim: Claim, reason: UnicodeDecodeError) -> None:
-        assert self.attempt is not None
-        settled = await self.queue.store.settler.settle(self.attempt.slot, claim, self.queue.dead_letters)
-        self.attempt.unsure = False
-        self._release()
+        attempt = self.attempt
+        assert attempt is not None
+        settled = await self.queue.store.settler.settle(attempt.slot, claim, self.queue.dead_letters)
+        attempt.unsure = False
+        self.attempt = None
+        self.queue.store.claimer.release(attempt)
+        log.warning("message %s cannot be decoded and went to the dead letters", claim.message_id)
         error = CorruptMessageError(
             f"the payload is not UTF-8 (byte {reason.start}), and the client decodes responses",
             queue=self.queue.options.name,
             message_id=claim.message_id,
             operation="claim",
         )
-        log.warning("message %s cannot be decoded and went to the dead letters", claim.message_id)
         if settled.held:
             await self.queue.teller.tell(EventOperation.DLQ, claim=claim, error=error)
 
     async def _tell_found(self, found: Found, started: float) -> None:
         tell = self.queue.teller.tell
         for dead in found.dead:
-            log.warning("message %s was delivered %d times and went to the dead letters", *_named(dead))
+            name = dead.message_id or "(foreign)"
+            log.warning("message %s went to the dead letters after %d deliveries", name, dead.delivery_count)
             await tell(EventOperation.DLQ, message_id=dead.message_id, delivery_count=dead.delivery_count)
         if found.trim_error is not None:
             await self._tell_trim(found.trim_error)
         if not self.queue.teller.wanted:
             return
         waited = self.queue.port.now() - started
-        for claim in found.claims:
-            if claim.reclaimed or found.recovered:
-                await tell(EventOperation.CLAIM_RECLAIM, claim=claim)
-            await tell(EventOperation.CLAIM, claim=claim, duration_seconds=waited)
-        if not found.claims and not found.recovered:
+        if found.claim is not None:
+            if found.claim.reclaimed or found.recovered:
+                await tell(EventOperation.CLAIM_RECLAIM, claim=found.claim)
+            await tell(EventOperation.CLAIM, claim=found.claim, duration_seconds=waited)
+        elif not found.recovered:
             await tell(EventOperation.CLAIM_EMPTY, EventOutcome.SKIPPED, duration_seconds=waited)
 
     async def _tell_retry(self, error: Exception, tries: int) -> None:
@@ -161,26 +200,23 @@ class Delivery:
     async def leave(self, error: BaseException | None) -> None:
         """Settle the message by how the handler ended; an exit that is not an `Exception` touches nothing."""
         claim = self.claim
-        self._forget()
-        try:
-            if self._sidecar is not None:
-                await self._undisturbed(self._sidecar.stop())
-            if claim is None or self.hands_off:
-                return
-            if error is None:
-                await self._succeed(claim)
-            elif isinstance(error, Exception):
-                await self._fail(claim, error)
-        finally:
-            self._release()
+        if claim is None:
+            return
+        self._close()
+        if self._sidecar is not None:
+            await self._undisturbed(self._sidecar.stop())
+        if self.hands_off:
+            return
+        if error is None:
+            await self._succeed(claim)
+        elif isinstance(error, Exception):
+            await self._fail(claim, error)
 
     async def _succeed(self, claim: Claim) -> None:
-        tell, keep = self.queue.teller.tell, self.queue.completed
+        keep = self.queue.completed
         settled, trouble = await self._settle(claim, keep)
         if trouble is not None:
-            await self._undisturbed(
-                tell(EventOperation.CLEANUP_FAILED, EventOutcome.FAILURE, claim=claim, error=trouble)
-            )
+            await self._tell_outcome(EventOperation.CLEANUP_FAILED, EventOutcome.FAILURE, claim, trouble)
             raise CleanupFailedError(
                 f"the handler succeeded and its message could not be acknowledged ({type(trouble).__name__}); "
                 "it will be delivered again when its lease runs out, if the queue has leases",
@@ -189,12 +225,12 @@ class Delivery:
                 operation="ack",
             ) from trouble
         if settled.held:
-            await self._undisturbed(tell(EventOperation.ACK, claim=claim, duration_seconds=self._held_for(claim)))
+            await self._tell_outcome(EventOperation.ACK, EventOutcome.SUCCESS, claim)
             if keep is not None:
-                await self._undisturbed(tell(EventOperation.COMPLETED, claim=claim))
+                await self._tell_outcome(EventOperation.COMPLETED, EventOutcome.SUCCESS, claim)
         else:
             log.warning("message %s was handled after its lease had been lost", claim.message_id)
-            await self._undisturbed(tell(EventOperation.STALE_LEASE_ACK, EventOutcome.SKIPPED, claim=claim))
+            await self._tell_outcome(EventOperation.STALE_LEASE_ACK, EventOutcome.SKIPPED, claim)
         if settled.trim_error is not None:
             await self._undisturbed(self._tell_trim(settled.trim_error, claim))
         if self._cancelled is not None:
@@ -202,30 +238,40 @@ class Delivery:
 
     async def _fail(self, claim: Claim, error: Exception) -> None:
         """The handler's error is what the caller sees, whatever else goes wrong here."""
-        tell = self.queue.teller.tell
-        await self._undisturbed(tell(EventOperation.FAILED, EventOutcome.FAILURE, claim=claim, error=error))
+        await self._tell_outcome(EventOperation.FAILED, EventOutcome.FAILURE, claim, error)
         settled, trouble = await self._settle(claim, self.queue.failed)
         if trouble is not None:
             log.error("message %s could not be cleaned up: %s", claim.message_id, type(trouble).__name__)
-            await self._undisturbed(
-                tell(EventOperation.CLEANUP_FAILED, EventOutcome.FAILURE, claim=claim, error=trouble)
-            )
+            await self._tell_outcome(EventOperation.CLEANUP_FAILED, EventOutcome.FAILURE, claim, trouble)
         elif settled.held:
-            await self._undisturbed(tell(EventOperation.NACK, claim=claim, duration_seconds=self._held_for(claim)))
+            await self._tell_outcome(EventOperation.NACK, EventOutcome.SUCCESS, claim)
         else:
             log.warning("message %s failed after its lease had been lost", claim.message_id)
-            await self._undisturbed(tell(EventOperation.STALE_LEASE_NACK, EventOutcome.SKIPPED, claim=claim))
+            await self._tell_outcome(EventOperation.STALE_LEASE_NACK, EventOutcome.SKIPPED, claim)
         if settled.trim_error is not None:
             await self._undisturbed(self._tell_trim(settled.trim_error, claim))
         if self._cancelled is not None:
             _append_to_context(error, self._cancelled)
 
     async def _settle(self, claim: Claim, keep: Keep | None) -> tuple[Settled, BaseException | None]:
-        assert self.attempt is not None
-        work = self.queue.store.settler.settle(self.attempt.slot, claim, keep)
-        answer = await self.queue.port.shielded(work)
+        store = self.queue.store
+        slot = store.claimer.borrow_slot()
+        try:
+            answer = await self.queue.port.shielded(store.settler.settle(slot, claim, keep))
+        finally:
+            store.claimer.return_slot(slot)
         self._cancelled = self._cancelled or answer.cancelled
         return answer.value or Settled(False), answer.error
+
+    async def _tell_outcome(
+        self, operation: EventOperation, outcome: EventOutcome, claim: Claim, error: BaseException | None = None
+    ) -> None:
+        teller = self.queue.teller
+        if teller.wanted:
+            held_for = self.queue.port.now() - claim.claimed_at
+            await self._undisturbed(
+                teller.tell(operation, outcome, claim=claim, error=error, duration_seconds=held_for)
+            )
 
     async def _undisturbed(self, step: Coroutine[Any, Any, None]) -> None:
         """A cancellation that lands in a step cuts that step short, not the cleanup around it."""
@@ -236,20 +282,11 @@ class Delivery:
                 raise
             self._cancelled = self._cancelled or error
 
-    def _held_for(self, claim: Claim) -> float:
-        return self.queue.port.now() - claim.claimed_at
-
-    def _release(self) -> None:
-        attempt, self.attempt = self.attempt, None
-        if attempt is not None:
-            self.queue.store.claimer.release(attempt)
-
-    def _forget(self) -> None:
-        _held.set(tuple(delivery for delivery in _held.get() if delivery is not self))
-
-
-def _named(dead: Any) -> tuple[str, int]:
-    return dead.message_id or "(foreign)", dead.delivery_count
+    def _close(self) -> None:
+        """Whoever asks for the current message no longer gets this one, in whatever order deliveries end."""
+        self.is_open = False
+        if _innermost.get() is self:
+            _innermost.set(self.around)
 
 
 def _append_to_context(error: BaseException, cancelled: BaseException) -> None:

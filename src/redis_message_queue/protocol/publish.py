@@ -8,7 +8,9 @@ from typing import Any
 
 from redis_message_queue import envelope
 from redis_message_queue.errors import QueueBackpressureError
+from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, Slot
+from redis_message_queue.protocol.port import Argument
 
 _FULL = -1
 
@@ -21,6 +23,9 @@ class Published:
     dropped: tuple[str, ...] = ()
 
 
+_ACCEPTED, _SUPPRESSED = Published(True), Published(False)
+
+
 class Publisher:
     """Publishes under the queue's overload policy."""
 
@@ -28,6 +33,7 @@ class Publisher:
         self._calls = calls
         self._options = calls.options
         self._blocks = calls.options.pending_overload_policy == "block"
+        self._rules = _rules(calls.options)
 
     async def publish(
         self, message_id: bytes, payload: bytes, marker: str | None, stopped: Callable[[], bool]
@@ -41,7 +47,7 @@ class Publisher:
             if self._blocks:
                 reply = await self._wait_for_room(slot, head, payload, open_keys, stopped)
             else:
-                arguments = (slot.next_number(), head, payload)
+                arguments = (slot.next_call(), head, payload, *self._rules)
                 reply = await calls.call(slot.publish, arguments, open_keys=open_keys)
         finally:
             # Also after an unknown outcome: a higher number on the same slot shuts out a straggler.
@@ -50,7 +56,7 @@ class Publisher:
             raise self._full(message_id)
         if isinstance(reply, bytes):
             return Published(True, _dropped_ids(reply))
-        return Published(reply == 1)
+        return _ACCEPTED if reply == 1 else _SUPPRESSED
 
     async def _wait_for_room(
         self, slot: Slot, head: bytes, payload: bytes, open_keys: tuple[str, ...], stopped: Callable[[], bool]
@@ -61,7 +67,7 @@ class Publisher:
         started, pause = port.now(), 0.01
         while True:
             left = patience - (port.now() - started)
-            arguments = (slot.next_number(), head, payload)
+            arguments = (slot.next_call(), head, payload, *self._rules)
             reply = await self._calls.call(slot.publish, arguments, open_keys=open_keys, budget=max(left, 0))
             left = patience - (port.now() - started)
             if reply != _FULL or left <= 0 or stopped():
@@ -79,6 +85,15 @@ class Publisher:
             message_id=message_id.hex(),
             operation="publish",
         )
+
+
+def _rules(options: GatewayOptions) -> tuple[Argument, ...]:
+    """What the script needs to know of the queue's rules; a limit that is not set is not sent."""
+    window_ms = max(1, int(options.message_deduplication_log_ttl_seconds * 1000))
+    if options.max_pending_length is None:
+        return (window_ms,)
+    overload = "drop" if options.pending_overload_policy == "drop_oldest" else "refuse"
+    return (window_ms, options.max_pending_length, overload)
 
 
 def _dropped_ids(reply: bytes) -> tuple[str, ...]:

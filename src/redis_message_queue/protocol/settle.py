@@ -26,6 +26,9 @@ class Settled:
     trim_error: str | None = None
 
 
+_SETTLED = Settled(True)
+
+
 class Settler:
     """Settles and renews what a consumer of this queue object holds."""
 
@@ -37,13 +40,15 @@ class Settler:
     async def settle(self, slot: Slot, claim: Claim, keep: Keep | None) -> Settled:
         """The message leaves the queue, into ``keep`` or for good."""
         limit, open_keys = (0, ()) if keep is None else (keep.limit or 0, (keep.key,))
-        arguments: tuple[Argument, ...] = (limit, slot.next_number(), claim.id, claim.lease)
+        arguments: tuple[Argument, ...] = (limit, slot.next_call(), claim.id, claim.lease)
         reply = await self._calls.call(slot.settle, arguments, open_keys=open_keys)
+        if reply == b"1":
+            return _SETTLED
         return Settled(reply[:1] == b"1", reply[1:].decode("utf-8", "replace") or None)
 
     async def give_back(self, slot: Slot, claim: Claim, *, forgiven: bool) -> bool:
         """The message returns to the head of the line; forgiven, this delivery does not count."""
-        arguments = (int(forgiven), slot.next_number(), claim.id, claim.lease)
+        arguments = (int(forgiven), slot.next_call(), claim.id, claim.lease)
         return bool(await self._calls.call(slot.give_back, arguments) == b"1")
 
     async def renew(self, claim: Claim, budget: float) -> bool:

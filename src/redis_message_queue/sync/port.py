@@ -14,6 +14,7 @@ import redis
 from redis import exceptions
 
 from redis_message_queue import wire
+from redis_message_queue.identity import fresh_id
 from redis_message_queue.protocol.port import Answer, Argument, Command, Pause, finish
 
 T = TypeVar("T")
@@ -103,7 +104,7 @@ class BlockingPort:
         return random.random()
 
     def fresh_id(self) -> bytes:
-        return os.urandom(16)
+        return fresh_id()
 
     def process(self) -> int:
         return os.getpid()

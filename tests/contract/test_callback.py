@@ -1,0 +1,201 @@
+"""A handler as a function: called with one message, and judged by how it returns."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.contract.shells import Shell, take
+
+
+async def test_true_for_a_message_and_false_for_none(shell: Shell) -> None:
+    """The handler sees the payload once; an empty poll does not call it."""
+    queue = shell.queue(wait=0)
+    seen: list[Any] = []
+    assert await queue.process_message_callback(seen.append) is False
+    await queue.publish("a")
+    assert await queue.process_message_callback(seen.append) is True
+    assert await queue.process_message_callback(seen.append) is False
+    assert seen == [b"a"]
+    assert shell.leftovers(queue) == set()
+
+
+@pytest.mark.parametrize("returned", [None, False, True, 0, "text", ValueError("returned, not raised")])
+async def test_what_a_handler_returns_does_not_matter(shell: Shell, returned: Any) -> None:
+    """A normal return acks."""
+    queue = shell.queue(enable_completed_queue=True)
+    await queue.publish("a")
+    assert await queue.process_message_callback(lambda message: returned) is True
+    assert shell.listed(queue.key.completed) == [b"a"]
+
+
+async def test_one_message_a_call(shell: Shell) -> None:
+    """The rest stays in the line."""
+    queue = shell.queue()
+    for text in "abc":
+        await queue.publish(text)
+    seen: list[Any] = []
+    await queue.process_message_callback(seen.append)
+    assert seen == [b"a"]
+    assert shell.pending(queue) == 2
+
+
+async def test_a_handler_that_raises_takes_the_failure_path(shell: Shell) -> None:
+    """Its exception reaches the caller as the very object."""
+    queue = shell.queue(enable_failed_queue=True)
+    await queue.publish("a")
+    error = ValueError("mine")
+
+    def handler(message: Any) -> None:
+        raise error
+
+    with pytest.raises(ValueError) as raised:
+        await queue.process_message_callback(handler)
+    assert raised.value is error
+    assert shell.listed(queue.key.failed) == [b"a"]
+
+
+@pytest.mark.parametrize("sudden", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
+async def test_a_sudden_end_of_a_handler_leaves_the_message(shell: Shell, sudden: type[BaseException]) -> None:
+    """As in a block: nothing is acked and nothing failed."""
+    queue = shell.queue(enable_completed_queue=True, enable_failed_queue=True)
+    await queue.publish("a")
+
+    def handler(message: Any) -> None:
+        raise sudden
+
+    with pytest.raises(sudden):
+        await queue.process_message_callback(handler)
+    assert shell.leftovers(queue) == {b"q::processing", b"q::leases"}
+
+
+async def test_a_handlers_stop_async_iteration_comes_out_as_itself(shell: Shell) -> None:
+    """It means nothing to a queue."""
+    queue = shell.queue(enable_failed_queue=True)
+    await queue.publish("a")
+    error = StopAsyncIteration("mine")
+
+    def handler(message: Any) -> None:
+        raise error
+
+    with pytest.raises(StopAsyncIteration) as raised:
+        await queue.process_message_callback(handler)
+    assert raised.value is error
+    assert shell.listed(queue.key.failed) == [b"a"]
+
+
+async def test_a_handlers_stop_iteration_is_not_mistaken_for_a_return(shell: Shell) -> None:
+    """From the sync queue it comes out as itself; a coroutine of Python cannot raise it, and wraps it."""
+    events = shell.events()
+    queue = shell.queue(enable_failed_queue=True, on_event=events.listen)
+    await queue.publish("a")
+
+    def handler(message: Any) -> None:
+        next(iter(()))
+
+    if shell.name == "sync":
+        with pytest.raises(StopIteration):
+            queue.queue.process_message_callback(handler)
+    else:
+        with pytest.raises(RuntimeError) as wrapped:
+            await queue.process_message_callback(handler)
+        assert isinstance(wrapped.value.__cause__, StopIteration)
+    assert shell.listed(queue.key.failed) == [b"a"]
+    assert events.the("failed").exception_type == "StopIteration"
+
+
+async def test_a_handler_may_ask_for_its_message(shell: Shell) -> None:
+    """current_message() works in a callback, too."""
+    queue = shell.queue()
+    await queue.publish("a")
+    seen: list[Any] = []
+    await queue.process_message_callback(lambda message: seen.append(queue.current_message()))
+    assert seen[0].payload == b"a"
+    assert queue.current_message() is None
+
+
+@pytest.mark.parametrize("handler", [None, "handler", 7, object()])
+async def test_what_cannot_be_called_is_refused_before_a_message_is_claimed(shell: Shell, handler: Any) -> None:
+    """A TypeError that names the parameter."""
+    queue = shell.queue()
+    await queue.publish("a")
+    with pytest.raises(TypeError, match=r"^handler ") as refusal:
+        await queue.process_message_callback(handler)
+    assert isinstance(refusal.value, shell.module.ConfigurationError)
+    assert (shell.pending(queue), shell.processing(queue)) == (1, 0)
+
+
+# Async handlers
+
+
+class AwaitableThing:
+    def __await__(self) -> Any:
+        yield from asyncio.sleep(0).__await__()
+
+
+async def coroutine_handler(message: Any) -> None:
+    await asyncio.sleep(0)
+
+
+def returns_an_awaitable(message: Any) -> Any:
+    return AwaitableThing()
+
+
+class CallableObject:
+    async def __call__(self, message: Any) -> None:
+        await asyncio.sleep(0)
+
+
+ASYNC_HANDLERS = [coroutine_handler, returns_an_awaitable, CallableObject()]
+
+
+@pytest.mark.parametrize("handler", ASYNC_HANDLERS, ids=["async def", "awaitable", "async __call__"])
+async def test_an_async_handler_is_awaited_or_refused_but_never_dropped(shell: Shell, handler: Any) -> None:
+    """The asyncio queue awaits it before it acks. The sync queue raises TypeError and leaves the message in
+    processing, where its lease brings it back: nothing has run that could count as done."""
+    events = shell.events()
+    queue = shell.queue(wait=0, enable_completed_queue=True, enable_failed_queue=True, on_event=events.listen)
+    await queue.publish("a")
+    if shell.name == "asyncio":
+        assert await queue.process_message_callback(handler) is True
+        assert shell.listed(queue.key.completed) == [b"a"]
+        return
+    with pytest.raises(TypeError, match="asyncio"):
+        await queue.process_message_callback(handler)
+    assert shell.leftovers(queue) == {b"q::processing", b"q::leases"}
+    assert events.names == ["publish/success", "claim/success"]
+    shell.lapse(queue)
+    assert await take(queue) == b"a"
+
+
+async def test_an_async_handler_is_finished_before_its_message_is_acked(shell: Shell) -> None:
+    """While it waits for something, the message is in processing."""
+    if shell.name == "sync":
+        return
+    queue = shell.queue()
+    await queue.publish("a")
+    seen: list[int] = []
+
+    async def handler(message: Any) -> None:
+        await asyncio.sleep(0.02)
+        seen.append(shell.processing(queue))
+
+    await queue.process_message_callback(handler)
+    assert seen == [1]
+    assert shell.processing(queue) == 0
+
+
+async def test_what_an_async_handler_raises_takes_the_failure_path(shell: Shell) -> None:
+    """After its first await as well as before."""
+    if shell.name == "sync":
+        return
+    queue = shell.queue(enable_failed_queue=True)
+    await queue.publish("a")
+
+    async def handler(message: Any) -> None:
+        await asyncio.sleep(0)
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        await queue.process_message_callback(handler)
+    assert shell.listed(queue.key.failed) == [b"a"]

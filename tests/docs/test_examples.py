@@ -1,0 +1,86 @@
+"""Every example runs, ends by itself and says what its comments promise."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# What each of them prints, in this order and among other things.
+SAYS = {
+    "send_messages.py": ["order 5: accepted", "order 1 again: seen before, suppressed", "order 6: published as a dict"],
+    "receive_messages.py": ["processing: order 1", "processing: order 5", 'processing: {"order": 6', "done"],
+    "asyncio/send_messages.py": ["order 5: accepted", "order 1 again: seen before, suppressed"],
+    "asyncio/receive_messages.py": ["is processing: order 1", "is processing: order 5", "done"],
+    "production/backpressure.py": ["job 3: accepted", "job 4: refused", "6 jobs published, 3 at most waiting"],
+    "production/asyncio/backpressure.py": ["done: job 1", "6 jobs published, 3 at most waiting", "done: job 6"],
+    "production/graceful_shutdown.py": [
+        "done: job 2\nstopped by a signal, 1 job left",
+        "thread did: job 3\nstopped by an event",
+    ],
+    "production/asyncio/graceful_shutdown.py": ["is done: job 2", "stopped; jobs left for another process"],
+    "production/observability.py": [
+        "failed of message",
+        "ack                success  2",
+        "publish            success  3",
+        "publish_dedup_hit  skipped  1",
+        "slowest of 2 handled messages",
+    ],
+    "production/asyncio/observability.py": ["main: publish success", "worker 2: claim success", "ack success"],
+    "production/heartbeats.py": [
+        "after 1.5 s with a lease of 1 s: 1 in flight, 0 waiting",
+        "done after 2.5 s, at delivery 1",
+    ],
+    "production/asyncio/heartbeats.py": ["in a thread: the lease was kept", "in the event loop: the lease was lost"],
+    "production/dead_letters.py": [
+        "handling: poison\n  crashed",
+        "handling: poison\n  crashed",
+        "alert: a message went to the dead letters after 2 deliveries",
+        "handling: harmless",
+        "dead letter: poison\n1 message is pending again",
+    ],
+}
+# Those that need another one first, which leaves them something to do.
+AFTER = {
+    "receive_messages.py": "send_messages.py",
+    "asyncio/receive_messages.py": "asyncio/send_messages.py",
+}
+MESSAGES = (b"::pending", b"::processing", b"::completed", b"::failed", b"::dlq")
+
+
+def run(example: str, url: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / example)],
+        env=os.environ | {"REDIS_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def in_order(wanted: list[str], text: str) -> bool:
+    for piece in wanted:
+        _, found, text = text.partition(piece)
+        if not found:
+            return False
+    return True
+
+
+def test_every_example_is_run_here():
+    files = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*") if path.suffix == ".py"}
+    assert files == SAYS.keys()
+
+
+@pytest.mark.parametrize("example", SAYS)
+def test_an_example_ends_well_and_says_what_it_shows(example, clean_server, client):
+    if example in AFTER:
+        assert run(AFTER[example], clean_server.url).returncode == 0
+    ended = run(example, clean_server.url)
+    assert ended.returncode == 0, ended.stderr
+    assert in_order(SAYS[example], ended.stdout), ended.stdout
+    # What one run leaves behind, the next one would find and show.
+    if example not in AFTER.values():
+        assert [key for key in client.scan_iter() if key.endswith(MESSAGES)] == []

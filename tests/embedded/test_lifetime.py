@@ -1,0 +1,190 @@
+"""A server lives as long as the process that started it: no longer, and no shorter."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from redis_message_queue.embedded import EmbeddedRedis, EmbeddedServerError
+from tests.embedded.waiting import answers, falls_silent, until
+
+START = """
+import os, signal, sys, time
+from redis_message_queue.embedded import EmbeddedRedis
+server = EmbeddedRedis(binary=sys.argv[1]).start()
+print(server.port, server.directory, flush=True)
+"""
+
+
+class Program:
+    """A Python program that started a server and told where."""
+
+    def __init__(self, process: subprocess.Popen[str], out: IO[str]) -> None:
+        self.process, self.out = process, out
+        port, _, directory = out.readline().strip().partition(" ")
+        self.port, self.directory = int(port), Path(directory)
+
+
+@pytest.fixture
+def program(server_setting: str) -> Iterator[Callable[[str], Program]]:
+    """Runs START and then the given lines, in a process group of its own."""
+    with contextlib.ExitStack() as programs:
+
+        def run(then: str) -> Program:
+            process = programs.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", START + then, server_setting],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+            )
+            programs.callback(process.kill)
+            return Program(process, process.stdout)
+
+        yield run
+
+
+def test_a_server_goes_when_its_program_is_killed(program):
+    killed = program("time.sleep(60)")
+    assert answers(killed.port)
+    killed.process.kill()
+    assert falls_silent(killed.port)
+    assert until(lambda: not killed.directory.exists())
+
+
+def test_a_directory_that_is_kept_stays_when_the_program_is_killed(program, tmp_path):
+    killed = program(f"EmbeddedRedis(binary=sys.argv[1], directory={str(tmp_path)!r}).start(); time.sleep(60)")
+    assert until(lambda: (tmp_path / "server.log").exists())
+    killed.process.kill()
+    assert until(lambda: not killed.directory.exists())
+    assert (tmp_path / "server.log").exists()
+
+
+def test_a_paused_server_goes_when_its_program_is_killed(program):
+    killed = program("server.pause(); print('paused', flush=True); time.sleep(60)")
+    killed.out.readline()
+    killed.process.kill()
+    assert falls_silent(killed.port)
+
+
+def test_a_server_goes_when_its_program_is_killed_although_a_forked_child_lives_on(program):
+    """The child inherited the parent's end of the pipe, and must have let go of it."""
+    killed = program("""
+child = os.fork()
+if child == 0:
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+os.waitpid(child, 0)
+""")
+    child = int(killed.out.readline())
+    try:
+        killed.process.kill()
+        assert falls_silent(killed.port)
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_program_that_forgets_to_stop_its_server_stops_it_at_its_exit(program):
+    forgetful = program("")
+    assert forgetful.process.wait(10) == 0
+    assert not answers(forgetful.port)
+    assert not forgetful.directory.exists()
+
+
+@pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)", "server.stop()"])
+def test_a_forked_child_that_ends_leaves_the_server_to_its_parent(program, leave):
+    parent = program(f"""
+child = os.fork()
+if child == 0:
+    with server.client() as client:
+        client.set("from", "child")
+    {leave}
+    sys.exit(0)
+os.waitpid(child, 0)
+with server.client() as client:
+    print(client.get("from"), flush=True)
+sys.stdin.readline()
+""")
+    assert parent.out.readline().strip() == "b'child'"
+    assert answers(parent.port)
+    assert parent.directory.is_dir()
+
+
+def test_a_forked_child_cannot_kill_the_server_of_its_parent(program):
+    parent = program("""
+if os.fork() == 0:
+    try:
+        server.kill()
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+sys.stdin.readline()
+""")
+    assert parent.out.readline().startswith("The embedded server belongs to another process.")
+    assert answers(parent.port)
+
+
+def test_ctrl_c_at_the_terminal_reaches_the_program_and_not_its_server(program):
+    """The terminal signals the whole foreground group; the program may still need the server to drain."""
+    interrupted = program("""
+try:
+    print("waiting", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.3)  # a server that heard it too leaves within 100 ms
+    with server.client() as client:
+        print(client.ping(), flush=True)
+""")
+    interrupted.out.readline()
+    os.killpg(interrupted.process.pid, signal.SIGINT)
+    assert interrupted.out.readline().strip() == "True"
+
+
+def test_a_server_outlives_the_thread_that_started_it(start_server):
+    """PR_SET_PDEATHSIG would have killed it with that thread."""
+    servers: list[EmbeddedRedis] = []
+    thread = threading.Thread(target=lambda: servers.append(start_server()))
+    thread.start()
+    thread.join()
+    assert not falls_silent(servers[0].port, within_seconds=0.5)
+    assert servers[0].running
+
+
+def test_a_server_that_nobody_refers_to_runs_on(program):
+    """A dropped variable is no request to stop: clients made from it are still in use. The exit cleans up."""
+    careless = program("""
+import gc
+pid = server.pid
+client = server.client()
+del server
+gc.collect()
+time.sleep(0.2)
+print(client.info("server")["process_id"] == pid, flush=True)
+client.close()
+""")
+    assert careless.out.readline().strip() == "True"
+    assert careless.process.wait(10) == 0
+    assert not careless.directory.exists()
+
+
+def test_a_server_that_died_by_itself_is_noticed_and_can_be_restarted(start_server):
+    server = start_server()
+    os.kill(server.pid, signal.SIGKILL)
+    assert falls_silent(server.port)
+    server.restart()
+    assert answers(server.port)
+
+
+def test_a_server_never_started_cannot_be_killed():
+    with pytest.raises(EmbeddedServerError, match="not running"):
+        EmbeddedRedis().kill()

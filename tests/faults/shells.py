@@ -1,0 +1,134 @@
+"""The four ways in which a queue reaches Redis, behind one blocking face, so that one text tests them all."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncioRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+import redis_message_queue
+import redis_message_queue.asyncio
+
+# Short pauses, so that a test with two faults takes 20 ms; no wait for a message; a lease that outlasts any test.
+QUICK = {
+    "retry_budget_seconds": 20,
+    "retry_initial_delay_seconds": 0.005,
+    "retry_max_delay_seconds": 0.05,
+    "message_wait_interval_seconds": 0,
+    "message_visibility_timeout_seconds": 300,
+}
+
+
+class OrdinaryRedis(redis.Redis):
+    """No plain client any more, so that commands take redis-py's own way."""
+
+
+class OrdinaryAsyncioRedis(redis.asyncio.Redis):
+    """The same for asyncio."""
+
+
+def nothing(message: Any) -> None:
+    """A handler that is content."""
+
+
+class BlockingShell:
+    """The queue for threads."""
+
+    queue_class: Any = redis_message_queue.RedisMessageQueue
+    gateway_class: Any = redis_message_queue.RedisGateway
+    retry_class: Any = Retry
+
+    def __init__(self, port: int, client_class: Any) -> None:
+        self.port = port
+        self.client_class = client_class
+        self.packs_by_hand = client_class is redis.Redis
+        self._clients: list[Any] = []
+
+    def client(self, **options: Any) -> Any:
+        """A client that repeats nothing by itself, unless told to."""
+        usual = {"host": "127.0.0.1", "port": self.port, "socket_timeout": 5, "retry": self.retry_class(NoBackoff(), 0)}
+        if "connection_pool" in options:
+            usual = {}
+        client = self.client_class(**usual | options)
+        self._clients.append(client)
+        return client
+
+    def queue(self, client: Any = None, gateway: dict[str, Any] | None = None, **options: Any) -> Any:
+        settings = QUICK | (gateway or {})
+        made = self.gateway_class(redis_client=client or self.client(), **settings)
+        return self.queue_class("faults", gateway=made, **options)
+
+    def publish(self, queue: Any, message: Any) -> bool:
+        return queue.publish(message)
+
+    def process(
+        self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = lambda: False
+    ) -> Any:
+        """Handle one message and stay busy with it as long as `busy` says; the payload, or None."""
+        with queue.process_message() as message:
+            if message is not None:
+                handler(message)
+                while busy():
+                    time.sleep(0.005)
+            return message
+
+    def command(self, client: Any, *words: Any) -> Any:
+        """A command of the user's own."""
+        return client.execute_command(*words)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+class AsyncioShell(BlockingShell):
+    """The queue for tasks, on a loop that lives as long as the test."""
+
+    queue_class = redis_message_queue.asyncio.RedisMessageQueue
+    gateway_class = redis_message_queue.asyncio.RedisGateway
+    retry_class = AsyncioRetry
+
+    def __init__(self, port: int, client_class: Any) -> None:
+        super().__init__(port, client_class)
+        self.packs_by_hand = client_class is redis.asyncio.Redis
+        self.runner = asyncio.Runner()
+
+    def publish(self, queue: Any, message: Any) -> bool:
+        return self.runner.run(queue.publish(message))
+
+    def process(
+        self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = lambda: False
+    ) -> Any:
+        return self.runner.run(self._process(queue, handler, busy))
+
+    async def _process(self, queue: Any, handler: Callable[[Any], Any], busy: Callable[[], bool]) -> Any:
+        async with queue.process_message() as message:
+            if message is not None:
+                handler(message)
+                while busy():
+                    await asyncio.sleep(0.005)
+            return message
+
+    def command(self, client: Any, *words: Any) -> Any:
+        return self.runner.run(client.execute_command(*words))
+
+    def close(self) -> None:
+        async def close_all() -> None:
+            for client in self._clients:
+                await client.aclose()
+
+        with self.runner:
+            self.runner.run(close_all())
+
+
+WAYS: dict[str, Callable[[int], BlockingShell]] = {
+    "sync-packed": lambda port: BlockingShell(port, redis.Redis),
+    "sync-ordinary": lambda port: BlockingShell(port, OrdinaryRedis),
+    "asyncio-packed": lambda port: AsyncioShell(port, redis.asyncio.Redis),
+    "asyncio-ordinary": lambda port: AsyncioShell(port, OrdinaryAsyncioRedis),
+}

@@ -1,0 +1,125 @@
+"""Whoever has lost a message can do nothing to it."""
+
+import pytest
+
+from tests.lua.scripts_runner import KEYS, Caller, Taken, dump, fresh_id
+
+VERBS = {
+    "settle": lambda caller, held: caller.settle(held),
+    "settle into a list": lambda caller, held: caller.settle(held, kept=KEYS.completed),
+    "give back": lambda caller, held: caller.give_back(held),
+    "give back, forgiven": lambda caller, held: caller.give_back(held, forgiven=True),
+    "renew": lambda caller, held: caller.renew(held),
+}
+every_verb = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+
+
+def taken_over(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    caller.expire()
+    other.claim()
+
+
+def taken_over_twice(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    taken_over(caller, other, taken)
+    taken_over(caller, other, taken)
+
+
+def given_back(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    other.give_back(taken)
+
+
+def given_back_and_taken(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    other.give_back(taken, forgiven=True)
+    other.claim()
+
+
+def settled(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    other.settle(taken)
+
+
+def settled_by_another(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    caller.expire()
+    other.settle(other.claim().taken)
+
+
+def dead(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    caller.expire()
+    other.settings.most = 1
+    other.claim()
+
+
+LOSSES = [taken_over, taken_over_twice, given_back, given_back_and_taken, settled, settled_by_another, dead]
+
+
+@every_verb
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__.replace("_", " "))
+def test_a_holder_that_has_lost_its_message_changes_nothing(caller: Caller, other: Caller, loss, verb):
+    """Its lease number is no longer the message's, whatever has become of it."""
+    taken = caller.hold(b"first")
+    loss(caller, other, taken)
+    before = dump(caller.client)
+    assert verb(caller, taken) == b"0"
+    assert dump(caller.client) == before
+
+
+@every_verb
+def test_the_second_holder_is_not_disturbed(caller: Caller, other: Caller, verb):
+    """When the first holder finishes late, the message is still the second one's to settle."""
+    taken = caller.hold(b"first")
+    caller.expire()
+    second = other.claim().taken
+    verb(caller, taken)
+    assert other.renew(second) == b"1"
+    assert other.settle(second) == b"1"
+
+
+@pytest.mark.parametrize("verb", [verb for name, verb in VERBS.items() if name != "renew"])
+@pytest.mark.parametrize("loss", [given_back, given_back_and_taken, settled])
+def test_without_leases_a_holder_is_fenced_off_just_the_same(caller: Caller, other: Caller, loss, verb):
+    """The lease number grows with or without deadlines."""
+    caller.settings.lease_us = other.settings.lease_us = 0
+    taken = caller.hold(b"first")
+    loss(caller, other, taken)
+    before = dump(caller.client)
+    assert verb(caller, taken) == b"0"
+    assert dump(caller.client) == before
+
+
+@every_verb
+def test_a_number_that_was_never_given_holds_nothing(caller: Caller, verb):
+    """Neither a future lease, nor an id that nobody knows, nor a message that still waits in the line."""
+    (held,) = caller.hold(b"first")
+    (waiting,) = caller.publish_all([b"second"])
+    before = dump(caller.client)
+    assert verb(caller, [(held.id, 0), (held.id, 2), (fresh_id(), 1), (waiting, 0), (waiting, 1)]) == b"00000"
+    assert dump(caller.client) == before
+
+
+@every_verb
+def test_a_batch_is_judged_message_by_message(caller: Caller, other: Caller, verb):
+    """What is lost does not keep the rest from its way, and the marks tell which is which."""
+    lost = caller.hold(b"lost")
+    caller.expire()
+    other.claim()
+    one, two = caller.hold(b"one", b"two")
+    assert verb(caller, [one, *lost, two]) == b"101"
+    assert caller.client.hexists(KEYS.processing, lost[0].id)
+
+
+@every_verb
+def test_an_expired_lease_that_nobody_has_taken_is_still_the_holders(caller: Caller, verb):
+    """Late but first: no work is done twice for it."""
+    taken = caller.hold(b"first")
+    caller.expire()
+    assert verb(caller, taken) == b"1"
+
+
+def test_a_renewed_lease_is_as_long_as_a_new_one(caller: Caller):
+    """Its time begins at the renewal, by the server's clock."""
+    held = caller.hold(b"first")
+    caller.pass_time(caller.settings.lease_us - 1_000_000)
+    before = caller.client.time()
+    caller.renew(held)
+    after = caller.client.time()
+    left = caller.deadlines()[held[0].id] - caller.settings.lease_us
+    assert before <= divmod(int(left) - 1, 1_000_000) <= after

@@ -1,0 +1,148 @@
+"""What a message costs while it is there, and what is left when it has gone."""
+
+import pytest
+
+from tests.conftest import StartServer
+from tests.lua.scripts_runner import KEYS, Caller, fresh_id
+from tests.lua.situations import EVERY, Situation, script_of, title
+
+
+def left_behind(caller: Caller) -> set[str]:
+    """Which keys exist, without the token in the bell and the answers of callers."""
+    keys = {key.decode() for key in caller.client.scan_iter(count=1000)}
+    return {key for key in keys if key != KEYS.bell and not key.startswith(KEYS.reply(""))}
+
+
+def handled(caller: Caller) -> None:
+    caller.publish(b"first")
+    caller.settle(caller.claim().taken)
+
+
+def handled_in_a_batch(caller: Caller) -> None:
+    caller.settle(caller.hold(b"first", b"second"))
+
+
+def handled_after_expiry(caller: Caller) -> None:
+    caller.hold(b"first")
+    caller.expire()
+    caller.settle(caller.claim().taken)
+
+
+def handled_after_giving_back(caller: Caller) -> None:
+    caller.give_back(caller.hold(b"first"))
+    caller.settle(caller.claim().taken)
+
+
+def handled_after_forgiving(caller: Caller) -> None:
+    caller.give_back(caller.hold(b"first"), forgiven=True)
+    caller.settle(caller.claim().taken)
+
+
+def asked_in_vain(caller: Caller) -> None:
+    caller.claim()
+
+
+def settled_in_vain(caller: Caller) -> None:
+    caller.settle([(fresh_id(), 1)])
+    caller.give_back([(fresh_id(), 1)])
+    caller.renew([(fresh_id(), 1)])
+
+
+def dropped(caller: Caller) -> None:
+    caller.settings.limit, caller.settings.overload = 1, "drop"
+    caller.publish_all([b"first"])
+    caller.publish(b"second")
+    caller.settle(caller.claim(2).taken)
+
+
+def given_back_and_dropped(caller: Caller) -> None:
+    caller.give_back(caller.hold(b"first"))
+    caller.settings.limit, caller.settings.overload = 1, "drop"
+    caller.publish(b"second")
+    caller.settle(caller.claim(2).taken)
+
+
+LIVES = [
+    handled,
+    handled_in_a_batch,
+    handled_after_expiry,
+    handled_after_giving_back,
+    handled_after_forgiving,
+    asked_in_vain,
+    settled_in_vain,
+    dropped,
+    given_back_and_dropped,
+]
+
+
+@pytest.mark.parametrize("life", LIVES, ids=title)
+def test_nothing_is_left_of_a_message_that_has_gone(life, caller: Caller):
+    """Besides a token in the bell and the answers of its callers, which end by themselves."""
+    life(caller)
+    assert left_behind(caller) == set()
+
+
+@pytest.mark.parametrize("life", [life for life in LIVES if life is not handled_after_expiry], ids=title)
+def test_nothing_is_left_without_leases(life, caller: Caller):
+    """The same in a queue whose messages are held for good."""
+    caller.settings.lease_us = 0
+    life(caller)
+    assert left_behind(caller) == set()
+
+
+@pytest.mark.parametrize("kept", [KEYS.completed, KEYS.failed, KEYS.dead_letter])
+def test_only_the_list_is_left_where_something_is_kept(kept: str, caller: Caller):
+    """And in it the payload alone."""
+    caller.hold(b"first")
+    caller.expire()
+    caller.settle(caller.claim().taken, kept=kept)
+    assert left_behind(caller) == {kept}
+    assert caller.client.lrange(kept, 0, -1) == [b"first"]
+
+
+@pytest.mark.parametrize("how", ["expired", "given back"])
+def test_only_the_dead_letter_is_left_of_a_message_that_was_delivered_too_often(how: str, caller: Caller):
+    """Its numbers go with it."""
+    caller.settings.most = 1
+    taken = caller.hold(b"first")
+    caller.expire() if how == "expired" else caller.give_back(taken)
+    caller.claim()
+    assert left_behind(caller) == {KEYS.dead_letter}
+
+
+def test_a_message_that_is_delivered_once_has_no_entry_in_the_deliveries(caller: Caller):
+    """Most are, and none of them pays for it."""
+    caller.hold(b"first", b"second")
+    caller.publish(b"third")
+    caller.claim()
+    assert not caller.client.exists(KEYS.deliveries)
+
+
+@pytest.mark.parametrize("situation", [one for one in EVERY if script_of(one) not in ("renew", "ring")], ids=title)
+def test_every_answer_ends_by_itself(situation: Situation, caller: Caller):
+    """The key of a caller that has gone is forgotten when its time is over."""
+    situation(caller)()
+    for key in caller.client.scan_iter(match=KEYS.reply("*")):
+        assert 0 < caller.client.pttl(key) <= caller.settings.keep_ms
+    for key in (KEYS.watch, KEYS.deduplication("a key")):
+        assert caller.client.pttl(key) != -1
+
+
+def test_ten_thousand_messages_fit(start_server: StartServer):
+    """A 198-byte message costs less than 240 bytes while it waits and less than 450 while it is held."""
+    with start_server().client() as client:
+        caller = Caller(client)
+        caller.settle(caller.hold(b"so that scripts and connections are paid for"))
+        empty = client.info("memory")["used_memory"]
+
+        caller.publish_all([b"x" * 198] * 10_000)
+        waiting = (client.info("memory")["used_memory"] - empty) / 10_000
+        by_key = client.memory_usage(KEYS.pending, samples=0) / 10_000
+        assert by_key < 240
+        assert waiting < 240
+
+        for _ in range(10):
+            assert len(caller.claim(1_000).taken) == 1_000
+        held = (client.info("memory")["used_memory"] - empty) / 10_000
+        assert held < 450
+        print(f"{by_key:.1f} {waiting:.1f} {held:.1f}")

@@ -1,0 +1,133 @@
+"""A server without memory takes nothing in, and can be emptied.
+
+Redis asks for memory only at the first write of a script, so all depends on which one that is.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from redis_message_queue.embedded import EmbeddedRedis
+from tests.conftest import StartServer
+from tests.lua import situations
+from tests.lua.scripts_runner import FRESH, ON_WATCH, WOKEN, Caller, dump
+from tests.lua.situations import RENEWALS, RETURNS, SETTLEMENTS, Situation, title
+
+SECOND_US = 1_000_000
+OUT_OF_MEMORY = r"OOM|maxmemory"
+
+REFUSED = (
+    situations.publish,
+    situations.publish_with_a_key,
+    situations.publish_behind_others,
+    situations.publish_and_drop,
+    situations.claim_the_usual_way,
+    situations.claim_the_usual_way_without_leases,
+    situations.claim_when_woken,
+    situations.claim_from_the_line,
+    situations.claim_without_leases,
+    situations.claim_again,
+    situations.claim_both_kinds,
+    situations.claim_past_foreign_values,
+    situations.claim_nothing_but_foreign_values,
+    situations.claim_past_expired_dead_letters,
+    situations.claim_nothing_but_expired_dead_letters,
+    situations.claim_past_returned_dead_letters,
+    situations.claim_nothing_but_returned_dead_letters,
+    situations.claim_everything_at_once,
+)
+
+
+@pytest.fixture(scope="module")
+def limited(server_setting: str) -> Iterator[EmbeddedRedis]:
+    """A server that will be made to run out of memory."""
+    with EmbeddedRedis(binary=server_setting, config={"maxmemory-policy": "noeviction"}) as started:
+        yield started
+
+
+@pytest.fixture
+def caller(limited: EmbeddedRedis) -> Iterator[Caller]:
+    """A caller whose server has memory until the test takes it away."""
+    with limited.client() as client:
+        client.config_set("maxmemory", 0)
+        client.flushall()
+        yield Caller(client)
+
+
+def run_out_of_memory(client: redis.Redis) -> None:
+    """From now on the server holds more than it may."""
+    client.config_set("maxmemory", 1)
+    with pytest.raises(redis.OutOfMemoryError):
+        client.set("one more", "value")
+
+
+@pytest.mark.parametrize("situation", REFUSED, ids=title)
+def test_what_brings_something_in_is_refused_and_has_changed_nothing(situation: Situation, caller: Caller):
+    """A publish, and a claim that finds something."""
+    call = situation(caller)
+    before = dump(caller.client)
+    run_out_of_memory(caller.client)
+    with pytest.raises(redis.ResponseError, match=OUT_OF_MEMORY):
+        call()
+    assert dump(caller.client) == before
+
+
+@pytest.mark.parametrize("situation", [*SETTLEMENTS, *RETURNS, *RENEWALS], ids=title)
+def test_what_a_holder_does_succeeds(situation: Situation, caller: Caller):
+    """It settles, into a list too, gives back and renews, with the same outcome as ever."""
+    expected = situation(caller)()
+    caller.client.flushall()
+    call = situation(caller)
+    run_out_of_memory(caller.client)
+    assert call() == expected
+    assert caller.repeat() == expected
+
+
+@pytest.mark.parametrize("woken", [FRESH, WOKEN, ON_WATCH])
+@pytest.mark.parametrize("leased", [True, False], ids=["with leases", "without leases"])
+def test_an_empty_claim_answers_that_it_is_empty(caller: Caller, leased: bool, woken: int):
+    """Waiting is not refused, also beside a lease that will end soon."""
+    caller.settings.lease_us = 900_000 * leased
+    caller.hold(b"held")
+    run_out_of_memory(caller.client)
+    claimed = caller.claim(slice_us=SECOND_US, woken=woken)
+    assert (claimed.taken, claimed.dead, claimed.again) == ((), (), False)
+
+
+@pytest.mark.parametrize("leased", [True, False], ids=["with leases", "without leases"])
+def test_a_claim_sent_again_finds_what_it_took(caller: Caller, leased: bool):
+    """A message that is held already needs no memory; to drain a full server begins with this question."""
+    caller.settings.lease_us *= leased
+    held = caller.hold(b"first", b"second")
+    run_out_of_memory(caller.client)
+    assert caller.claim(0, call=caller.number).taken == held
+
+
+def test_asking_with_count_0_shuts_out_a_claim_that_never_arrived(caller: Caller):
+    """It was told "nothing", so the claim must find nothing when it arrives, though there is memory again."""
+    caller.publish(b"first")
+    run_out_of_memory(caller.client)
+    assert caller.claim(0, call=caller.number + 1).taken == ()
+    caller.client.config_set("maxmemory", 0)
+    assert caller.claim(1, call=caller.number + 1).taken == ()
+
+
+def test_a_server_that_is_filled_to_the_brim_can_be_emptied(start_server: StartServer):
+    """Publishers fill it until they are refused; what consumers hold goes out, and the rest follows."""
+    server = start_server(config={"maxmemory": "4mb", "maxmemory-policy": "noeviction"})
+    with server.client() as client:
+        caller = Caller(client)
+        held = caller.hold(*[b"x" * 20_000] * 20)
+        published = 20
+        with pytest.raises(redis.ResponseError, match=OUT_OF_MEMORY):
+            while True:
+                caller.publish(b"x" * 20_000)
+                published += 1
+        assert caller.settle(held) == b"1" * 20
+        settled = 20
+        while taken := caller.claim().taken:
+            assert caller.settle(taken) == b"1"
+            settled += 1
+        assert settled == published > 20
+        assert caller.publish(b"there is room again") == 1

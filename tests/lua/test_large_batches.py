@@ -1,0 +1,139 @@
+"""Many messages at once: as many as are meant to be, and none lost beyond."""
+
+import pytest
+import redis
+
+from tests.lua.scripts_runner import KEYS, Caller, Taken, dump, numbered
+
+# What the protocol may put into one call. Lua unpacks no more than 7,999 values, and half as many pairs.
+MOST = 1_000
+
+VERBS = {
+    "settle": lambda caller, held: caller.settle(held),
+    "settle into a list": lambda caller, held: caller.settle(held, kept=KEYS.completed),
+    "give back": lambda caller, held: caller.give_back(held),
+    "renew": lambda caller, held: caller.renew(held),
+}
+
+
+def hold_many(caller: Caller, count: int) -> list[Taken]:
+    caller.publish_all(numbered(count))
+    taken: list[Taken] = []
+    while len(taken) < count:
+        taken += caller.claim(MOST).taken
+    return taken
+
+
+@pytest.mark.parametrize("count", [999, 1_000, 1_001])
+def test_a_claim_takes_up_to_a_thousand(caller: Caller, count: int):
+    """In their order; what is wanted beyond is left for the next call."""
+    caller.publish_all(numbered(1_500))
+    claimed = caller.claim(count)
+    assert claimed.payloads == numbered(min(count, 1_000))
+    assert caller.repeat() == claimed
+    assert caller.client.hlen(KEYS.processing) == caller.client.zcard(KEYS.leases) == min(count, 1_000)
+
+
+def test_a_claim_takes_up_to_a_thousand_expired_ones(caller: Caller):
+    """In their order, with new numbers."""
+    hold_many(caller, 1_500)
+    caller.expire()
+    claimed = caller.claim(1_000)
+    assert claimed.payloads == numbered(1_000)
+    assert {one.lease for one in claimed.taken} == {2}
+    assert caller.claim(1_000).payloads == numbered(1_500)[1_000:]
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+@pytest.mark.parametrize("delivered", ["once", "twice"])
+def test_a_thousand_messages_go_in_one_call(caller: Caller, verb, delivered: str):
+    """As many as a claim may take."""
+    held = caller.hold(*numbered(MOST))
+    if delivered == "twice":
+        caller.expire()
+        held = caller.claim(MOST).taken
+    assert verb(caller, held) == b"1" * MOST
+
+
+def test_a_thousand_messages_that_are_given_back_keep_their_order(caller: Caller):
+    """They stand at the head as they stood before."""
+    caller.publish_all(numbered(1_100))
+    caller.give_back(caller.claim(MOST).taken)
+    assert caller.claim(MOST).payloads + caller.claim(MOST).payloads == numbered(1_100)
+
+
+def test_a_thousand_settled_messages_lie_in_the_list_newest_left(caller: Caller):
+    """None is missing."""
+    caller.settle(caller.hold(*numbered(MOST)), kept=KEYS.completed)
+    assert caller.client.lrange(KEYS.completed, 0, -1) == numbered(MOST)[::-1]
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+@pytest.mark.parametrize("count", [4_000, 8_000])
+def test_more_than_can_be_done_is_done_whole_or_not_at_all(caller: Caller, verb, count: int):
+    """No lease is lost on the way to an error."""
+    held = hold_many(caller, count)
+    before = dump(caller.client)
+    try:
+        assert verb(caller, held) == b"1" * count
+    except redis.ResponseError:
+        assert dump(caller.client) == before
+
+
+# Dead letters in the way
+
+
+def foreign(caller: Caller) -> None:
+    with caller.client.pipeline(transaction=False) as pipe:
+        for payload in numbered(5_000):
+            pipe.lpush(KEYS.pending, payload)
+        pipe.execute()
+
+
+def expired(caller: Caller) -> None:
+    hold_many(caller, 5_000)
+    caller.expire()
+
+
+def returned(caller: Caller) -> None:
+    held = hold_many(caller, 5_000)
+    for start in range(4_000, -1, -MOST):
+        caller.give_back(held[start : start + MOST])
+
+
+@pytest.mark.parametrize("poison", [foreign, expired, returned], ids=lambda poison: poison.__name__)
+@pytest.mark.parametrize("count", [1, 10])
+def test_thousands_of_dead_letters_are_worked_off_in_several_calls(caller: Caller, poison, count: int):
+    """At most a thousand a call, in their order and none lost; then the message behind them is delivered."""
+    poison(caller)
+    caller.settings.most = 1
+    caller.publish(b"behind them")
+    dead = []
+    while (claimed := caller.claim(count)).again:
+        assert claimed.taken == ()
+        assert len(claimed.dead) == 1_000
+        dead += claimed.dead
+    assert claimed.payloads == [b"behind them"]
+    assert len(dead + list(claimed.dead)) == 5_000
+    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == numbered(5_000)[::-1]
+    assert caller.client.hlen(KEYS.processing) == 1
+    assert not caller.client.exists(KEYS.pending, KEYS.deliveries)
+
+
+def test_the_calls_between_can_be_sent_again(caller: Caller):
+    """The repetition says "again" too, names the same dead letters, and moves no more."""
+    foreign(caller)
+    claimed = caller.claim()
+    before = dump(caller.client)
+    assert caller.repeat() == claimed
+    assert claimed.again
+    assert dump(caller.client) == before
+
+
+def test_thousands_of_leases_without_bodies_are_worked_off_in_several_calls(caller: Caller):
+    """They are tidied away a thousand a call."""
+    hold_many(caller, 2_500)
+    caller.client.delete(KEYS.processing)
+    caller.expire()
+    assert [caller.claim().again for _ in range(3)] == [True, True, False]
+    assert not caller.client.exists(KEYS.leases)

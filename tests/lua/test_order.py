@@ -1,0 +1,202 @@
+"""Messages keep their order, also when they come back; numbers go where they should."""
+
+import pytest
+
+from tests.lua.scripts_runner import FRESH, KEYS, WOKEN, Caller, numbered
+
+
+@pytest.mark.parametrize("woken", [FRESH, WOKEN], ids=["fresh", "woken"])
+def test_quick_claims_that_all_expire_come_back_in_their_order(caller: Caller, woken: int):
+    """Deadlines in microseconds tell 230 claims apart that took a few milliseconds."""
+    payloads = numbered(230)
+    caller.publish_all(payloads)
+    assert [one.only.payload for one in caller.claim_one_by_one(230, woken)] == payloads
+    caller.expire()
+    assert [one.only.payload for one in caller.claim_one_by_one(230, woken)] == payloads
+    caller.expire()
+    assert caller.claim(230).payloads == payloads
+
+
+def test_a_batch_comes_back_in_its_order(caller: Caller):
+    """Messages that were claimed together have deadlines one after the other."""
+    payloads = numbered(100)
+    caller.hold(*payloads)
+    caller.expire()
+    assert caller.claim(40).payloads == payloads[:40]
+    assert caller.claim(60).payloads == payloads[40:]
+
+
+def test_batches_and_single_claims_come_back_in_their_order(caller: Caller):
+    """The places within a batch do not reach into the time of the next claim."""
+    payloads = numbered(1_230)
+    caller.publish_all(payloads)
+    caller.claim(1_000)
+    caller.claim_one_by_one(200)
+    caller.claim(30)
+    caller.expire()
+    assert caller.claim(1_000).payloads + caller.claim(1_000).payloads == payloads
+
+
+def test_renewed_leases_keep_the_order_of_the_batch(caller: Caller):
+    """A heartbeat for many does not shuffle them."""
+    held = caller.hold(*numbered(50))
+    assert caller.renew(held) == b"1" * 50
+    caller.expire()
+    assert caller.claim(50).payloads == numbered(50)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_expired_messages_come_before_the_line(caller: Caller, count: int):
+    """They have waited longer than anything in it."""
+    caller.hold(b"first", b"second")
+    caller.publish_all([b"third", b"fourth"])
+    caller.expire()
+    taken = [one for _ in range(5) for one in caller.claim(count).taken]
+    assert [one.payload for one in taken] == [b"first", b"second", b"third", b"fourth"]
+    assert [one.origin for one in taken] == ["lease", "lease", "line", "line"]
+
+
+def test_leases_that_run_stay_with_their_holders(caller: Caller):
+    """Only what has expired is claimed again."""
+    first, _ = caller.hold(b"first", b"second")
+    caller.expire()
+    caller.renew([first])
+    assert caller.claim(5).payloads == [b"second"]
+
+
+def test_a_queue_without_leases_takes_nothing_back(caller: Caller):
+    """Nothing is written to the leases, so nothing expires."""
+    caller.settings.lease_us = 0
+    caller.hold(b"first", b"second")
+    caller.publish(b"third")
+    assert not caller.client.exists(KEYS.leases)
+    assert caller.claim(5).payloads == [b"third"]
+
+
+@pytest.mark.parametrize("leased", [True, False], ids=["with leases", "without leases"])
+def test_what_is_given_back_returns_to_the_head_in_its_order(caller: Caller, leased: bool):
+    """The oldest is the next again."""
+    caller.settings.lease_us *= leased
+    caller.publish_all(numbered(5))
+    taken = caller.claim(3).taken
+    assert caller.give_back(taken) == b"111"
+    assert caller.claim(5).payloads == numbered(5)
+
+
+def test_a_part_that_is_given_back_goes_to_the_head(caller: Caller):
+    """The rest of the batch stays with its holder."""
+    caller.publish_all(numbered(4))
+    first, second, third = caller.claim(3).taken
+    assert caller.give_back([first, third]) == b"11"
+    assert caller.claim(5).payloads == [b"message 0", b"message 2", b"message 3"]
+    assert caller.settle([second]) == b"1"
+
+
+# Lease number and delivery count
+
+RETURNS = {
+    "expired": (lambda caller, taken: caller.expire(), 1),
+    "given back": (lambda caller, taken: caller.give_back(taken), 1),
+    "given back, forgiven": (lambda caller, taken: caller.give_back(taken, forgiven=True), 0),
+}
+
+
+@pytest.mark.parametrize("comes_back, counts", RETURNS.values(), ids=RETURNS)
+def test_the_lease_number_grows_with_every_claim_and_the_count_with_those_that_count(
+    caller: Caller, comes_back, counts: int
+):
+    """Forgiven, a delivery is as if it had not been; the lease number never goes back."""
+    caller.publish(b"first")
+    numbers = []
+    for _ in range(5):
+        taken = caller.claim().taken
+        numbers += [(one.lease, one.count) for one in taken]
+        comes_back(caller, taken)
+    assert numbers == [(lease, 1 + counts * (lease - 1)) for lease in range(1, 6)]
+
+
+def test_ways_of_coming_back_may_mix(caller: Caller):
+    """Each claim raises both numbers; only forgiveness lowers the count."""
+    caller.publish(b"first")
+    numbers = []
+    for how in ("expired", "given back, forgiven", "given back", "expired", "given back, forgiven", "expired"):
+        taken = caller.claim().taken
+        numbers += [(one.lease, one.count) for one in taken]
+        RETURNS[how][0](caller, taken)
+    assert numbers == [(1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (6, 4)]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("how", ["expired", "given back"])
+def test_a_message_over_its_limit_becomes_a_dead_letter(caller: Caller, how: str, most: int):
+    """It is delivered as often as it may be, and then no more; the answer tells id and count."""
+    caller.settings.most = most
+    (id,) = caller.publish_all([b"poison"])
+    for count in range(1, most + 1):
+        taken = caller.claim().taken
+        assert [one.count for one in taken] == [count]
+        RETURNS[how][0](caller, taken)
+    claimed = caller.claim()
+    assert (claimed.taken, claimed.dead, claimed.notes) == ((), ((id, most),), b"")
+    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"poison"]
+    assert not caller.client.exists(KEYS.pending, KEYS.processing, KEYS.leases, KEYS.deliveries)
+
+
+def test_a_forgiven_message_never_becomes_a_dead_letter(caller: Caller):
+    """With a limit of one it is delivered as often as it is given back untouched."""
+    caller.settings.most = 1
+    caller.publish(b"first")
+    for _ in range(5):
+        assert caller.give_back(caller.claim().taken, forgiven=True) == b"1"
+    assert caller.claim().payloads == [b"first"]
+
+
+def test_without_a_limit_no_message_becomes_a_dead_letter(caller: Caller):
+    """However often it comes back."""
+    caller.publish(b"first")
+    for _ in range(20):
+        assert caller.claim().payloads == [b"first"]
+        caller.expire()
+    assert not caller.client.exists(KEYS.dead_letter)
+
+
+# Lists that are kept, newest left
+
+
+@pytest.mark.parametrize("how", ["expired", "given back"])
+def test_dead_letters_lie_newest_left_and_no_more_than_allowed(caller: Caller, how: str):
+    """Those that were pushed first are cut off first."""
+    caller.settings.most, caller.settings.dlq_limit = 1, 3
+    caller.client.lpush(KEYS.dead_letter, b"older", b"old")
+    RETURNS[how][0](caller, caller.hold(b"first", b"second"))
+    caller.claim()
+    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"second", b"first", b"old"]
+
+
+@pytest.mark.parametrize("kept", [KEYS.completed, KEYS.failed, KEYS.dead_letter])
+@pytest.mark.parametrize("leased", [True, False], ids=["with leases", "without leases"])
+def test_settled_messages_lie_newest_left_and_no_more_than_allowed(caller: Caller, kept: str, leased: bool):
+    """Payloads alone, as they were published."""
+    caller.settings.lease_us *= leased
+    caller.client.lpush(kept, b"older", b"old")
+    assert caller.settle(caller.hold(b"first", b"second"), kept=kept, limit=3) == b"11"
+    assert caller.client.lrange(kept, 0, -1) == [b"second", b"first", b"old"]
+
+
+def test_a_list_without_a_limit_keeps_everything(caller: Caller):
+    """A limit of 0 is none."""
+    caller.settings.most = 1
+    caller.settle(caller.hold(*numbered(10)), kept=KEYS.completed)
+    caller.hold(*numbered(10))
+    caller.expire()
+    caller.claim()
+    assert caller.client.llen(KEYS.completed) == caller.client.llen(KEYS.dead_letter) == 10
+
+
+def test_a_lease_without_a_body_is_tidied_away(caller: Caller):
+    """Nobody can be given a message that is not there; the next one is delivered."""
+    held = caller.hold(b"first", b"second")
+    caller.client.hdel(KEYS.processing, held[0].id)
+    caller.expire()
+    assert caller.claim(5).payloads == [b"second"]
+    assert list(caller.deadlines()) == [held[1].id]

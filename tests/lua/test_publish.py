@@ -1,0 +1,106 @@
+"""What publishing writes, refuses and drops."""
+
+import time
+
+import pytest
+
+from redis_message_queue import envelope
+from tests.lua.scripts_runner import KEYS, Caller, dump, fresh_id, numbered
+
+
+def test_the_server_stamps_the_time(caller: Caller):
+    """Ages are measured with one clock, and it is the server's."""
+    id = fresh_id()
+    before = caller.client.time()
+    caller.publish(b"first", id=id)
+    after = caller.client.time()
+    opened = envelope.Envelope(caller.client.lindex(KEYS.pending, 0))
+    assert (opened.id, opened.payload, opened.tenant) == (id, b"first", None)
+    assert before <= divmod(round(opened.published_at * 1_000_000), 1_000_000) <= after
+
+
+def test_messages_leave_in_the_order_in_which_they_came(caller: Caller):
+    """First in, first out; in one batch or one by one."""
+    payloads = numbered(20)
+    caller.publish_all(payloads)
+    assert caller.claim(10).payloads == payloads[:10]
+    assert [one.only.payload for one in caller.claim_one_by_one(10)] == payloads[10:]
+
+
+def test_a_key_suppresses_until_its_window_ends(caller: Caller):
+    """The marker tells by six bytes of the id whose it is, for the length of the window."""
+    id, caller.settings.window_ms = fresh_id(), 40
+    assert caller.publish(b"first", id=id, marker="a key") == 1
+    assert int(caller.client.get(KEYS.deduplication("a key"))) == int.from_bytes(id[:6], "big")
+    assert 0 < caller.client.pttl(KEYS.deduplication("a key")) <= 40
+    assert caller.publish(b"second", marker="another key") == 1
+    assert caller.publish(b"third", marker="a key") == 0
+    time.sleep(0.06)
+    assert caller.publish(b"fourth", marker="a key") == 1
+    assert caller.claim(9).payloads == [b"first", b"second", b"fourth"]
+
+
+def test_a_duplicate_leaves_the_marker_as_it_is(caller: Caller):
+    """Neither its id nor its window begins anew."""
+    caller.publish(b"first", marker="a key")
+    caller.client.pexpire(KEYS.deduplication("a key"), 30_000)
+    held_by = caller.client.get(KEYS.deduplication("a key"))
+    assert caller.publish(b"second", marker="a key") == 0
+    assert caller.client.get(KEYS.deduplication("a key")) == held_by
+    assert caller.client.pttl(KEYS.deduplication("a key")) <= 30_000
+
+
+@pytest.mark.parametrize("overload", ["refuse", "drop"])
+def test_a_duplicate_is_a_duplicate_in_a_full_line_too(caller: Caller, overload: str):
+    """It needs no room, so it neither is refused nor drops anybody."""
+    caller.settings.limit, caller.settings.overload = 1, overload
+    caller.publish(b"first", marker="a key")
+    assert caller.publish(b"second", marker="a key") == 0
+    assert caller.claim(9).payloads == [b"first"]
+
+
+def test_a_full_line_refuses_without_a_trace(caller: Caller):
+    """Up to the limit all get in; then only the caller's own answer changes, and the key stays free."""
+    caller.settings.limit = 3
+    assert [caller.publish(payload) for payload in numbered(3)] == [1, 1, 1]
+    before = dump(caller.client)
+    assert caller.publish(b"too many", marker="a key") == -1
+    after = dump(caller.client)
+    assert after.pop(caller.reply.encode()) != before.pop(caller.reply.encode())
+    assert after == before
+    caller.claim()
+    assert caller.publish(b"again", marker="a key") == 1
+
+
+def test_a_full_line_drops_its_oldest(caller: Caller):
+    """The newcomer gets in, and the answer names who had to leave, the oldest first."""
+    ids = caller.publish_all(numbered(4))
+    caller.settings.limit, caller.settings.overload = 3, "drop"
+    assert caller.publish(b"newest") == b"d" + ids[0] + ids[1]
+    assert caller.claim(9).payloads == [b"message 2", b"message 3", b"newest"]
+
+
+def test_a_line_just_below_its_limit_drops_nobody(caller: Caller):
+    """The limit itself is allowed."""
+    caller.settings.limit, caller.settings.overload = 2, "drop"
+    assert [caller.publish(payload) for payload in numbered(2)] == [1, 1]
+
+
+def test_a_lowered_limit_is_reached_in_steps_of_a_thousand(caller: Caller):
+    """No publish blocks the server to drop a whole backlog."""
+    ids = caller.publish_all(numbered(2_500))
+    caller.settings.limit, caller.settings.overload = 10, "drop"
+    assert caller.publish(b"newest") == b"d" + b"".join(ids[:1_000])
+    assert caller.publish(b"newest") == b"d" + b"".join(ids[1_000:2_000])
+    caller.publish(b"newest")
+    assert caller.client.llen(KEYS.pending) == 10
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3])
+def test_a_publish_does_its_work_however_many_tokens_lie_in_the_bell(caller: Caller, tokens: int):
+    """One is usual, more do no harm."""
+    for _ in range(tokens):
+        caller.client.lpush(KEYS.bell, "1")
+    assert caller.publish(b"first", marker="a key") == 1
+    assert caller.rings() == max(1, tokens)
+    assert caller.claim().payloads == [b"first"]

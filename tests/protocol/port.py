@@ -1,0 +1,270 @@
+"""A port to a memory: it loses what a test wants lost, and breaks off where a test wants it broken off."""
+
+import inspect
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from redis_message_queue.errors import LuaScriptError
+from redis_message_queue.protocol.port import Answer, Argument, Command, Pause
+from tests.protocol.memory import SECOND, MemoryRedis, argument_names, to_us
+
+
+MOST_CALLS = 1000  # of one port: no story needs a tenth of it
+
+
+class Lost(ConnectionError):
+    """The connection broke. Whether the call was executed, only the test knows."""
+
+
+class Cancelled(BaseException):
+    """What asyncio's CancelledError is to a task."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How a call is lost: before or after its execution, or executed when its caller has long gone on."""
+
+    executed: bool
+    late_by: int | None = None
+
+    def __repr__(self) -> str:
+        if self.late_by is not None:
+            return f"late by {self.late_by}"
+        return "reply lost" if self.executed else "request lost"
+
+
+REQUEST = Loss(executed=False)
+REPLY = Loss(executed=True)
+
+
+def late(calls: int) -> Loss:
+    """A straggler: the request arrives after so many later calls."""
+    return Loss(executed=False, late_by=calls)
+
+
+class Turn:
+    """A point where a caller lets others go first.
+
+    One that sleeps may be the next to go on, and then time has passed; one that waits to be woken goes on when it
+    is, or when nobody else can.
+    """
+
+    def __init__(self, until_us: int | None = None, wakes: Callable[[], bool] | None = None) -> None:
+        self.until_us = until_us
+        self._wakes = wakes
+        self._woken = False
+
+    def is_ready(self, clock_us: int) -> bool:
+        """Whether the caller could be the next to go on."""
+        if self._wakes is None or self.until_us is None:
+            return True
+        self._woken = self._woken or self._wakes()
+        return self._woken or clock_us >= self.until_us
+
+    @property
+    def sleeps_until_us(self) -> int:
+        """When a sleeper goes on; others go on at once."""
+        return 0 if self._woken or self.until_us is None else self.until_us
+
+    def __await__(self) -> Generator["Turn", None, bool]:
+        yield self
+        return self._woken
+
+
+class Sent(NamedTuple):
+    """A call as it left the port."""
+
+    command: Command
+    arguments: tuple[Argument, ...]
+    at: float
+
+    @property
+    def verb(self) -> str:
+        return self.command.script.name
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments, by the names of the script's header."""
+        names = argument_names(self.command.script.source)
+        return dict(zip(names, (*self.command.settings, *self.arguments), strict=False))
+
+
+class MemoryPort:
+    """A `Port` of one queue object. It never suspends, or it does so before each call: as the test says.
+
+    ``losses`` tells by its place (0, 1, ...) which call is lost, and how. ``break_at`` are the numbers of points, of
+    all those where a real port could be broken off: before and after whatever it is asked to do. A port that
+    ``suspends`` can do so ``between`` execution and answer as well.
+    """
+
+    retry_window = 0.0
+
+    def __init__(
+        self,
+        memory: MemoryRedis,
+        losses: Mapping[int, Loss] | None = None,
+        *,
+        break_at: Collection[int] = (),
+        break_with: type[BaseException] = KeyboardInterrupt,
+        suspends: bool = False,
+        between: bool = False,
+        decodes: bool = False,
+        socket_timeout: float | None = None,
+        latency: float = 0.0,
+    ) -> None:
+        self.memory = memory
+        self.losses = dict(losses or {})
+        self.break_at = break_at
+        self.break_with = break_with
+        self.suspends = suspends
+        self.between = between
+        self.decodes = decodes
+        self.socket_timeout = socket_timeout
+        self.latency = latency  # of the way to the server, and of the way back
+        self.pid = 1
+        self.luck = 0.5
+        self.sent: list[Sent] = []
+        self.waits: list[float] = []
+        self.sleeps: list[float] = []
+        self.points: list[str] = []
+        self.sidecars: list[MemorySidecar] = []
+        self._shields: list[BaseException | None] = []
+
+    def verbs(self) -> list[str]:
+        """What was sent, in order."""
+        return [sent.verb for sent in self.sent]
+
+    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        verb, loss = command.script.name, self.losses.get(len(self.sent))
+        self.sent.append(Sent(command, arguments, self.now()))
+        assert len(self.sent) <= MOST_CALLS, "the protocol goes round in circles"
+        await self._point(f"before {verb} is sent")
+        if self.suspends:
+            await Turn()
+        self._travel()
+        if loss is not None and not loss.executed:
+            if loss.late_by is not None:
+                self.memory.deliver_late(loss.late_by, lambda: self._arrive_late(command, open_keys, arguments))
+            raise Lost(f"the request of {verb} was lost")
+        answer = self.memory.run(command, open_keys, arguments)
+        self._travel()
+        await self._point(f"after {verb} was executed")
+        if self.suspends and self.between:
+            await Turn()
+        if loss is not None:
+            raise Lost(f"the reply of {verb} was lost")
+        return answer
+
+    def _travel(self) -> None:
+        if self.latency:
+            self.memory.pass_time(self.latency)
+
+    def _arrive_late(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> None:
+        try:
+            self.memory.execute(command, open_keys, arguments)
+        except LuaScriptError:
+            pass  # refused as overtaken; nobody is there to hear it
+
+    async def wait(self, bell: str, seconds: float) -> bool:
+        self.waits.append(seconds)
+        await self._point("before waiting for the bell")
+        rang = await self._pass_time(seconds, lambda: self.memory.take_token(bell))
+        await self._point("after waiting for the bell")
+        return rang
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        await self._point("before sleeping")
+        await self._pass_time(seconds)
+
+    async def _pass_time(self, seconds: float, wakes: Callable[[], bool] | None = None) -> bool:
+        if self.suspends:
+            return await Turn(self.memory.clock_us + to_us(seconds), wakes)
+        return self.memory.pass_time(seconds, wakes or (lambda: False))
+
+    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+        await self._point("before a function of the user's")
+        try:
+            value = function(*arguments)
+            return Answer(await value if inspect.isawaitable(value) else value)
+        except Exception as error:
+            return Answer(error=error)
+
+    async def shielded(self, work: Coroutine[Any, Any, Any]) -> Answer[Any]:
+        self._shields.append(None)
+        try:
+            value, trouble = await work, None
+        except Exception as error:
+            value, trouble = None, error
+        finally:
+            cancelled = self._shields.pop()
+        return Answer(value, trouble, cancelled)
+
+    async def _point(self, name: str) -> None:
+        self.points.append(name)
+        if len(self.points) - 1 in self.break_at:
+            broken = self.break_with(name)
+            # A cancellation waits until the shielded call is over; Ctrl-C does not.
+            if not (self._shields and self.is_cancellation(broken)):
+                raise broken
+            self._shields[-1] = broken
+
+    def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> "MemorySidecar":
+        self.sidecars.append(MemorySidecar(self.memory, work))
+        return self.sidecars[-1]
+
+    def now(self) -> float:
+        return self.memory.clock_us / SECOND
+
+    def chance(self) -> float:
+        return self.luck
+
+    def fresh_id(self) -> bytes:
+        return next(self.memory.ids).to_bytes(8, "big") * 2
+
+    def process(self) -> int:
+        return self.pid
+
+    def is_transient(self, error: BaseException) -> bool:
+        return isinstance(error, Lost)
+
+    def is_cancellation(self, error: BaseException) -> bool:
+        return isinstance(error, Cancelled)
+
+
+class MemorySidecar:
+    """A coroutine that goes on whenever the clock passes the end of its pause."""
+
+    def __init__(self, memory: MemoryRedis, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> None:
+        self._memory = memory
+        self._stopped = False
+        self._work = work(self._pause)
+        self.finished = False
+        self._go_on()
+
+    async def _pause(self, seconds: float) -> bool:
+        if seconds > 0 and not self._stopped:
+            await Turn(self._memory.clock_us + to_us(seconds))
+        return self._stopped
+
+    def _go_on(self) -> None:
+        if self.finished:
+            return
+        try:
+            turn = self._work.send(None)
+            while turn.until_us is None:
+                turn = self._work.send(None)
+        except StopIteration:
+            self.finished = True
+        else:
+            self._memory.at((turn.until_us - self._memory.clock_us) / SECOND, self._go_on)
+
+    async def stop(self) -> None:
+        self._stopped = True
+        self._go_on()
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._stopped = self.finished = True
+        self._work.close()

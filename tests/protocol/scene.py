@@ -1,0 +1,83 @@
+"""A stage for the protocol's tests: queue objects on one memory, and where their messages are."""
+
+from collections import Counter
+from typing import Any
+
+from redis_message_queue.keys import QueueKeys
+from redis_message_queue.options import GatewayOptions, QueueOptions
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.store import RedisStore
+from redis_message_queue.sync.queue import ProcessMessage
+from tests.protocol.memory import MemoryRedis, payload_of
+from tests.protocol.port import MemoryPort
+
+LEASE = 30.0
+
+
+class Scene:
+    """One queue in memory. Nobody waits for messages, and leases last 30 seconds, unless a test says otherwise."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.memory = MemoryRedis()
+        self.keys = QueueKeys.of("orders")
+        usual = {"message_visibility_timeout_seconds": LEASE, "message_wait_interval_seconds": 0}
+        self.settings = GatewayOptions(**usual | settings)
+
+    def port(self, *arguments: Any, **options: Any) -> MemoryPort:
+        """A port to this memory; see `MemoryPort` for how it can be broken."""
+        return MemoryPort(self.memory, *arguments, **options)
+
+    def store(self, port: MemoryPort | None = None) -> RedisStore:
+        """The verbs of one queue object."""
+        return RedisStore(port or self.port(), self.keys, self.settings)
+
+    def queue(self, port: MemoryPort | None = None, **options: Any) -> QueueProtocol:
+        """One queue object. It keeps what it handled, so that every message can be found somewhere."""
+        usual = {"enable_completed_queue": True, "enable_failed_queue": True}
+        return QueueProtocol(QueueOptions(name="orders", **usual | options), self.store(port))
+
+    # -- where the messages are
+
+    @property
+    def pending(self) -> list[bytes]:
+        """The payloads in line, the next one first."""
+        return [payload_of(stored) for stored in reversed(self.memory.lists[self.keys.pending])]
+
+    @property
+    def processing(self) -> list[bytes]:
+        return sorted(payload_of(stored) for stored in self.memory.hashes[self.keys.processing].values())
+
+    @property
+    def completed(self) -> list[bytes]:
+        return self.memory.lists[self.keys.completed]
+
+    @property
+    def failed(self) -> list[bytes]:
+        return self.memory.lists[self.keys.failed]
+
+    @property
+    def dead(self) -> list[bytes]:
+        return self.memory.lists[self.keys.dead_letter]
+
+    @property
+    def places(self) -> Counter[bytes]:
+        """In how many places each message is."""
+        return Counter([*self.pending, *self.processing, *self.completed, *self.failed, *self.dead])
+
+    @property
+    def rings(self) -> bool:
+        """Whether a token lies in the bell."""
+        return bool(self.memory.lists[self.keys.bell])
+
+    def let_leases_run_out(self) -> None:
+        self.memory.pass_time((self.settings.message_visibility_timeout_seconds or 0) + 1)
+
+
+def process_all(queue: QueueProtocol) -> list[bytes]:
+    """Handle messages, as the blocking shell does, until the queue is empty."""
+    handled = []
+    while True:
+        with ProcessMessage(queue) as payload:
+            if payload is None:
+                return handled
+            handled.append(payload)

@@ -1,0 +1,191 @@
+"""Each concurrent call has a slot of its own, each use of it a higher number, and each process its own slots."""
+
+import base64
+
+import pytest
+
+from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.port import finish
+from tests.protocol.port import REPLY, Lost, MemoryPort
+from tests.protocol.scene import Scene, process_all
+
+
+def calls_of(scene: Scene, port: MemoryPort | None = None) -> Calls:
+    return Calls(port or scene.port(), scene.keys, scene.settings)
+
+
+def numbers(port: MemoryPort) -> list[int]:
+    return [int(sent.given["call"]) for sent in port.sent]
+
+
+def test_a_slot_that_was_given_back_is_used_again():
+    calls = calls_of(Scene())
+    slot = calls.borrow()
+    calls.give_back(slot)
+    assert calls.borrow() is slot
+
+
+def test_two_calls_at_once_have_two_slots():
+    calls = calls_of(Scene())
+    first, second = calls.borrow(), calls.borrow()
+    assert first.key != second.key
+
+
+def test_there_are_never_more_slots_than_there_were_calls_at_once():
+    calls = calls_of(Scene())
+    keys = set()
+    for _ in range(100):
+        borrowed = [calls.borrow() for _ in range(3)]
+        keys.update(slot.key for slot in borrowed)
+        for slot in borrowed:
+            calls.give_back(slot)
+    assert len(keys) == 3
+
+
+def test_every_use_of_a_slot_has_a_higher_number():
+    scene = Scene()
+    port = scene.port()
+    queue = scene.queue(port)
+    for payload in "abc":
+        finish(queue.publish(payload))
+    process_all(queue)
+    assert numbers(port) == list(range(1, 11))
+
+
+def test_the_reply_cache_of_a_serial_caller_is_one_key():
+    scene = Scene()
+    queue = scene.queue()
+    for payload in "abc":
+        finish(queue.publish(payload))
+    process_all(queue)
+    assert len([key for key in scene.memory.strings if "reply" in key]) == 1
+
+
+def test_a_publish_gives_its_slot_back_though_it_failed():
+    """A higher number on the same slot shuts its straggler out."""
+    scene = Scene(retry_budget_seconds=0)
+    port = scene.port({0: REPLY})
+    queue = scene.queue(port)
+    with pytest.raises(Lost):
+        finish(queue.publish("a"))
+    finish(queue.publish("b"))
+    assert numbers(port) == [1, 2]
+    assert port.sent[0].command.keys == port.sent[1].command.keys
+
+
+def test_an_unsure_claim_keeps_its_slot_until_it_is_sure():
+    """Another call under its slot would overwrite the only answer that tells what it took."""
+    scene = Scene(retry_budget_seconds=0)
+    port = scene.port({1: REPLY})
+    queue = scene.queue(port)
+    finish(queue.publish("a"))
+    with pytest.raises(Lost):
+        process_all(queue)
+    finish(queue.publish("b"))
+    assert port.sent[2].command.keys != port.sent[1].command.keys
+    assert process_all(queue) == [b"a", b"b"]
+
+
+# Processes
+
+
+def test_two_objects_never_have_the_same_identity():
+    scene = Scene()
+    assert calls_of(scene).borrow().key != calls_of(scene).borrow().key
+
+
+def test_an_identity_is_made_of_nine_bytes_of_chance():
+    scene = Scene()
+    port = scene.port()
+    port.fresh_id = lambda: bytes(range(16))
+    key = calls_of(scene, port).borrow().key
+    assert key == scene.keys.reply(base64.urlsafe_b64encode(bytes(range(9))).decode() + "1")
+
+
+def test_after_a_fork_the_child_has_slots_of_its_own():
+    scene = Scene()
+    port = scene.port()
+    calls = calls_of(scene, port)
+    parents = [calls.borrow() for _ in range(3)]
+    for slot in parents[1:]:
+        calls.give_back(slot)
+    port.pid = 2
+    childs = [calls.borrow() for _ in range(3)]
+    assert not {slot.key for slot in parents} & {slot.key for slot in childs}
+
+
+def test_a_slot_that_was_borrowed_before_a_fork_is_not_lent_out_in_the_child():
+    """The parent goes on with its numbers; a child that used them too would be given the parent's answers."""
+    scene = Scene()
+    port = scene.port()
+    calls = calls_of(scene, port)
+    parents = calls.borrow()
+    port.pid = 2
+    calls.give_back(calls.borrow())
+    calls.give_back(parents)
+    assert parents.key not in {calls.borrow().key, calls.borrow().key}
+
+
+def test_a_child_does_not_follow_the_unsure_claims_of_its_parent():
+    """Both would be given the same message, while its lease lasts."""
+    scene = Scene(retry_budget_seconds=0)
+    port = scene.port({1: REPLY})
+    queue = scene.queue(port)
+    finish(queue.publish("a"))
+    with pytest.raises(Lost):
+        process_all(queue)
+    assert queue.store.claimer.unsure_claims == 1
+    port.pid = 2
+    assert process_all(queue) == []
+    port.pid = 1
+
+
+def test_two_threads_that_begin_together_both_get_a_slot():
+    """While one is still taking the object's identity, the other borrows."""
+    scene = Scene()
+    port = scene.port()
+    calls = calls_of(scene, port)
+    made, of_the_other = port.fresh_id, []
+
+    def meanwhile() -> bytes:
+        port.fresh_id = made
+        of_the_other.append(calls.borrow())
+        return made()
+
+    port.fresh_id = meanwhile
+    assert calls.borrow().key != of_the_other[0].key
+
+
+# How long an answer is kept
+
+
+@pytest.mark.parametrize(
+    ("verb", "lease", "seconds"),
+    [
+        pytest.param("publish", 30.0, 120 + 7 + 60, id="the budget, the client's own window, and a minute"),
+        pytest.param("claim", 30.0, 120 + 7 + 60, id="a claim under a lease likewise"),
+        pytest.param("claim", None, 86_400, id="a claim without a lease for a day: nothing else brings it back"),
+        pytest.param("settle", 30.0, 120 + 7 + 60, id="a settlement likewise"),
+        pytest.param("settle", None, 120 + 7 + 60, id="with a lease or without"),
+    ],
+)
+def test_an_answer_is_kept_for_longer_than_its_call_can_be_repeated(verb, lease, seconds):
+    scene = Scene(message_visibility_timeout_seconds=lease, retry_budget_seconds=120.0)
+    port = scene.port()
+    port.retry_window = 7.0
+    queue = scene.queue(port)
+    finish(queue.publish("a"))
+    process_all(queue)
+    sent = next(sent for sent in port.sent if sent.verb == verb)
+    assert sent.given["keep_ms"] == seconds * 1000
+
+
+def test_the_keep_time_of_an_unsure_claim_without_leases_is_a_day():
+    scene = Scene(message_visibility_timeout_seconds=None, retry_budget_seconds=0)
+    port = scene.port({1: REPLY})
+    queue = scene.queue(port)
+    finish(queue.publish("a"))
+    with pytest.raises(Lost):
+        process_all(queue)
+    scene.memory.pass_time(86_000)
+    assert process_all(queue) == [b"a"]

@@ -1,0 +1,47 @@
+"""The blocking shell finishes a coroutine of the protocol in one go, because its port never suspends."""
+
+import pytest
+
+from redis_message_queue.protocol.port import finish
+from tests.protocol.port import Turn
+from tests.protocol.scene import Scene
+
+
+def test_the_result_of_a_coroutine_comes_back():
+    async def work() -> str:
+        return "done"
+
+    assert finish(work()) == "done"
+
+
+def test_an_error_of_a_coroutine_comes_through_as_itself():
+    async def work() -> None:
+        raise KeyError("a")
+
+    with pytest.raises(KeyError, match="a"):
+        finish(work())
+
+
+def test_a_coroutine_that_suspends_is_closed_and_refused():
+    """It awaited something that is not its port: a mistake in the protocol, not in the user's program."""
+    steps = []
+
+    async def work() -> None:
+        try:
+            steps.append("begun")
+            await Turn()
+            steps.append("gone on")
+        finally:
+            steps.append("closed")
+
+    with pytest.raises(RuntimeError, match="not its port"):
+        finish(work())
+    assert steps == ["begun", "closed"]
+
+
+def test_a_port_that_suspends_cannot_serve_the_blocking_shell():
+    scene = Scene()
+    queue = scene.queue(scene.port(suspends=True))
+    with pytest.raises(RuntimeError, match="not its port"):
+        finish(queue.publish("a"))
+    assert scene.pending == []

@@ -1,0 +1,217 @@
+"""A consumer that is broken off anywhere, by Ctrl-C or a cancellation, leaves no message that nobody finds."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+
+import pytest
+
+from redis_message_queue.events import EventOperation, QueueEvent
+from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.sync.queue import ProcessMessage
+from tests.protocol.port import Cancelled, MemoryPort
+from tests.protocol.scene import LEASE, Scene, process_all
+
+either_way = pytest.mark.parametrize("broken_by", [KeyboardInterrupt, Cancelled])
+leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "at-most-once"])
+
+
+class HandlerError(Exception):
+    """What a handler raises when it fails."""
+
+
+class Consumer:
+    """One queue object over a port that is broken off here and there, and what its handler saw."""
+
+    def __init__(self, scene: Scene, port: MemoryPort) -> None:
+        self.scene = scene
+        self.port = port
+        self.queue: QueueProtocol = scene.queue(port, on_event=self._hear)
+        self.seen: Counter[bytes] = Counter()
+        self.events: list[QueueEvent] = []
+
+    def _hear(self, event: QueueEvent) -> None:
+        self.events.append(event)
+
+    def handle_one(self, error: Exception | None = None) -> None:
+        """Handle a message as the blocking shell does, or fail it with an error."""
+        with suppress(HandlerError, KeyboardInterrupt, Cancelled), ProcessMessage(self.queue) as payload:
+            if payload is None:
+                return
+            self.seen[payload] += 1
+            if error is not None:
+                raise error
+
+    def fail_one(self) -> None:
+        self.handle_one(HandlerError())
+
+    def publish_one(self) -> None:
+        with suppress(KeyboardInterrupt, Cancelled):
+            finish(self.queue.publish("2"))
+
+    def handle_the_rest(self) -> None:
+        """Nobody breaks off any more; the same object goes on."""
+        self.port.break_at = ()
+        self.seen.update(process_all(self.queue))
+
+
+Play = Callable[[Consumer], None]
+
+
+def played(play: Play, broken_by: type[BaseException], points: tuple[int, ...], scene: Scene, **options) -> Consumer:
+    consumer = Consumer(scene, scene.port(break_at=points, break_with=broken_by, **options))
+    play(consumer)
+    return consumer
+
+
+def break_everywhere(play: Play, check: Play, broken_by: type[BaseException], scene: Callable[[], Scene], **options):
+    """Play and check, once for each point where the port can be broken off."""
+    for at in count():
+        consumer = played(play, broken_by, (at,), scene(), **options)
+        if at == len(consumer.port.points):
+            assert at >= 5, "the play was too short to prove anything"
+            return
+        check_at(check, consumer, at)
+
+
+def check_at(check: Play, consumer: Consumer, *points: int) -> None:
+    names = [consumer.port.points[at] for at in points]
+    try:
+        check(consumer)
+    except BaseException as error:
+        error.add_note(f"broken off {' and '.join(names)}")
+        raise
+
+
+def filled(lease: float | None = LEASE, **settings: object) -> Scene:
+    """Two messages wait."""
+    scene = Scene(message_visibility_timeout_seconds=lease, **settings)
+    for payload in ("0", "1"):
+        finish(scene.queue().publish(payload))
+    return scene
+
+
+def check_each_was_handled_once(consumer: Consumer) -> None:
+    """No lease has run out: each message was seen once, and is in one place."""
+    consumer.handle_the_rest()
+    assert consumer.seen == {b"0": 1, b"1": 1}
+    assert consumer.scene.places == {b"0": 1, b"1": 1}
+    assert consumer.queue.store.claimer.unsure_claims == 0
+
+
+@either_way
+@leased_or_not
+def test_a_claim_that_was_broken_off_anywhere_is_found_again(broken_by, lease):
+    """The handler sees the message once, however far the first try had come."""
+    break_everywhere(Consumer.handle_one, check_each_was_handled_once, broken_by, lambda: filled(lease))
+
+
+@either_way
+@leased_or_not
+def test_a_failure_that_was_broken_off_anywhere_is_not_handled_again(broken_by, lease):
+    """The message is in the failed list or still held; until its lease runs out nobody gets it."""
+    break_everywhere(Consumer.fail_one, check_each_was_handled_once, broken_by, lambda: filled(lease))
+
+
+@either_way
+def test_what_was_broken_off_while_it_was_settled_comes_back_with_its_lease(broken_by):
+    def check(consumer: Consumer) -> None:
+        check_each_was_handled_once(consumer)
+        held = Counter(consumer.scene.processing)
+        consumer.scene.let_leases_run_out()
+        assert Counter(process_all(consumer.queue)) == held
+        assert not consumer.scene.processing
+
+    break_everywhere(Consumer.handle_one, check, broken_by, filled)
+
+
+def pairs_of_points(play: Play, broken_by: type[BaseException]) -> Iterator[tuple[int, int]]:
+    for first in count():
+        if first >= len(played(play, broken_by, (first,), filled()).port.points):
+            return
+        for second in count(first + 1):
+            if second >= len(played(play, broken_by, (first, second), filled()).port.points):
+                break
+            yield first, second
+
+
+@either_way
+def test_the_question_for_a_broken_off_claim_can_be_broken_off_as_well(broken_by):
+    """Two breaks at any two points of three tries, and still each message is handled once."""
+
+    def play(consumer: Consumer) -> None:
+        for _ in range(3):
+            consumer.handle_one()
+
+    for points in pairs_of_points(play, broken_by):
+        consumer = played(play, broken_by, points, filled())
+        check_at(check_each_was_handled_once, consumer, *points)
+
+
+@either_way
+def test_a_waiting_consumer_can_be_broken_off_anywhere(broken_by):
+    """It slept by the bell when the message came; whoever waits next gets it."""
+
+    def scene() -> Scene:
+        fresh = Scene(message_wait_interval_seconds=3.0)
+        fresh.memory.at(1.5, lambda: finish(fresh.queue().publish("0")))
+        return fresh
+
+    def check(consumer: Consumer) -> None:
+        consumer.scene.memory.pass_time(3.0)
+        consumer.handle_the_rest()
+        assert consumer.seen == {b"0": 1}
+        assert consumer.scene.places == {b"0": 1}
+
+    break_everywhere(Consumer.handle_one, check, broken_by, scene)
+
+
+@either_way
+def test_a_publish_that_was_broken_off_anywhere_counts_once_or_not_at_all(broken_by):
+    def play(consumer: Consumer) -> None:
+        consumer.publish_one()
+        consumer.publish_one()
+        consumer.handle_one()
+
+    def check(consumer: Consumer) -> None:
+        consumer.handle_the_rest()
+        # A break lost at most one of the two; what arrived was handled as often as it arrived.
+        assert 1 <= consumer.seen[b"2"] <= 2
+        assert consumer.scene.places == consumer.seen
+
+    break_everywhere(play, check, broken_by, filled)
+
+
+@either_way
+@leased_or_not
+def test_what_cannot_be_decoded_is_buried_once_wherever_that_is_broken_off(broken_by, lease):
+    """It went to no handler, so it is found again; it lies among the dead letters once, and the line moves on."""
+
+    def scene() -> Scene:
+        fresh = Scene(message_visibility_timeout_seconds=lease)
+        for payload in (b"\xff", b"1"):
+            publisher = fresh.store().publisher
+            finish(publisher.publish(fresh.port().fresh_id(), payload, None, lambda: False))
+        return fresh
+
+    def check(consumer: Consumer) -> None:
+        consumer.handle_the_rest()
+        assert consumer.scene.dead == [b"\xff"]
+        assert consumer.scene.places == {b"\xff": 1, b"1": 1}
+
+    break_everywhere(Consumer.handle_one, check, broken_by, scene, decodes=True)
+
+
+def test_a_claim_that_is_found_again_is_told_as_such():
+    """An event for the claim, and one that says that it had been made before."""
+    consumer = played(Consumer.handle_one, KeyboardInterrupt, (1,), filled())
+    assert consumer.port.points[1] == "after claim was executed"
+    consumer.handle_one()
+    assert [event.operation for event in consumer.events] == [
+        EventOperation.CLAIM_RECLAIM,
+        EventOperation.CLAIM,
+        EventOperation.ACK,
+        EventOperation.COMPLETED,
+    ]

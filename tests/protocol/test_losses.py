@@ -1,0 +1,295 @@
+"""Whatever is lost between a queue object and Redis, no message is lost, doubled or handled twice for it."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations, product
+
+import pytest
+
+from redis_message_queue.errors import CleanupFailedError, QueueBackpressureError, RetryBudgetExhaustedError
+from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.sync.queue import ProcessMessage
+from tests.protocol.port import REPLY, REQUEST, Loss, Lost, late
+from tests.protocol.scene import Scene, process_all
+
+PATIENT = {"retry_budget_seconds": 10.0}
+IMPATIENT = {"retry_budget_seconds": 0.0}  # every lost call is reported at once, and its outcome is unknown
+
+
+class HandlerError(Exception):
+    """What a handler raises when it fails."""
+
+
+class Story:
+    """What one queue object is asked to do, letter by letter, over a port that loses some of its calls.
+
+    p publishes; a handles a message and acks it, f fails it, r renews its lease and then acks it, b gives it back.
+    """
+
+    def __init__(self, letters: str, losses: dict[int, Loss], **settings: object) -> None:
+        self.letters = letters
+        self.settings = settings
+        self.scene = Scene(**settings)
+        self.port = self.scene.port(losses)
+        self.queue: QueueProtocol = self.scene.queue(self.port)
+        self.accepted: set[bytes] = set()
+        self.in_doubt: set[bytes] = set()
+        self.seen: Counter[bytes] = Counter()
+        self.given_back: Counter[bytes] = Counter()
+        self.errors: list[Exception] = []
+        for letter in letters:
+            self._do(letter)
+        self.scene.memory.let_all_stragglers_in()
+
+    def _do(self, letter: str) -> None:
+        try:
+            if letter == "p":
+                self._publish()
+            else:
+                self._process(letter)
+        except HandlerError:
+            pass
+        except (RetryBudgetExhaustedError, CleanupFailedError, Lost) as error:
+            self.errors.append(error)
+
+    def _publish(self) -> None:
+        payload = b"%d" % (len(self.accepted) + len(self.in_doubt))
+        self.in_doubt.add(payload)
+        assert finish(self.queue.publish(payload.decode()))
+        self.in_doubt.remove(payload)
+        self.accepted.add(payload)
+
+    def _process(self, letter: str) -> None:
+        context = ProcessMessage(self.queue)
+        with context as payload:
+            if payload is None:
+                return
+            self.seen[payload] += 1
+            delivery, settler = context._delivery, self.queue.store.settler
+            if letter == "f":
+                raise HandlerError
+            if letter == "r":
+                assert finish(settler.renew(delivery.claim, 10.0))
+            if letter == "b":
+                delivery.hands_off = True
+                self.given_back[payload] += 1  # also in doubt: then it may be seen again, and need not be
+                assert finish(settler.give_back(delivery.attempt.slot, delivery.claim, forgiven=True))
+
+    def handle_the_rest(self) -> None:
+        """The losses are over; the same object goes on."""
+        self.port.losses.clear()
+        self.seen.update(process_all(self.queue))
+
+    def check_that_nothing_is_lost_or_doubled(self) -> None:
+        places = self.scene.places
+        for payload in self.accepted:
+            assert places[payload] == 1, f"{payload!r} is in {places[payload]} places"
+        for payload in self.in_doubt:
+            assert places[payload] <= 1, f"{payload!r} is in {places[payload]} places"
+
+
+def stories(letters: str, length: int) -> list[str]:
+    """Every sequence that begins with a publish."""
+    return ["p" + "".join(rest) for rest in product(letters, repeat=length - 1)]
+
+
+def losses_of(undisturbed: "Story", most: int, kinds: tuple[Loss, ...]) -> Iterator[dict[int, Loss]]:
+    """Every choice of up to ``most`` of the story's calls, repetitions included, and every way of losing each."""
+    calls = len(Story(undisturbed.letters, {}, **undisturbed.settings).port.sent)
+    for count in range(1, most + 1):
+        for places in combinations(range(calls + count - 1), count):
+            for ways in product(kinds, repeat=count):
+                yield dict(zip(places, ways, strict=True))
+
+
+@contextmanager
+def shown(losses: dict[int, Loss]) -> Iterator[None]:
+    """Say with a failure what had been lost."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"with these calls lost: {losses}")
+        raise
+
+
+async def nobody_listens(error: Exception, tries: int) -> None:
+    """The protocol tells of each failed try; here nobody wants to know."""
+
+
+def told(story: str, losses: dict[int, Loss], **settings: object) -> Story:
+    """The story after it has been told and its rest has been handled; nothing waits in the line any more."""
+    one = Story(story, losses, **settings)
+    one.handle_the_rest()
+    one.check_that_nothing_is_lost_or_doubled()
+    assert not one.scene.pending
+    return one
+
+
+def ids(settings: list[dict[str, object]]) -> list[str]:
+    return ["leased" if one["message_visibility_timeout_seconds"] else "at-most-once" for one in settings]
+
+
+LEASED, AT_MOST_ONCE = ({"message_visibility_timeout_seconds": lease} for lease in (30.0, None))
+leased_or_not = pytest.mark.parametrize("lease", [LEASED, AT_MOST_ONCE], ids=ids([LEASED, AT_MOST_ONCE]))
+
+
+# With patience: each call is repeated under its number, and gives the answer that it gave before
+
+
+def check_as_if_nothing_had_happened(story: str, losses: dict[int, Loss], undisturbed: Story) -> None:
+    disturbed = told(story, losses, **undisturbed.settings)
+    assert (disturbed.errors, disturbed.in_doubt) == ([], set())
+    assert disturbed.seen == undisturbed.seen
+    assert disturbed.scene.completed == undisturbed.scene.completed
+    assert disturbed.scene.failed == undisturbed.scene.failed
+    assert not disturbed.scene.processing
+
+
+@pytest.mark.parametrize("story", [*stories("pafrb", 3), "ppafa"])
+def test_two_losses_anywhere_are_as_if_nothing_had_happened(story):
+    undisturbed = told(story, {}, **PATIENT | LEASED)
+    for losses in losses_of(undisturbed, 2, (REQUEST, REPLY)):
+        with shown(losses):
+            check_as_if_nothing_had_happened(story, losses, undisturbed)
+
+
+@pytest.mark.parametrize("story", stories("pafb", 3))
+def test_two_losses_without_leases_are_as_if_nothing_had_happened(story):
+    undisturbed = told(story, {}, **PATIENT | AT_MOST_ONCE)
+    for losses in losses_of(undisturbed, 2, (REQUEST, REPLY)):
+        with shown(losses):
+            check_as_if_nothing_had_happened(story, losses, undisturbed)
+
+
+@pytest.mark.parametrize("story", ["pa", "pf", "pr", "pb", "pba"])
+def test_three_losses_in_a_row_or_apart_are_as_if_nothing_had_happened(story):
+    undisturbed = told(story, {}, **PATIENT | LEASED)
+    for losses in losses_of(undisturbed, 3, (REQUEST, REPLY)):
+        with shown(losses):
+            check_as_if_nothing_had_happened(story, losses, undisturbed)
+
+
+@leased_or_not
+@pytest.mark.parametrize("story", ["ppaa", "ppfa", "pbaa", "papa"])
+def test_a_straggler_that_arrives_after_its_repetition_changes_nothing(story, lease):
+    """Its number has been answered, or is lower than one that has."""
+    undisturbed = told(story, {}, **PATIENT | lease)
+    for losses in losses_of(undisturbed, 2, (late(0), late(1), late(3), REPLY)):
+        with shown(losses):
+            check_as_if_nothing_had_happened(story, losses, undisturbed)
+
+
+# Without patience: a lost call is reported, its outcome is unknown, and the same object goes on
+
+
+@leased_or_not
+@pytest.mark.parametrize("story", [*stories("pafb", 3), "ppaaa"])
+def test_after_an_unknown_outcome_every_message_is_in_one_place_and_seen_once(story, lease):
+    """A claim whose reply was lost is found again; what was in doubt is there once, or not at all."""
+    for losses in losses_of(told(story, {}, **IMPATIENT | lease), 2, (REQUEST, REPLY, late(1))):
+        with shown(losses):
+            one = told(story, losses, **IMPATIENT | lease)
+            for payload in one.accepted:
+                assert 1 <= one.seen[payload] <= 1 + one.given_back[payload]
+            for payload in one.in_doubt:
+                assert one.seen[payload] <= 1 + one.given_back[payload]
+
+
+@pytest.mark.parametrize("story", ["pa", "paa", "pfa", "pra", "pba", "ppaa"])
+def test_what_could_not_be_settled_comes_back_when_its_lease_runs_out(story):
+    """Then, and only then, a handler sees a message a second time."""
+    for losses in losses_of(told(story, {}, **IMPATIENT | LEASED), 3, (REQUEST, REPLY)):
+        with shown(losses):
+            one = told(story, losses, **IMPATIENT | LEASED)
+            held = Counter(one.scene.processing)
+            assert held <= one.seen
+            one.scene.let_leases_run_out()
+            assert Counter(process_all(one.queue)) == held
+            one.check_that_nothing_is_lost_or_doubled()
+            assert not one.scene.processing
+
+
+# One loss, told in full
+
+
+def test_a_claim_whose_reply_was_lost_is_repeated_under_its_number_and_found_again():
+    one = Story("pa", {1: REPLY}, **PATIENT | LEASED)
+    assert one.port.verbs() == ["publish", "claim", "claim", "settle"]
+    _, first, second, _ = one.port.sent
+    assert first.given["call"] == second.given["call"]
+    assert one.seen == {b"0": 1}
+
+
+def test_after_an_exhausted_budget_the_next_claim_asks_the_unsure_one_first():
+    """The message that nobody saw goes first, before anything that still waits in the line."""
+    one = Story("ppa", {2: REPLY}, **IMPATIENT | LEASED)
+    assert one.scene.processing == [b"0"]
+    assert one.queue.store.claimer.unsure_claims == 1
+    one.handle_the_rest()
+    lost, asked = one.port.sent[2], one.port.sent[3]
+    assert (asked.given["call"], asked.given["count"]) == (lost.given["call"], 0)
+    assert list(one.seen) == [b"0", b"1"]
+    assert one.queue.store.claimer.unsure_claims == 0
+
+
+def test_an_unsure_claim_that_never_arrived_never_will():
+    """The question closes the number: the straggler finds it answered, and takes nothing for a caller who has left."""
+    one = Story("pa", {1: late(1)}, **IMPATIENT | LEASED)
+    one.handle_the_rest()
+    one.scene.memory.let_all_stragglers_in()
+    assert one.seen == {b"0": 1}
+    assert not one.scene.processing
+
+
+def test_the_question_after_an_unsure_claim_can_be_lost_as_well():
+    one = Story("paaa", {1: REPLY, 2: REPLY, 3: REQUEST}, **IMPATIENT | LEASED)
+    assert len(one.errors) == 3
+    one.handle_the_rest()
+    assert one.seen == {b"0": 1}
+
+
+def test_several_unsure_claims_are_all_asked():
+    """Two consumers of one object lost their replies: both messages are found, each once."""
+    one = Story("pp", {}, **IMPATIENT | LEASED)
+    claimer = one.queue.store.claimer
+    one.port.losses = {2: REPLY, 3: REPLY}
+    attempts = [claimer.attempt(), claimer.attempt()]
+    for attempt in attempts:
+        with pytest.raises(Lost):
+            finish(claimer.claim(attempt, 0, lambda: False, nobody_listens))
+    for attempt in attempts:
+        claimer.release(attempt)
+    assert claimer.unsure_claims == 2
+    one.handle_the_rest()
+    assert one.seen == {b"0": 1, b"1": 1}
+
+
+def test_a_deduplicated_publish_whose_reply_was_lost_is_not_its_own_duplicate():
+    scene = Scene(**PATIENT)
+    queue = scene.queue(scene.port({0: REPLY}), deduplication=True)
+    assert finish(queue.publish("order")) is True
+    assert finish(queue.publish("order")) is False
+    assert scene.pending == [b"order"]
+
+
+def test_a_dropped_message_is_told_of_though_the_reply_was_lost():
+    scene = Scene(max_pending_length=1, pending_overload_policy="drop_oldest", **PATIENT)
+    publisher = scene.store(scene.port({1: REPLY})).publisher
+    first, second = b"1" * 16, b"2" * 16
+    finish(publisher.publish(first, b"a", None, lambda: False))
+    published = finish(publisher.publish(second, b"b", None, lambda: False))
+    assert (published.accepted, published.dropped) == (True, (first.hex(),))
+    assert scene.pending == [b"b"]
+
+
+def test_a_refused_publish_is_refused_again_when_its_reply_was_lost():
+    """There is room by then; but this call was told no, and the caller hears the same."""
+    scene = Scene(max_pending_length=1, **PATIENT)
+    queue = scene.queue(scene.port({1: REPLY}))
+    finish(queue.publish("a"))
+    scene.memory.at(0, lambda: scene.memory.lists[scene.keys.pending].clear())
+    with pytest.raises(QueueBackpressureError):
+        finish(queue.publish("b"))
+    assert scene.places == {}

@@ -1,0 +1,296 @@
+"""Several consumers at once, in every order of their steps: what one holds, no other can get, settle or renew."""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+
+from redis_message_queue.asyncio.queue import ProcessMessage
+from redis_message_queue.errors import CleanupFailedError
+from redis_message_queue.events import EventOperation, QueueEvent
+from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.queue import QueueProtocol
+from tests.protocol.port import REPLY, REQUEST, Lost, Turn, late
+from tests.protocol.scene import Scene, process_all
+from tests.protocol.schedule import Actor, every_order
+
+ENDS = ("ack", "fail", "renew", "give back")
+
+
+class HandlerError(Exception):
+    """What a handler raises when it fails."""
+
+
+class Play:
+    """Some messages, some consumers, and what happened to them, in the order in which it did."""
+
+    def __init__(self, messages: int, **settings: object) -> None:
+        self.scene = Scene(**settings)
+        self.log: list[tuple[str, Any]] = []
+        self.seen: Counter[bytes] = Counter()
+        publisher = self.scene.queue()
+        for number in range(messages):
+            finish(publisher.publish(str(number)))
+
+    def queue(self, who: Any, losses: Any = None, **options: Any) -> QueueProtocol:
+        port = self.scene.port(losses, suspends=True, **options)
+        return self.scene.queue(port, on_event=self._listener(who))
+
+    def _listener(self, who: Any) -> Callable[[QueueEvent], None]:
+        words = {
+            EventOperation.ACK: "settled",
+            EventOperation.NACK: "settled",
+            EventOperation.STALE_LEASE_ACK: "refused",
+            EventOperation.STALE_LEASE_NACK: "refused",
+        }
+        return lambda event: self.log.append((words[event.operation], who)) if event.operation in words else None
+
+    async def consumer(self, who: Any, queue: QueueProtocol, *ends: str) -> None:
+        """Handle one message after the other, each with an end of its own; what Redis does not answer is left."""
+        for end in ends:
+            try:
+                await self._handle(who, queue, end)
+            except (HandlerError, Lost, CleanupFailedError):
+                pass
+
+    async def _handle(self, who: Any, queue: QueueProtocol, end: str) -> None:
+        context = ProcessMessage(queue)
+        async with context as payload:
+            if payload is None:
+                return
+            self.log.append(("claimed", who))
+            self.seen[payload] += 1
+            delivery, settler = context._delivery, queue.store.settler
+            if end == "fail":
+                raise HandlerError
+            if end == "renew":
+                renewed = await settler.renew(delivery.claim, 1.0)
+                self.log.append(("renewed" if renewed else "refused", who))
+            if end == "give back":
+                delivery.hands_off = True
+                given = await settler.give_back(delivery.attempt.slot, delivery.claim, forgiven=False)
+                self.log.append(("given back" if given else "refused", who))
+
+    async def time(self) -> None:
+        """At some moment all leases run out."""
+        await Turn()
+        self.scene.let_leases_run_out()
+        self.log.append(("run out", None))
+
+    def check_the_fences(self) -> None:
+        """Read the log of a single message: only its holder got anything done, and nobody took it from a holder."""
+        holder, leased, done = None, True, False
+        for what, who in self.log:
+            if what == "run out":
+                leased = False
+            elif what == "claimed":
+                assert holder is None or not leased, "it was delivered while somebody held its lease"
+                assert not done, "it was delivered after it had been settled"
+                holder, leased = who, True
+            elif what == "refused":
+                assert who != holder or done, "a holder was refused"
+            else:
+                assert who == holder and not done, f"it was {what} by one who had lost it"
+                leased = leased or what == "renewed"
+                done = what == "settled"
+                holder = None if what == "given back" else holder
+
+
+def orders_of(begin: Callable[[], tuple[Play, list[Actor]]], check: Callable[[Play], None]) -> int:
+    """Every order of what ``begin`` sets up, with a check after each."""
+
+    def begin_anew() -> tuple[Any, list[Actor], Callable[[], None]]:
+        play, actors = begin()
+        return play.scene.memory, actors, lambda: check(play)
+
+    return every_order(begin_anew)
+
+
+def check_each_is_in_one_place(play: Play, messages: int) -> None:
+    assert play.scene.places == {b"%d" % number: 1 for number in range(messages)}
+
+
+# Two queue objects
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["calls", "calls-and-answers"])
+def test_two_consumers_never_get_the_same_message(between):
+    """Each of two messages is handled by one of them, however their claims and acks fall."""
+
+    def begin() -> tuple[Play, list[Actor]]:
+        play = Play(2)
+        return play, [play.consumer(who, play.queue(who, between=between), "ack") for who in "AB"]
+
+    def check(play: Play) -> None:
+        assert play.seen == {b"0": 1, b"1": 1}
+        assert sorted(play.scene.completed) == [b"0", b"1"]
+
+    assert orders_of(begin, check) >= (70 if between else 6)
+
+
+def test_three_consumers_share_four_messages_without_doubling_one():
+    def begin() -> tuple[Play, list[Actor]]:
+        play = Play(4)
+        shares = {"A": ["ack", "ack"], "B": ["fail"], "C": ["ack"]}
+        return play, [play.consumer(who, play.queue(who), *ends) for who, ends in shares.items()]
+
+    def check(play: Play) -> None:
+        assert play.seen == {b"%d" % number: 1 for number in range(4)}
+        check_each_is_in_one_place(play, 4)
+
+    assert orders_of(begin, check) == 420
+
+
+@pytest.mark.parametrize(("first", "second"), list(product(ENDS, ENDS)))
+def test_only_the_holder_can_ack_fail_renew_or_give_back(first, second):
+    """The lease runs out at any moment; whoever lost it is refused, and the other's message stays as it is."""
+
+    def begin() -> tuple[Play, list[Actor]]:
+        play = Play(1)
+        consumers = [play.consumer(who, play.queue(who), end) for who, end in (("A", first), ("B", second))]
+        return play, [*consumers, play.time()]
+
+    def check(play: Play) -> None:
+        play.check_the_fences()
+        check_each_is_in_one_place(play, 1)
+
+    assert orders_of(begin, check) >= 10
+
+
+def test_the_lease_runs_out_twice_and_three_holders_follow_each_other():
+    """The lease number grows with each of them, so the first cannot settle what the third holds."""
+
+    def begin() -> tuple[Play, list[Actor]]:
+        play = Play(1)
+        return play, [*(play.consumer(who, play.queue(who), "ack") for who in "ABC"), play.time(), play.time()]
+
+    def check(play: Play) -> None:
+        play.check_the_fences()
+        check_each_is_in_one_place(play, 1)
+
+    assert orders_of(begin, check) >= 500
+
+
+@pytest.mark.parametrize("lost", [REQUEST, REPLY, late(1)], ids=str)
+@pytest.mark.parametrize("place", range(4))
+def test_a_loss_between_two_consumers_gives_neither_the_others_message(place, lost):
+    """One of them repeats its lost call, before, between and after the calls of the other."""
+
+    def begin() -> tuple[Play, list[Actor]]:
+        play = Play(2)
+        lossy, sound = play.queue("A", {place: lost}), play.queue("B")
+        return play, [play.consumer("A", lossy, "ack", "ack"), play.consumer("B", sound, "ack")]
+
+    def check(play: Play) -> None:
+        play.scene.memory.let_all_stragglers_in()
+        assert play.seen == {b"0": 1, b"1": 1}
+        assert sorted(play.scene.completed) == [b"0", b"1"]
+
+    assert orders_of(begin, check) >= 10
+
+
+# Two consumers of one queue object
+
+
+@pytest.mark.parametrize("lost", [REQUEST, REPLY], ids=str)
+@pytest.mark.parametrize("place", range(5))
+def test_an_unsure_claim_of_one_object_is_found_by_one_of_its_consumers(place, lost):
+    """They share the list of unsure claims, and no two of them follow the same one."""
+
+    def begin() -> tuple[Play, list[Actor]]:
+        play = Play(2, retry_budget_seconds=0)
+        shared = play.queue("shared", {place: lost})
+        return play, [play.consumer(who, shared, "ack", "ack") for who in "AB"]
+
+    def check(play: Play) -> None:
+        play.seen.update(process_all(play.scene.queue()))
+        assert max(play.seen.values()) == 1
+        check_each_is_in_one_place(play, 2)
+
+    assert orders_of(begin, check) >= 20
+
+
+# The bell
+
+
+class Hall:
+    """Consumers of every kind around one line: some wait, some only look in, one is told to stop."""
+
+    WAIT = 0.9  # less than a slice: whoever is woken late was woken by nobody
+
+    def __init__(self) -> None:
+        self.play = Play(0)
+        self.scene = self.play.scene
+        self.started = self.scene.port().now()
+        self.stopped = False
+        self.left_empty_handed: list[str] = []
+
+    async def waiter(self, *, stops: bool = False) -> None:
+        await self._claim("waiter", self.WAIT, lambda: stops and self.stopped)
+
+    async def passer_by(self) -> None:
+        await self._claim("passer-by", 0, lambda: False)
+
+    async def _claim(self, kind: str, wait_seconds: float, stopped: Callable[[], bool]) -> None:
+        port = self.scene.port(suspends=True)
+        claimer = self.scene.store(port).claimer
+        found = await claimer.claim(claimer.attempt(), wait_seconds, stopped, nobody_listens)
+        for claim in found.claims:
+            self.play.seen[claim.payload] += 1
+            assert port.now() - self.started < 0.5, "a message lay there while somebody slept beside it"
+        if not found.claims and not stopped():
+            self.left_empty_handed.append(kind)
+
+    async def publisher(self, messages: int) -> None:
+        queue = self.play.queue("publisher")
+        for number in range(messages):
+            await queue.publish(str(number))
+
+    async def stop(self) -> None:
+        await Turn()
+        self.stopped = True
+
+    def check(self) -> None:
+        assert all(times == 1 for times in self.play.seen.values())
+        assert not (self.scene.pending and "waiter" in self.left_empty_handed)
+
+
+@pytest.mark.parametrize(("waiters", "messages"), [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (3, 2)])
+def test_the_bell_wakes_a_waiter_for_every_message(waiters, messages):
+    """No message lies in the line while somebody sleeps through a slice beside it."""
+
+    def begin() -> tuple[Any, list[Actor], Callable[[], None]]:
+        hall = Hall()
+        return hall.scene.memory, [*(hall.waiter() for _ in range(waiters)), hall.publisher(messages)], hall.check
+
+    assert every_order(begin) >= 2
+
+
+@pytest.mark.parametrize(("waiters", "messages"), [(1, 1), (1, 2), (2, 2)])
+def test_who_only_looks_in_takes_no_waiters_turn_away(waiters, messages):
+    """A claim that never waited passes no baton on, because it took none."""
+
+    def begin() -> tuple[Any, list[Actor], Callable[[], None]]:
+        hall = Hall()
+        actors = [*(hall.waiter() for _ in range(waiters)), hall.passer_by(), hall.publisher(messages)]
+        return hall.scene.memory, actors, hall.check
+
+    assert every_order(begin) >= 8
+
+
+@pytest.mark.parametrize("messages", [1, 2])
+def test_a_waiter_that_is_stopped_passes_its_token_on(messages):
+    """It was woken for a message that it will not take: the next one is woken instead."""
+
+    def begin() -> tuple[Any, list[Actor], Callable[[], None]]:
+        hall = Hall()
+        actors = [hall.waiter(stops=True), hall.waiter(), hall.stop(), hall.publisher(messages)]
+        return hall.scene.memory, actors, hall.check
+
+    assert every_order(begin) >= 30
+
+
+async def nobody_listens(error: Exception, tries: int) -> None:
+    """The protocol tells of each failed try; here nobody wants to know."""

