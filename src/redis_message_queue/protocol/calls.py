@@ -19,10 +19,11 @@ _DAY_MS = 86_400_000
 class Slot:
     """One entry of the reply cache: a key in Redis and the number of its last call."""
 
-    __slots__ = ("claim", "give_back", "key", "number", "publish", "settle")
+    __slots__ = ("claim", "give_back", "key", "number", "process", "publish", "settle")
 
-    def __init__(self, key: str, keys: QueueKeys, options: GatewayOptions, keep_ms: int) -> None:
+    def __init__(self, key: str, process: int, keys: QueueKeys, options: GatewayOptions, keep_ms: int) -> None:
         self.key = key
+        self.process = process
         self.number = 0
         lease_us = int((options.message_visibility_timeout_seconds or 0) * 1_000_000)
         leased = int(lease_us > 0)
@@ -73,7 +74,9 @@ class Calls:
     def borrow(self) -> Slot:
         """A slot that nobody else uses until it is given back."""
         if self._process != self.port.process():
-            self._take_new_identity()
+            # A forked child must not share numbers with its parent: it starts with no slots at all.
+            self._process = self.port.process()
+            self._free = deque()
         try:
             return self._free.pop()
         except IndexError:
@@ -81,19 +84,17 @@ class Calls:
 
     def give_back(self, slot: Slot) -> None:
         """The slot's last call is over."""
-        self._free.append(slot)
+        if self.owns(slot):
+            self._free.append(slot)
 
-    def _take_new_identity(self) -> None:
-        # A forked child must not share numbers with its parent: it starts with no slots at all.
-        self._process = self.port.process()
-        self._identity = base64.urlsafe_b64encode(self.port.fresh_id()[:9]).decode()
-        self._free = deque()
-        self._made = 0
+    def owns(self, slot: Slot) -> bool:
+        """Whether the slot is this process's: after a fork the parent goes on using its own."""
+        return slot.process == self.port.process()
 
     def _new_slot(self) -> Slot:
-        self._made += 1
-        key = self.keys.reply(f"{self._identity}{self._made}")
-        return Slot(key, self.keys, self.options, self._keep_ms)
+        # Each has a name of its own, not a count: two threads that make one at the same time must not share it.
+        caller = base64.urlsafe_b64encode(self.port.fresh_id()[:12]).decode()
+        return Slot(self.keys.reply(caller), self.port.process(), self.keys, self.options, self._keep_ms)
 
     async def call(
         self,

@@ -140,6 +140,8 @@ class Claimer:
             attempt = self._unsure.popleft()
         except IndexError:
             return None
+        if not self._calls.owns(attempt.slot):
+            return await self.recover()
         try:
             # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
             sent_at = self._calls.port.now()
