@@ -1,4 +1,7 @@
-"""What a user can set: frozen, and checked once, at the door."""
+"""What a user can set: frozen, and checked once, at the door.
+
+Each option is explained where it stands; the reference page is made from here.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 from redis_message_queue.envelope import PayloadRules
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
@@ -35,19 +38,39 @@ DEFAULT_TRACKING_LENGTH = 1_000
 class GatewayOptions:
     """How messages are kept in Redis, and how long one tries to reach it."""
 
-    retry_budget_seconds: float = 120.0
-    retry_initial_delay_seconds: float = 0.01
-    retry_max_delay_seconds: float = 5.0
-    message_deduplication_log_ttl_seconds: float = 3600
-    message_wait_interval_seconds: float = 5.0
-    message_visibility_timeout_seconds: float | None = None
-    max_delivery_count: int | None = None
-    dead_letter_queue: str | None = None
-    max_dead_letter_length: int | None = None
-    max_pending_length: int | None = None
-    pending_overload_policy: OverloadPolicy = "raise"
-    pending_overload_block_timeout_seconds: float = 1.0
-    hash_tag: bool | None = None
+    retry_budget_seconds: Annotated[
+        float,
+        "how long a call is repeated after transient errors, counted from its first attempt; 0 for a single attempt",
+    ] = 120.0
+    retry_initial_delay_seconds: Annotated[
+        float, "the first pause between two attempts; each further one is twice as long, half of it chance"
+    ] = 0.01
+    retry_max_delay_seconds: Annotated[float, "the longest pause between two attempts"] = 5.0
+    message_deduplication_log_ttl_seconds: Annotated[
+        float, "how long a published deduplication key suppresses its repetition"
+    ] = 3600
+    message_wait_interval_seconds: Annotated[
+        float, "how long `process_message()` waits for a message before it gives None; 0 to look once"
+    ] = 5.0
+    message_visibility_timeout_seconds: Annotated[
+        float | None,
+        "length of a lease: a message not settled or renewed in time is delivered again; None for at-most-once",
+    ] = None
+    max_delivery_count: Annotated[
+        int | None, "how often a message is delivered before it goes to the dead letters; None for any number"
+    ] = None
+    dead_letter_queue: Annotated[str | None, "the key of the dead-letter list, if it is not `<name>::dlq`"] = None
+    max_dead_letter_length: Annotated[int | None, "how many dead letters are kept, the newest; None for all"] = None
+    max_pending_length: Annotated[int | None, "how many messages may wait; None for any number"] = None
+    pending_overload_policy: Annotated[
+        OverloadPolicy, "what a publish does at that limit: `raise`, `block` or `drop_oldest`"
+    ] = "raise"
+    pending_overload_block_timeout_seconds: Annotated[
+        float, "how long a blocked publish waits for room, retries included"
+    ] = 1.0
+    hash_tag: Annotated[
+        bool | None, "put the name into braces, so that all keys share a cluster slot; None does it for cluster clients"
+    ] = None
 
     def __post_init__(self) -> None:
         number("retry_budget_seconds", self.retry_budget_seconds, least=0)
@@ -97,22 +120,36 @@ class GatewayOptions:
 class QueueOptions:
     """What a queue does around its gateway: names, tracking, payload rules, heartbeats, callbacks."""
 
-    name: str
-    key_separator: str = "::"
-    deduplication: bool = False
-    get_deduplication_key: Callable[[Any], Any] | None = None
-    enable_completed_queue: bool = False
-    enable_failed_queue: bool = False
-    max_completed_length: int | None = DEFAULT_TRACKING_LENGTH
-    max_failed_length: int | None = DEFAULT_TRACKING_LENGTH
-    heartbeat_interval_seconds: float | None = None
-    max_processing_seconds: float | None = None
-    on_heartbeat_failure: Callable[[], Any] | None = None
-    strict_payload_types: bool = False
-    max_payload_bytes: int | None = None
-    max_payload_depth: int | None = None
-    interrupt: BaseGracefulInterruptHandler | None = None
-    on_event: Callable[[Any], Any] | None = None
+    name: Annotated[str, "the name of the queue, and the beginning of all its keys"]
+    key_separator: Annotated[str, "what stands between the parts of a key"] = "::"
+    deduplication: Annotated[bool, "suppress a message whose key was published within the window"] = False
+    get_deduplication_key: Annotated[
+        Callable[[Any], Any] | None, "gives the key of a message; without it the SHA-256 of its content is the key"
+    ] = None
+    enable_completed_queue: Annotated[bool, "keep the payloads of handled messages"] = False
+    enable_failed_queue: Annotated[bool, "keep the payloads of messages whose handler raised"] = False
+    max_completed_length: Annotated[int | None, "how many handled payloads are kept, the newest; None for all"] = (
+        DEFAULT_TRACKING_LENGTH
+    )
+    max_failed_length: Annotated[int | None, "how many failed payloads are kept, the newest; None for all"] = (
+        DEFAULT_TRACKING_LENGTH
+    )
+    heartbeat_interval_seconds: Annotated[
+        float | None, "renew the lease this often while a handler works; less than half of the visibility timeout"
+    ] = None
+    max_processing_seconds: Annotated[
+        float | None, "stop renewing after this time, so that a hung handler loses its message"
+    ] = None
+    on_heartbeat_failure: Annotated[
+        Callable[[], Any] | None, "called when a heartbeat ends because its lease could not be renewed"
+    ] = None
+    strict_payload_types: Annotated[bool, "refuse values in a dict that JSON would not give back unchanged"] = False
+    max_payload_bytes: Annotated[int | None, "refuse payloads of more bytes than this"] = None
+    max_payload_depth: Annotated[int | None, "refuse dicts that nest deeper than this"] = None
+    interrupt: Annotated[
+        BaseGracefulInterruptHandler | None, "a stop signal that waiting consumers and blocked publishers look at"
+    ] = None
+    on_event: Annotated[Callable[[Any], Any] | None, "called with a `QueueEvent` for everything that happens"] = None
 
     def __post_init__(self) -> None:
         text("name", self.name)
