@@ -62,7 +62,7 @@ class Envelope:
 
 def head(message_id: bytes) -> bytes:
     """What stands before the time stamp."""
-    return b"\xd0" + message_id
+    return b"\x80" + message_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +162,16 @@ def _is_native(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _has_only_text_keys(value: Any) -> bool:
+def _has_only_text_keys(message: dict[Any, Any]) -> bool:
     """json.dumps turns other keys into strings without a word; this quick look costs about 1 µs a dict."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _has_only_text_keys(inner) for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_has_only_text_keys, value))
+    waiting: list[Any] = [message]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if not all(isinstance(key, str) for key in value):
+                return False
+            value = value.values()
+        waiting.extend(inner for inner in value if isinstance(inner, dict | list | tuple))
     return True
 
 
@@ -186,5 +190,8 @@ def content_key(message: str | dict[str, Any]) -> str:
 
     A dict counts by what it holds, not by the order of its keys.
     """
-    text = message if isinstance(message, str) else _encode_canonically(message)
+    try:
+        text = message if isinstance(message, str) else _encode_canonically(message)
+    except RecursionError:
+        raise PayloadTooDeepError("message nests deeper than Python can encode; flatten it") from None
     return hashlib.sha256(text.encode()).hexdigest()

@@ -32,6 +32,11 @@ UNSET: Final = Default.UNSET
 DEFAULT_VISIBILITY_TIMEOUT_SECONDS = 300
 DEFAULT_MAX_DELIVERY_COUNT = 10
 DEFAULT_TRACKING_LENGTH = 1_000
+DEFAULT_DEDUPLICATION_SECONDS = 3600
+DEFAULT_WAIT_SECONDS = 5.0
+DEFAULT_RETRY_BUDGET_SECONDS = 120.0
+DEFAULT_RETRY_INITIAL_DELAY_SECONDS = 0.01
+DEFAULT_RETRY_MAX_DELAY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +46,19 @@ class GatewayOptions:
     retry_budget_seconds: Annotated[
         float,
         "how long a call is repeated after transient errors, counted from its first attempt; 0 for a single attempt",
-    ] = 120.0
+    ] = DEFAULT_RETRY_BUDGET_SECONDS
     retry_initial_delay_seconds: Annotated[
         float, "the first pause between two attempts; each further one is twice as long, half of it chance"
-    ] = 0.01
-    retry_max_delay_seconds: Annotated[float, "the longest pause between two attempts"] = 5.0
+    ] = DEFAULT_RETRY_INITIAL_DELAY_SECONDS
+    retry_max_delay_seconds: Annotated[float, "the longest pause between two attempts"] = (
+        DEFAULT_RETRY_MAX_DELAY_SECONDS
+    )
     message_deduplication_log_ttl_seconds: Annotated[
         float, "how long a published deduplication key suppresses its repetition"
-    ] = 3600
+    ] = DEFAULT_DEDUPLICATION_SECONDS
     message_wait_interval_seconds: Annotated[
         float, "how long `process_message()` waits for a message before it gives None; 0 to look once"
-    ] = 5.0
+    ] = DEFAULT_WAIT_SECONDS
     message_visibility_timeout_seconds: Annotated[
         float | None,
         "length of a lease: a message not settled or renewed in time is delivered again; None for at-most-once",
@@ -212,6 +219,11 @@ class QueueOptions:
 
 # What a queue's constructor hands on to its gateway; the one name that differs there stands apart.
 _GATEWAY_NAMES = (
+    "retry_budget_seconds",
+    "retry_initial_delay_seconds",
+    "retry_max_delay_seconds",
+    "message_deduplication_log_ttl_seconds",
+    "message_wait_interval_seconds",
     "max_delivery_count",
     "max_dead_letter_length",
     "max_pending_length",

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 _LUA = files("redis_message_queue") / "lua"
-_INCLUDE = re.compile(r"^--@include (\w+)$", re.MULTILINE)
+_INCLUDE = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
 _KEYS = re.compile(r"^-- KEYS {2}(.*?)^-- (?:ARGV|Returns)", re.MULTILINE | re.DOTALL)
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import redis
 import redis.asyncio
 
@@ -92,11 +93,21 @@ class Losses:
         """The server never hears of it."""
         self._fates += ["request"] * times
 
-    def next_fate(self, command: str) -> str | None:
-        if command not in ("EVALSHA", "EVAL"):
-            return None
-        self.sent += 1
-        return self._fates.pop(0) if self._fates else None
+    def heal(self) -> None:
+        """The connection is good again."""
+        self._fates.clear()
+
+    def before(self, command: str) -> None:
+        if command in ("EVALSHA", "EVAL"):
+            self.sent += 1
+            if self._fates[:1] == ["request"]:
+                self._fates.pop(0)
+                raise redis.exceptions.ConnectionError("cut before the request")
+
+    def after(self, command: str) -> None:
+        if command in ("EVALSHA", "EVAL") and self._fates[:1] == ["reply"]:
+            self._fates.pop(0)
+            raise redis.exceptions.ConnectionError("cut after the execution")
 
 
 class LossyRedis(redis.Redis):
@@ -105,12 +116,9 @@ class LossyRedis(redis.Redis):
     losses: Losses
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        fate = self.losses.next_fate(args[0])
-        if fate == "request":
-            raise redis.exceptions.ConnectionError("cut before the request")
+        self.losses.before(args[0])
         answer = super().execute_command(*args, **options)
-        if fate == "reply":
-            raise redis.exceptions.ConnectionError("cut after the execution")
+        self.losses.after(args[0])
         return answer
 
 
@@ -120,12 +128,9 @@ class LossyAsyncRedis(redis.asyncio.Redis):
     losses: Losses
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        fate = self.losses.next_fate(args[0])
-        if fate == "request":
-            raise redis.exceptions.ConnectionError("cut before the request")
+        self.losses.before(args[0])
         answer = await super().execute_command(*args, **options)
-        if fate == "reply":
-            raise redis.exceptions.ConnectionError("cut after the execution")
+        self.losses.after(args[0])
         return answer
 
 
@@ -157,6 +162,37 @@ class Events:
 
     def clear(self) -> None:
         self.all.clear()
+
+
+class Sent:
+    """Every command that clients send to the server while this is open; what scripts call is left out."""
+
+    def __init__(self, server: EmbeddedRedis) -> None:
+        self._server = server
+        self.commands: list[str] = []
+
+    def __enter__(self) -> Sent:
+        self._client = self._server.client()
+        self._monitor = self._client.monitor().__enter__()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._started = time.monotonic()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.seconds = time.monotonic() - self._started
+        with self._server.client() as client:
+            client.echo("end of the observation")
+        self._reader.join(PATIENCE_SECONDS)
+        self._monitor.__exit__(*error)
+        self._client.close()
+
+    def _read(self) -> None:
+        for heard in self._monitor.listen():
+            if "end of the observation" in heard["command"]:
+                return
+            if heard["client_type"] != "lua" and not heard["command"].startswith(("HELLO", "CLIENT")):
+                self.commands.append(heard["command"].split(" ", 1)[0])
 
 
 async def until(happened: Callable[[], Any], within_seconds: float = PATIENCE_SECONDS) -> bool:
@@ -422,6 +458,10 @@ class AsyncioShell(Shell):
 
 
 SHELLS: dict[str, type[Shell]] = {"sync": SyncShell, "asyncio": AsyncioShell}
+
+# For the few things that only one of them can do.
+sync_only = pytest.mark.parametrize("shell", ["sync"], indirect=True)
+asyncio_only = pytest.mark.parametrize("shell", ["asyncio"], indirect=True)
 
 
 class Died(BaseException):

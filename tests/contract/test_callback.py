@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.shells import Shell, take
+from tests.contract.shells import Shell, asyncio_only, take
 
 
 async def test_true_for_a_message_and_false_for_none(shell: Shell) -> None:
@@ -168,10 +168,9 @@ async def test_an_async_handler_is_awaited_or_refused_but_never_dropped(shell: S
     assert await take(queue) == b"a"
 
 
+@asyncio_only
 async def test_an_async_handler_is_finished_before_its_message_is_acked(shell: Shell) -> None:
     """While it waits for something, the message is in processing."""
-    if shell.name == "sync":
-        return
     queue = shell.queue()
     await queue.publish("a")
     seen: list[int] = []
@@ -185,10 +184,9 @@ async def test_an_async_handler_is_finished_before_its_message_is_acked(shell: S
     assert shell.processing(queue) == 0
 
 
+@asyncio_only
 async def test_what_an_async_handler_raises_takes_the_failure_path(shell: Shell) -> None:
     """After its first await as well as before."""
-    if shell.name == "sync":
-        return
     queue = shell.queue(enable_failed_queue=True)
     await queue.publish("a")
 

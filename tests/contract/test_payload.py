@@ -71,21 +71,17 @@ async def test_subclasses_of_str_and_dict_are_messages(shell: Shell) -> None:
         ({1.5: "a"}, "message"),
         ({"a": {"b": {2: "c"}}}, "message['a']['b']"),
         ({"a": [0, {"b": 1, 3: 1}]}, "message['a'][1]"),
-        ({"a": ({4: 1},)}, "message['a'][0]"),
+        ({"a": [[{4: 1}]]}, "message['a'][0][0]"),
         ({("x", "y"): 1}, "message"),
         ({"a": {b"k": 1}}, "message['a']"),
     ],
 )
-@pytest.mark.parametrize("strict", [False, True])
-async def test_a_key_that_is_no_text_is_refused_at_any_depth(
-    shell: Shell, message: dict[Any, Any], path: str, strict: bool
-) -> None:
-    """json would turn 1 into "1" on the quiet; the error says where the key is."""
-    if strict and "(" in repr(message.get("a", "")):
-        pytest.skip("the tuple on the way is refused first")
-    error = await refused(shell, message, strict_payload_types=strict)
-    assert isinstance(error, TypeError)
-    assert f"at {path} " in str(error) or f"at {path}:" in str(error)
+async def test_a_key_that_is_no_text_is_refused_at_any_depth(shell: Shell, message: dict[Any, Any], path: str) -> None:
+    """json would turn 1 into "1" on the quiet; the error says where the key is. Strict types make no difference."""
+    for strict in (False, True):
+        error = await refused(shell, message, strict_payload_types=strict)
+        assert isinstance(error, TypeError)
+        assert f"at {path} " in str(error)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +135,8 @@ async def test_a_value_that_json_cannot_write_is_a_type_error(shell: Shell, valu
 
 
 async def test_without_strict_types_a_tuple_becomes_a_list(shell: Shell) -> None:
-    """What json.dumps does."""
+    """What json.dumps does; keys inside it are looked at all the same."""
+    assert "at message['a'][0] " in str(await refused(shell, {"a": ({4: 1},)}))
     queue = shell.queue()
     await queue.publish({"a": (1, 2)})
     assert json.loads(await take(queue)) == {"a": [1, 2]}

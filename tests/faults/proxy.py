@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -25,13 +25,17 @@ _ANSWER_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request."""
+    """What happens to one request, and after how long."""
 
     name: str
     seconds: float = 0.0
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return self.name
+
+    def like(self, other: "Fault") -> bool:
+        """The same, however long it takes."""
+        return self.name == other.name
 
 
 PASS = Fault("pass")
@@ -41,9 +45,9 @@ STRAGGLE = Fault("straggle")  # the client is cut off; the request is kept for `
 BLACK_HOLE = Fault("black hole")  # nothing comes back, and the connection stays open
 
 
-def delayed(seconds: float) -> Fault:
-    """The server executes the request at once, and its answer takes so long."""
-    return Fault("delay", seconds)
+def delayed(seconds: float, fault: Fault = PASS) -> Fault:
+    """The server executes a request at once, if at all, and what happens then takes so long."""
+    return replace(fault, seconds=seconds)
 
 
 class FaultyProxy:
@@ -208,9 +212,9 @@ class Conversation:
     def _hear_server(self, upstream: socket.socket) -> bool:
         answer = upstream.recv(65536)
         fault, self._on_answer = self._on_answer, PASS
-        if not answer or fault == CUT_AFTER:
-            return False
         time.sleep(fault.seconds)
+        if not answer or fault.like(CUT_AFTER):
+            return False
         if not self._silent:
             self._client.sendall(answer)
         return True
@@ -229,13 +233,14 @@ class Conversation:
     def _pass_on(self, request: bytes) -> bool:
         assert self._upstream is not None
         fault = BLACK_HOLE if self._silent else self._proxy.fault_for(words_of(request))
-        if fault == CUT_BEFORE:
+        if fault.like(CUT_BEFORE):
+            time.sleep(fault.seconds)
             return False
-        if fault == STRAGGLE:
+        if fault.like(STRAGGLE):
             upstream, self._upstream = self._upstream, None
             self._proxy.hold(upstream, request)
             return False
-        if fault == BLACK_HOLE:
+        if fault.like(BLACK_HOLE):
             self._silent = True
             return True
         self._on_answer = fault

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any
 
 import redis
@@ -13,6 +14,7 @@ from redis.retry import Retry
 
 import redis_message_queue
 import redis_message_queue.asyncio
+from tests.faults.meanwhile import PATIENCE_SECONDS, start
 
 # Short pauses, so that a test with two faults takes 20 ms; no wait for a message; a lease that outlasts any test.
 QUICK = {
@@ -34,6 +36,18 @@ class OrdinaryAsyncioRedis(redis.asyncio.Redis):
 
 def nothing(message: Any) -> None:
     """A handler that is content."""
+
+
+def _idle() -> bool:
+    return False
+
+
+def _outcomes(futures: list[Future[Any]]) -> list[Any]:
+    return [future.exception(PATIENCE_SECONDS) or future.result() for future in futures]
+
+
+async def _gather(work: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+    return await asyncio.gather(*work, return_exceptions=True)
 
 
 class BlockingShell:
@@ -67,15 +81,25 @@ class BlockingShell:
         return queue.publish(message)
 
     def process(
-        self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = lambda: False
+        self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = _idle
     ) -> Any:
         """Handle one message and stay busy with it as long as `busy` says; the payload, or None."""
         with queue.process_message() as message:
             if message is not None:
                 handler(message)
+                deadline = time.monotonic() + PATIENCE_SECONDS
                 while busy():
+                    assert time.monotonic() < deadline, "the handler waits for something that does not happen"
                     time.sleep(0.005)
             return message
+
+    def publish_together(self, queue: Any, messages: list[Any]) -> list[Any]:
+        """Publish all at the same time; the answers, with exceptions as values."""
+        return _outcomes([start(queue.publish, message) for message in messages])
+
+    def process_together(self, queue: Any, consumers: int) -> list[Any]:
+        """So many consumers of one queue object at the same time; payloads, with exceptions as values."""
+        return _outcomes([start(BlockingShell.process, self, queue) for _ in range(consumers)])
 
     def command(self, client: Any, *words: Any) -> Any:
         """A command of the user's own."""
@@ -84,6 +108,7 @@ class BlockingShell:
     def close(self) -> None:
         for client in self._clients:
             client.close()
+            client.connection_pool.disconnect()  # which a client leaves to whoever made the pool
 
 
 class AsyncioShell(BlockingShell):
@@ -102,7 +127,7 @@ class AsyncioShell(BlockingShell):
         return self.runner.run(queue.publish(message))
 
     def process(
-        self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = lambda: False
+        self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = _idle
     ) -> Any:
         return self.runner.run(self._process(queue, handler, busy))
 
@@ -110,9 +135,17 @@ class AsyncioShell(BlockingShell):
         async with queue.process_message() as message:
             if message is not None:
                 handler(message)
+                deadline = time.monotonic() + PATIENCE_SECONDS
                 while busy():
+                    assert time.monotonic() < deadline, "the handler waits for something that does not happen"
                     await asyncio.sleep(0.005)
             return message
+
+    def publish_together(self, queue: Any, messages: list[Any]) -> list[Any]:
+        return self.runner.run(_gather([queue.publish(message) for message in messages]))
+
+    def process_together(self, queue: Any, consumers: int) -> list[Any]:
+        return self.runner.run(_gather([self._process(queue, nothing, _idle) for _ in range(consumers)]))
 
     def command(self, client: Any, *words: Any) -> Any:
         return self.runner.run(client.execute_command(*words))
@@ -121,6 +154,7 @@ class AsyncioShell(BlockingShell):
         async def close_all() -> None:
             for client in self._clients:
                 await client.aclose()
+                await client.connection_pool.disconnect()
 
         with self.runner:
             self.runner.run(close_all())

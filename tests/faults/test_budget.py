@@ -8,7 +8,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from redis_message_queue import CleanupFailedError, RetryBudgetExhaustedError
-from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, STRAGGLE, delayed
+from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS, STRAGGLE, delayed
 
 either_cut = pytest.mark.parametrize("cut", [CUT_BEFORE, CUT_AFTER], ids=str)
 NO_BUDGET = {"retry_budget_seconds": 0}
@@ -17,6 +17,13 @@ SMALL_BUDGET = {"retry_budget_seconds": 0.05}
 
 def fail(message):
     raise ValueError(message)
+
+
+def _outcome(work):
+    try:
+        return work()
+    except RedisConnectionError as error:
+        return error
 
 
 # Without a budget
@@ -169,6 +176,39 @@ def test_a_claim_given_up_is_shut_out_once_it_has_been_asked_for(proxy, truth, s
     proxy.let_stragglers_through()
     assert truth.pending == 1
     assert truth.processing == 0
+
+
+def test_claims_given_up_together_are_all_found_again(proxy, truth, shell):
+    """Also where looking for them gets lost half-way."""
+    queue = shell.queue(gateway=NO_BUDGET)
+    for message in ("first", "second", "third"):
+        shell.publish(queue, message)
+    proxy.always("claim", delayed(0.3, CUT_AFTER))  # long enough for all three to be on their way
+    outcomes = shell.process_together(queue, 3)
+    assert [type(outcome) for outcome in outcomes] == [RedisConnectionError] * 3
+    assert truth.processing == 3
+    proxy.relent()
+    proxy.meet("claim", PASS, CUT_AFTER, CUT_BEFORE)
+    found = [_outcome(lambda: shell.process(queue)) for _ in range(6)]
+    assert sorted(payload for payload in found if isinstance(payload, bytes)) == [b"first", b"second", b"third"]
+    assert truth.is_empty
+
+
+def test_callers_stay_apart_after_claims_were_given_up_together(proxy, truth, shell):
+    """Two claims never arrived; looking for the first goes well, for the second it does not.
+
+    Whatever the callers of this queue object do then at the same time, none overtakes another.
+    """
+    queue = shell.queue(gateway={"retry_budget_seconds": 0.5})
+    proxy.always("claim", delayed(0.2, CUT_BEFORE))
+    assert [type(outcome) for outcome in shell.process_together(queue, 2)] == [RetryBudgetExhaustedError] * 2
+    proxy.meet("claim", PASS)
+    with pytest.raises(RetryBudgetExhaustedError):
+        shell.process(queue)
+    proxy.relent()
+    proxy.meet("publish", CUT_AFTER, CUT_AFTER, CUT_AFTER)
+    assert shell.publish_together(queue, ["first", "second", "third"]) == [True, True, True]
+    assert truth.pending == 3
 
 
 def test_a_message_that_cannot_be_read_is_buried_once_although_the_burial_was_given_up(proxy, truth, shell):

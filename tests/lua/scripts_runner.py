@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 import redis
@@ -24,6 +25,7 @@ Dump = dict[bytes, Any]
 Held = Iterable["Taken | tuple[bytes, int]"]
 
 
+@cache
 def argument_names(source: str) -> tuple[str, ...]:
     """The names in a header's ARGV paragraph, as far as they stand once; pairs that follow have none."""
     paragraph = _ARGUMENTS.search(source)

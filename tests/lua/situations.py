@@ -16,6 +16,7 @@ def publish(caller: Caller) -> Call:
 
 
 def publish_with_a_key(caller: Caller) -> Call:
+    caller.settings.limit, caller.settings.overload = 5, "drop"
     return partial(caller.publish, b"first", marker="a key")
 
 
@@ -166,6 +167,15 @@ def claim_everything_at_once(caller: Caller) -> Call:
     return partial(caller.claim, 10)
 
 
+def settle_one(caller: Caller) -> Call:
+    return partial(caller.settle, caller.hold(b"first"))
+
+
+def settle_one_without_leases(caller: Caller) -> Call:
+    caller.settings.lease_us = 0
+    return settle_one(caller)
+
+
 def settle(caller: Caller) -> Call:
     return partial(caller.settle, caller.hold(b"first", b"second"))
 
@@ -273,6 +283,8 @@ CLAIMS: tuple[Situation, ...] = (
     claim_everything_at_once,
 )
 SETTLEMENTS: tuple[Situation, ...] = (
+    settle_one,
+    settle_one_without_leases,
     settle,
     settle_without_leases,
     settle_into_a_list,

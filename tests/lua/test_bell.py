@@ -16,15 +16,13 @@ def test_a_publish_rings_once(caller: Caller):
     assert caller.rings() == 1
 
 
-@pytest.mark.parametrize("refused", ["duplicate", "full"])
-def test_a_publish_that_brings_no_work_does_not_ring(caller: Caller, refused: str):
+@pytest.mark.parametrize("marker, answer", [("a key", 0), (None, -1)], ids=["duplicate", "full"])
+def test_a_publish_that_brings_no_work_does_not_ring(caller: Caller, marker: str | None, answer: int):
     """Nobody is woken for a duplicate, or for a message that was not let in."""
     caller.publish(b"first", marker="a key")
     caller.hush()
     caller.settings.limit = 1
-    assert caller.publish(b"second", marker="a key" if refused == "duplicate" else None) == (
-        0 if refused == "duplicate" else -1
-    )
+    assert caller.publish(b"second", marker=marker) == answer
     assert caller.rings() == 0
 
 
@@ -54,6 +52,15 @@ def test_a_batch_that_leaves_work_behind_rings(caller: Caller, woken: int):
     caller.publish_all(numbered(3))
     caller.hush()
     caller.claim(2, woken=woken)
+    assert caller.rings() == 1
+
+
+@pytest.mark.parametrize("woken", [FRESH, WOKEN, ON_WATCH])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_claim_adds_no_second_token(caller: Caller, count: int, woken: int):
+    """The one that lies there will wake somebody."""
+    caller.publish_all(numbered(3))
+    caller.claim(count, woken=woken)
     assert caller.rings() == 1
 
 

@@ -3,7 +3,9 @@
 import pytest
 import redis
 
-from tests.lua.scripts_runner import KEYS, Caller, Taken, dump, numbered
+from redis_message_queue import envelope
+from tests.lua.scripts_runner import KEYS, Caller, Taken, dump, fresh_id, numbered
+from tests.lua.situations import title
 
 # What the protocol may put into one call. Lua unpacks no more than 7,999 values, and half as many pairs.
 MOST = 1_000
@@ -72,7 +74,10 @@ def test_a_thousand_settled_messages_lie_in_the_list_newest_left(caller: Caller)
 @pytest.mark.parametrize("count", [4_000, 8_000])
 def test_more_than_can_be_done_is_done_whole_or_not_at_all(caller: Caller, verb, count: int):
     """No lease is lost on the way to an error."""
-    held = hold_many(caller, count)
+    held = [(fresh_id(), 1) for _ in range(count)]
+    stored = {id: envelope.head(id) + bytes(8) + b"payload" for id, _ in held}
+    caller.client.hset(KEYS.processing, mapping=stored)
+    caller.client.zadd(KEYS.leases, {id: place for place, id in enumerate(stored)})
     before = dump(caller.client)
     try:
         assert verb(caller, held) == b"1" * count
@@ -101,8 +106,7 @@ def returned(caller: Caller) -> None:
         caller.give_back(held[start : start + MOST])
 
 
-@pytest.mark.parametrize("poison", [foreign, expired, returned], ids=lambda poison: poison.__name__)
-@pytest.mark.parametrize("count", [1, 10])
+@pytest.mark.parametrize("poison, count", [(foreign, 1), (foreign, 10), (expired, 1), (returned, 10)], ids=title)
 def test_thousands_of_dead_letters_are_worked_off_in_several_calls(caller: Caller, poison, count: int):
     """At most a thousand a call, in their order and none lost; then the message behind them is delivered."""
     poison(caller)

@@ -103,6 +103,25 @@ def test_dropped_messages_are_named_again(caller: Caller):
     assert caller.client.llen(KEYS.pending) == 2
 
 
+def test_a_duplicate_stays_one_when_its_window_has_ended(caller: Caller):
+    """What was told "suppressed" is not let in by a repetition."""
+    caller.publish(b"first", marker="a key")
+    assert caller.publish(b"second", marker="a key") == 0
+    caller.client.delete(KEYS.deduplication("a key"))
+    assert caller.repeat() == 0
+    assert caller.claim(5).payloads == [b"first"]
+
+
+def test_a_refused_message_stays_out_when_there_is_room(caller: Caller, other: Caller):
+    """What was told "full" is not let in by a repetition."""
+    caller.publish(b"first")
+    caller.settings.limit = 1
+    assert caller.publish(b"second") == -1
+    assert other.claim().payloads == [b"first"]
+    assert caller.repeat() == -1
+    assert caller.client.llen(KEYS.pending) == 0
+
+
 # Claims that are sent again
 
 

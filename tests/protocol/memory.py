@@ -18,6 +18,7 @@ from redis_message_queue.errors import LuaScriptError
 from redis_message_queue.protocol.port import Argument, Command
 
 SECOND = 1_000_000
+SCRIPT_US = 10  # what a script takes: two that follow each other never have the same time
 
 _ARGV = re.compile(r"^-- ARGV {2}(.*?)^-- Returns", re.MULTILINE | re.DOTALL)
 
@@ -29,7 +30,7 @@ class Entry(NamedTuple):
     times: int
 
 
-FRESH, ON_TIME, ON_WATCH = 0, 1, 2  # where a claim comes from
+FRESH, WOKEN, ON_WATCH = 0, 1, 2  # where a claim comes from
 IN_LINE, IN_FLIGHT = Entry(0, 0), Entry(1, 1)  # what an entry would say, where there is none
 
 
@@ -79,7 +80,7 @@ class MemoryRedis:
 
     def execute(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         """Read keys and arguments by the names that the script's header gives them."""
-        self.clock_us += 1
+        self.clock_us += SCRIPT_US
         keys = _named(command.script.keys, (*command.keys, *open_keys))
         given = _named(argument_names(command.script.source), (*command.settings, *arguments))
         verb = getattr(self, f"_{command.script.name}")
@@ -94,21 +95,27 @@ class MemoryRedis:
             return answer
         line = self.lists[keys.pending]
         over = len(line) + 1 - given.limit if given.limit else 0
-        if keys.marker is not None and self.get(keys.marker) is not None:
+        # A queue that drops does not deduplicate, and one key stands in the other's place.
+        drops = given.overload == "drop"
+        marker, deliveries = (None, keys.marker) if drops else (keys.marker, None)
+        if marker is not None and self.get(marker) is not None:
             answer = 0
-        elif over > 0 and given.overload == "refuse":
+        elif over > 0 and not drops:
             answer = -1
         else:
             line.insert(0, given.head + self.clock_us.to_bytes(8, "big") + given.body)
-            if keys.marker is not None:
-                self.set(keys.marker, given.head[1:], given.window_ms)
+            if marker is not None:
+                self.set(marker, given.head[1:], given.window_ms)
             answer = 1
             # A line that was not empty has its token already, or somebody holds it and will pass it on.
             if len(line) == 1:
                 self._ring(keys)
             if over > 0:
                 dropped = [line.pop() for _ in range(min(over, 1000))]
-                answer = b"d" + b"".join(id_of(stored) for stored in dropped if is_message(stored))
+                ids = [id_of(stored) for stored in dropped if is_message(stored)]
+                for key in ids:
+                    self.hashes[deliveries].pop(key, None)
+                answer = b"d" + b"".join(ids)
         self._remember(keys, given, answer)
         return answer
 
@@ -126,11 +133,16 @@ class MemoryRedis:
         again = int(not taken and search.steps >= self.STEPS)
         self._remember(keys, given, Taken(again, tuple(taken), dead))
         if search.found_the_usual_case:
+            if given.woken == WOKEN and self.lists[keys.pending]:
+                self._ring(keys)
             return self.hashes[keys.processing][taken[0].id]
-        next_us = None if search.earliest is None else search.earliest - self.clock_us
+        deadlines = self.zsets[keys.leases].values() if given.lease_us else ()
+        next_us = min(deadlines, default=None)
+        next_us = None if next_us is None else next_us - self.clock_us
 
         # The baton: whoever took the token, or would have, and leaves work behind rings; so does a watcher that leaves.
-        left_behind = bool(taken) and (search.more_due or bool(self.lists[keys.pending]))
+        is_due = next_us is not None and next_us <= 0
+        left_behind = bool(taken) and (is_due or bool(self.lists[keys.pending]))
         if given.woken == ON_WATCH:
             self.strings.pop(keys.watch, None)
             left_behind |= next_us is not None and next_us < SECOND and (bool(taken) or given.slice_us == 0)
@@ -279,6 +291,8 @@ class MemoryRedis:
         self._late.append((self._executed + calls, execute))
 
     def _let_stragglers_in(self) -> None:
+        if not self._late:
+            return
         due = [execute for when, execute in self._late if when < self._executed]
         self._late = [one for one in self._late if one[0] >= self._executed]
         for execute in due:
@@ -308,9 +322,6 @@ class _Search:
         self.taken: list[Ticket] = []
         self.dead: list[tuple[bytes, int]] = []
         self.steps = 0
-        self.removed = 0
-        self.more_due = False
-        self.earliest: int | None = None
 
     @property
     def wants_more(self) -> bool:
@@ -319,12 +330,11 @@ class _Search:
     @property
     def found_the_usual_case(self) -> bool:
         """A consumer comes for one message, nothing was due, and the head of the line had never been delivered."""
-        came_for_one = self.given.count == 1 and self.given.woken == FRESH
+        came_for_one = self.given.count == 1 and self.given.woken != ON_WATCH
         return came_for_one and self.steps == 1 and [(one.lease, one.origin) for one in self.taken] == [(1, "line")]
 
     def look_at_leases(self) -> None:
         """What is due, the oldest deadline first."""
-        self.earliest = min(self.leases.values(), default=None)
         due = [key for key in by_deadline(self.leases) if self.leases[key] <= self.memory.clock_us]
         while due and self.wants_more:
             self.steps += 1
@@ -333,8 +343,6 @@ class _Search:
                 self._weigh(self.processing[key], self.deliveries.get(key, IN_FLIGHT), "lease")
             else:
                 self._remove(key)
-        # It stopped before it saw the end: then more may be due.
-        self.more_due = self.steps > 0 and not self.wants_more
 
     def look_at_line(self) -> None:
         """The head of the line; what is not a message of ours becomes a dead letter as it is."""
@@ -366,19 +374,15 @@ class _Search:
             del letters[self.given.dlq_limit :]
 
     def _remove(self, key: bytes) -> None:
-        self.removed += 1
         self.processing.pop(key, None)
         self.deliveries.pop(key, None)
         self.leases.pop(key, None)
 
     def write_leases(self) -> None:
-        """What was taken is leased, in its order; then the next deadline may be another one."""
-        if not self.given.lease_us:
-            return
-        for place, ticket in enumerate(self.taken, 1):
-            self.leases[ticket.id] = self.memory.clock_us + self.given.lease_us + place
-        if self.removed:
-            self.earliest = min(self.leases.values(), default=None)
+        """What was taken is leased, in its order."""
+        if self.given.lease_us:
+            for place, ticket in enumerate(self.taken, 1):
+                self.leases[ticket.id] = self.memory.clock_us + self.given.lease_us + place
 
 
 @cache
@@ -391,12 +395,17 @@ def argument_names(source: str) -> tuple[str, ...]:
 
 def _named(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
     """Values by name. Names at the end may be left out; values at the end may be pairs."""
+    named = SimpleNamespace(**dict(zip_longest(names, values[: len(names)])))
     rest = iter(values[len(names) :])
-    return SimpleNamespace(**dict(zip_longest(names, values[: len(names)])), pairs=list(zip(rest, rest, strict=True)))
+    named.pairs = list(zip(rest, rest, strict=True))
+    return named
 
 
 def is_message(stored: bytes) -> bool:
-    return len(stored) >= 25 and 0xD0 <= stored[0] <= 0xDF
+    """What envelope.py packs: flags, id, a time of this age, and a tenant if the flags say so."""
+    if len(stored) < 25 or not 0x80 <= stored[0] <= 0x83 or stored[17] != 0:
+        return False
+    return not stored[0] & 1 or (len(stored) > 25 and len(stored) >= 26 + stored[25])
 
 
 def id_of(stored: bytes) -> bytes:

@@ -1,10 +1,12 @@
 """A stage for the protocol's tests: queue objects on one memory, and where their messages are."""
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions, QueueOptions
+from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.sync.queue import ProcessMessage
@@ -21,7 +23,7 @@ class Scene:
         self.memory = MemoryRedis()
         self.keys = QueueKeys.of("orders")
         usual = {"message_visibility_timeout_seconds": LEASE, "message_wait_interval_seconds": 0}
-        self.settings = GatewayOptions(**usual | settings)
+        self.settings = _settings(**usual | settings)
 
     def port(self, *arguments: Any, **options: Any) -> MemoryPort:
         """A port to this memory; see `MemoryPort` for how it can be broken."""
@@ -71,6 +73,26 @@ class Scene:
 
     def let_leases_run_out(self) -> None:
         self.memory.pass_time((self.settings.message_visibility_timeout_seconds or 0) + 1)
+
+
+_settings = cache(GatewayOptions)  # they are frozen, and there are thousands of scenes
+
+
+async def give_back(queue: QueueProtocol, claim: Claim, *, forgiven: bool) -> bool:
+    """Return a message to the line, under a slot of its own."""
+    slot = queue.store.claimer.borrow_slot()
+    try:
+        return await queue.store.settler.give_back(slot, claim, forgiven=forgiven)
+    finally:
+        queue.store.claimer.return_slot(slot)
+
+
+def check_that_slots_are_lent_once(queue: QueueProtocol) -> None:
+    """Two callers with one slot would be given each other's answers."""
+    slots = [queue.store.claimer.borrow_slot() for _ in range(4)]
+    assert len({slot.key for slot in slots}) == len(slots)
+    for slot in slots:
+        queue.store.claimer.return_slot(slot)
 
 
 def process_all(queue: QueueProtocol) -> list[bytes]:

@@ -70,6 +70,9 @@ def every_order(begin: Callable[[], tuple[MemoryRedis, list[Actor], Callable[[],
         except BaseException as error:
             error.add_note(f"in the order of steps {run.order}")
             raise
+        finally:
+            for actor in actors:
+                actor.close()
         choices.made(run.taken)
         runs += 1
     return runs

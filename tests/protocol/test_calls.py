@@ -1,11 +1,10 @@
 """Each concurrent call has a slot of its own, each use of it a higher number, and each process its own slots."""
 
-import base64
-
 import pytest
 
-from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.calls import Calls, Slot
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import REPLY, Lost, MemoryPort
 from tests.protocol.scene import Scene, process_all
 
@@ -89,17 +88,9 @@ def test_an_unsure_claim_keeps_its_slot_until_it_is_sure():
 # Processes
 
 
-def test_two_objects_never_have_the_same_identity():
+def test_two_objects_never_have_the_same_slot():
     scene = Scene()
     assert calls_of(scene).borrow().key != calls_of(scene).borrow().key
-
-
-def test_an_identity_is_made_of_nine_bytes_of_chance():
-    scene = Scene()
-    port = scene.port()
-    port.fresh_id = lambda: bytes(range(16))
-    key = calls_of(scene, port).borrow().key
-    assert key == scene.keys.reply(base64.urlsafe_b64encode(bytes(range(9))).decode() + "1")
 
 
 def test_after_a_fork_the_child_has_slots_of_its_own():
@@ -126,6 +117,22 @@ def test_a_slot_that_was_borrowed_before_a_fork_is_not_lent_out_in_the_child():
     assert parents.key not in {calls.borrow().key, calls.borrow().key}
 
 
+def test_a_child_that_is_forked_by_a_handler_shares_no_numbers_with_its_parent():
+    scene = Scene()
+    port = scene.port()
+    queue = scene.queue(port)
+    finish(queue.publish("a"))
+    with ProcessMessage(queue):
+        of_the_parent = {sent.command.keys[-1] for sent in port.sent}
+        port.pid, sent_before = 2, len(port.sent)
+        finish(queue.publish("b"))
+        assert process_all(queue) == [b"b"]
+        of_the_child = {sent.command.keys[-1] for sent in port.sent[sent_before:]}
+        port.pid = 1
+    assert all("reply" in key for key in of_the_parent | of_the_child)
+    assert not of_the_parent & of_the_child
+
+
 def test_a_child_does_not_follow_the_unsure_claims_of_its_parent():
     """Both would be given the same message, while its lease lasts."""
     scene = Scene(retry_budget_seconds=0)
@@ -137,23 +144,41 @@ def test_a_child_does_not_follow_the_unsure_claims_of_its_parent():
     assert queue.store.claimer.unsure_claims == 1
     port.pid = 2
     assert process_all(queue) == []
-    port.pid = 1
 
 
-def test_two_threads_that_begin_together_both_get_a_slot():
-    """While one is still taking the object's identity, the other borrows."""
+class Hurried(Calls):
+    """While one thread is in the middle of taking a slot, another one takes a slot as well."""
+
+    of_the_other: Slot | None = None
+    interrupts = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if self.interrupts:
+            Calls.__setattr__(self, "interrupts", False)
+            Calls.__setattr__(self, "of_the_other", self.borrow())
+
+
+def test_two_threads_that_begin_together_have_two_slots():
+    scene = Scene()
+    calls = Hurried(scene.port(), scene.keys, scene.settings)
+    Calls.__setattr__(calls, "interrupts", True)
+    mine = calls.borrow()
+    assert calls.of_the_other is not None
+    assert mine.key != calls.of_the_other.key
+
+
+def test_two_threads_of_a_forked_child_take_no_slot_of_the_parent():
     scene = Scene()
     port = scene.port()
-    calls = calls_of(scene, port)
-    made, of_the_other = port.fresh_id, []
-
-    def meanwhile() -> bytes:
-        port.fresh_id = made
-        of_the_other.append(calls.borrow())
-        return made()
-
-    port.fresh_id = meanwhile
-    assert calls.borrow().key != of_the_other[0].key
+    calls = Hurried(port, scene.keys, scene.settings)
+    parents = calls.borrow()
+    calls.give_back(parents)
+    port.pid = 2
+    Calls.__setattr__(calls, "interrupts", True)
+    mine = calls.borrow()
+    assert calls.of_the_other is not None
+    assert len({parents.key, mine.key, calls.of_the_other.key}) == 3
 
 
 # How long an answer is kept

@@ -12,7 +12,7 @@ from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import Cancelled, MemoryPort
-from tests.protocol.scene import LEASE, Scene, process_all
+from tests.protocol.scene import LEASE, Scene, check_that_slots_are_lent_once, process_all
 
 either_way = pytest.mark.parametrize("broken_by", [KeyboardInterrupt, Cancelled])
 leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "at-most-once"])
@@ -55,6 +55,7 @@ class Consumer:
         """Nobody breaks off any more; the same object goes on."""
         self.port.break_at = ()
         self.seen.update(process_all(self.queue))
+        check_that_slots_are_lent_once(self.queue)
 
 
 Play = Callable[[Consumer], None]

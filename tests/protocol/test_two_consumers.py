@@ -13,7 +13,7 @@ from redis_message_queue.events import EventOperation, QueueEvent
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from tests.protocol.port import REPLY, REQUEST, Lost, Turn, late
-from tests.protocol.scene import Scene, process_all
+from tests.protocol.scene import Scene, check_that_slots_are_lent_once, give_back, process_all
 from tests.protocol.schedule import Actor, every_order
 
 ENDS = ("ack", "fail", "renew", "give back")
@@ -62,15 +62,15 @@ class Play:
                 return
             self.log.append(("claimed", who))
             self.seen[payload] += 1
-            delivery, settler = context._delivery, queue.store.settler
+            delivery = context._delivery
             if end == "fail":
                 raise HandlerError
             if end == "renew":
-                renewed = await settler.renew(delivery.claim, 1.0)
+                renewed = await queue.store.settler.renew(delivery.claim, 1.0)
                 self.log.append(("renewed" if renewed else "refused", who))
             if end == "give back":
                 delivery.hands_off = True
-                given = await settler.give_back(delivery.attempt.slot, delivery.claim, forgiven=False)
+                given = await give_back(queue, delivery.claim, forgiven=False)
                 self.log.append(("given back" if given else "refused", who))
 
     async def time(self) -> None:
@@ -201,10 +201,11 @@ def test_an_unsure_claim_of_one_object_is_found_by_one_of_its_consumers(place, l
 
     def begin() -> tuple[Play, list[Actor]]:
         play = Play(2, retry_budget_seconds=0)
-        shared = play.queue("shared", {place: lost})
-        return play, [play.consumer(who, shared, "ack", "ack") for who in "AB"]
+        play.shared = play.queue("shared", {place: lost})
+        return play, [play.consumer(who, play.shared, "ack", "ack") for who in "AB"]
 
     def check(play: Play) -> None:
+        check_that_slots_are_lent_once(play.shared)
         play.seen.update(process_all(play.scene.queue()))
         assert max(play.seen.values()) == 1
         check_each_is_in_one_place(play, 2)
@@ -237,10 +238,10 @@ class Hall:
         port = self.scene.port(suspends=True)
         claimer = self.scene.store(port).claimer
         found = await claimer.claim(claimer.attempt(), wait_seconds, stopped, nobody_listens)
-        for claim in found.claims:
-            self.play.seen[claim.payload] += 1
+        if found.claim is not None:
+            self.play.seen[found.claim.envelope.payload] += 1
             assert port.now() - self.started < 0.5, "a message lay there while somebody slept beside it"
-        if not found.claims and not stopped():
+        elif not stopped():
             self.left_empty_handed.append(kind)
 
     async def publisher(self, messages: int) -> None:

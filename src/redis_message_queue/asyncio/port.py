@@ -86,6 +86,11 @@ class AsyncioPort:
         try:
             value = function(*arguments)
             return Answer(await value if inspect.isawaitable(value) else value)
+        except StopIteration as error:
+            # No coroutine can let it through; this is what Python itself makes of it.
+            trouble = RuntimeError("a callback raised StopIteration")
+            trouble.__cause__ = error
+            return Answer(error=trouble)
         except Exception as error:
             return Answer(error=error)
 

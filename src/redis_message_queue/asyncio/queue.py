@@ -52,6 +52,11 @@ class RedisMessageQueue:
         max_payload_depth: int | None = None,
         interrupt: BaseGracefulInterruptHandler | None = None,
         on_event: Callable[[QueueEvent], Any] | None = None,
+        message_wait_interval_seconds: float = options.DEFAULT_WAIT_SECONDS,
+        message_deduplication_log_ttl_seconds: float = options.DEFAULT_DEDUPLICATION_SECONDS,
+        retry_budget_seconds: float = options.DEFAULT_RETRY_BUDGET_SECONDS,
+        retry_initial_delay_seconds: float = options.DEFAULT_RETRY_INITIAL_DELAY_SECONDS,
+        retry_max_delay_seconds: float = options.DEFAULT_RETRY_MAX_DELAY_SECONDS,
         key_separator: str = "::",
         hash_tag: bool | None = None,
     ) -> None:

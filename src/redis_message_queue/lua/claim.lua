@@ -27,12 +27,11 @@ if leased then
 end
 
 -- The usual case in a straight line, at half the price of what follows: a consumer comes for one message, no lease
--- has run out, and the head of the line was never delivered before. (0xD0, 0xD1: a message without an entry.)
+-- has run out, and the head of the line was never delivered before. (See lib/envelope.lua for the bytes.)
 if count == 1 and woken < '2' and not answer then
   local due = leased and redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
   local stored = not due and redis.call('LINDEX', pending, -1)
-  local flags = stored and #stored >= 25 and string.byte(stored, 1)
-  if flags == 0xD0 or flags == 0xD1 then
+  if stored and string.byte(stored, 1) == 0x80 and string.byte(stored, 18) == 0 and #stored >= 25 then
     local id = string.sub(stored, 2, 17)
     local tokens = woken == '1' and redis.call('LLEN', bell)
     redis.call('HSET', processing, id, stored)
@@ -60,7 +59,10 @@ if answer then
     local id, lease, times, origin = unpack(before.taken, place, place + 3)
     local stored = redis.call('HGET', processing, id)
     if stored and read_entry(deliveries, id, stored, 1) == lease then
-      if leased then redis.call('ZADD', leases, now + lease_us + place, id) end
+      if leased then
+        redis.call('ZREM', leases, id) -- first, because a server without memory refuses ZADD alone
+        redis.call('ZADD', leases, now + lease_us + place, id)
+      end
       result[#result + 1] = stored
       result[#result + 1] = string.format('%d:%d:%s', lease, times, origin)
     end
@@ -88,20 +90,18 @@ local function next_chunk(seen)
   return math.min(seen == 0 and count - #taken or 100, STEPS - steps)
 end
 
--- Returns whether more may be due.
 local function look_at_leases()
   local seen = 0
   while #taken < count and steps < STEPS do
     local ids = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', seen, next_chunk(seen))
-    if #ids == 0 then return false end
+    if #ids == 0 then return end
     local bodies = redis.call('HMGET', processing, unpack(ids))
     for place, id in ipairs(ids) do
-      if #taken == count then return true end
+      if #taken == count then return end
       seen, steps = seen + 1, steps + 1
       if bodies[place] then weigh(id, bodies[place], 1, 'lease') else gone[#gone + 1] = id end
     end
   end
-  return true
 end
 
 local function look_at_line()
@@ -123,12 +123,8 @@ local function look_at_line()
   end
 end
 
-local due, more_due = {}, false
 if count > 0 then
-  if leased then
-    due = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
-    if due[2] and tonumber(due[2]) <= now then more_due = look_at_leases() end
-  end
+  if leased then look_at_leases() end
   look_at_line()
 end
 if #dead > 0 then redis.call('LLEN', dlq) end
@@ -173,9 +169,9 @@ end
 
 -- The baton: whoever took the token, or would have, and leaves work behind rings; so does a watcher that leaves.
 local again = #taken == 0 and steps >= STEPS and 1 or 0
-if #gone > 0 and leased then due = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES') end
-local next_us = due[2] and tonumber(due[2]) - now
-local left_behind = #taken > 0 and (more_due or redis.call('LLEN', pending) > 0)
+local next_us = leased and redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
+next_us = next_us and next_us - now
+local left_behind = #taken > 0 and ((next_us and next_us <= 0) or redis.call('LLEN', pending) > 0)
 if woken == '2' then
   redis.call('UNLINK', watch)
   left_behind = left_behind or (next_us and next_us < 1000000 and (#taken > 0 or slice_us == 0))
@@ -199,8 +195,8 @@ for _, one in ipairs(dead) do
   mourned[#mourned + 1] = one.id
   mourned[#mourned + 1] = one.times
 end
--- An empty answer is remembered too, so that a straggler cannot claim for a caller who has gone on;
--- a server that is out of memory refuses this write, and nothing is lost by it.
-local kept = call .. cmsgpack.pack({again = again, taken = tickets, dead = mourned})
-if #taken > 0 then redis.call('PSETEX', reply, keep_ms, kept) else redis.pcall('PSETEX', reply, keep_ms, kept) end
+-- An empty answer is remembered too, so that a straggler cannot claim for a caller who has gone on. Removing the old
+-- one first lets this through on a server without memory.
+if #taken == 0 then redis.call('UNLINK', reply) end
+redis.call('PSETEX', reply, keep_ms, call .. cmsgpack.pack({again = again, taken = tickets, dead = mourned}))
 return result

@@ -12,6 +12,7 @@ if answer then return answer end
 --@include envelope
 --@include ledger
 
+if #ARGV > 2004 then error('at most 1,000 messages in one call', 0) end
 local silent = redis.call('LLEN', bell) == 0
 redis.call('LLEN', pending)
 redis.call('HLEN', deliveries)

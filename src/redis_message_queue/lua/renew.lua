@@ -4,6 +4,7 @@
 -- Returns '1' or '0' for each message: renewed, or lost.
 -- It needs no reply cache: sent twice it does the same, and the lease number keeps out whoever has lost it.
 local leases, deliveries = KEYS[1], KEYS[2]
+if #ARGV > 2001 then error('at most 1,000 messages in one call', 0) end
 local time = redis.call('TIME')
 local deadline = time[1] * 1000000 + time[2] + tonumber(ARGV[1])
 
@@ -11,7 +12,8 @@ local marks, held, deadlines = {}, {}, {}
 for place = 2, #ARGV, 2 do
   local id = ARGV[place]
   local entry = redis.call('HGET', deliveries, id)
-  local lease = entry and string.match(entry, '^%d+') or '1'
+  local lease = not entry and '1' or string.match(entry, '^(%d+):%d+$')
+  if not lease then error('the deliveries hash holds a foreign value', 0) end
   if lease == ARGV[place + 1] and redis.call('ZSCORE', leases, id) then
     held[#held + 1] = id
     marks[#marks + 1] = '1'

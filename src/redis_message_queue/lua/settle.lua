@@ -10,11 +10,10 @@ local keep_ms, leased, call = ARGV[1], ARGV[2] == '1', ARGV[4]
 if answer then return answer end
 
 -- The usual case in a straight line: one message, delivered once, that leaves for good.
--- (0xD0, 0xD1: a message without an entry.) The first write is one that a server without memory accepts.
+-- (0x80: no tenant, no entry.) The first write is one that a server without memory accepts.
 if not kept and ARGV[6] == '1' and #ARGV == 6 then
   local stored = redis.call('HGET', processing, ARGV[5])
-  local flags = stored and string.byte(stored, 1)
-  if flags == 0xD0 or flags == 0xD1 then
+  if stored and string.byte(stored, 1) == 0x80 then
     if leased then redis.call('ZREM', leases, ARGV[5]) end
     redis.call('HDEL', processing, ARGV[5])
     redis.call('PSETEX', reply, keep_ms, call .. '1')
@@ -25,6 +24,7 @@ end
 --@include envelope
 --@include ledger
 
+if #ARGV > 2004 then error('at most 1,000 messages in one call', 0) end
 if kept then redis.call('LLEN', kept) end
 local marks, held, known, payloads = {}, {}, {}, {}
 for place = 5, #ARGV, 2 do

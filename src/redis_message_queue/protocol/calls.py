@@ -75,8 +75,8 @@ class Calls:
         """A slot that nobody else uses until it is given back."""
         if self._process != self.port.process():
             # A forked child must not share numbers with its parent: it starts with no slots at all.
-            self._process = self.port.process()
             self._free = deque()
+            self._process = self.port.process()
         try:
             return self._free.pop()
         except IndexError:

@@ -200,15 +200,18 @@ class Claimer:
         started, tries = port.now(), 0
         while True:
             sent_at = port.now() if tries else started
+            call, count, _, woken = arguments
             try:
-                return _read(await port.call(slot.claim, (), arguments), sent_at)
+                found = _read(await port.call(slot.claim, (), arguments), sent_at)
+                if count == 0 and found.claim is None and woken != _FRESH:
+                    await self.ring()  # the token was taken and nobody looked for its work
+                return found
             except Exception as error:
                 tries += 1
                 if port.is_transient(error):
                     await told(error, tries)
                 await self._calls.rest_before_retry(error, "claim", tries, started)
             if stopped() or (deadline is not None and port.now() >= deadline):
-                call, _, _, woken = arguments
                 arguments = (call, 0, 0, woken)
 
     async def _sleep_by_the_bell(self, seconds: float) -> bool:

@@ -135,7 +135,7 @@ class Delivery:
             await self._tell_found(found, started)
             if found.claim is not None:
                 return found.claim
-            claimer.release(self.attempt)
+            self._release(self.attempt)
         attempt = self.attempt = claimer.attempt()
         wait = queue.store.options.message_wait_interval_seconds
         try:
@@ -148,17 +148,24 @@ class Delivery:
         if found.dead or found.trim_error is not None or queue.teller.wanted:
             await self._tell_found(found, started)
         if found.claim is None:
-            self.attempt = None
-            claimer.release(attempt)
+            self._release(attempt)
         return found.claim
 
-    async def _bury(self, claim: Claim, reason: UnicodeDecodeError) -> None:
-        attempt = self.attempt
-        assert attempt is not None
-        settled = await self.queue.store.settler.settle(attempt.slot, claim, self.queue.dead_letters)
-        attempt.unsure = False
+    def _release(self, attempt: Attempt) -> None:
         self.attempt = None
         self.queue.store.claimer.release(attempt)
+
+    async def _bury(self, claim: Claim, reason: UnicodeDecodeError) -> None:
+        attempt, store = self.attempt, self.queue.store
+        assert attempt is not None
+        # Under a slot of its own: until the message has left, the claim must stay recoverable under its number.
+        slot = store.claimer.borrow_slot()
+        try:
+            settled = await store.settler.settle(slot, claim, self.queue.dead_letters)
+        finally:
+            store.claimer.return_slot(slot)
+        attempt.unsure = False
+        self._release(attempt)
         log.warning("message %s cannot be decoded and went to the dead letters", claim.message_id)
         error = CorruptMessageError(
             f"the payload is not UTF-8 (byte {reason.start}), and the client decodes responses",

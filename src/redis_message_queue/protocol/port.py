@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from redis_message_queue.scripts import Script
 
@@ -30,6 +30,22 @@ class Answer(Generic[T]):
     value: T | None = None
     error: BaseException | None = None
     cancelled: BaseException | None = None
+
+    def unwrap(self) -> T:
+        """The value, or the error raised; a `StopIteration` is carried past the coroutines that would eat it."""
+        if isinstance(self.error, StopIteration):
+            raise Carried(self.error)
+        if self.error is not None:
+            raise self.error
+        return cast(T, self.value)
+
+
+class Carried(Exception):
+    """Takes a user's `StopIteration` out of a coroutine, where raising it would end in a `RuntimeError`."""
+
+    def __init__(self, error: StopIteration) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Sidecar(Protocol):
@@ -95,5 +111,7 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
+    except Carried as carried:
+        raise carried.error from None
     work.close()
     raise RuntimeError("the protocol awaited something that is not its port")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from redis_message_queue.envelope import content_key
-from redis_message_queue.errors import ConfigurationError, PayloadTypeError
+from redis_message_queue.errors import ConfigurationError, PayloadTypeError, PayloadValueError
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.options import QueueOptions
 from redis_message_queue.protocol.delivery import Delivery
@@ -73,9 +73,7 @@ class QueueProtocol:
         if function is None:
             return self.store.keys.deduplication(content_key(message))
         answer = await self.port.ask(function, message)
-        if answer.error is not None:
-            raise answer.error
-        key = answer.value
+        key = answer.unwrap()
         if key is None or key == "":
             raise ConfigurationError(
                 f"get_deduplication_key returned {key!r}; return a non-empty str that names this message, "
@@ -89,4 +87,12 @@ class QueueProtocol:
                 queue=self.options.name,
                 operation="publish",
             )
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise PayloadValueError(
+                f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot carry",
+                queue=self.options.name,
+                operation="publish",
+            ) from None
         return self.store.keys.deduplication(key)

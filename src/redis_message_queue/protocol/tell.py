@@ -13,6 +13,7 @@ from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.port import Port
 
 log = logging.getLogger("redis_message_queue")
+log.addHandler(logging.NullHandler())  # a program without logging set up is told by events, not on stderr
 
 
 class Teller:

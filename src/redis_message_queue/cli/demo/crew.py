@@ -75,7 +75,8 @@ class Crew:
 
     def kill(self, role: Role, number: int) -> None:
         """SIGKILL, as the kernel sends it to whoever takes too much memory."""
-        self._working[role, number].process.kill()
+        if worker := self._working.get((role, number)):
+            worker.process.kill()
 
     def works(self, role: Role) -> bool:
         """Whether any worker of this role has not been seen to go."""

@@ -143,13 +143,15 @@ class Story:
 
     def _mourn(self, worker: Worker) -> None:
         """A process has ended: as the story wants it, or the story ends."""
-        status, entry = worker.process.returncode, self._last_entry.get(worker.number, {})
+        status = worker.process.returncode
+        # Taken out, so that a successor that dies at its start is not excused by it.
+        entry = self._last_entry.pop(worker.number, {}) if worker.role == "consumer" else {}
         if worker.role == "producer" and status == 0:
             self._screen.say(f"{worker.name} has published everything")
         elif worker.role == "consumer" and worker.number == self._killed:
             self._killed = 0
             self._restart(worker)
-        elif worker.role == "consumer" and entry.get("order") == self._plan.poison:
+        elif entry.get("order") == self._plan.poison:
             self._screen.say(
                 f"order {self._plan.poison} crashed {worker.name}, delivery {entry['delivery']} of {MAX_DELIVERIES}",
                 mood="bad",

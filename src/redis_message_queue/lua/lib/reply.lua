@@ -5,10 +5,12 @@
 local answer
 local last = redis.call('GET', reply)
 if last then
-  local number = string.sub(last, 1, 12)
+  local number = string.match(last, '^%d%d%d%d%d%d%d%d%d%d%d%d')
   if number == call then
     answer = string.sub(last, 13)
-  elseif number > call or #number < 12 then
+  elseif not number then
+    error('the reply key holds a foreign value', 0)
+  elseif number > call then
     error('OVERTAKEN by a later call of the same caller', 0)
   end
 end

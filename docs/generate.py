@@ -1,0 +1,59 @@
+"""Makes the reference pages from the code, so that they cannot say anything else than it does.
+
+    python -m docs.generate            write docs/reference/*.md
+    python -m docs.generate --check    exit with 1 if a page is out of date
+
+What an option, a key or an error means is written where it is defined. What only the reader of a page needs (which
+options belong together, when an event is told) stands in a table beside the page; a row that is missing is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from docs.reference.api import api_page
+from docs.reference.errors import errors_page
+from docs.reference.events import events_page
+from docs.reference.keys import keys_page
+from docs.reference.options import options_page
+
+REFERENCE = Path(__file__).parent / "reference"
+PAGES: dict[str, Callable[[], str]] = {
+    "options.md": options_page,
+    "keys.md": keys_page,
+    "events.md": events_page,
+    "errors.md": errors_page,
+    "api.md": api_page,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write what is out of date, or with --check only name it; the exit status says whether there was any."""
+    parser = argparse.ArgumentParser(prog="python -m docs.generate", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
+    check = parser.parse_args(arguments).check
+    stale = outdated()
+    for name, text in stale.items():
+        if check:
+            print(f"docs/reference/{name} is out of date: run python -m docs.generate", file=sys.stderr)
+        else:
+            (REFERENCE / name).write_text(text, encoding="utf-8")
+            print(f"docs/reference/{name} written")
+    return 1 if stale and check else 0
+
+
+def outdated() -> dict[str, str]:
+    """The pages whose file is not what the code makes of it now, and what it would be."""
+    made = {name: make() for name, make in PAGES.items()}
+    return {name: text for name, text in made.items() if _text_of(REFERENCE / name) != text}
+
+
+def _text_of(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

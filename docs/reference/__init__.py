@@ -1,0 +1,1 @@
+"""The makers of the reference pages, each beside its page."""

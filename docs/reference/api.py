@@ -1,0 +1,132 @@
+"""api.md: every public name, from the docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from types import ModuleType
+from typing import Any
+
+import redis_message_queue
+from docs.reference.errors import error_classes
+from docs.reference.markdown import code, doc, in_step, page, prose, sentence, table
+from redis_message_queue import embedded
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Names that are looked for together, and the page that says more about them."""
+
+    title: str
+    names: tuple[str, ...]
+    more: str = ""
+
+
+SHELVES = (
+    Shelf("Queue", ("RedisMessageQueue", "RedisGateway"), "Their options: [Options](options.md)."),
+    Shelf("What a handler receives", ("ReceivedMessage",)),
+    Shelf(
+        "Stopping",
+        ("BaseGracefulInterruptHandler", "GracefulInterruptHandler", "EventDrivenInterruptHandler"),
+        "How they are used: [How to shut down](../how-to/shut-down.md).",
+    ),
+    Shelf("Events", ("QueueEvent", "EventOperation", "EventOutcome"), "One by one: [Events](events.md)."),
+    Shelf("Errors", tuple(one.__name__ for one in error_classes()), "One by one: [Errors](errors.md)."),
+)
+
+NOT_CALLED = ("RedisMessageQueue", "RedisGateway", "ReceivedMessage", "BaseGracefulInterruptHandler", "ServerBinary")
+# What a class offers to its neighbours inside the library, not to its users.
+INSIDE = {"RedisGateway": ("of_client", "store")}
+# A field cannot have a docstring. One without a sentence is not shown: it is there for what is still to come.
+FIELD_SENTENCES = {
+    "ReceivedMessage": {
+        "payload": "what was published: text if the client decodes responses, else bytes; a dict comes as its JSON",
+        "id": "32 hexadecimal digits, the same in every delivery and in the events of this message",
+        "tenant": "",
+        "delivery_count": "how often it has been delivered, this time included",
+        "published_at": "when Redis took it, by the server's clock, in UTC",
+    },
+    "ServerBinary": {
+        "path": "where it is",
+        "flavour": '`"redis"` or `"valkey"`',
+        "version": "three numbers",
+    },
+}
+
+
+def api_page() -> str:
+    in_step("public names", (name for shelf in SHELVES for name in shelf.names), redis_message_queue.__all__)
+    return page(
+        "Names",
+        "the docstrings",
+        prose("""
+            What can be imported from `redis_message_queue`. `redis_message_queue.asyncio` has the same names; there
+            `publish` and `process_message_callback` are awaited, and `process_message()` stands in an `async with`.
+        """),
+        *(part for shelf in SHELVES for part in _shelf(shelf, redis_message_queue)),
+        "## redis_message_queue.embedded",
+        prose("A real server for development and tests; see [How to test](../how-to/test-with-a-real-server.md)."),
+        *(
+            _entry(name, getattr(embedded, name))
+            for name in embedded.__all__
+            if name not in redis_message_queue.__all__
+        ),
+    )
+
+
+def _shelf(shelf: Shelf, module: ModuleType) -> Iterator[str]:
+    yield f"## {shelf.title}"
+    if shelf.more:
+        yield shelf.more
+    if shelf.title in ("Events", "Errors"):
+        yield table(("name", ""), ((code(name), _first_line(getattr(module, name))) for name in shelf.names))
+    else:
+        yield from (_entry(name, getattr(module, name)) for name in shelf.names)
+
+
+def _entry(name: str, thing: Any) -> str:
+    parts = [f"### {name}"]
+    # The constructors with many options have a page of their own, and what is never made by hand needs none.
+    if name not in NOT_CALLED:
+        parts.append(code(f"{name}{_signature(thing)}"))
+    parts.append(doc(thing))
+    if rows := list(_members(thing) if inspect.isclass(thing) else ()):
+        parts.append(table(("member", ""), rows))
+    return "\n\n".join(parts)
+
+
+def _members(owner: type) -> Iterator[tuple[str, str]]:
+    """What the class itself offers: fields first, then methods and properties in the order of the source."""
+    if is_dataclass(owner):
+        told = FIELD_SENTENCES[owner.__name__]
+        in_step(
+            f"fields of {owner.__name__}", told, (one.name for one in fields(owner) if not one.name.startswith("_"))
+        )
+        yield from ((code(name), sentence(told[name])) for name in told if told[name])
+    plain = []
+    for name, member in vars(owner).items():
+        if name.startswith("_") or name in INSIDE.get(owner.__name__, ()):
+            continue
+        if isinstance(member, property) and not doc(member):
+            plain.append(code(name))
+        elif isinstance(member, property):
+            yield code(name), doc(member)
+        elif inspect.isfunction(member):
+            yield code(f"{name}{_signature(member)}"), doc(member)
+    if plain:
+        yield ", ".join(plain), "What the name says."
+
+
+def _signature(thing: Callable[..., Any]) -> str:
+    signature = inspect.signature(thing)
+    bare = [
+        one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values() if one.name != "self"
+    ]
+    text = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    return re.sub(r"<Signals\.(\w+): \d+>", r"\1", text)
+
+
+def _first_line(thing: Any) -> str:
+    return doc(thing).split("\n\n")[0]

@@ -1,0 +1,229 @@
+"""A message that was delivered too often is put aside, where people can look at it."""
+
+from typing import Any
+
+import pytest
+
+from tests.contract.shells import Shell, claim_and_die, fail, holding, take
+
+
+async def deliver(shell: Shell, queue: Any, times: int) -> None:
+    """So many consumers die of the message that comes back."""
+    for _ in range(times):
+        await claim_and_die(queue)
+        shell.lapse(queue)
+
+
+async def test_after_the_last_delivery_a_message_goes_to_the_dead_letters(shell: Shell) -> None:
+    """As its raw payload, with nothing of it left elsewhere; the claim that found it goes on to the next message."""
+    events = shell.events()
+    queue = shell.queue(wait=0, max_delivery_count=2, on_event=events.listen)
+    await queue.publish({"k": "漢"})
+    await deliver(shell, queue, 2)
+    await queue.publish("next")
+    events.clear()
+    assert await take(queue) == b"next"
+    assert shell.listed(queue.key.dead_letter) == ['{"k": "漢"}'.encode()]
+    assert shell.leftovers(queue) == {b"q::dlq"}
+    assert events.names == ["dlq/success", "claim/success", "ack/success"]
+    assert await take(queue) is None
+
+
+async def test_the_event_of_a_dead_letter_says_which_and_how_often(shell: Shell) -> None:
+    """Its id and the number of deliveries that it had."""
+    events = shell.events()
+    queue = shell.queue(wait=0, max_delivery_count=3, on_event=events.listen)
+    await queue.publish("a")
+    await deliver(shell, queue, 3)
+    assert await take(queue) is None
+    told = events.the("dlq")
+    assert (told.message_id, told.delivery_count) == (events.the("publish").message_id, 3)
+
+
+async def test_a_limit_of_one_delivers_once(shell: Shell) -> None:
+    """Any return leads to the dead letters."""
+    queue = shell.queue(wait=0, max_delivery_count=1)
+    await queue.publish("a")
+    await deliver(shell, queue, 1)
+    assert await take(queue) is None
+    assert shell.listed(queue.key.dead_letter) == [b"a"]
+
+
+async def test_ten_deliveries_are_the_default(shell: Shell) -> None:
+    """On a queue made with a bare client."""
+    queue = shell.queue()
+    await queue.publish("a")
+    await deliver(shell, queue, 10)
+    assert shell.listed(queue.key.dead_letter) == []
+    await queue.publish("next")
+    assert await take(queue) == b"next"
+    assert shell.listed(queue.key.dead_letter) == [b"a"]
+
+
+async def test_none_delivers_without_end(shell: Shell) -> None:
+    """Also on a gateway, whose default that is."""
+    for queue in (
+        shell.queue("a", max_delivery_count=None),
+        shell.queue("b", gateway=shell.gateway(message_visibility_timeout_seconds=300)),
+    ):
+        await queue.publish("m")
+        await deliver(shell, queue, 15)
+        async with queue.process_message():
+            assert queue.current_message().delivery_count == 16
+
+
+async def test_an_ack_at_the_last_delivery_is_in_time(shell: Shell) -> None:
+    """The limit counts deliveries, not failures: the last one may succeed."""
+    queue = shell.queue(wait=0, max_delivery_count=2)
+    await queue.publish("a")
+    await deliver(shell, queue, 1)
+    assert await take(queue) == b"a"
+    assert shell.leftovers(queue) == set()
+
+
+async def test_a_handlers_exception_is_no_matter_of_dead_letters(shell: Shell) -> None:
+    """It removes the message, or keeps it in the failed list, in the first delivery and in the last."""
+    queue = shell.queue(wait=0, max_delivery_count=1, enable_failed_queue=True)
+    await queue.publish("a")
+    await fail(queue, ValueError())
+    assert shell.listed(queue.key.failed) == [b"a"]
+    assert shell.listed(queue.key.dead_letter) == []
+
+
+async def test_a_lowered_limit_counts_the_deliveries_before_it(shell: Shell) -> None:
+    """The count is in Redis, so the next claim with the lower limit buries the message."""
+    await shell.queue().publish("a")
+    await deliver(shell, shell.queue(), 3)
+    strict = shell.queue(wait=0, max_delivery_count=2)
+    assert await take(strict) is None
+    assert shell.listed(strict.key.dead_letter) == [b"a"]
+
+
+async def test_identical_payloads_stand_side_by_side_newest_left(shell: Shell) -> None:
+    """A dead letter is the payload and nothing else."""
+    queue = shell.queue(wait=0, max_delivery_count=1)
+    for text in ("same", "same", "other"):
+        await queue.publish(text)
+        await claim_and_die(queue)
+    shell.lapse(queue)
+    assert await take(queue) is None
+    assert shell.listed(queue.key.dead_letter) == [b"other", b"same", b"same"]
+
+
+async def test_the_list_may_be_limited(shell: Shell) -> None:
+    """max_dead_letter_length keeps the newest; without it every one stays."""
+    for options, kept in (({"max_dead_letter_length": 2}, [b"d", b"c"]), ({}, [b"d", b"c", b"b", b"a"])):
+        shell.redis.flushall()
+        queue = shell.queue(wait=0, max_delivery_count=1, **options)
+        for text in "abcd":
+            await queue.publish(text)
+            await claim_and_die(queue)
+        shell.lapse(queue)
+        assert await take(queue) is None
+        assert shell.listed(queue.key.dead_letter) == kept
+
+
+async def test_a_consumer_is_never_told_empty_while_a_good_message_waits(shell: Shell) -> None:
+    """Behind more poison than one script may clear away, one call still finds it."""
+    queue = shell.queue(wait=0, max_delivery_count=1)
+    for _ in range(1_050):
+        await queue.publish("poison")
+        await claim_and_die(queue)
+    await queue.publish("good")
+    shell.lapse(queue)
+    assert await take(queue) == b"good"
+    assert shell.redis.llen(queue.key.dead_letter) == 1_050
+
+
+async def test_a_dead_message_is_not_suppressed_twice_nor_delivered_again(shell: Shell) -> None:
+    """It is terminal: no claim brings it back, and its deduplication window goes on."""
+    queue = shell.queue(wait=0, max_delivery_count=1, deduplication=True)
+    await queue.publish("a")
+    await deliver(shell, queue, 1)
+    assert await take(queue) is None
+    assert await queue.publish("a") is False
+    assert await take(queue) is None
+
+
+async def test_the_last_holder_is_fenced_off_when_its_message_is_buried(shell: Shell) -> None:
+    """Its late ack finds nothing to do."""
+    events = shell.events()
+    queue = shell.queue(wait=0, max_delivery_count=1, on_event=events.listen, enable_completed_queue=True)
+    await queue.publish("a")
+    async with queue.process_message():
+        shell.lapse(queue)
+        assert await take(shell.queue(wait=0, max_delivery_count=1)) is None
+    assert events.names[-1] == "stale_lease_ack/skipped"
+    assert shell.leftovers(queue) == {b"q::dlq"}
+
+
+async def test_a_wrong_typed_dead_letter_key_fails_the_claim_and_loses_nothing(shell: Shell) -> None:
+    """Fail closed: the poison is still in processing when the key is mended."""
+    queue = shell.queue(wait=0, max_delivery_count=1)
+    await queue.publish("a")
+    await deliver(shell, queue, 1)
+    shell.redis.set(queue.key.dead_letter, "not a list")
+    with pytest.raises(shell.module.LuaScriptError):
+        await take(queue)
+    assert shell.processing(queue) == 1
+    shell.redis.delete(queue.key.dead_letter)
+    assert await take(queue) is None
+    assert shell.listed(queue.key.dead_letter) == [b"a"]
+
+
+async def test_one_gateway_with_a_delivery_limit_serves_one_queue(shell: Shell) -> None:
+    """Dead letters are the gateway's, so a second queue on it is refused; without a limit it may serve many."""
+    limited = shell.gateway(message_visibility_timeout_seconds=300, max_delivery_count=3, dead_letter_queue="a::dlq")
+    shell.queue("a", gateway=limited)
+    with pytest.raises(shell.module.ConfigurationError, match="gateway"):
+        shell.queue("b", gateway=limited)
+    shared = shell.gateway(message_visibility_timeout_seconds=300)
+    one, other = shell.queue("a", gateway=shared), shell.queue("b", gateway=shared)
+    await one.publish("m")
+    assert (shell.pending(one), shell.pending(other)) == (1, 0)
+
+
+# At most once
+
+
+async def test_without_a_visibility_timeout_a_message_is_delivered_at_most_once(shell: Shell) -> None:
+    """A dead consumer's message stays in processing, with nothing beside it, and nobody gets it again."""
+    queue = shell.queue(wait=0, visibility_timeout_seconds=None, max_delivery_count=None)
+    await queue.publish("a")
+    async with holding(queue) as message:
+        assert message == b"a"
+        received = queue.current_message()
+        assert (received.delivery_count, received.lease_lost) == (1, False)
+    assert await take(queue) is None
+    assert shell.leftovers(queue) == {b"q::processing"}
+    assert shell.processing(queue) == 1
+
+
+async def test_without_a_visibility_timeout_ack_and_failure_work_as_ever(shell: Shell) -> None:
+    """Completed and failed lists included."""
+    queue = shell.queue(visibility_timeout_seconds=None, enable_completed_queue=True, enable_failed_queue=True)
+    await queue.publish("a")
+    await queue.publish("b")
+    await take(queue)
+    await fail(queue, ValueError())
+    assert shell.leftovers(queue) == {b"q::completed", b"q::failed"}
+
+
+async def test_at_most_once_makes_the_defaulted_limit_inert_and_an_explicit_one_an_error(shell: Shell) -> None:
+    """Nobody asked for the default; whoever asks for a limit needs a lease for it."""
+    assert shell.queue(visibility_timeout_seconds=None)
+    assert shell.queue(visibility_timeout_seconds=None, max_delivery_count=None)
+    for limit in (1, 10):
+        with pytest.raises(shell.module.ConfigurationError, match="max_delivery_count"):
+            shell.queue(visibility_timeout_seconds=None, max_delivery_count=limit)
+    with pytest.raises(shell.module.ConfigurationError, match="max_delivery_count"):
+        shell.gateway(max_delivery_count=3)
+
+
+async def test_a_gateway_is_at_most_once_unless_it_is_given_a_timeout(shell: Shell) -> None:
+    """The queue's own defaults are not copied into it, also where they are spelled out."""
+    gateway = shell.gateway(message_wait_interval_seconds=0)
+    queue = shell.queue(gateway=gateway, visibility_timeout_seconds=300, max_delivery_count=10)
+    await queue.publish("a")
+    await claim_and_die(queue)
+    assert shell.leftovers(queue) == {b"q::processing"}

@@ -1,0 +1,72 @@
+"""The exceptions of the library: what each one is, and what it knows."""
+
+import copy
+import pickle
+
+import pytest
+import redis.exceptions
+
+import redis_message_queue
+import redis_message_queue.asyncio
+from redis_message_queue import RedisMessageQueueError
+
+# Each error and what else it is, so that code which catches the older class goes on working.
+TREE = {
+    "ConfigurationError": (ValueError,),
+    "ConfigurationTypeError": (redis_message_queue.ConfigurationError, ValueError, TypeError),
+    "GatewayContractError": (TypeError,),
+    "LuaScriptError": (redis.exceptions.ResponseError, redis.exceptions.RedisError),
+    "RetryBudgetExhaustedError": (redis.exceptions.RedisError,),
+    "PayloadTooLargeError": (ValueError,),
+    "PayloadTooDeepError": (ValueError,),
+    "PayloadTypeError": (TypeError,),
+    "PayloadValueError": (ValueError,),
+    "QueueBackpressureError": (),
+    "QueueDrainedError": (),
+    "CleanupFailedError": (),
+    "CorruptMessageError": (ValueError,),
+    "EmbeddedServerError": (RuntimeError,),
+}
+every_error = pytest.mark.parametrize("name", TREE)
+
+
+@every_error
+def test_every_error_has_the_one_root_and_what_it_is_besides(name: str) -> None:
+    """Catching RedisMessageQueueError catches them all."""
+    kind = getattr(redis_message_queue, name)
+    for base in (RedisMessageQueueError, Exception, *TREE[name]):
+        assert issubclass(kind, base)
+
+
+def test_the_tree_is_complete() -> None:
+    """Every public error is in the table above, and the two modules share them."""
+    public = {name for name in redis_message_queue.__all__ if name.endswith("Error")}
+    assert public == {"RedisMessageQueueError", *TREE}
+    for name in public:
+        assert getattr(redis_message_queue, name) is getattr(redis_message_queue.asyncio, name)
+
+
+@every_error
+def test_every_error_can_say_where_it_happened(name: str) -> None:
+    """queue, message_id and operation, each None where it is not known."""
+    kind = getattr(redis_message_queue, name)
+    bare = kind("text")
+    assert (str(bare), bare.queue, bare.message_id, bare.operation) == ("text", None, None, None)
+    full = kind("text", queue="q", message_id="m", operation="publish")
+    assert (str(full), full.queue, full.message_id, full.operation) == ("text", "q", "m", "publish")
+
+
+@every_error
+def test_an_error_survives_a_process_pool(name: str) -> None:
+    """Pickled or copied, it is the same error with the same attributes."""
+    error = getattr(redis_message_queue, name)("text", queue="q", message_id="m", operation="ack")
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(twin) is type(error)
+        assert (str(twin), twin.queue, twin.message_id, twin.operation) == ("text", "q", "m", "ack")
+
+
+@every_error
+def test_every_error_says_in_its_docstring_what_to_do(name: str) -> None:
+    """One sentence of its own."""
+    doc = getattr(redis_message_queue, name).__doc__
+    assert doc and doc != RedisMessageQueueError.__doc__

@@ -1,0 +1,365 @@
+"""Every option is checked when a queue or a gateway is made, and an error names the one that is wrong."""
+
+import math
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
+
+from redis_message_queue import ConfigurationError, ConfigurationTypeError
+from tests.contract.shells import Shell, claim_and_die, take
+
+SECONDS_OF_A_QUEUE = {
+    "visibility_timeout_seconds": {},
+    "heartbeat_interval_seconds": {},
+    "max_processing_seconds": {"heartbeat_interval_seconds": 1},
+    "pending_overload_block_timeout_seconds": {},
+}
+COUNTS_OF_A_QUEUE = [
+    *("max_completed_length", "max_failed_length", "max_delivery_count", "max_dead_letter_length"),
+    *("max_pending_length", "max_payload_bytes", "max_payload_depth"),
+]
+FLAGS_OF_A_QUEUE = [
+    *("deduplication", "enable_completed_queue", "enable_failed_queue", "strict_payload_types", "hash_tag")
+]
+CALLBACKS_OF_A_QUEUE = {
+    "get_deduplication_key": {"deduplication": True},
+    "on_heartbeat_failure": {"heartbeat_interval_seconds": 1},
+    "on_event": {},
+}
+SECONDS_OF_A_GATEWAY = [
+    *("retry_initial_delay_seconds", "retry_max_delay_seconds", "message_deduplication_log_ttl_seconds"),
+    *("message_visibility_timeout_seconds", "pending_overload_block_timeout_seconds"),
+]
+SECONDS_OR_NONE_AT_ALL = ["retry_budget_seconds", "message_wait_interval_seconds"]  # here 0 has a meaning
+COUNTS_OF_A_GATEWAY = ["max_delivery_count", "max_dead_letter_length", "max_pending_length"]
+
+NOT_A_NUMBER = [True, False, "1", b"1", [1], {}, 1j, object()]
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+TOO_SMALL = [0, -1, -0.5, 0.0]
+NOT_A_COUNT = [True, False, "1", 1.0, 1.5, math.nan, math.inf, [1], object()]
+
+
+def refuse(make: Any, name: str, value: Any, **beside: Any) -> None:
+    """A wrong value: one of our errors, a ValueError, that names the parameter."""
+    with pytest.raises(ConfigurationError, match=name) as refusal:
+        make(**beside, **{name: value})
+    assert isinstance(refusal.value, ValueError)
+
+
+def refuse_type(make: Any, name: str, value: Any, **beside: Any) -> None:
+    """A wrong type: all of that, and a TypeError."""
+    with pytest.raises(ConfigurationTypeError, match=name) as refusal:
+        make(**beside, **{name: value})
+    assert isinstance(refusal.value, TypeError | ValueError) and isinstance(refusal.value, TypeError)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("name", SECONDS_OF_A_QUEUE)
+async def test_seconds_of_a_queue_are_positive_finite_numbers(shell: Shell, name: str) -> None:
+    """A bool is no number, a text is no number, and neither zero nor NaN is a time."""
+    beside = SECONDS_OF_A_QUEUE[name]
+    for value in NOT_A_NUMBER:
+        refuse_type(shell.queue, name, value, **beside)
+    for value in NOT_FINITE + TOO_SMALL:
+        refuse(shell.queue, name, value, **beside)
+
+
+@pytest.mark.parametrize("name", SECONDS_OF_A_GATEWAY + SECONDS_OR_NONE_AT_ALL)
+async def test_seconds_of_a_gateway_are_finite_numbers(shell: Shell, name: str) -> None:
+    """Positive ones, except where zero means: do not retry, do not wait."""
+    for value in NOT_A_NUMBER:
+        refuse_type(shell.gateway, name, value)
+    for value in NOT_FINITE + [-1, -0.5] + ([] if name in SECONDS_OR_NONE_AT_ALL else [0, 0.0]):
+        refuse(shell.gateway, name, value)
+
+
+@pytest.mark.parametrize("name", COUNTS_OF_A_QUEUE)
+async def test_counts_of_a_queue_are_whole_numbers_from_one(shell: Shell, name: str) -> None:
+    """Not 1.0, not "1", not True, not 0."""
+    for value in NOT_A_COUNT:
+        refuse_type(shell.queue, name, value)
+    for value in (0, -1):
+        refuse(shell.queue, name, value)
+
+
+@pytest.mark.parametrize("name", COUNTS_OF_A_GATEWAY)
+async def test_counts_of_a_gateway_are_whole_numbers_from_one(shell: Shell, name: str) -> None:
+    """The same at the gateway's own door."""
+    beside = {"message_visibility_timeout_seconds": 300}
+    for value in NOT_A_COUNT:
+        refuse_type(shell.gateway, name, value, **beside)
+    for value in (0, -1):
+        refuse(shell.gateway, name, value, **beside)
+
+
+async def test_none_is_refused_where_it_has_no_meaning(shell: Shell) -> None:
+    """It stands for "unlimited" or "not at all" in some options, and for nothing in these."""
+    for name in ("pending_overload_block_timeout_seconds", *FLAGS_OF_A_QUEUE[:-1], "key_separator"):
+        refuse_type(shell.queue, name, None)
+    for name in {*SECONDS_OF_A_GATEWAY, *SECONDS_OR_NONE_AT_ALL} - {"message_visibility_timeout_seconds"}:
+        refuse_type(shell.gateway, name, None)
+
+
+async def test_an_error_shows_what_was_given_and_what_would_do(shell: Shell) -> None:
+    """So that one reading is enough."""
+    for make, option, words in (
+        (shell.queue, {"max_completed_length": -3}, ("-3", "1 or more", "None")),
+        (shell.queue, {"visibility_timeout_seconds": "60"}, ("str", "'60'", "number")),
+        (shell.queue, {"enable_failed_queue": 1}, ("int", "True or False")),
+        (shell.gateway, {"retry_budget_seconds": -2}, ("-2", "at least 0")),
+        (shell.queue, {"pending_overload_policy": "drop"}, ("'drop'", "'raise'", "'block'", "'drop_oldest'")),
+    ):
+        with pytest.raises(ConfigurationError) as refusal:
+            make(**option)
+        assert all(word in str(refusal.value) for word in words), str(refusal.value)
+
+
+async def test_a_number_beyond_all_floats_is_refused_like_infinity(shell: Shell) -> None:
+    """Python's ints have no end; Redis's clock has."""
+    for name in SECONDS_OF_A_QUEUE:
+        refuse(shell.queue, name, 10**400, **SECONDS_OF_A_QUEUE[name])
+    for name in SECONDS_OF_A_GATEWAY + SECONDS_OR_NONE_AT_ALL:
+        refuse(shell.gateway, name, 10**400)
+
+
+@pytest.mark.parametrize("value", [1e18, 1e300])
+@pytest.mark.parametrize(
+    "name", ["message_deduplication_log_ttl_seconds", "retry_budget_seconds", "message_visibility_timeout_seconds"]
+)
+async def test_a_span_that_redis_cannot_count_is_refused_or_works(shell: Shell, name: str, value: float) -> None:
+    """It must not be found out by a publish that has half happened."""
+    try:
+        gateway = shell.gateway(**{name: value})
+    except ConfigurationError as refusal:
+        assert name in str(refusal)
+        return
+    queue = shell.queue(gateway=gateway, deduplication=True)
+    assert await queue.publish("a") is True
+    assert await take(queue) == b"a"
+
+
+async def test_a_lease_too_short_to_measure_is_refused_or_is_a_lease(shell: Shell) -> None:
+    """It must not turn into a queue without leases on the quiet."""
+    try:
+        queue = shell.queue(wait=1, visibility_timeout_seconds=1e-7, max_delivery_count=None)
+    except ConfigurationError as refusal:
+        assert "visibility_timeout_seconds" in str(refusal)
+        return
+    await queue.publish("a")
+    await claim_and_die(queue)
+    assert await take(queue) == b"a"
+
+
+# Words, flags, functions
+
+
+@pytest.mark.parametrize("name", ["name", "key_separator"])
+async def test_names_are_texts_that_are_not_empty(shell: Shell, name: str) -> None:
+    """Nor blank, nor with half of a character in them."""
+    for value in (None, 1, b"q", True, ["q"]):
+        refuse_type(shell.queue, name, value)
+    for value in ("", "  ", "\n", "q\ud800"):
+        refuse(shell.queue, name, value)
+
+
+async def test_a_dead_letter_name_is_a_text_that_is_not_empty(shell: Shell) -> None:
+    """Or None, for the usual one."""
+    for value in (1, b"dlq", False):
+        refuse_type(shell.gateway, "dead_letter_queue", value)
+    for value in ("", " ", "\udfff"):
+        refuse(shell.gateway, "dead_letter_queue", value)
+
+
+@pytest.mark.parametrize("name", FLAGS_OF_A_QUEUE)
+async def test_flags_are_true_or_false(shell: Shell, name: str) -> None:
+    """Not 1, not "yes", not an empty list."""
+    for value in (0, 1, "yes", "", [], object()):
+        refuse_type(shell.queue, name, value)
+
+
+@pytest.mark.parametrize("name", CALLBACKS_OF_A_QUEUE)
+async def test_callbacks_can_be_called(shell: Shell, name: str) -> None:
+    """Anything else is a wrong type."""
+    for value in (1, "print", True, [print], object()):
+        refuse_type(shell.queue, name, value, **CALLBACKS_OF_A_QUEUE[name])
+
+
+async def test_an_interrupt_is_a_handler_of_ours_or_a_subclass(shell: Shell) -> None:
+    """A bare function or event is not enough: the error says what to subclass."""
+    for value in (True, lambda: False, object(), "SIGTERM"):
+        refuse_type(shell.queue, "interrupt", value)
+
+
+async def test_a_policy_is_one_of_three_words(shell: Shell) -> None:
+    """A wrong word is a wrong value, anything else a wrong type."""
+    for value in ("RAISE", "drop", "", "wait"):
+        refuse(shell.queue, "pending_overload_policy", value, max_pending_length=5)
+        refuse(shell.gateway, "pending_overload_policy", value, max_pending_length=5)
+    for value in (None, 1, True, ["raise"]):
+        refuse_type(shell.queue, "pending_overload_policy", value, max_pending_length=5)
+        refuse_type(shell.gateway, "pending_overload_policy", value, max_pending_length=5)
+
+
+async def test_options_that_would_have_no_effect_are_refused(shell: Shell) -> None:
+    """A key function that is never asked; a first pause longer than the longest."""
+    with pytest.raises(ConfigurationError, match="get_deduplication_key"):
+        shell.queue(get_deduplication_key=str)
+    with pytest.raises(ConfigurationError, match="retry_initial_delay_seconds"):
+        shell.gateway(retry_initial_delay_seconds=2, retry_max_delay_seconds=1)
+
+
+async def test_everything_after_the_name_is_given_by_name(shell: Shell) -> None:
+    """So that no two options can be mixed up."""
+    with pytest.raises(TypeError, match="positional"):
+        shell.module.RedisMessageQueue("q", shell.client)
+    with pytest.raises(TypeError, match="positional"):
+        shell.module.RedisGateway(shell.client)
+
+
+async def test_every_option_at_its_smallest_is_accepted(shell: Shell) -> None:
+    """The limits themselves are within."""
+    queue = shell.queue(
+        deduplication=True,
+        get_deduplication_key=str,
+        enable_completed_queue=True,
+        enable_failed_queue=True,
+        max_completed_length=1,
+        max_failed_length=1,
+        visibility_timeout_seconds=0.1,
+        heartbeat_interval_seconds=0.01,
+        max_processing_seconds=0.01,
+        on_heartbeat_failure=shell.callback(lambda: None),
+        max_delivery_count=1,
+        max_dead_letter_length=1,
+        max_pending_length=1,
+        pending_overload_policy="block",
+        pending_overload_block_timeout_seconds=0.001,
+        strict_payload_types=True,
+        max_payload_bytes=1,
+        max_payload_depth=1,
+        key_separator=":",
+    )
+    await queue.publish("a")
+    assert await take(queue) == b"a"
+
+
+# Client and gateway
+
+
+async def test_a_queue_needs_a_client_or_a_gateway_and_not_both(shell: Shell) -> None:
+    """Neither and both are refused with a word about the two."""
+    make = shell.module.RedisMessageQueue
+    for options in ({}, {"client": None, "gateway": None}, {"client": shell.client, "gateway": shell.gateway()}):
+        with pytest.raises(ConfigurationError, match=r"client.*gateway"):
+            make("q", **options)
+
+
+async def test_a_sentinel_manager_is_no_client(shell: Shell) -> None:
+    """It sends no commands itself; the error says what to ask it for."""
+    for sentinel in (redis.sentinel.Sentinel([]), redis.asyncio.sentinel.Sentinel([])):
+        for make in (lambda client: shell.queue(client=client), lambda client: shell.gateway(redis_client=client)):
+            with pytest.raises(ConfigurationError, match="master_for"):
+                make(sentinel)
+
+
+async def test_a_client_pinned_to_one_connection_is_refused(shell: Shell) -> None:
+    """A consumer and its heartbeat cannot share a socket."""
+    pinned = shell.new_client(single_connection_client=True)
+    with pytest.raises(ConfigurationError, match="single_connection_client"):
+        shell.queue(client=pinned)
+    with pytest.raises(ConfigurationError, match="single_connection_client"):
+        shell.gateway(redis_client=pinned)
+
+
+async def test_a_client_of_the_other_colour_is_refused(shell: Shell) -> None:
+    """The error names the module that would take it."""
+    other: Any = redis.asyncio.Redis() if shell.name == "sync" else redis.Redis()
+    fitting = "redis_message_queue.asyncio" if shell.name == "sync" else "redis_message_queue"
+    for make in (lambda: shell.queue(client=other), lambda: shell.gateway(redis_client=other)):
+        with pytest.raises(ConfigurationTypeError, match=f"{fitting}$"):
+            make()
+
+
+@pytest.mark.parametrize("client", ["redis://localhost", 6379, object(), redis.ConnectionPool()])
+async def test_what_is_no_client_is_refused(shell: Shell, client: Any) -> None:
+    """A wrong type, at construction and not at the first publish."""
+    with pytest.raises(ConfigurationTypeError, match="client"):
+        shell.module.RedisMessageQueue("q", client=client)
+    with pytest.raises(ConfigurationTypeError, match="client"):
+        shell.gateway(redis_client=client)
+
+
+@pytest.mark.parametrize("gateway", ["gateway", 1, object(), dict])
+async def test_what_is_no_gateway_is_refused(shell: Shell, gateway: Any) -> None:
+    """One of our errors that is a TypeError, not an AttributeError from inside."""
+    with pytest.raises(shell.module.RedisMessageQueueError, match="gateway") as refusal:
+        shell.module.RedisMessageQueue("q", gateway=gateway)
+    assert isinstance(refusal.value, TypeError)
+
+
+async def test_a_gateway_of_the_other_colour_is_refused(shell: Shell) -> None:
+    """Its methods could not be awaited, or would have to be."""
+    client: Any = redis.asyncio.Redis() if shell.name == "sync" else redis.Redis()
+    gateway = shell.other_module.RedisGateway(redis_client=client)
+    with pytest.raises(shell.module.RedisMessageQueueError, match="gateway") as refusal:
+        shell.module.RedisMessageQueue("q", gateway=gateway)
+    assert isinstance(refusal.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "there"),
+    [
+        ("visibility_timeout_seconds", 60, "message_visibility_timeout_seconds"),
+        ("visibility_timeout_seconds", None, "message_visibility_timeout_seconds"),
+        ("max_delivery_count", 3, "max_delivery_count"),
+        ("max_dead_letter_length", 5, "max_dead_letter_length"),
+        ("max_pending_length", 5, "max_pending_length"),
+        ("pending_overload_policy", "block", "pending_overload_policy"),
+        ("pending_overload_block_timeout_seconds", 5, "pending_overload_block_timeout_seconds"),
+        ("hash_tag", True, "hash_tag"),
+    ],
+)
+async def test_options_that_belong_to_a_gateway_are_refused_beside_one(
+    shell: Shell, name: str, value: Any, there: str
+) -> None:
+    """They would have no effect; the error says where to set them."""
+    with pytest.raises(ConfigurationError, match=name) as refusal:
+        shell.queue(gateway=shell.gateway(), **{name: value})
+    assert f"RedisGateway({there}=" in str(refusal.value)
+
+
+async def test_a_spelled_out_default_is_let_through_beside_a_gateway(shell: Shell) -> None:
+    """It changes nothing, and code that says it runs unchanged."""
+    assert shell.queue(
+        gateway=shell.gateway(),
+        visibility_timeout_seconds=300,
+        max_delivery_count=10,
+        max_dead_letter_length=None,
+        max_pending_length=None,
+        pending_overload_policy="raise",
+        pending_overload_block_timeout_seconds=1.0,
+        hash_tag=None,
+    )
+
+
+async def test_options_of_the_queue_stand_beside_a_gateway(shell: Shell) -> None:
+    """Tracking, payload rules, deduplication and callbacks are the queue's own."""
+    events = shell.events()
+    queue = shell.queue(
+        gateway=shell.gateway(), deduplication=True, enable_completed_queue=True, on_event=events.listen
+    )
+    assert [await queue.publish("a"), await queue.publish("a")] == [True, False]
+    await take(queue)
+    assert shell.listed(queue.key.completed) == [b"a"]
+    assert events.names[-1] == "completed/success"
+
+
+async def test_making_a_queue_asks_redis_nothing(shell: Shell, dead_port: int) -> None:
+    """It may be made before the server is up."""
+    assert shell.queue(client=shell.dead_client(dead_port)).key.pending == "q::pending"

@@ -1,0 +1,93 @@
+"""The two queues have one shape: the same names, the same parameters, the same words about them."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+import redis_message_queue
+import redis_message_queue.asyncio
+
+SYNC, ASYNCIO = redis_message_queue, redis_message_queue.asyncio
+CLASSES = ["RedisMessageQueue", "RedisGateway"]
+# The one name that differs: a shutdown is awaited under the name that asyncio uses for it.
+AWAITED_NAMES = {"close": "aclose"}
+
+
+def public(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+
+
+def twins() -> list[tuple[str, str, Any, Any]]:
+    """Class and name of every public attribute, with both of its sides."""
+    found = []
+    for kind in CLASSES:
+        there = public(getattr(ASYNCIO, kind))
+        for name, one in public(getattr(SYNC, kind)).items():
+            other = there.get(name, there.get(AWAITED_NAMES.get(name, name)))
+            found.append((kind, name, one, other))
+    return found
+
+
+def plain(member: Any) -> Any:
+    """The function behind a property or a class method."""
+    if isinstance(member, property):
+        return member.fget
+    return getattr(member, "__func__", member)
+
+
+def test_both_modules_export_the_same_names() -> None:
+    """In the same order, and every one exists."""
+    assert SYNC.__all__ == ASYNCIO.__all__
+    assert all(hasattr(SYNC, name) and hasattr(ASYNCIO, name) for name in SYNC.__all__)
+    assert sorted(SYNC.__all__) == SYNC.__all__
+
+
+def test_what_has_no_colour_is_one_object() -> None:
+    """Errors, events, interrupts and messages are shared; only what talks to Redis is there twice."""
+    different = {name for name in SYNC.__all__ if getattr(SYNC, name) is not getattr(ASYNCIO, name)}
+    assert different <= {"RedisMessageQueue", "RedisGateway", "AbstractRedisGateway"}
+    assert different >= set(CLASSES)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_both_classes_are_made_alike(kind: str) -> None:
+    """Same parameters, defaults and annotations, in the same order, all of them by name."""
+    one, other = getattr(SYNC, kind), getattr(ASYNCIO, kind)
+    assert inspect.signature(one) == inspect.signature(other)
+    assert one.__doc__ == other.__doc__
+    assert one.__init__.__doc__ == other.__init__.__doc__
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_both_classes_have_the_same_public_names(kind: str) -> None:
+    """Nothing is offered in one colour only."""
+    one, other = public(getattr(SYNC, kind)), public(getattr(ASYNCIO, kind))
+    assert {AWAITED_NAMES.get(name, name) for name in one} == set(other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "one", "other"), twins(), ids=[f"{kind}.{name}" for kind, name, *_ in twins()]
+)
+def test_both_sides_of_a_method_read_the_same(kind: str, name: str, one: Any, other: Any) -> None:
+    """Signature and docstring, word for word; a docstring there is."""
+    assert type(one) is type(other)
+    if not callable(plain(one)):
+        assert one == other
+        return
+    assert inspect.signature(plain(one)) == inspect.signature(plain(other))
+    assert plain(one).__doc__ == plain(other).__doc__
+    assert plain(one).__doc__
+
+
+def test_what_talks_to_redis_is_awaited_in_one_colour_only() -> None:
+    """publish and process_message_callback; process_message gives the context of its colour."""
+    for name in ("publish", "process_message_callback"):
+        assert not inspect.iscoroutinefunction(getattr(SYNC.RedisMessageQueue, name))
+        assert inspect.iscoroutinefunction(getattr(ASYNCIO.RedisMessageQueue, name))
+
+
+def test_a_queue_is_not_a_context_manager_itself() -> None:
+    """A block is for one message, not for a queue."""
+    for queue in (SYNC.RedisMessageQueue, ASYNCIO.RedisMessageQueue):
+        assert not hasattr(queue, "__enter__") and not hasattr(queue, "__aenter__")

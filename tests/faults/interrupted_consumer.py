@@ -1,0 +1,71 @@
+"""A consumer that survives every Ctrl-C: it catches KeyboardInterrupt around process_message() and goes on.
+
+Arguments: the server's port, the way of sending ("packed" or "ordinary"), and how many messages there are.
+"""
+
+import signal
+import sys
+import warnings
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from redis_message_queue import RedisGateway, RedisMessageQueue
+
+
+class OrdinaryRedis(redis.Redis):
+    """No plain client any more, so that commands take redis-py's own way."""
+
+
+class Consumer:
+    """Handles messages one by one; Ctrl-C reaches it only outside of its handler, where nothing may be lost."""
+
+    def __init__(self, port: int, way: str, wanted: int) -> None:
+        client_class = redis.Redis if way == "packed" else OrdinaryRedis
+        retry = Retry(NoBackoff(), 0)
+        self.client = client_class(host="127.0.0.1", port=port, retry=retry, max_connections=1000)
+        self.tally = redis.Redis(host="127.0.0.1", port=port)
+        gateway = RedisGateway(
+            redis_client=self.client, message_visibility_timeout_seconds=300, message_wait_interval_seconds=0.3
+        )
+        self.queue = RedisMessageQueue("faults", gateway=gateway)
+        self.wanted = wanted
+        self.handled = 0
+        self.interrupted = 0
+        self.has_message = False
+
+    def on_sigint(self, signum: int, frame: object) -> None:
+        """As Python's own handler, but not while a message is being handled and acknowledged."""
+        print("busy" if self.has_message else "interrupted", flush=True)
+        if not self.has_message:
+            self.interrupted += 1
+            raise KeyboardInterrupt
+
+    def run(self) -> None:
+        while self.handled < self.wanted:
+            try:
+                self.handle_one()
+            except KeyboardInterrupt:
+                continue
+        self.has_message = True
+        self.tally.set("interrupted", self.interrupted)
+
+    def handle_one(self) -> None:
+        with self.queue.process_message() as message:
+            self.has_message = True  # the handler's first step: no call, so no signal is looked for before it
+            if message is not None:
+                self.tally.rpush("handled", message)
+                self.handled += 1
+        self.has_message = False
+
+
+if __name__ == "__main__":
+    signal.alarm(60)
+    # A coroutine that was made and interrupted before it was awaited: Python says so, and nothing was lost.
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    consumer = Consumer(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    signal.signal(signal.SIGINT, consumer.on_sigint)
+    print("ready", flush=True)
+    consumer.run()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

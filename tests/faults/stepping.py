@@ -1,0 +1,135 @@
+"""Interruptions at an exact place: the n-th moment at which Python looks for signals, or the n-th await."""
+
+import asyncio
+import dis
+import sys
+import types
+from collections.abc import Coroutine, Generator
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Self
+
+import redis
+
+import redis_message_queue
+
+# Frames of these packages are interrupted; those of the test are not.
+_PACKAGES = tuple(str(Path(package.__file__).parent) for package in (redis_message_queue, redis))
+
+
+class CtrlC:
+    """KeyboardInterrupt at the n-th moment at which a real Ctrl-C could arrive in the library or in redis-py.
+
+    Python looks for signals when a function begins, after a call and when a loop goes round; a few of the
+    moments counted here it would skip, which makes the library's task harder, not easier.
+    """
+
+    def __init__(self, moment: int) -> None:
+        self._left = moment
+        self._last: dict[int, int] = {}  # by the frame's id: to keep a frame alive would change its course
+        self.came = False
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._enter_frame)
+        return self
+
+    def stop(self) -> None:
+        """From here on the handler has the message, and what follows is not tried."""
+        sys.settrace(None)
+        self._last.clear()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.stop()
+        return self.came and kind is KeyboardInterrupt
+
+    def _enter_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(_PACKAGES) or _is_finalizing(frame):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if frame.f_lasti <= _first_instruction(frame.f_code):
+            self._pass_a_moment()
+        return self._trace
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "opcode":
+            last, self._last[id(frame)] = self._last.get(id(frame)), frame.f_lasti
+            if last is not None and last in _moments_of(frame.f_code):
+                self._pass_a_moment()
+        elif event == "return":
+            self._last.pop(id(frame), None)
+        return self._trace
+
+    def _pass_a_moment(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.came = True
+            raise KeyboardInterrupt
+
+
+def _is_finalizing(frame: FrameType | None) -> bool:
+    """Python swallows what is raised in a finalizer: there Ctrl-C goes by unnoticed."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+_known: dict[CodeType, tuple[int, frozenset[int]]] = {}
+
+
+def _look(code: CodeType) -> tuple[int, frozenset[int]]:
+    if code not in _known:
+        instructions = list(dis.get_instructions(code))
+        resume = next((one.offset for one in instructions if one.opname == "RESUME"), 0)
+        moments = frozenset(
+            one.offset
+            for one in instructions
+            if one.opname.startswith("CALL") or one.opname in ("JUMP_BACKWARD", "RESUME")
+        )
+        _known[code] = resume, moments
+    return _known[code]
+
+
+def _first_instruction(code: CodeType) -> int:
+    return _look(code)[0]
+
+
+def _moments_of(code: CodeType) -> frozenset[int]:
+    """Where instructions stand after which Python looks for signals."""
+    return _look(code)[1]
+
+
+class Cancellation:
+    """A real cancellation of the running task while its work is in the n-th await; several for several."""
+
+    def __init__(self, *awaits: int) -> None:
+        self._awaits = awaits
+        self.came = False
+
+    async def of(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Do the work in the present task. What it returns, if it gets that far."""
+        return await self._steps(work)
+
+    @types.coroutine
+    def _steps(self, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        passed = 0
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                waited_for = work.send(value) if error is None else work.throw(error)
+            except StopIteration as done:
+                return done.value
+            passed += 1
+            if passed in self._awaits:
+                self.came = True
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            try:
+                value, error = (yield waited_for), None
+            except BaseException as thrown:
+                value, error = None, thrown

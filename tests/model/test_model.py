@@ -1,0 +1,376 @@
+"""The memory of the protocol's tests and a real server agree after every step, and no step loses or doubles a message."""
+
+import os
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from redis_message_queue.envelope import Envelope
+from redis_message_queue.errors import RedisMessageQueueError
+from redis_message_queue.options import GatewayOptions
+from redis_message_queue.protocol.claim import Claim, Found
+from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.settle import Keep
+from tests.model.worlds import OBJECTS, MemoryWorld, RealWorld, State, World
+from tests.protocol.memory import is_message
+from tests.protocol.port import Lost
+
+# No lease runs out by itself while a test is running: they are made to, by moving their deadlines.
+LEASE = {"message_visibility_timeout_seconds": 300.0}
+A_LONG_SLICE_US = 1000 * 1_000_000  # longer than a lease: such a claim looks out for the end of one
+QUEUES: dict[str, dict[str, Any]] = {
+    "leased, two deliveries": LEASE | {"max_delivery_count": 2},
+    "leased, any number of deliveries": LEASE,
+    "leased, two dead letters": LEASE | {"max_delivery_count": 1, "max_dead_letter_length": 2},
+    "at most once": {"message_visibility_timeout_seconds": None},
+    "full at three": LEASE | {"max_pending_length": 3, "max_delivery_count": 2},
+    "drops beyond three": LEASE | {"max_pending_length": 3, "pending_overload_policy": "drop_oldest"},
+}
+KEPT_AT_MOST = 3
+
+losses = st.sampled_from([None] * 6 + ["request", "reply"])
+objects = st.integers(0, OBJECTS - 1)
+
+
+class Twins(RuleBasedStateMachine):
+    """Whatever is done is done to both; their answers and their states must be the same."""
+
+    claims = Bundle("claims")
+
+    def __init__(self, client: redis.Redis) -> None:
+        super().__init__()
+        self._client = client
+        self.ids = count(1)
+        self.scores = count(1)
+        self.pushes = 0
+        self.payloads: dict[bytes, bytes] = {}
+
+    @initialize(queue=st.sampled_from(sorted(QUEUES)), waiting=st.integers(0, 3))
+    def open_the_queue(self, queue: str, waiting: int) -> None:
+        options = GatewayOptions(retry_budget_seconds=0, **QUEUES[queue])
+        self.leased = options.message_visibility_timeout_seconds is not None
+        self.drops = options.pending_overload_policy == "drop_oldest"  # beside deduplication it is forbidden
+        self.dead_limit = options.max_dead_letter_length
+        self.memory, self.real = MemoryWorld(options), RealWorld(options, self._client)
+        for _ in range(waiting):
+            self._publish(0, None, None)
+
+    def both(self, work: Callable[[World], Any]) -> Any:
+        """Do it in both worlds; errors are answers too."""
+        of_memory, of_redis = (_outcome(work, world) for world in (self.memory, self.real))
+        assert of_memory == of_redis
+        return of_redis
+
+    # -- what can be done
+
+    @rule(at=objects, keys=st.lists(st.sampled_from([None, None, "red", "blue"]), min_size=1, max_size=3), lose=losses)
+    def publish(self, at: int, keys: list[str | None], lose: str | None) -> None:
+        for key in keys:
+            self._publish(at, key, lose)
+
+    def _publish(self, at: int, key: str | None, lose: str | None) -> None:
+        number = next(self.ids)
+        message_id, payload = number.to_bytes(16, "big"), b"%d" % number
+        self.payloads[message_id] = payload
+
+        def work(world: World) -> Any:
+            world.ports[at].lose = lose
+            marker = None if key is None or self.drops else world.keys.deduplication(key)
+            return finish(world.stores[at].publisher.publish(message_id, payload, marker, lambda: False))
+
+        self.both(work)
+
+    @rule(target=claims, at=objects, lose=losses)
+    def claim(self, at: int, lose: str | None) -> Any:
+        def work(world: World) -> Any:
+            claimer = world.stores[at].claimer
+            world.ports[at].lose = lose
+            attempt = claimer.attempt()
+            try:
+                found = finish(claimer.claim(attempt, 0, lambda: False, _nobody_listens))
+            except Lost:
+                claimer.abandon(attempt)
+                raise
+            claimer.release(attempt)
+            return _told(found)
+
+        return self._bundled(self.both(work))
+
+    @precondition(lambda self: any(store.claimer.unsure_claims for store in self.real.stores))
+    @rule(target=claims, at=objects, lose=losses)
+    def ask_an_unsure_claim(self, at: int, lose: str | None) -> Any:
+        def work(world: World) -> Any:
+            claimer = world.stores[at].claimer
+            world.ports[at].lose = lose
+            recovered = finish(claimer.recover())
+            world.ports[at].lose = None
+            if recovered is None:
+                return None
+            attempt, found = recovered
+            claimer.release(attempt)
+            return _told(found)
+
+        return self._bundled(self.both(work))
+
+    @rule(
+        target=claims,
+        at=objects,
+        wanted=st.integers(0, 3),
+        woken=st.sampled_from([0, 1, 2]),
+        slice_us=st.sampled_from([0, A_LONG_SLICE_US]),
+    )
+    def claim_as_a_waiter(self, at: int, wanted: int, woken: int, slice_us: int) -> Any:
+        """Several at once, woken or on watch, going to sleep or not: whatever the script can be asked."""
+
+        def work(world: World) -> Any:
+            slot = world.stores[at].claimer.borrow_slot()
+            call = world.ports[at].call(slot.claim, (), (slot.next_call(), wanted, slice_us, woken))
+            try:
+                return _normal(finish(call))
+            finally:
+                world.stores[at].claimer.return_slot(slot)
+
+        return self._bundled(self.both(work))
+
+    @rule(at=objects, claim=claims, kept=st.sampled_from([None, "completed", "failed"]), lose=losses)
+    def settle(self, at: int, claim: "Held", kept: str | None, lose: str | None) -> None:
+        """By its holder or by one who lost it, once or again."""
+
+        def work(world: World) -> Any:
+            keep = None if kept is None else Keep(getattr(world.keys, kept), KEPT_AT_MOST)
+            return _with_slot(world, at, lose, lambda slot, settler: settler.settle(slot, claim.opened(), keep))
+
+        self.both(work)
+
+    @rule(at=objects, claim=claims, forgiven=st.booleans(), lose=losses)
+    def give_back(self, at: int, claim: "Held", forgiven: bool, lose: str | None) -> None:
+        def work(world: World) -> Any:
+            return _with_slot(
+                world, at, lose, lambda slot, settler: settler.give_back(slot, claim.opened(), forgiven=forgiven)
+            )
+
+        self.both(work)
+
+    @rule(at=objects, claim=claims)
+    def renew(self, at: int, claim: "Held") -> None:
+        self.both(lambda world: finish(world.stores[at].settler.renew(claim.opened(), 1.0)))
+
+    @precondition(lambda self: self.state.leases)
+    @rule(choice=st.data())
+    def let_leases_run_out(self, choice: st.DataObject) -> None:
+        """Any of them, in any order."""
+        chosen = choice.draw(st.lists(st.sampled_from(self.state.leases), unique=True, min_size=1))
+        ids = {name: next(self.scores) for name in chosen}
+        self.both(lambda world: world.let_run_out(ids))
+
+    @precondition(lambda self: self.real.calls)
+    @rule(back=st.integers(0, 1000))
+    def send_an_earlier_call_again(self, back: int) -> None:
+        """A repetition, or a straggler that arrives long after its caller has gone on."""
+        number = len(self.real.calls) - 1 - back % len(self.real.calls)
+        self.both(lambda world: _normal(world.send_again(number)))
+
+    @precondition(lambda self: self.pushes < 2)
+    @rule(values=st.lists(st.sampled_from([b"", b"by hand", b"\x80short", b"\x80" + bytes(15), b"\x80" + b"long" * 9]), min_size=1, max_size=2))
+    def push_by_hand(self, values: list[bytes]) -> None:
+        """Somebody else writes into the line."""
+        self.pushes += 1
+        self.both(lambda world: world.push_foreign(values))
+
+    @precondition(lambda self: self.state.bell)
+    @rule()
+    def take_the_token(self) -> None:
+        self.both(lambda world: world.take_token())
+
+    # -- what must hold after each step
+
+    @invariant()
+    def the_states_agree_and_are_sound(self) -> None:
+        self.state = self.real.state()
+        assert self.memory.state() == self.state
+        self._check_every_accepted_message_is_in_exactly_one_place()
+        self._check_the_books_are_in_order()
+
+    def _check_every_accepted_message_is_in_exactly_one_place(self) -> None:
+        accepted, gone = self._accounts()
+        for message_id in accepted:
+            places = _places(self.state, message_id, self.payloads[message_id]) + (message_id in gone)
+            may_be_trimmed = len(self.state.dead) == self.dead_limit or any(
+                len(one) == KEPT_AT_MOST for one in (self.state.completed, self.state.failed)
+            )
+            assert places == 1 or (places == 0 and may_be_trimmed), f"{message_id!r} is in {places} places"
+        for message_id in self.payloads.keys() - accepted:
+            assert _places(self.state, message_id, self.payloads[message_id]) == 0
+
+    def _check_the_books_are_in_order(self) -> None:
+        """What is in flight has a lease, what has numbers says so, and the bell has one token at most."""
+        state = self.state
+        assert set(state.leases) == (set(state.processing) if self.leased else set())
+        in_line = {one[0] for one in state.pending if isinstance(one, tuple)}
+        assert state.flagged == state.deliveries.keys() & (in_line | state.processing.keys())
+        assert state.bell <= 1
+
+    def _accounts(self) -> tuple[set[bytes], set[bytes]]:
+        """What entered, and what left for good, by the answers that the scripts gave."""
+        accepted, gone = set(), set()
+        for call, answer in self.real.executed():
+            if call.verb == "publish" and (answer == 1 or isinstance(answer, bytes)):
+                accepted.add(call.given["head"][1:])
+                gone.update(_dropped(answer))
+            if call.verb == "settle" and not call.open_keys and answer[:1] == b"1":
+                gone.add(call.arguments[2])
+        return accepted, gone
+
+    def _bundled(self, told: Any) -> Any:
+        return multiple(*told.claims) if isinstance(told, Told) else multiple()
+
+
+class Held:
+    """A message that a claim brought, as both worlds tell it."""
+
+    def __init__(self, stored: bytes, lease: int, delivery_count: int, origin: bytes) -> None:
+        envelope = Envelope(stored)
+        self.facts = (envelope.id, envelope.payload, lease, delivery_count, origin)
+        self.stored = stored
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and self.facts == other.facts
+
+    def __hash__(self) -> int:
+        return hash(self.facts)
+
+    def __repr__(self) -> str:
+        return f"Held{self.facts}"
+
+    def opened(self) -> Claim:
+        """As the protocol holds it."""
+        return Claim(Envelope(self.stored), 0.0, self.facts[2], self.facts[3])
+
+
+class Told:
+    """What a claim brought, without what only a clock could tell."""
+
+    def __init__(self, claims: list[Held], dead: Any, again: bool, watches: bool) -> None:
+        self.claims = claims
+        self.rest = (dead, again, watches)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Told) and (self.claims, self.rest) == (other.claims, other.rest)
+
+    def __repr__(self) -> str:
+        return f"Told({self.claims}, {self.rest})"
+
+
+def _told(found: Found) -> Told:
+    held = []
+    if (claim := found.claim) is not None:
+        origin = b"lease" if claim.reclaimed else b"line"
+        held.append(Held(claim.envelope.stored, claim.lease, claim.delivery_count, origin))
+    return Told(held, found.dead, found.again, found.wake_after is not None)
+
+
+def _normal(answer: Any) -> Any:
+    """A script's answer, in the same words from both worlds."""
+    if isinstance(answer, bytes) and is_message(answer):
+        return Told([Held(answer, 1, 1, b"line")], [], False, False)
+    if not isinstance(answer, list):
+        return answer
+    again, wait_us, dead, notes, *parts = answer
+    assert wait_us == -1 or 0 < wait_us < A_LONG_SLICE_US
+    held = [_ticketed(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    return Told(held, (dead, notes), bool(again), wait_us > 0)
+
+
+def _ticketed(stored: bytes, ticket: bytes) -> Held:
+    lease, times, origin = ticket.split(b":")
+    return Held(stored, int(lease), int(times), origin)
+
+
+def _with_slot(world: World, at: int, lose: str | None, work: Callable[[Any, Any], Any]) -> Any:
+    store = world.stores[at]
+    world.ports[at].lose = lose
+    slot = store.claimer.borrow_slot()
+    try:
+        return finish(work(slot, store.settler))
+    finally:
+        store.claimer.return_slot(slot)
+
+
+def _outcome(work: Callable[[World], Any], world: World) -> Any:
+    try:
+        return work(world)
+    except (Lost, RedisMessageQueueError) as error:
+        return type(error)
+
+
+def _dropped(answer: Any) -> list[bytes]:
+    ids = answer[1:] if isinstance(answer, bytes) else b""
+    return [ids[at : at + 16] for at in range(0, len(ids), 16)]
+
+
+def _places(state: State, message_id: bytes, payload: bytes) -> int:
+    in_line = state.pending.count((message_id, payload))
+    return in_line + (message_id in state.processing) + sum(one.count(payload) for one in state.lists())
+
+
+async def _nobody_listens(error: Exception, tries: int) -> None:
+    """The protocol tells of each failed try; here nobody wants to know."""
+
+
+STEADY = settings(
+    max_examples=80,
+    stateful_step_count=40,
+    deadline=None,
+    database=None,
+    derandomize=os.environ.get("CI") == "true",
+)
+
+
+def test_memory_and_redis_agree_and_no_message_is_lost_or_doubled(client):
+    """Any sequence of verbs, by several callers, with losses, repetitions and stragglers."""
+    run_state_machine_as_test(lambda: Twins(client), settings=STEADY)
+
+
+@pytest.mark.parametrize("queue", sorted(QUEUES))
+def test_memory_and_redis_agree_on_when_to_stop_tidying_up(client, queue):
+    """More foreign values than one script may bury: both say 'again', as often, and then deliver."""
+    options = GatewayOptions(retry_budget_seconds=0, **QUEUES[queue])
+    told = []
+    for world in (MemoryWorld(options), RealWorld(options, client)):
+        world.push_foreign([b"by hand"] * 2500)
+        port, slot = world.ports[0], world.stores[0].claimer.borrow_slot()
+        told.append([_normal(finish(port.call(slot.claim, (), (slot.next_call(), 1, 0, 0)))) for _ in range(4)])
+        told[-1].append(world.state())
+    assert told[0] == told[1]
+    assert [one.rest[1] for one in told[1][:4]] == [True, True, False, False]
+
+
+def test_a_dropped_message_leaves_nothing_behind(client):
+    """It had been delivered and given back, so it had numbers of its own; they go with it."""
+    options = GatewayOptions(retry_budget_seconds=0, **QUEUES["drops beyond three"])
+    world = RealWorld(options, client)
+    store = world.stores[0]
+    publish = store.publisher.publish
+    finish(publish(b"1" * 16, b"old", None, lambda: False))
+    found = finish(store.claimer.claim(store.claimer.attempt(), 0, lambda: False, _nobody_listens))
+    assert _with_slot(world, 0, None, lambda slot, settler: settler.give_back(slot, found.claim, forgiven=True))
+    for number in range(2, 5):
+        finish(publish(b"%d" % number * 16, b"new", None, lambda: False))
+    state = world.state()
+    assert [payload for _, payload in state.pending] == [b"new"] * 3
+    assert state.deliveries == {}
