@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import redis_message_queue
+import redis_message_queue.asyncio
 from docs.reference.errors import error_classes
 from docs.reference.markdown import code, doc, in_step, page, prose, sentence, table
 from redis_message_queue import embedded
@@ -61,9 +62,9 @@ def api_page() -> str:
     return page(
         "Names",
         "the docstrings",
-        prose("""
-            What can be imported from `redis_message_queue`. `redis_message_queue.asyncio` has the same names; there
-            `publish` and `process_message_callback` are awaited, and `process_message()` stands in an `async with`.
+        prose(f"""
+            What can be imported from `redis_message_queue`. `redis_message_queue.asyncio` has the same names;
+            {_differences()} there, and `process_message()` stands in an `async with`.
         """),
         *(part for shelf in SHELVES for part in _shelf(shelf, redis_message_queue)),
         "## redis_message_queue.embedded",
@@ -74,6 +75,22 @@ def api_page() -> str:
             if name not in redis_message_queue.__all__
         ),
     )
+
+
+def _differences() -> str:
+    here, there = (_public(module.RedisMessageQueue) for module in (redis_message_queue, redis_message_queue.asyncio))
+    awaited = [code(name) for name, member in there.items() if inspect.iscoroutinefunction(member)]
+    instead = "".join(f"{code(new)} stands for {code(old)}, and " for old, new in zip(*_only(here, there), strict=True))
+    return f"{instead}{', '.join(awaited)} are awaited"
+
+
+def _public(owner: type) -> dict[str, Any]:
+    return {name: member for name, member in vars(owner).items() if not name.startswith("_")}
+
+
+def _only(here: dict[str, Any], there: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """What only one of the two has, in pairs: they differ in names, not in what they can do."""
+    return [name for name in here if name not in there], [name for name in there if name not in here]
 
 
 def _shelf(shelf: Shelf, module: ModuleType) -> Iterator[str]:

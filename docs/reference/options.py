@@ -99,8 +99,8 @@ def options_page() -> str:
         *_option_tables(RedisMessageQueue, QUEUE_GROUPS),
         "## RedisGateway",
         prose(f"""
-            A gateway holds a client, and how messages are kept behind it; one gateway can serve many queues. Only here:
-            {_only_on_the_gateway()}.
+            A gateway holds a client, and how messages are kept behind it. Only here: {_only_on_the_gateway()}. One
+            gateway can serve many queues, unless it has a `max_delivery_count`: then it serves one.
         """),
         *_option_tables(RedisGateway, GATEWAY_GROUPS),
         "## Beside a gateway",

@@ -23,25 +23,8 @@ from redis_message_queue.events import QueueEvent
 # Longer than anything here should take, however busy the machine is; a test that waits this long has failed.
 PATIENCE_SECONDS = 20.0
 
-# What only a gateway can be told; a queue that needs one of these is made with a gateway.
-GATEWAY_ONLY = {
-    "wait": "message_wait_interval_seconds",
-    "window": "message_deduplication_log_ttl_seconds",
-    "retry_budget_seconds": "retry_budget_seconds",
-    "retry_initial_delay_seconds": "retry_initial_delay_seconds",
-    "retry_max_delay_seconds": "retry_max_delay_seconds",
-    "dead_letter_queue": "dead_letter_queue",
-}
-# What a queue passes to the gateway that it makes from a bare client, with that path's defaults.
-HANDED_ON: dict[str, Any] = {
-    "visibility_timeout_seconds": 300,
-    "max_delivery_count": 10,
-    "max_dead_letter_length": None,
-    "max_pending_length": None,
-    "pending_overload_policy": "raise",
-    "pending_overload_block_timeout_seconds": 1.0,
-    "hash_tag": None,
-}
+# Long names of options that many tests need.
+SHORT_NAMES = {"wait": "message_wait_interval_seconds", "window": "message_deduplication_log_ttl_seconds"}
 
 
 @dataclass(frozen=True)
@@ -297,18 +280,12 @@ class Shell:
         return self.module.RedisGateway(**{"redis_client": self.client} | settings)
 
     def queue(self, name: str = "q", **options: Any) -> Any:
-        """A queue as a user would make it: with a bare client, or with a gateway where only that will do."""
-        if "gateway" in options:
-            return self._facade(self.module.RedisMessageQueue(name, **options))
-        client = options.pop("client", None) or self.client
-        if not GATEWAY_ONLY.keys() & options.keys():
-            return self._facade(self.module.RedisMessageQueue(name, client=client, **options))
-        settings = {GATEWAY_ONLY[key]: options.pop(key) for key in GATEWAY_ONLY.keys() & options.keys()}
-        for key, usual in HANDED_ON.items():
-            there = "message_visibility_timeout_seconds" if key == "visibility_timeout_seconds" else key
-            settings[there] = options.pop(key, usual)
-        gateway = self.module.RedisGateway(redis_client=client, **settings)
-        return self._facade(self.module.RedisMessageQueue(name, gateway=gateway, **options))
+        """A queue with a bare client, unless it is given a gateway."""
+        for short in SHORT_NAMES.keys() & options.keys():
+            options[SHORT_NAMES[short]] = options.pop(short)
+        if "gateway" not in options:
+            options.setdefault("client", self.client)
+        return self._facade(self.module.RedisMessageQueue(name, **options))
 
     def events(self) -> Events:
         return Events(awaited=self.name == "asyncio")

@@ -60,7 +60,13 @@ async def test_a_name_whose_braces_make_no_tag_cannot_be_tagged(shell: Shell, na
 
 async def test_a_gateway_may_name_the_dead_letters(shell: Shell) -> None:
     """The key of that name is the one that is used and shown."""
-    queue = shell.queue(wait=0, max_delivery_count=1, dead_letter_queue="graveyard")
+    gateway = shell.gateway(
+        message_wait_interval_seconds=0,
+        message_visibility_timeout_seconds=300,
+        max_delivery_count=1,
+        dead_letter_queue="graveyard",
+    )
+    queue = shell.queue(gateway=gateway)
     assert queue.key.dead_letter == "graveyard"
     await queue.publish("a")
     await claim_and_die(queue)

@@ -17,6 +17,11 @@ SECONDS_OF_A_QUEUE = {
     "heartbeat_interval_seconds": {},
     "max_processing_seconds": {"heartbeat_interval_seconds": 1},
     "pending_overload_block_timeout_seconds": {},
+    "message_deduplication_log_ttl_seconds": {},
+    "retry_initial_delay_seconds": {},
+    "retry_max_delay_seconds": {},
+    "message_wait_interval_seconds": {},
+    "retry_budget_seconds": {},
 }
 COUNTS_OF_A_QUEUE = [
     *("max_completed_length", "max_failed_length", "max_delivery_count", "max_dead_letter_length"),
@@ -34,12 +39,13 @@ SECONDS_OF_A_GATEWAY = [
     *("retry_initial_delay_seconds", "retry_max_delay_seconds", "message_deduplication_log_ttl_seconds"),
     *("message_visibility_timeout_seconds", "pending_overload_block_timeout_seconds"),
 ]
-SECONDS_OR_NONE_AT_ALL = ["retry_budget_seconds", "message_wait_interval_seconds"]  # here 0 has a meaning
+ZERO_HAS_A_MEANING = ["retry_budget_seconds", "message_wait_interval_seconds"]  # do not retry, do not wait
 COUNTS_OF_A_GATEWAY = ["max_delivery_count", "max_dead_letter_length", "max_pending_length"]
 
 NOT_A_NUMBER = [True, False, "1", b"1", [1], {}, 1j, object()]
 NOT_FINITE = [math.nan, math.inf, -math.inf]
-TOO_SMALL = [0, -1, -0.5, 0.0]
+NEGATIVE = [-1, -0.5]
+TOO_SMALL = [*NEGATIVE, 0, 0.0]
 NOT_A_COUNT = [True, False, "1", 1.0, 1.5, math.nan, math.inf, [1], object()]
 
 
@@ -61,21 +67,21 @@ def refuse_type(make: Any, name: str, value: Any, **beside: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SECONDS_OF_A_QUEUE)
-async def test_seconds_of_a_queue_are_positive_finite_numbers(shell: Shell, name: str) -> None:
-    """A bool is no number, a text is no number, and neither zero nor NaN is a time."""
+async def test_seconds_of_a_queue_are_finite_numbers(shell: Shell, name: str) -> None:
+    """A bool is no number and NaN no time; positive ones, except where zero means: do not retry, do not wait."""
     beside = SECONDS_OF_A_QUEUE[name]
     for value in NOT_A_NUMBER:
         refuse_type(shell.queue, name, value, **beside)
-    for value in NOT_FINITE + TOO_SMALL:
+    for value in NOT_FINITE + (NEGATIVE if name in ZERO_HAS_A_MEANING else TOO_SMALL):
         refuse(shell.queue, name, value, **beside)
 
 
-@pytest.mark.parametrize("name", SECONDS_OF_A_GATEWAY + SECONDS_OR_NONE_AT_ALL)
+@pytest.mark.parametrize("name", SECONDS_OF_A_GATEWAY + ZERO_HAS_A_MEANING)
 async def test_seconds_of_a_gateway_are_finite_numbers(shell: Shell, name: str) -> None:
     """Positive ones, except where zero means: do not retry, do not wait."""
     for value in NOT_A_NUMBER:
         refuse_type(shell.gateway, name, value)
-    for value in NOT_FINITE + [-1, -0.5] + ([] if name in SECONDS_OR_NONE_AT_ALL else [0, 0.0]):
+    for value in NOT_FINITE + (NEGATIVE if name in ZERO_HAS_A_MEANING else TOO_SMALL):
         refuse(shell.gateway, name, value)
 
 
@@ -100,9 +106,10 @@ async def test_counts_of_a_gateway_are_whole_numbers_from_one(shell: Shell, name
 
 async def test_none_is_refused_where_it_has_no_meaning(shell: Shell) -> None:
     """It stands for "unlimited" or "not at all" in some options, and for nothing in these."""
-    for name in ("pending_overload_block_timeout_seconds", *FLAGS_OF_A_QUEUE[:-1], "key_separator"):
+    optional = {"visibility_timeout_seconds", "heartbeat_interval_seconds", "max_processing_seconds"}
+    for name in (*(SECONDS_OF_A_QUEUE.keys() - optional), *FLAGS_OF_A_QUEUE[:-1], "key_separator"):
         refuse_type(shell.queue, name, None)
-    for name in {*SECONDS_OF_A_GATEWAY, *SECONDS_OR_NONE_AT_ALL} - {"message_visibility_timeout_seconds"}:
+    for name in {*SECONDS_OF_A_GATEWAY, *ZERO_HAS_A_MEANING} - {"message_visibility_timeout_seconds"}:
         refuse_type(shell.gateway, name, None)
 
 
@@ -124,7 +131,7 @@ async def test_a_number_beyond_all_floats_is_refused_like_infinity(shell: Shell)
     """Python's ints have no end; Redis's clock has."""
     for name in SECONDS_OF_A_QUEUE:
         refuse(shell.queue, name, 10**400, **SECONDS_OF_A_QUEUE[name])
-    for name in SECONDS_OF_A_GATEWAY + SECONDS_OR_NONE_AT_ALL:
+    for name in SECONDS_OF_A_GATEWAY + ZERO_HAS_A_MEANING:
         refuse(shell.gateway, name, 10**400)
 
 
@@ -323,6 +330,11 @@ async def test_a_gateway_of_the_other_colour_is_refused(shell: Shell) -> None:
         ("pending_overload_policy", "block", "pending_overload_policy"),
         ("pending_overload_block_timeout_seconds", 5, "pending_overload_block_timeout_seconds"),
         ("hash_tag", True, "hash_tag"),
+        ("message_wait_interval_seconds", 1, "message_wait_interval_seconds"),
+        ("message_deduplication_log_ttl_seconds", 60, "message_deduplication_log_ttl_seconds"),
+        ("retry_budget_seconds", 0, "retry_budget_seconds"),
+        ("retry_initial_delay_seconds", 1, "retry_initial_delay_seconds"),
+        ("retry_max_delay_seconds", 1, "retry_max_delay_seconds"),
     ],
 )
 async def test_options_that_belong_to_a_gateway_are_refused_beside_one(

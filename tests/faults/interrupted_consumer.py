@@ -33,31 +33,36 @@ class Consumer:
         self.wanted = wanted
         self.handled = 0
         self.interrupted = 0
-        self.has_message = False
+        self.open = False
 
     def on_sigint(self, signum: int, frame: object) -> None:
         """As Python's own handler, but not while a message is being handled and acknowledged."""
-        print("busy" if self.has_message else "interrupted", flush=True)
-        if not self.has_message:
+        print("interrupted" if self.open else "busy", flush=True)
+        if self.open:
+            self.open = False
             self.interrupted += 1
             raise KeyboardInterrupt
 
     def run(self) -> None:
-        while self.handled < self.wanted:
+        done = False
+        while not done:
             try:
-                self.handle_one()
+                self.open = True
+                while self.handled < self.wanted:
+                    self.handle_one()
+                self.open = False
+                done = True
             except KeyboardInterrupt:
-                continue
-        self.has_message = True
+                pass
         self.tally.set("interrupted", self.interrupted)
 
     def handle_one(self) -> None:
         with self.queue.process_message() as message:
-            self.has_message = True  # the handler's first step: no call, so no signal is looked for before it
+            self.open = False  # the handler's first step: no call, so no signal is looked for before it
             if message is not None:
                 self.tally.rpush("handled", message)
                 self.handled += 1
-        self.has_message = False
+        self.open = True
 
 
 if __name__ == "__main__":

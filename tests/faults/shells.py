@@ -80,9 +80,7 @@ class BlockingShell:
     def publish(self, queue: Any, message: Any) -> bool:
         return queue.publish(message)
 
-    def process(
-        self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = _idle
-    ) -> Any:
+    def process(self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = _idle) -> Any:
         """Handle one message and stay busy with it as long as `busy` says; the payload, or None."""
         with queue.process_message() as message:
             if message is not None:
@@ -126,12 +124,13 @@ class AsyncioShell(BlockingShell):
     def publish(self, queue: Any, message: Any) -> bool:
         return self.runner.run(queue.publish(message))
 
-    def process(
+    def process(self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = _idle) -> Any:
+        return self.runner.run(self.processing(queue, handler, busy))
+
+    async def processing(
         self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = _idle
     ) -> Any:
-        return self.runner.run(self._process(queue, handler, busy))
-
-    async def _process(self, queue: Any, handler: Callable[[Any], Any], busy: Callable[[], bool]) -> Any:
+        """What `process` runs, for a test that brings its own task."""
         async with queue.process_message() as message:
             if message is not None:
                 handler(message)
@@ -145,7 +144,7 @@ class AsyncioShell(BlockingShell):
         return self.runner.run(_gather([queue.publish(message) for message in messages]))
 
     def process_together(self, queue: Any, consumers: int) -> list[Any]:
-        return self.runner.run(_gather([self._process(queue, nothing, _idle) for _ in range(consumers)]))
+        return self.runner.run(_gather([self.processing(queue) for _ in range(consumers)]))
 
     def command(self, client: Any, *words: Any) -> Any:
         return self.runner.run(client.execute_command(*words))

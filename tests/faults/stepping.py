@@ -13,19 +13,21 @@ import redis
 
 import redis_message_queue
 
-# Frames of these packages are interrupted; those of the test are not.
-_PACKAGES = tuple(str(Path(package.__file__).parent) for package in (redis_message_queue, redis))
+# What is interrupted; the test itself is not.
+LIBRARY = (str(Path(redis_message_queue.__file__).parent),)
+LIBRARY_AND_REDIS_PY = (*LIBRARY, str(Path(redis.__file__).parent))
 
 
 class CtrlC:
-    """KeyboardInterrupt at the n-th moment at which a real Ctrl-C could arrive in the library or in redis-py.
+    """KeyboardInterrupt at the n-th moment at which a real Ctrl-C could arrive in these packages.
 
     Python looks for signals when a function begins, after a call and when a loop goes round; a few of the
     moments counted here it would skip, which makes the library's task harder, not easier.
     """
 
-    def __init__(self, moment: int) -> None:
+    def __init__(self, moment: int, packages: tuple[str, ...] = LIBRARY_AND_REDIS_PY) -> None:
         self._left = moment
+        self._packages = packages
         self._last: dict[int, int] = {}  # by the frame's id: to keep a frame alive would change its course
         self.came = False
 
@@ -45,7 +47,7 @@ class CtrlC:
         return self.came and kind is KeyboardInterrupt
 
     def _enter_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(_PACKAGES) or _is_finalizing(frame):
+        if not frame.f_code.co_filename.startswith(self._packages) or _is_finalizing(frame):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if frame.f_lasti <= _first_instruction(frame.f_code):

@@ -199,8 +199,8 @@ def test_callers_stay_apart_after_claims_were_given_up_together(proxy, truth, sh
 
     Whatever the callers of this queue object do then at the same time, none overtakes another.
     """
-    queue = shell.queue(gateway={"retry_budget_seconds": 0.5})
-    proxy.always("claim", delayed(0.2, CUT_BEFORE))
+    queue = shell.queue(gateway={"retry_budget_seconds": 0.3})
+    proxy.always("claim", delayed(0.15, CUT_BEFORE))
     assert [type(outcome) for outcome in shell.process_together(queue, 2)] == [RetryBudgetExhaustedError] * 2
     proxy.meet("claim", PASS)
     with pytest.raises(RetryBudgetExhaustedError):

@@ -124,7 +124,7 @@ def test_an_interrupted_call_leaves_no_answer_behind(
     queue = packed.queue(client)
     assert queue._protocol.port._packs_by_hand
     error = asyncio.CancelledError if module is redis.asyncio else KeyboardInterrupt
-    for _ in range(4):  # more often than there are connections
+    for _ in range(3):  # more often than there are connections
         packed.publish(queue, "message")
         tamper_with_idle_connection(packed, client, interrupted_call(packed, method, side, error))
         with pytest.raises(error):
@@ -132,11 +132,12 @@ def test_an_interrupted_call_leaves_no_answer_behind(
                 packed.publish(queue, "message")
             else:
                 packed.process(queue)
-        check_answers(packed, client)
+        check_answers(packed, client, 20)
         check_that_none_leaked(packed, client)
         while packed.process(queue) is not None:
             pass
         assert truth.is_empty
+    check_answers(packed, client)
 
 
 @pytest.mark.parametrize("error", [SystemExit, GeneratorExit, MemoryError, asyncio.CancelledError])
@@ -151,7 +152,7 @@ def test_whatever_breaks_the_call_off_leaves_no_answer_behind(packed, server, tr
         tamper_with_idle_connection(packed, client, interrupted_call(packed, method, side, error))
         with pytest.raises(error):
             packed.process(queue)
-        check_answers(packed, client)
+        check_answers(packed, client, 20)
         check_that_none_leaked(packed, client)
     assert packed.process(queue) == b"message"
     assert truth.is_empty
@@ -179,14 +180,31 @@ def test_ctrl_c_at_every_moment_of_a_publish_leaves_no_answer_behind(server, tru
         assert 1 <= truth.pending <= moment + 1
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's, of a socket that was hardly open
+def test_ctrl_c_while_connecting_leaves_no_half_made_connection_behind(server, truth, keys_of_the_user):
+    """redis-py puts a connection back whose handshake was interrupted, with answers unread: ours must not stay."""
+    shell = BlockingShell(server.port, redis.Redis)
+    with contextlib.closing(shell):
+        moment, came = 1, True
+        while came:
+            client = shell.client()
+            queue = shell.queue(client)
+            with CtrlC(moment) as interruption:
+                queue.publish("message")
+            came = interruption.came
+            check_answers(shell, client, 3)
+            client.close()
+            moment += 7  # of some 1,200; the moments that spoil a connection come in rows of eight and more
+        assert moment > 100
+
+
 # Cancelled at every await
 
 
 @every_pool
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "and again at once"])
-def test_cancelling_a_call_at_every_await_leaves_no_answer_behind(
-    proxy, truth, keys_of_the_user, pool_class, times
-):
+def test_cancelling_a_call_at_every_await_leaves_no_answer_behind(proxy, truth, keys_of_the_user, pool_class, times):
     """Also while a connection is being made, and while the call is being broken off by the first cancellation."""
     proxy.always("EVALSHA", delayed(0.01))  # no answer is there before it is awaited
 
@@ -199,7 +217,7 @@ def test_cancelling_a_call_at_every_await_leaves_no_answer_behind(
             queue = shell.queue(client)
             if connected:
                 await client.ping()
-            work = queue.publish("message") if verb == "publish" else shell._process(queue, *IDLE)
+            work = queue.publish("message") if verb == "publish" else shell.processing(queue)
             cancellation = Cancellation(awaits, awaits + times - 1)
             task = asyncio.ensure_future(cancellation.of(work))
             await asyncio.wait({task})
@@ -218,6 +236,3 @@ def test_cancelling_a_call_at_every_await_leaves_no_answer_behind(
         for verb in ("publish", "process"):
             assert shell.runner.run(cancel_everywhere(verb, connected=True)) >= 2
             assert shell.runner.run(cancel_everywhere(verb, connected=False)) >= 6
-
-
-IDLE = (lambda _: None, lambda: False)

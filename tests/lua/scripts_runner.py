@@ -96,13 +96,13 @@ class Caller:
         id: bytes | None = None,
         marker: str | None = None,
         call: int | None = None,
-        flags: bytes = b"",
+        tenant: bytes | None = None,
     ) -> int | bytes:
-        """The script's answer. `flags` instead of the usual ones make a head of another kind."""
-        head = envelope.head(id or fresh_id())
-        head = flags + head[1:] if flags else head
+        head, body = envelope.head(id or fresh_id()), payload
+        if tenant is not None:
+            head, body = bytes([head[0] | envelope.HAS_TENANT]) + head[1:], bytes([len(tenant)]) + tenant + payload
         keys = {} if marker is None else {"marker": KEYS.deduplication(marker)}
-        return self._send("publish", keys, call=self._numbered(call), head=head, body=payload)
+        return self._send("publish", keys, call=self._numbered(call), head=head, body=body)
 
     def claim(
         self,
@@ -224,7 +224,7 @@ class Caller:
 
     def _words(self, name: str, keys: dict[str, str], held: Held, **given: Any) -> list[Any]:
         wanted = script(name)
-        names = _without_left_out(wanted, keys)
+        names = self._key_names(wanted, keys)
         every = {one.name: getattr(self.settings, one.name) for one in fields(Settings)}
         every |= {"leased": int(self.settings.lease_us > 0)} | given
         pairs = [(one.id, one.lease) if isinstance(one, Taken) else one for one in held]
@@ -236,6 +236,11 @@ class Caller:
             *(part for pair in pairs for part in pair),
         ]
 
+    def _key_names(self, wanted: Script, given: dict[str, str]) -> list[str]:
+        """A script's keys in their order, without the last one where that may be left out and is."""
+        left_out = {"marker", "kept"} - given.keys()
+        return [name for name in wanted.keys if name not in left_out]
+
     def _left_out(self, name: str) -> tuple[str, ...]:
         """The arguments that are not sent."""
         return ("limit", "overload") if name == "publish" and not self.settings.limit else ()
@@ -243,11 +248,6 @@ class Caller:
     def _pipeline(self, name: str) -> Any:
         self.client.script_load(script(name).source)
         return self.client.pipeline(transaction=False)
-
-
-def _without_left_out(wanted: Script, given: dict[str, str]) -> tuple[str, ...]:
-    """A script's keys without the last one, where that may be left out and is."""
-    return tuple(name for name in wanted.keys if name not in ("marker", "kept") or name in given)
 
 
 def _read_claim(reply: Any) -> Claimed:

@@ -16,6 +16,10 @@ def publish(caller: Caller) -> Call:
 
 
 def publish_with_a_key(caller: Caller) -> Call:
+    return partial(caller.publish, b"first", marker="a key")
+
+
+def publish_with_a_key_where_the_oldest_may_be_dropped(caller: Caller) -> Call:
     caller.settings.limit, caller.settings.overload = 5, "drop"
     return partial(caller.publish, b"first", marker="a key")
 
@@ -37,7 +41,8 @@ def publish_into_a_full_line(caller: Caller) -> Call:
 
 
 def publish_and_drop(caller: Caller) -> Call:
-    caller.publish_all([b"first", b"second", b"third"])
+    caller.give_back(caller.hold(b"first"))
+    caller.publish_all([b"second", b"third"])
     caller.settings.limit, caller.settings.overload = 2, "drop"
     return partial(caller.publish, b"fourth")
 
@@ -255,6 +260,7 @@ def ring(caller: Caller) -> Call:
 PUBLISHES: tuple[Situation, ...] = (
     publish,
     publish_with_a_key,
+    publish_with_a_key_where_the_oldest_may_be_dropped,
     publish_behind_others,
     publish_a_duplicate,
     publish_into_a_full_line,

@@ -4,25 +4,29 @@ import struct
 
 import pytest
 
-from tests.lua.scripts_runner import KEYS, Caller, fresh_id
+from redis_message_queue import envelope
+from tests.lua.scripts_runner import KEYS, Caller
 
+MARK = envelope.head(bytes(16))[:1]
+MARK_WITH_TENANT = bytes([MARK[0] | envelope.HAS_TENANT])
 NOW = struct.pack(">Q", 1_800_000_000_000_000)
 
 FOREIGN = {
     "an empty string": b"",
-    "one byte": b"\xd0",
-    "short bytes": b"\xd0" + bytes(23),
+    "one byte": MARK,
+    "short bytes": MARK + bytes(23),
     "a word": b"hello",
     "a sentence": b"plain text that is longer than the header of a stored message",
     "JSON": b'{"order": 1, "note": "longer than the header of a stored message"}',
     "long bytes": bytes(range(64)),
-    # Their first byte, 0xD0 to 0xDF, is the mark of a stored message.
+    "long bytes that begin with the mark": MARK + b"\xff" * 63,
+    # In UTF-8 the letters of these scripts begin with bytes above 0x80.
     "a Russian sentence": "Привет, это сообщение от другой программы".encode(),
     "an Arabic sentence": "مرحبا، هذه رسالة من برنامج آخر تماما".encode(),
-    "a Hebrew sentence": "שלום, זו הודעה מתוכנית אחרת לגמרי".encode(),
+    "a Chinese sentence": "你好世界这是来自另一个程序的消息".encode(),
     # The flag of a tenant without one: neither a claim nor a settlement could find the payload.
-    "a message cut off before its tenant": b"\xd1" + bytes(16) + NOW,
-    "a message cut off in its tenant": b"\xd1" + bytes(16) + NOW + b"\x09tenant",
+    "a message cut off before its tenant": MARK_WITH_TENANT + bytes(16) + NOW,
+    "a message cut off in its tenant": MARK_WITH_TENANT + bytes(16) + NOW + b"\x09tenant",
 }
 every_kind = pytest.mark.parametrize("value", FOREIGN.values(), ids=FOREIGN)
 
@@ -96,9 +100,8 @@ def test_a_dropped_foreign_value_has_no_id(value: bytes, caller: Caller):
 def test_a_payload_of_any_bytes_comes_out_whole(payload: bytes, tenant: bytes | None, caller: Caller):
     """Delivered, kept in a list or dead: the bytes are those that were published, without header and tenant."""
     caller.settings.most = 1
-    flags, body = (b"", payload) if tenant is None else (b"\xd1", bytes([len(tenant)]) + tenant + payload)
     for _ in range(2):
-        caller.publish(body, flags=flags, id=fresh_id())
+        caller.publish(payload, tenant=tenant)
     first, second = caller.claim(2).taken
     assert first.payload == second.payload == payload
     caller.settle([first], kept=KEYS.completed)

@@ -12,7 +12,7 @@ from redis_message_queue.scripts import all_names, key_names, script, with_inclu
 from tests.lua.scripts_runner import argument_names
 
 LUA = Path(str(files("redis_message_queue") / "lua"))
-INCLUDE = re.compile(r"^--@include (\w+)$", re.MULTILINE)
+INCLUDE = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
 
 every_script = pytest.mark.parametrize("name", all_names())
 every_step = pytest.mark.parametrize("step", sorted(path.stem for path in (LUA / "lib").glob("*.lua")))

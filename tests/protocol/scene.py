@@ -79,20 +79,16 @@ _settings = cache(GatewayOptions)  # they are frozen, and there are thousands of
 
 
 async def give_back(queue: QueueProtocol, claim: Claim, *, forgiven: bool) -> bool:
-    """Return a message to the line, under a slot of its own."""
-    slot = queue.store.claimer.borrow_slot()
-    try:
-        return await queue.store.settler.give_back(slot, claim, forgiven=forgiven)
-    finally:
-        queue.store.claimer.return_slot(slot)
+    """Return a message to the line."""
+    return await queue.store.settler.give_back(claim, forgiven=forgiven)
 
 
 def check_that_slots_are_lent_once(queue: QueueProtocol) -> None:
     """Two callers with one slot would be given each other's answers."""
-    slots = [queue.store.claimer.borrow_slot() for _ in range(4)]
+    slots = [queue.store.calls.borrow() for _ in range(4)]
     assert len({slot.key for slot in slots}) == len(slots)
     for slot in slots:
-        queue.store.claimer.return_slot(slot)
+        queue.store.calls.give_back(slot)
 
 
 def process_all(queue: QueueProtocol) -> list[bytes]:

@@ -1,17 +1,14 @@
 -- publish.lua: a message enters the line, once for each call.
--- KEYS  pending: the line | bell: a token if there is work | reply: the caller's last answer
---       marker: remembers the deduplication key (left out without one)
---       deliveries: id to lease number and count (only where the oldest may be dropped, and then in marker's place:
---       a queue that drops does not deduplicate)
+-- KEYS  pending: the line | bell: a token if there is work | deliveries: id to lease number and count
+--       reply: the caller's last answer | marker: remembers the deduplication key (left out without one)
 -- ARGV  keep_ms: how long the answer is kept | call: the caller's number for this call
 --       head: flags and id | body: what follows the time stamp
 --       window_ms: how long the marker suppresses | limit: how many may wait (left out where there is no limit)
 --       overload: what to do at the limit, 'refuse' or 'drop'
 -- Returns 1 published, 0 suppressed as a duplicate, -1 refused because the line is full,
 --         or 'd' and the ids of the messages that were dropped to make room.
-local pending, bell, reply = KEYS[1], KEYS[2], KEYS[3]
+local pending, bell, deliveries, reply, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local keep_ms, call, head, limit, drops = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6]), ARGV[7] == 'drop'
-local marker, deliveries = not drops and KEYS[4], drops and KEYS[4]
 --@include reply
 if answer then return tonumber(answer) or answer end
 

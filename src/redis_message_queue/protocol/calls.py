@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from redis_message_queue.errors import RetryBudgetExhaustedError
@@ -28,7 +29,7 @@ class Slot:
         lease_us = int((options.message_visibility_timeout_seconds or 0) * 1_000_000)
         leased = int(lease_us > 0)
         dlq_limit = options.max_dead_letter_length or 0
-        self.publish = Command(script("publish"), (keys.pending, keys.bell, key), (keep_ms,))
+        self.publish = Command(script("publish"), (keys.pending, keys.bell, keys.deliveries, key), (keep_ms,))
         self.claim = Command(
             script("claim"),
             (
@@ -56,6 +57,15 @@ class Slot:
         return b"%012d" % self.number
 
 
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One consumer's way to a message. Unsure from before a claim is sent until a handler has its message."""
+
+    slot: Slot
+    unsure: bool = False
+    abandoned: bool = False
+
+
 class Calls:
     """The callers of one queue object, and the patience that each of their calls is given."""
 
@@ -70,9 +80,12 @@ class Calls:
         self._keep_ms = int((options.retry_budget_seconds + port.retry_window + 60) * 1000)
         self._process = 0
         self._free: deque[Slot] = deque()
+        self._handed_over: deque[Attempt] = deque()
 
     def borrow(self) -> Slot:
         """A slot that nobody else uses until it is given back."""
+        if self._handed_over:
+            self._collect()
         if self._process != self.port.process():
             # A forked child must not share numbers with its parent: it starts with no slots at all.
             self._free = deque()
@@ -86,6 +99,24 @@ class Calls:
         """The slot's last call is over."""
         if self.owns(slot):
             self._free.append(slot)
+
+    def give_back_when_sure(self, attempt: Attempt) -> None:
+        """The slot is free as soon as nothing about its claim is in doubt."""
+        self._handed_over.append(attempt)
+
+    def _collect(self) -> None:
+        """Take back the slots of claims whose handlers have their messages by now."""
+        while True:
+            try:
+                attempt = self._handed_over.popleft()
+            except IndexError:
+                return
+            if attempt.abandoned:
+                continue
+            if attempt.unsure:
+                self._handed_over.append(attempt)
+                return
+            self.give_back(attempt.slot)
 
     def owns(self, slot: Slot) -> bool:
         """Whether the slot is this process's: after a fork the parent goes on using its own."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redis_message_queue.envelope import Envelope
-from redis_message_queue.protocol.calls import Calls, Slot
+from redis_message_queue.protocol.calls import Attempt, Calls, Slot
 from redis_message_queue.protocol.port import Command
 from redis_message_queue.scripts import script
 
@@ -66,22 +66,12 @@ class Found:
     recovered: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """One consumer's way to a message. Unsure from before a claim is sent until a handler has its message."""
-
-    slot: Slot
-    unsure: bool = False
-    abandoned: bool = False
-
-
 class Claimer:
     """Claims for all consumers of one queue object, and remembers the claims that nobody saw the answer of."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._unsure: deque[Attempt] = deque()
-        self._handed_over: deque[Attempt] = deque()
         self._ring = Command(script("ring"), (calls.keys.bell,))
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
@@ -94,7 +84,7 @@ class Claimer:
 
     def attempt(self) -> Attempt:
         """Begin; the slot is this attempt's until it is handed over, released or abandoned."""
-        return Attempt(self.borrow_slot())
+        return Attempt(self._calls.borrow())
 
     def hand_over(self, attempt: Attempt) -> None:
         """The handler is about to have the message: the slot is free as soon as `unsure` is False.
@@ -102,7 +92,7 @@ class Claimer:
         Clearing that flag is the shell's very last step. A plain store cannot be interrupted half-way, so either
         the handler has the message or the attempt is still unsure and can be asked again.
         """
-        self._handed_over.append(attempt)
+        self._calls.give_back_when_sure(attempt)
 
     def release(self, attempt: Attempt) -> None:
         """The attempt is over, and nothing about it is in doubt."""
@@ -116,36 +106,19 @@ class Claimer:
         else:
             self._calls.give_back(attempt.slot)
 
-    def borrow_slot(self) -> Slot:
-        """A free slot, one that a handler has just taken its message from if there is one."""
-        while self._handed_over:
-            try:
-                attempt = self._handed_over.popleft()
-            except IndexError:  # another thread was quicker
-                break
-            if attempt.unsure and not attempt.abandoned:
-                self._handed_over.append(attempt)
-                break
-            if not attempt.abandoned:
-                self._calls.give_back(attempt.slot)
-        return self._calls.borrow()
-
-    def return_slot(self, slot: Slot) -> None:
-        """The slot's last call is over."""
-        self._calls.give_back(slot)
-
-    async def recover(self) -> tuple[Attempt, Found] | None:
+    async def recover(self, budget: float | None = None) -> tuple[Attempt, Found] | None:
         """Ask one unsure claim what it took; None when there is none left to ask."""
         try:
             attempt = self._unsure.popleft()
         except IndexError:
             return None
         if not self._calls.owns(attempt.slot):
-            return await self.recover()
+            return await self.recover(budget)
         try:
             # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
             sent_at = self._calls.port.now()
-            reply = await self._calls.call(attempt.slot.claim, (attempt.slot.same_call(), 0, 0, _FRESH))
+            question = (attempt.slot.same_call(), 0, 0, _FRESH)
+            reply = await self._calls.call(attempt.slot.claim, question, budget=budget)
         except BaseException:
             self._unsure.append(attempt)
             raise
@@ -175,6 +148,7 @@ class Claimer:
             attempt.unsure = False
             if found.again:
                 continue
+            left = deadline - port.now()
             if left <= 0:
                 break
             woken = _WOKEN if found.wake_after is None else _ON_WATCH

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from redis_message_queue.errors import CleanupFailedError, CorruptMessageError, RetryBudgetExhaustedError
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.messages import ReceivedMessage, moment
-from redis_message_queue.protocol.claim import Attempt, Claim, Found
+from redis_message_queue.protocol.calls import Attempt
+from redis_message_queue.protocol.claim import Claim, Found
 from redis_message_queue.protocol.lease import Heartbeat, Lease
 from redis_message_queue.protocol.port import Sidecar
 from redis_message_queue.protocol.settle import Keep, Settled
@@ -126,6 +127,8 @@ class Delivery:
 
     async def _claim(self) -> Claim | None:
         queue, claimer = self.queue, self.queue.store.claimer
+        if queue.gate.is_shut:
+            return None
         started = queue.port.now() if queue.teller.wanted else 0.0
         while claimer.unsure_claims and not queue.is_stopped():
             recovered = await claimer.recover()
@@ -158,12 +161,8 @@ class Delivery:
     async def _bury(self, claim: Claim, reason: UnicodeDecodeError) -> None:
         attempt, store = self.attempt, self.queue.store
         assert attempt is not None
-        # Under a slot of its own: until the message has left, the claim must stay recoverable under its number.
-        slot = store.claimer.borrow_slot()
-        try:
-            settled = await store.settler.settle(slot, claim, self.queue.dead_letters)
-        finally:
-            store.claimer.return_slot(slot)
+        # Until the message has left, its claim stays recoverable: settling has a slot and a number of its own.
+        settled = await store.settler.settle(claim, self.queue.dead_letters)
         attempt.unsure = False
         self._release(attempt)
         log.warning("message %s cannot be decoded and went to the dead letters", claim.message_id)
@@ -261,12 +260,7 @@ class Delivery:
             _append_to_context(error, self._cancelled)
 
     async def _settle(self, claim: Claim, keep: Keep | None) -> tuple[Settled, BaseException | None]:
-        store = self.queue.store
-        slot = store.claimer.borrow_slot()
-        try:
-            answer = await self.queue.port.shielded(store.settler.settle(slot, claim, keep))
-        finally:
-            store.claimer.return_slot(slot)
+        answer = await self.queue.port.shielded(self.queue.store.settler.settle(claim, keep))
         self._cancelled = self._cancelled or answer.cancelled
         return answer.value or Settled(False), answer.error
 

@@ -34,8 +34,6 @@ class Publisher:
         self._options = calls.options
         self._blocks = calls.options.pending_overload_policy == "block"
         self._rules = _rules(calls.options)
-        drops = calls.options.pending_overload_policy == "drop_oldest"
-        self._drop_keys = (calls.keys.deliveries,) if drops else ()
 
     async def publish(
         self, message_id: bytes, payload: bytes, marker: str | None, stopped: Callable[[], bool]
@@ -45,7 +43,7 @@ class Publisher:
         slot = calls.borrow()
         try:
             head = envelope.head(message_id)
-            open_keys = self._drop_keys if marker is None else (marker,)
+            open_keys = () if marker is None else (marker,)
             if self._blocks:
                 reply = await self._wait_for_room(slot, head, payload, open_keys, stopped)
             else:

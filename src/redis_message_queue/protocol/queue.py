@@ -7,8 +7,9 @@ from typing import Any
 from redis_message_queue.envelope import content_key
 from redis_message_queue.errors import ConfigurationError, PayloadTypeError, PayloadValueError
 from redis_message_queue.events import EventOperation, EventOutcome
-from redis_message_queue.options import QueueOptions
+from redis_message_queue.options import QueueOptions, number
 from redis_message_queue.protocol.delivery import Delivery
+from redis_message_queue.protocol.drain import Gate, drain
 from redis_message_queue.protocol.settle import Keep
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.protocol.tell import Teller
@@ -29,6 +30,8 @@ class QueueProtocol:
         self.completed = self._keep(options.enable_completed_queue, store.keys.completed, options.max_completed_length)
         self.failed = self._keep(options.enable_failed_queue, store.keys.failed, options.max_failed_length)
         self.dead_letters = Keep(store.keys.dead_letter, store.options.max_dead_letter_length)
+        self.is_drained = False
+        self.gate = Gate(options.name)
         self._rules = options.payload_rules
 
     @staticmethod
@@ -38,7 +41,7 @@ class QueueProtocol:
     def is_stopped(self) -> bool:
         """Whether consumers should take no fresh work."""
         interrupt = self.options.interrupt
-        return interrupt is not None and interrupt.is_interrupted()
+        return self.gate.is_shut or (interrupt is not None and interrupt.is_interrupted())
 
     def delivery(self) -> Delivery:
         """A way to at most one message, not yet begun."""
@@ -46,6 +49,22 @@ class QueueProtocol:
 
     async def publish(self, message: str | dict[str, Any]) -> bool:
         """Put a message into the line; False if it was suppressed as a duplicate."""
+        token = self.gate.enter()
+        try:
+            self.gate.refuse_if_shut()
+            return await self._publish(message)
+        finally:
+            self.gate.leave(token)
+
+    async def drain(self, timeout: float | None) -> bool:
+        """End this object's work; whether nothing is under way or in doubt any more."""
+        number("timeout", timeout, optional=True, least=0)
+        if await drain(self, timeout):
+            self.is_drained = True
+            return True
+        return False
+
+    async def _publish(self, message: str | dict[str, Any]) -> bool:
         payload = self._rules.encode(message)
         marker = await self._marker(message) if self.options.deduplication else None
         message_id = self.port.fresh_id()

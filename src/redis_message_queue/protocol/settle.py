@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from redis_message_queue.protocol.calls import Calls, Slot
+from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.port import Argument, Command
 from redis_message_queue.scripts import script
@@ -37,19 +37,27 @@ class Settler:
         lease_us = int((calls.options.message_visibility_timeout_seconds or 0) * 1_000_000)
         self._renew = Command(script("renew"), (calls.keys.leases, calls.keys.deliveries), (lease_us,))
 
-    async def settle(self, slot: Slot, claim: Claim, keep: Keep | None) -> Settled:
+    async def settle(self, claim: Claim, keep: Keep | None) -> Settled:
         """The message leaves the queue, into ``keep`` or for good."""
         limit, open_keys = (0, ()) if keep is None else (keep.limit or 0, (keep.key,))
-        arguments: tuple[Argument, ...] = (limit, slot.next_call(), claim.id, claim.lease)
-        reply = await self._calls.call(slot.settle, arguments, open_keys=open_keys)
+        slot = self._calls.borrow()
+        try:
+            arguments: tuple[Argument, ...] = (limit, slot.next_call(), claim.id, claim.lease)
+            reply = await self._calls.call(slot.settle, arguments, open_keys=open_keys)
+        finally:
+            self._calls.give_back(slot)
         if reply == b"1":
             return _SETTLED
         return Settled(reply[:1] == b"1", reply[1:].decode("utf-8", "replace") or None)
 
-    async def give_back(self, slot: Slot, claim: Claim, *, forgiven: bool) -> bool:
+    async def give_back(self, claim: Claim, *, forgiven: bool) -> bool:
         """The message returns to the head of the line; forgiven, this delivery does not count."""
-        arguments = (int(forgiven), slot.next_call(), claim.id, claim.lease)
-        return bool(await self._calls.call(slot.give_back, arguments) == b"1")
+        slot = self._calls.borrow()
+        try:
+            arguments = (int(forgiven), slot.next_call(), claim.id, claim.lease)
+            return bool(await self._calls.call(slot.give_back, arguments) == b"1")
+        finally:
+            self._calls.give_back(slot)
 
     async def renew(self, claim: Claim, budget: float) -> bool:
         """The lease begins anew, if it is still ours; the attempt ends when the lease would."""

@@ -15,7 +15,7 @@ class RedisStore:
     """The verbs of the queue, bound to one queue's keys."""
 
     def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions) -> None:
-        calls = Calls(port, keys, options)
+        calls = self.calls = Calls(port, keys, options)
         self.port = port
         self.keys = keys
         self.options = options

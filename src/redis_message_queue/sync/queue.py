@@ -106,6 +106,29 @@ class RedisMessageQueue:
         """The message that the handler around this call holds, with what is known about its delivery."""
         return current_message(self._protocol)
 
+    def drain(self, timeout: float | None = None) -> bool:
+        """End this object's work: refuse publishes, claim nothing more, give back claims that no handler has seen.
+
+        Waits for publishes under way and interrupts one that waits for room; handlers are yours to wait for. True if
+        nothing is in doubt any more; False if the time was up or Redis out of reach, and then call it again. With a
+        timeout of 0 it only shuts and looks.
+        """
+        return finish(self._protocol.drain(timeout))
+
+    def close(self, timeout: float | None = None) -> bool:
+        """The same as `drain`."""
+        return self.drain(timeout)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether `drain` was called on this object."""
+        return self._protocol.gate.is_shut
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether a `drain` of this object has finished its work."""
+        return self._protocol.is_drained
+
 
 class ProcessMessage:
     """One message for one ``with`` block."""

@@ -1,0 +1,95 @@
+"""How a queue object ends: it refuses what is new, waits for what is under way, gives back what it may hold."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from redis_message_queue.errors import QueueDrainedError, RetryBudgetExhaustedError
+from redis_message_queue.events import EventOperation
+
+if TYPE_CHECKING:
+    from redis_message_queue.protocol.queue import QueueProtocol
+
+# What the calls around this one have under way: a drain inside them cannot wait for them to end.
+_around: ContextVar[frozenset[object]] = ContextVar("redis_message_queue_under_way", default=frozenset())
+
+_LOOK_AGAIN_SECONDS = 0.01
+
+
+class Gate:
+    """Knows what is under way in a queue object, and shuts."""
+
+    __slots__ = ("_queue", "_under_way", "is_shut")
+
+    def __init__(self, queue: str) -> None:
+        self.is_shut = False
+        self._queue = queue
+        self._under_way: set[object] = set()
+
+    def enter(self) -> object:
+        """Begin something that a drain waits for. First noted, then looked: so no drain overlooks it."""
+        token = object()
+        self._under_way.add(token)
+        _around.set(_around.get() | {token})
+        return token
+
+    def leave(self, token: object) -> None:
+        self._under_way.discard(token)
+        _around.set(_around.get() - {token})
+
+    def refuse_if_shut(self) -> None:
+        if self.is_shut:
+            error = QueueDrainedError("queue is drained", queue=self._queue, operation="publish")
+            error.add_note("Nothing was published. A drained queue object stays drained: make another one.")
+            raise error
+
+    def others_are_under_way(self) -> bool:
+        """Whether somebody else is still at work."""
+        return bool(self._under_way - _around.get())
+
+    def we_are_under_way(self) -> bool:
+        """Whether this call was made from inside unfinished work, by a signal or a callback."""
+        return bool(self._under_way & _around.get())
+
+
+async def drain(queue: QueueProtocol, timeout: float | None) -> bool:
+    """Shut the gate and tidy up. Whether nothing is under way or in doubt any more."""
+    gate, port, claimer = queue.gate, queue.port, queue.store.claimer
+    gate.is_shut = True
+    deadline = None if timeout is None else port.now() + timeout
+    while deadline is None or port.now() < deadline:
+        if claimer.unsure_claims:
+            if not await _give_back_one(queue, deadline):
+                break
+        elif gate.others_are_under_way():
+            await port.sleep(_LOOK_AGAIN_SECONDS)
+        else:
+            break
+    return not (claimer.unsure_claims or gate.others_are_under_way() or gate.we_are_under_way())
+
+
+async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
+    """Ask one unsure claim what it took, and put that back to the head of the line as if nothing had happened."""
+    claimer, settler = queue.store.claimer, queue.store.settler
+    budget = None if deadline is None else max(0.0, deadline - queue.port.now())
+    token = queue.gate.enter()
+    try:
+        recovered = await claimer.recover(budget)
+        if recovered is None:
+            return True
+        attempt, found = recovered
+        try:
+            if found.claim is not None:
+                await queue.teller.tell(EventOperation.CLAIM_RECLAIM, claim=found.claim)
+                await settler.give_back(found.claim, forgiven=True)
+            attempt.unsure = False
+        finally:
+            claimer.abandon(attempt)
+    except Exception as error:
+        if isinstance(error, RetryBudgetExhaustedError) or queue.port.is_transient(error):
+            return False
+        raise
+    finally:
+        queue.gate.leave(token)
+    return True

@@ -1,0 +1,130 @@
+"""The pages of the documentation as tests read them: blocks of code, what their prints promise, links and headings."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^ *```[ ]*$", re.MULTILINE | re.DOTALL)
+_NOT_RUN = re.compile(r"<!-- *not run: *(?P<reason>.*?) *-->\s*\Z", re.DOTALL)
+_FILE = re.compile(r"# (?P<name>[\w/]+\.py)\n")
+_LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+# A remark beside a print that does not say what is printed.
+REMARKS = {"dicts travel as JSON"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of Python in a page."""
+
+    page: Path
+    line: int  # where its code begins
+    code: str
+    indented: bool
+    not_run: str | None  # the reason, if the page gives one
+
+    @property
+    def place(self) -> str:
+        return f"{name_of(self.page)}:{self.line}"
+
+    @property
+    def file(self) -> str | None:
+        """The name under which the reader saves it, if its first line is one."""
+        found = _FILE.match(self.code)
+        return found["name"] if found else None
+
+    @property
+    def never_ends(self) -> bool:
+        """A consumer that runs until a signal comes."""
+        return "GracefulInterruptHandler()" in self.code and self.file is None
+
+    @cached_property
+    def promises(self) -> dict[int, str]:
+        """The line of each print in the page, and the comment beside it that says what it prints."""
+        comments = {
+            token.start[0]: token.string.lstrip("# ")
+            for token in tokenize.generate_tokens(io.StringIO(self.code).readline)
+            if token.type == tokenize.COMMENT
+        }
+        return {
+            self.line - 1 + line: comments[line]
+            for line in _print_lines(self.code)
+            if line in comments and comments[line] not in REMARKS
+        }
+
+
+def _print_lines(code: str) -> Iterator[int]:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            yield node.lineno
+
+
+def keeps(promise: str, said: list[str]) -> bool:
+    """Whether what was printed is what the comment says, up to a colon and an explanation; … is anything.
+
+    A print in a loop promises all its lines, with a comma between them.
+    """
+    text = ", ".join(said)
+    heads = [promise, *(promise[: colon.start()] for colon in re.finditer(": ", promise))]
+    return any(re.fullmatch(".*".join(map(re.escape, head.split("…"))), text) for head in heads)
+
+
+def pages() -> list[Path]:
+    return [README, *sorted(DOCS.rglob("*.md"))]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks_of(page: Path, language: str = "python") -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(
+            page=page,
+            line=text.count("\n", 0, found.start("code")) + 1,
+            code=found["code"],
+            indented=bool(found["indent"]),
+            not_run=reason["reason"] if (reason := _NOT_RUN.search(text[: found.start()])) else None,
+        )
+        for found in _FENCE.finditer(text)
+        if found["language"] == language
+    ]
+
+
+def programs_of(page: Path) -> list[list[Block]]:
+    """The blocks of a page in the order in which they run, those that share their variables together.
+
+    A consumer that never ends is a program of its own, and so is what stands after it.
+    """
+    programs: list[list[Block]] = [[]]
+    for block in blocks_of(page):
+        if block.not_run is not None or block.file is not None:
+            continue
+        if block.never_ends:
+            programs += [[block], []]
+        else:
+            programs[-1].append(block)
+    return [program for program in programs if program]
+
+
+def links_of(page: Path) -> list[str]:
+    """Where a page leads to inside the repository; what looks like a link in code is none."""
+    text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text(encoding="utf-8")))
+    return [one["target"] for one in _LINK.finditer(text) if "://" not in one["target"]]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The headings of a page, as a link names them."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}

@@ -1,0 +1,174 @@
+"""Every block of Python in the README and in docs/ is run, on a real server, and prints what it says it prints."""
+
+import codeop
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import redis
+
+from redis_message_queue.embedded import EmbeddedRedis
+from tests.docs.pages import DOCS, ROOT, Block, blocks_of, keeps, name_of, pages, programs_of
+
+PROGRAM = Path(__file__).with_name("program.py")
+# What the pages write for "your server".
+READERS_URL = "redis://localhost:6379/0"
+LONGEST_SECONDS = 30
+
+PAGES_THAT_RUN = {name_of(page): page for page in pages() if blocks_of(page)}
+IN_USE = ("*pending", "*processing")
+
+
+@pytest.mark.parametrize("name", PAGES_THAT_RUN)
+def test_the_blocks_of_a_page_run_and_print_what_they_say(
+    name: str, clean_server: EmbeddedRedis, client: redis.Redis, tmp_path: Path
+) -> None:
+    """In their order, in one directory, with warnings as errors; a consumer that never ends is stopped by SIGTERM."""
+    page = PAGES_THAT_RUN[name]
+    save_files(page, tmp_path, clean_server.url)
+    for number, program in enumerate(programs_of(page)):
+        said = run(program, number, clean_server.url, client, tmp_path)
+        for block in program:
+            for line, promise in block.promises.items():
+                assert keeps(promise, said[line]), f"{name}:{line} promises {promise!r}, and printed {said[line]}"
+    run_tests(tmp_path)
+
+
+def save_files(page: Path, directory: Path, url: str) -> None:
+    """A block whose first line is a file's name is for the reader to save."""
+    for block in blocks_of(page):
+        if block.file is not None:
+            path = directory / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.code.replace(READERS_URL, url), encoding="utf-8")
+
+
+def run(
+    program: list[Block], number: int, url: str, client: redis.Redis, directory: Path
+) -> defaultdict[int, list[str]]:
+    """Start a program and see it end well. Returns what was printed, by the line of the page."""
+    plan, notes = directory / f"plan-{number}.json", directory / f"notes-{number}"
+    plan.write_text(
+        json.dumps(
+            [
+                {"page": str(block.page), "line": block.line, "code": block.code.replace(READERS_URL, url)}
+                for block in program
+            ]
+        ),
+        encoding="utf-8",
+    )
+    notes.touch()
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(plan), str(notes)],
+        cwd=directory,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        try:
+            if program[0].never_ends:
+                wait_until_idle(running, notes, client)
+                running.send_signal(signal.SIGTERM)
+            output, complaints = running.communicate(timeout=LONGEST_SECONDS)
+        finally:
+            running.kill()
+    assert running.returncode == 0, f"{program[0].place} ended with {running.returncode}\n{output}\n{complaints}"
+    said: defaultdict[int, list[str]] = defaultdict(list)
+    for line, text in map(json.loads, notes.read_text(encoding="utf-8").splitlines()):
+        said[line].append(text)
+    return said
+
+
+def environment() -> dict[str, str]:
+    """Warnings are errors, in the programs that a page starts too."""
+    return os.environ | {"PYTHONWARNINGS": "error", "PYTHONUNBUFFERED": "1"}
+
+
+def wait_until_idle(running: "subprocess.Popen[str]", notes: Path, client: redis.Redis) -> None:
+    """A consumer has done its work when it has said something, and nothing waits or is in flight."""
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while running.poll() is None and time.monotonic() < deadline:
+        if notes.stat().st_size and not any(client.keys(pattern) for pattern in IN_USE):
+            return
+        time.sleep(0.01)
+
+
+def run_tests(directory: Path) -> None:
+    """Tests that a page had the reader save are run as the reader runs them."""
+    if list(directory.glob("test_*.py")):
+        # Without the plugins of our own tests, which the reader does not have and which take two seconds to load.
+        without = [word for name in ("cacheprovider", "hypothesispytest", "timeout") for word in ("-p", f"no:{name}")]
+        command = [sys.executable, "-m", "pytest", "-q", *without, "--rootdir", str(directory)]
+        ended = subprocess.run(command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_what_a_page_saves_is_used_by_it() -> None:
+    """A file that no later block starts, and that is no test, would be a block that is never run."""
+    for page in pages():
+        for block in blocks_of(page):
+            if block.file is not None and not block.file.startswith(("test_", "conftest")):
+                later = [other.code for other in blocks_of(page) if other.line > block.line and other.file is None]
+                assert any(block.file in code for code in later), f"{block.place} saves a file that is never run"
+
+
+def test_few_blocks_are_not_run_and_each_says_why() -> None:
+    """Today there is none; a reason has to convince a reader of the test as well."""
+    left_out = [block for page in pages() for block in blocks_of(page) if block.not_run is not None]
+    assert [block.place for block in left_out if len(block.not_run or "") < 20] == []
+    assert len(left_out) <= 2
+
+
+def test_no_block_hides_in_an_indented_list() -> None:
+    """There its code would be indented too, and would not run."""
+    assert [block.place for page in pages() for block in blocks_of(page) if block.indented] == []
+
+
+def test_the_tutorial_can_be_pasted_into_a_prompt() -> None:
+    """The prompt of Python 3.11 and 3.12 takes line after line, and ends a statement at an empty one."""
+    for block in blocks_of(DOCS / "tutorial" / "first-queue.md"):
+        if block.file is None:
+            paste(block)
+
+
+def paste(block: Block) -> None:
+    typed: list[str] = []
+    for line in [*block.code.splitlines(), ""]:
+        typed.append(line)
+        try:
+            if codeop.compile_command("\n".join(typed)) is not None:
+                typed = []
+        except SyntaxError as error:
+            pytest.fail(f"{block.place}: the prompt stumbles over {line!r}: {error}")
+
+
+@pytest.mark.parametrize(
+    ("promise", "said", "kept"),
+    [
+        ("True", ["True"], True),
+        ("False: the same message within the hour", ["False"], True),
+        ("False: the same message", ["True"], False),
+        ("working on …: done", ["working on order 1: done"], True),
+        ("1, 2", ["1", "2"], True),
+        ("1, 2", ["1"], False),
+        ("True", [], False),
+    ],
+)
+def test_a_promise_is_what_was_printed(promise: str, said: list[str], kept: bool) -> None:
+    """Exactly, but for an explanation after a colon, and for what nobody can know."""
+    assert keeps(promise, said) == kept
+
+
+def test_the_pages_name_no_other_server() -> None:
+    """A block with another address would run on nothing, or on the wrong thing."""
+    for page in pages():
+        for block in blocks_of(page):
+            assert "redis://" not in block.code.replace(READERS_URL, ""), block.place
+    assert ROOT.joinpath("README.md").read_text(encoding="utf-8").count(READERS_URL) > 0

@@ -1,0 +1,237 @@
+"""What the events page tells of each event, compared with the events that really come."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from docs.reference.events import TELLINGS
+from redis_message_queue import (
+    CleanupFailedError,
+    EventOperation,
+    QueueBackpressureError,
+    QueueEvent,
+    RedisGateway,
+    RedisMessageQueue,
+    RetryBudgetExhaustedError,
+)
+from redis_message_queue.embedded import EmbeddedRedis
+
+LEASE = 0.05
+ALWAYS = ("queue", "operation", "outcome")
+
+Kind = tuple[str, str, frozenset[str]]
+MakeQueue = Callable[..., RedisMessageQueue]
+
+
+class Ear:
+    """Hears events, and remembers of each what the page tells: operation, outcome, and which fields are filled."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    def __call__(self, event: QueueEvent) -> None:
+        values = {field.name: getattr(event, field.name) for field in fields(event)}
+        filled = frozenset(name for name, value in values.items() if value is not None and name not in ALWAYS)
+        self.kinds.append((event.operation, event.outcome, filled))
+
+    def waits_for(self, operation: EventOperation, outcome: str, seconds: float = 5) -> None:
+        """A heartbeat tells in a thread of its own."""
+        deadline = time.monotonic() + seconds
+        while not any(kind[:2] == (operation, outcome) for kind in self.kinds):
+            assert time.monotonic() < deadline, f"{operation} with {outcome} was never told"
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def ear() -> Ear:
+    return Ear()
+
+
+@pytest.fixture
+def queue(client: redis.Redis, ear: Ear) -> MakeQueue:
+    def make(name: str = "orders", client: redis.Redis = client, **options: Any) -> RedisMessageQueue:
+        usual = {"visibility_timeout_seconds": 30, "message_wait_interval_seconds": 0}
+        return RedisMessageQueue(name, client=client, on_event=ear, **usual | options)
+
+    return make
+
+
+def told(operation: str) -> set[Kind]:
+    """The rows of the page for one operation."""
+    return {
+        (operation, telling.outcome.value, frozenset(telling.filled)) for telling in TELLINGS[EventOperation(operation)]
+    }
+
+
+def take(queue: RedisMessageQueue) -> None:
+    with queue.process_message():
+        pass
+
+
+def take_and_raise(queue: RedisMessageQueue) -> None:
+    with contextlib.suppress(ValueError), queue.process_message():
+        raise ValueError("the handler's own")
+
+
+def take_and_die(queue: RedisMessageQueue) -> None:
+    """What a crash leaves behind: a message that nobody settles."""
+    with contextlib.suppress(SystemExit), queue.process_message():
+        raise SystemExit
+
+
+def test_every_event_comes_as_the_page_says(
+    queue: MakeQueue, ear: Ear, client: redis.Redis, clean_server: EmbeddedRedis
+) -> None:
+    """All stories together tell all rows of the table, and nothing else."""
+    publish_and_handle(queue)
+    fill_up(queue)
+    crash(queue)
+    find_what_cannot_be_read(queue, client, clean_server)
+    come_too_late(queue)
+    keep_alive(queue, client, ear)
+    fail_to_clean_up(queue, client, clean_server)
+    lose_the_server(ear)
+    for operation in EventOperation:
+        came = {kind for kind in ear.kinds if kind[0] == operation}
+        assert came == told(operation), operation
+
+
+def test_a_handled_message_is_told_in_this_order(queue: MakeQueue, ear: Ear) -> None:
+    """As the sentences say that have a before and an after in them."""
+    kept = queue(visibility_timeout_seconds=LEASE, enable_completed_queue=True)
+    kept.publish("a")
+    take_and_die(kept)
+    time.sleep(LEASE)
+    take(kept)
+    kept.publish("b")
+    take_and_raise(kept)
+    operations = [kind[0] for kind in ear.kinds]
+    assert operations == [
+        *("publish", "claim"),
+        *("claim_reclaim", "claim", "ack", "completed"),
+        *("publish", "claim", "failed", "nack"),
+    ]
+
+
+def publish_and_handle(queue: MakeQueue) -> None:
+    once = queue("once", deduplication=True, enable_completed_queue=True)
+    for message in ("a", "a", "b"):
+        once.publish(message)
+    take(once)
+    take_and_raise(once)
+    take(once)  # finds nothing
+
+
+def fill_up(queue: MakeQueue) -> None:
+    full = queue("full", max_pending_length=1)
+    full.publish("a")
+    with pytest.raises(QueueBackpressureError):
+        full.publish("b")
+    newest = queue("newest", max_pending_length=1, pending_overload_policy="drop_oldest", max_delivery_count=None)
+    newest.publish("a")
+    newest.publish("b")
+
+
+def crash(queue: MakeQueue) -> None:
+    risky = queue("risky", visibility_timeout_seconds=LEASE, max_delivery_count=2)
+    risky.publish("poison")
+    for _ in range(2):
+        take_and_die(risky)
+        time.sleep(LEASE)
+    take(risky)  # buries it
+
+
+def find_what_cannot_be_read(queue: MakeQueue, client: redis.Redis, server: EmbeddedRedis) -> None:
+    with server.client(decode_responses=True) as decoding:
+        reading = queue("reading", client=decoding)
+        reading.publish("x")
+        client.lset(reading.key.pending, 0, client.lindex(reading.key.pending, 0)[:-1] + b"\xff")  # no longer text
+        client.lpush(reading.key.pending, b"no message")
+        take(reading)
+
+
+def come_too_late(queue: MakeQueue) -> None:
+    for end in (take, take_and_raise):
+        slow, quick = (queue("late", visibility_timeout_seconds=LEASE) for _ in range(2))
+        slow.publish("a")
+        with contextlib.suppress(ValueError), slow.process_message():
+            time.sleep(LEASE)
+            take(quick)
+            if end is take_and_raise:
+                raise ValueError("too late as well")
+
+
+def keep_alive(queue: MakeQueue, client: redis.Redis, ear: Ear) -> None:
+    options = {"visibility_timeout_seconds": 10, "heartbeat_interval_seconds": 0.02}
+    with handling(queue("beating", **options)):
+        ear.waits_for(EventOperation.LEASE_RENEW, "success")
+    with handling(queue("tired", max_processing_seconds=0.01, **options)):
+        ear.waits_for(EventOperation.LEASE_RENEW, "skipped")
+    robbed = queue("robbed", **options)
+    with handling(robbed):
+        client.zrem(robbed.key.leases, *client.zrange(robbed.key.leases, 0, -1))
+        ear.waits_for(EventOperation.STALE_LEASE_RENEW, "skipped")
+    broken = queue("broken", **options)
+    with handling(broken):
+        client.set(broken.key.deliveries, "not a hash")
+        ear.waits_for(EventOperation.LEASE_RENEW, "failure")
+
+
+@contextlib.contextmanager
+def handling(queue: RedisMessageQueue) -> Iterator[None]:
+    queue.publish("a")
+    with queue.process_message():
+        yield
+
+
+def fail_to_clean_up(queue: MakeQueue, client: redis.Redis, server: EmbeddedRedis) -> None:
+    stuck = queue("stuck", enable_completed_queue=True)
+    client.set(stuck.key.completed, "not a list")
+    stuck.publish("a")
+    with pytest.raises(CleanupFailedError):
+        take(stuck)
+    client.acl_setuser("no-scissors", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-ltrim"])
+    with server.client(username="no-scissors", password="any") as blunt:
+        growing = {"max_delivery_count": 1, "max_dead_letter_length": 1, "visibility_timeout_seconds": LEASE}
+        crowded = queue("crowded", client=blunt, enable_completed_queue=True, max_completed_length=1, **growing)
+        crowded.publish("a")
+        take(crowded)
+        crowded.publish("b")
+        take_and_die(crowded)
+        time.sleep(LEASE)
+        take(crowded)
+    client.acl_deluser("no-scissors")
+
+
+def lose_the_server(ear: Ear) -> None:
+    with redis.Redis(port=1, retry=Retry(NoBackoff(), 0)) as nobody:
+        gateway = RedisGateway(redis_client=nobody, retry_budget_seconds=0.03)
+        with pytest.raises(RetryBudgetExhaustedError):
+            take(RedisMessageQueue("lost", gateway=gateway, on_event=ear))
+
+
+def test_a_heartbeat_tells_in_a_thread_of_its_own(client: redis.Redis) -> None:
+    """Everything else comes in the thread that does the work."""
+    threads: dict[str, str] = {}
+
+    def on_event(event: QueueEvent) -> None:
+        threads[event.operation] = threading.current_thread().name
+
+    queue = RedisMessageQueue(
+        "orders", client=client, heartbeat_interval_seconds=0.02, visibility_timeout_seconds=10, on_event=on_event
+    )
+    queue.publish("a")
+    with queue.process_message():
+        while "lease_renew" not in threads:
+            time.sleep(0.005)
+    here = threading.current_thread().name
+    assert threads.pop("lease_renew") != here
+    assert set(threads.values()) == {here}

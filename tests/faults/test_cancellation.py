@@ -1,0 +1,149 @@
+"""A cancelled task strands no message: what it claimed is found by the next call, what it handled is acked."""
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+import redis.asyncio
+
+from redis_message_queue import RedisMessageQueue
+from tests.faults.proxy import CUT_AFTER, delayed
+from tests.faults.shells import AsyncioShell, OrdinaryAsyncioRedis
+from tests.faults.stepping import Cancellation
+
+pytestmark = pytest.mark.parametrize(
+    "client_class", [redis.asyncio.Redis, OrdinaryAsyncioRedis], ids=["packed", "ordinary"]
+)
+
+
+@pytest.fixture
+def shell(proxy, client_class):
+    opened = AsyncioShell(proxy.port, client_class)
+    yield opened
+    opened.close()
+
+
+async def handle(queue, handled):
+    async with queue.process_message() as message:
+        if message is not None:
+            handled.append(message)
+
+
+async def ended(work):
+    """Whether the work was cancelled, in a task of its own."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+    return task.cancelled()
+
+
+@pytest.mark.parametrize("again", [0, 1, 2], ids=["once", "again at the next await", "again at the one after"])
+def test_cancelling_a_consumer_at_every_await_loses_nothing(shell, proxy, truth, again):
+    """Up to the handler the message is found again; after it the ack is made, and the cancellation goes on."""
+    proxy.always("EVALSHA", delayed(0.005))  # no answer is there before it is awaited
+    publisher = RedisMessageQueue("faults", client=truth.client)
+
+    async def cancel_everywhere():
+        awaits, broken_off, carried_through = 0, 0, 0
+        while True:
+            awaits += 1
+            queue = shell.queue(shell.client(), enable_completed_queue=True)  # not even connected yet
+            publisher.publish("message")
+            handled = []
+            cancellation = Cancellation(awaits, awaits + again)
+            await ended(cancellation.of(handle(queue, handled)))
+            if handled:
+                carried_through += 1
+            else:
+                broken_off += 1
+                await handle(queue, handled)
+            assert handled == [b"message"]
+            assert truth.completed == [b"message"]
+            assert truth.is_empty
+            truth.client.delete(truth.key.completed)
+            if not cancellation.came:
+                return broken_off, carried_through
+
+    broken_off, carried_through = shell.runner.run(cancel_everywhere())
+    assert broken_off >= 4
+    assert carried_through >= 2
+
+
+def test_cancelling_the_search_for_a_claim_at_every_await_loses_nothing(shell, proxy, truth):
+    """The first cancellation left a claim in doubt; the second one meets the consumer that asks about it."""
+
+    async def cancel_everywhere():
+        awaits, broken_off = 0, 0
+        while True:
+            awaits += 1
+            queue = shell.queue(shell.client(), gateway={"retry_budget_seconds": 0})
+            await queue.publish("message")
+            proxy.meet("claim", CUT_AFTER)
+            with contextlib.suppress(redis.exceptions.ConnectionError):
+                await handle(queue, [])
+            assert truth.processing == 1
+            proxy.meet("claim", delayed(0.005))
+            handled = []
+            cancellation = Cancellation(awaits)
+            await ended(cancellation.of(handle(queue, handled)))
+            proxy.relent()
+            if not handled:
+                broken_off += 1
+                await handle(queue, handled)
+            assert handled == [b"message"]
+            assert truth.is_empty
+            if not cancellation.came:
+                return broken_off
+
+    assert shell.runner.run(cancel_everywhere()) >= 1
+
+
+def test_cancelling_consumers_at_random_moments_strands_nothing_and_doubles_nothing(shell, truth):
+    """Three consumers of one queue object, cancelled and started again some hundred times."""
+    expected = [f"message {number}" for number in range(300)]
+
+    async def run():
+        chance = random.Random(7)
+        queue = shell.queue(gateway={"message_wait_interval_seconds": 0.2}, enable_completed_queue=True)
+        handled, cancelled = [], 0
+        unsent = list(expected)
+        deadline = asyncio.get_running_loop().time() + 30
+        while len(handled) < len(expected):
+            assert asyncio.get_running_loop().time() < deadline, f"{len(handled)} were handled"
+            for _ in range(min(len(unsent), chance.randrange(6))):
+                await queue.publish(unsent.pop())
+            tasks = [asyncio.ensure_future(handle(queue, handled)) for _ in range(3)]
+            await asyncio.sleep(chance.random() * 0.004)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            cancelled += sum(task.cancelled() for task in tasks)
+        return handled, cancelled
+
+    handled, cancelled = shell.runner.run(run())
+    assert sorted(handled) == sorted(word.encode() for word in expected)
+    assert sorted(truth.completed) == sorted(handled)
+    assert cancelled > 30
+    assert truth.is_empty
+
+
+def test_a_cancelled_waiter_takes_no_message_with_it(shell, truth):
+    """Neither the message nor the word that there is one: the next consumer has it at once."""
+
+    async def run():
+        queue = shell.queue(gateway={"message_wait_interval_seconds": 20})
+        for pause in (0.0, 0.002, 0.01, 0.05):
+            waiter = asyncio.ensure_future(handle(queue, []))
+            await asyncio.sleep(pause)
+            waiter.cancel()
+            await queue.publish("message")
+            await asyncio.wait({waiter})
+            if waiter.cancelled():
+                handled = []
+                await asyncio.wait_for(handle(queue, handled), 10)
+                assert handled == [b"message"]
+            assert truth.is_empty
+
+    shell.runner.run(run())

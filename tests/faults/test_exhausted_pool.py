@@ -1,0 +1,180 @@
+"""A pool with too few connections makes callers wait or fail, and with two a serial consumer has enough."""
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+import redis
+import redis.asyncio
+
+from redis_message_queue import EventOperation, EventOutcome, RedisMessageQueue
+from tests.faults.meanwhile import PATIENCE_SECONDS, start, until
+from tests.faults.shells import AsyncioShell, BlockingShell
+
+pools = pytest.mark.parametrize("pool_class", ["ConnectionPool", "BlockingConnectionPool"])
+
+# One of the consumers holds its message for so long that the other one waits through more than one slice.
+HELD_SECONDS = 1.2
+LEASED = {"message_visibility_timeout_seconds": 20, "message_wait_interval_seconds": 1.5, "retry_budget_seconds": 10}
+
+
+def pool_of(module, server, pool_class, size):
+    options = {"timeout": 5} if pool_class == "BlockingConnectionPool" else {}
+    return getattr(module, pool_class)(host="127.0.0.1", port=server.port, max_connections=size, **options)
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def shell(request, server, truth):
+    blocking = request.param == "sync"
+    opened = BlockingShell(server.port, redis.Redis) if blocking else AsyncioShell(server.port, redis.asyncio.Redis)
+    yield opened
+    opened.close()
+
+
+def module_of(shell):
+    return redis.asyncio if isinstance(shell, AsyncioShell) else redis
+
+
+def hold_while_another_waits(shell, queue):
+    """One consumer holds a message under a heartbeat while another one waits for the bell; what each came to."""
+    if isinstance(shell, AsyncioShell):
+        return shell.runner.run(asyncio.wait_for(_hold_in_tasks(queue), PATIENCE_SECONDS))
+    holding = threading.Event()
+
+    def hold():
+        with queue.process_message() as message:
+            holding.set()
+            time.sleep(HELD_SECONDS)
+            return message
+
+    def wait():
+        holding.wait(PATIENCE_SECONDS)
+        with queue.process_message() as message:
+            return message
+
+    futures = [start(hold), start(wait)]
+    return [future.exception(PATIENCE_SECONDS) or future.result() for future in futures]
+
+
+async def _hold_in_tasks(queue):
+    holding = asyncio.Event()
+
+    async def hold():
+        async with queue.process_message() as message:
+            holding.set()
+            await asyncio.sleep(HELD_SECONDS)
+            return message
+
+    async def wait():
+        await holding.wait()
+        async with queue.process_message() as message:
+            return message
+
+    return await asyncio.gather(hold(), wait(), return_exceptions=True)
+
+
+@pools
+def test_one_connection_for_two_consumers_and_a_heartbeat_loses_nothing(shell, server, truth, pool_class):
+    """Somebody has to wait, or gets an error: nobody hangs, and the message is acked or still there."""
+    client = shell.client(connection_pool=pool_of(module_of(shell), server, pool_class, 1))
+    queue = shell.queue(client, LEASED, heartbeat_interval_seconds=0.2, enable_completed_queue=True)
+    RedisMessageQueue("faults", client=truth.client).publish("message")
+    held, waited = hold_while_another_waits(shell, queue)
+    errors = [outcome for outcome in (held, waited) if isinstance(outcome, BaseException)]
+    assert all(isinstance(error, redis.RedisError | OSError) or error.__cause__ for error in errors), errors
+    assert len(truth.completed) + truth.processing + truth.pending == 1
+    if not errors:
+        assert (held, waited) == (b"message", None)
+        assert truth.completed == [b"message"]
+        assert truth.is_empty
+
+
+@pools
+def test_two_connections_serve_a_serial_consumer_with_heartbeats(shell, server, truth, pool_class):
+    """It waits for the bell, claims, is kept alive while the handler uses the client too, and acks: no retries."""
+    trouble = []
+
+    def hear(event):
+        if event.outcome is EventOutcome.FAILURE or event.operation is EventOperation.RETRY_ATTEMPT:
+            trouble.append(event)
+
+    client = shell.client(connection_pool=pool_of(module_of(shell), server, pool_class, 2))
+    queue = shell.queue(
+        client,
+        LEASED,
+        heartbeat_interval_seconds=0.01,
+        on_heartbeat_failure=lambda: trouble.append("heartbeat"),
+        on_event=hear,
+        enable_completed_queue=True,
+    )
+    handled = []
+
+    def publish_slowly():
+        publisher = RedisMessageQueue("faults", client=truth.client)
+        for number in range(5):
+            already = len(handled)
+            time.sleep(0.05)  # long enough for the consumer to be waiting
+            publisher.publish(f"message {number}")
+            until(lambda already=already: len(handled) > already)
+
+    publishing = start(publish_slowly)
+    for number in range(5):
+        asked = handle_with_commands_of_its_own(shell, queue, client, handled)
+        assert asked == b"message %d" % number
+    publishing.result(PATIENCE_SECONDS)
+    assert trouble == []
+    assert len(truth.completed) == 5
+    assert truth.is_empty
+
+
+def handle_with_commands_of_its_own(shell, queue, client, handled):
+    """The handler asks the same pool while its heartbeat beats every 10 ms."""
+    if isinstance(shell, AsyncioShell):
+
+        async def handle():
+            async with queue.process_message() as message:
+                for _ in range(20):
+                    await client.set("progress", message)
+                    await asyncio.sleep(0.005)
+                handled.append(message)
+                return message
+
+        return shell.runner.run(asyncio.wait_for(handle(), PATIENCE_SECONDS))
+    with queue.process_message() as message:
+        for _ in range(20):
+            client.set("progress", message)
+            time.sleep(0.005)
+        handled.append(message)
+        return message
+
+
+def test_a_pool_that_others_have_emptied_is_waited_for(shell, server, truth):
+    """An exhausted pool is a passing trouble: the call goes on when a connection comes back."""
+    client = shell.client(connection_pool=pool_of(module_of(shell), server, "ConnectionPool", 1))
+    queue = shell.queue(client, enable_completed_queue=True)
+    with all_connections_taken(shell, client, for_seconds=0.3):
+        assert shell.publish(queue, "message") is True
+    with all_connections_taken(shell, client, for_seconds=0.3):
+        assert shell.process(queue) == b"message"
+    assert truth.completed == [b"message"]
+
+
+@contextlib.contextmanager
+def all_connections_taken(shell, client, for_seconds):
+    """Somebody else has the only connection, and gives it back after a while."""
+    pool = client.connection_pool
+    if isinstance(shell, AsyncioShell):
+        connection = shell.runner.run(pool.get_connection())
+        loop = shell.runner.get_loop()
+        given_back = []
+        loop.call_later(for_seconds, lambda: given_back.append(loop.create_task(pool.release(connection))))
+        yield
+        assert given_back
+    else:
+        connection = pool.get_connection()
+        timer = threading.Timer(for_seconds, pool.release, (connection,))
+        timer.start()
+        yield
+        timer.join()

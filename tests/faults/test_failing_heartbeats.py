@@ -1,0 +1,173 @@
+"""A heartbeat that does not get through is told of, and the lease it could not save is no longer its holder's."""
+
+import pytest
+
+from redis_message_queue import EventOperation, RedisGateway, RedisMessageQueue
+from tests.faults.meanwhile import beside, until
+from tests.faults.proxy import BLACK_HOLE, CUT_BEFORE
+
+# The way of sending makes no difference to what is tried here, and every test takes a lease.
+pytestmark = pytest.mark.parametrize("shell", ["sync-packed", "asyncio-ordinary"], indirect=True)
+
+# Each renewal that disappears is noticed after the 0.1 s that the client listens.
+LISTENING_SECONDS = 0.1
+
+
+class Holder:
+    """A consumer whose renewals are lost, and everything it hears."""
+
+    def __init__(self, shell, lease_seconds=0.5):
+        self.failures, self.events = [], []
+        self.shell = shell
+        self.queue = shell.queue(
+            shell.client(socket_timeout=LISTENING_SECONDS),
+            {"message_visibility_timeout_seconds": lease_seconds},
+            heartbeat_interval_seconds=0.1,
+            on_heartbeat_failure=lambda: self.failures.append("failed"),
+            on_event=lambda event: self.events.append(event.operation),
+            enable_completed_queue=True,
+            enable_failed_queue=True,
+        )
+
+    @property
+    def lease_lost(self):
+        return self.queue.current_message().lease_lost
+
+
+def consumer(truth, wait_seconds):
+    """One that works past the proxy, with leases that last."""
+    gateway = RedisGateway(
+        redis_client=truth.client,
+        message_visibility_timeout_seconds=300,
+        message_wait_interval_seconds=wait_seconds,
+    )
+    return RedisMessageQueue("faults", gateway=gateway, enable_completed_queue=True)
+
+
+@pytest.fixture
+def other(truth):
+    return consumer(truth, wait_seconds=10)
+
+
+@pytest.mark.parametrize("fault", [BLACK_HOLE, CUT_BEFORE], ids=str)
+def test_a_heartbeat_that_is_not_heard_is_told_of_and_the_stale_ack_refused(shell, proxy, truth, other, fault):
+    """The second holder's message stays when the first holder finishes late."""
+    holder = Holder(shell)
+    other.publish("message")
+    proxy.always("renew", fault)
+    taken_over, finished = [], []
+
+    def take_over():
+        until(lambda: truth.processing == 1)
+        with other.process_message() as message:
+            taken_over.append((message, other.current_message().delivery_count))
+            until(lambda: finished)
+            assert truth.processing == 1
+            assert truth.completed == []
+
+    def stay_until_replaced():
+        return not (taken_over and holder.lease_lost and holder.failures)
+
+    with beside(take_over):
+        assert shell.process(holder.queue, busy=stay_until_replaced) == b"message"
+        finished.append(True)
+    assert taken_over == [(b"message", 2)]
+    assert holder.failures == ["failed"]
+    assert EventOperation.STALE_LEASE_ACK in holder.events
+    assert EventOperation.ACK not in holder.events
+    assert truth.completed == [b"message"]
+    assert truth.is_empty
+
+
+def test_a_stale_failure_is_refused_too(shell, proxy, truth, other):
+    holder = Holder(shell)
+    other.publish("message")
+    proxy.always("renew", BLACK_HOLE)
+    taken_over, finished = [], []
+
+    def take_over():
+        until(lambda: truth.processing == 1)
+        with other.process_message() as message:
+            taken_over.append(message)
+            until(lambda: finished)
+            assert truth.processing == 1
+
+    def stay_until_replaced():
+        if taken_over and holder.failures:
+            raise ValueError("too late")
+        return True
+
+    with beside(take_over):
+        with pytest.raises(ValueError, match="too late"):
+            shell.process(holder.queue, busy=stay_until_replaced)
+        finished.append(True)
+    assert EventOperation.STALE_LEASE_NACK in holder.events
+    assert truth.failed == []
+    assert truth.completed == [b"message"]
+    assert truth.is_empty
+
+
+def test_a_renewal_that_is_refused_is_told_of_at_once(shell, truth, other):
+    """The renewal arrives, and the message has another holder by then."""
+    holder = Holder(shell)
+    other.publish("message")
+    taken_over, finished = [], []
+
+    def take_over():
+        until(lambda: truth.processing == 1)
+        impatient = consumer(truth, wait_seconds=0)
+        while not taken_over:
+            # As if the lease had run out while its holder was frozen; if a renewal was quicker, once more.
+            truth.client.zadd(truth.key.leases, dict.fromkeys(truth.client.hkeys(truth.key.processing), 0))
+            with impatient.process_message() as message:
+                if message is not None:
+                    taken_over.append(message)
+                    until(lambda: finished)
+
+    with beside(take_over):
+        shell.process(holder.queue, busy=lambda: not holder.lease_lost or not holder.failures)
+        finished.append(True)
+    assert taken_over == [b"message"]
+    assert holder.failures == ["failed"]
+    assert EventOperation.STALE_LEASE_RENEW in holder.events
+    assert EventOperation.STALE_LEASE_ACK in holder.events
+    assert truth.completed == [b"message"]
+    assert truth.is_empty
+
+
+def test_a_heartbeat_that_fails_for_less_than_a_lease_is_nobodys_business(shell, proxy, truth, other):
+    holder = Holder(shell, lease_seconds=10)
+    other.publish("message")
+    proxy.meet("renew", BLACK_HOLE)
+    lost = []
+
+    def busy():
+        lost.append(holder.lease_lost)
+        return proxy.seen["renew"] < 6
+
+    assert shell.process(holder.queue, busy=busy) == b"message"
+    assert not any(lost)
+    assert holder.failures == []
+    assert holder.events.count(EventOperation.ACK) == 1
+    assert truth.is_empty
+
+
+def test_a_handler_that_ends_in_time_acks_in_time(shell, proxy, truth):
+    """Its last renewal disappeared and is still being waited for: the ack does not wait until the lease is gone."""
+    holder = Holder(shell, lease_seconds=1)
+    consumer(truth, 0).publish("message")
+    proxy.always("renew", BLACK_HOLE)
+    taken_over = []
+
+    def wait_for_it():
+        until(lambda: truth.processing == 1)
+        with consumer(truth, wait_seconds=1.3).process_message() as message:
+            taken_over.append(message)
+
+    with beside(wait_for_it):
+        assert shell.process(holder.queue, busy=lambda: proxy.seen["renew"] < 1) == b"message"
+    assert taken_over == [None]
+    assert EventOperation.ACK in holder.events
+    assert holder.failures == []
+    assert truth.completed == [b"message"]
+    assert truth.is_empty
