@@ -49,21 +49,15 @@ def save_files(page: Path, directory: Path, url: str) -> None:
             path.write_text(block.code.replace(READERS_URL, url), encoding="utf-8")
 
 
-def run(
-    program: list[Block], number: int, url: str, client: redis.Redis, directory: Path
-) -> defaultdict[int, list[str]]:
+Said = defaultdict[int, list[str]]
+
+
+def run(program: list[Block], number: int, url: str, client: redis.Redis, directory: Path) -> Said:
     """Start a program and see it end well. Returns what was printed, by the line of the page."""
     plan, notes = directory / f"plan-{number}.json", directory / f"notes-{number}"
-    plan.write_text(
-        json.dumps(
-            [
-                {"page": str(block.page), "line": block.line, "code": block.code.replace(READERS_URL, url)}
-                for block in program
-            ]
-        ),
-        encoding="utf-8",
-    )
+    plan.write_text(json.dumps([planned(block, url) for block in program]), encoding="utf-8")
     notes.touch()
+    first, waiting = program[0], sum(client.llen(key) for key in client.keys("*pending"))
     with subprocess.Popen(
         [sys.executable, str(PROGRAM), str(plan), str(notes)],
         cwd=directory,
@@ -73,14 +67,27 @@ def run(
         text=True,
     ) as running:
         try:
-            if program[0].never_ends:
-                wait_until_idle(running, notes, client)
-                running.send_signal(signal.SIGTERM)
+            if first.never_ends:
+                stop_when_idle(running, notes, client)
             output, complaints = running.communicate(timeout=LONGEST_SECONDS)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            pytest.fail(f"{first.place} does not end as it should\n{''.join(running.communicate())}")
         finally:
             running.kill()
-    assert running.returncode == 0, f"{program[0].place} ended with {running.returncode}\n{output}\n{complaints}"
-    said: defaultdict[int, list[str]] = defaultdict(list)
+    assert running.returncode == 0, f"{first.place} ended with {running.returncode}\n{output}\n{complaints}"
+    said = what_was_said(notes)
+    if first.never_ends:
+        assert sum(map(len, said.values())) >= waiting, f"{first.place} did not say what it worked on"
+    return said
+
+
+def planned(block: Block, url: str) -> dict[str, str | int]:
+    return {"page": str(block.page), "line": block.line, "code": block.code.replace(READERS_URL, url)}
+
+
+def what_was_said(notes: Path) -> Said:
+    said: Said = defaultdict(list)
     for line, text in map(json.loads, notes.read_text(encoding="utf-8").splitlines()):
         said[line].append(text)
     return said
@@ -91,13 +98,14 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONWARNINGS": "error", "PYTHONUNBUFFERED": "1"}
 
 
-def wait_until_idle(running: "subprocess.Popen[str]", notes: Path, client: redis.Redis) -> None:
-    """A consumer has done its work when it has said something, and nothing waits or is in flight."""
+def stop_when_idle(running: "subprocess.Popen[str]", notes: Path, client: redis.Redis) -> None:
+    """SIGTERM for a consumer that has said something, when nothing waits or is in flight any more."""
     deadline = time.monotonic() + LONGEST_SECONDS
-    while running.poll() is None and time.monotonic() < deadline:
-        if notes.stat().st_size and not any(client.keys(pattern) for pattern in IN_USE):
-            return
+    while not notes.stat().st_size or any(client.keys(pattern) for pattern in IN_USE):
+        if running.poll() is not None or time.monotonic() > deadline:
+            raise subprocess.TimeoutExpired("a consumer that should be at work", LONGEST_SECONDS)
         time.sleep(0.01)
+    running.send_signal(signal.SIGTERM)
 
 
 def run_tests(directory: Path) -> None:

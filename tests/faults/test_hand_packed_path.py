@@ -195,7 +195,7 @@ def test_ctrl_c_while_connecting_leaves_no_half_made_connection_behind(server, t
             came = interruption.came
             check_answers(shell, client, 3)
             client.close()
-            moment += 7  # of some 1,200; the moments that spoil a connection come in rows of eight and more
+            moment += 5  # of some 1,200; the moments that spoil a connection come in rows of six and more
         assert moment > 100
 
 

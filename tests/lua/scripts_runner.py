@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -271,7 +271,7 @@ def _read_taken(stored: bytes, ticket: bytes) -> Taken:
 
 
 def fresh_id() -> bytes:
-    return uuid.uuid4().bytes
+    return os.urandom(16)
 
 
 def numbered(count: int) -> list[bytes]:

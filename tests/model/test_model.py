@@ -353,7 +353,7 @@ def test_memory_and_redis_agree_on_when_to_stop_tidying_up(client, queue):
     told = []
     for world in (MemoryWorld(options), RealWorld(options, client)):
         world.push_foreign([b"by hand"] * 2500)
-        port, slot = world.ports[0], world.stores[0].claimer.borrow_slot()
+        port, slot = world.ports[0], world.stores[0].calls.borrow()
         told.append([_normal(finish(port.call(slot.claim, (), (slot.next_call(), 1, 0, 0)))) for _ in range(4)])
         told[-1].append(world.state())
     assert told[0] == told[1]

@@ -54,18 +54,21 @@ if answer then
   local usual = string.sub(answer, 1, 1) == 'u'
   local before = usual and {again = 0, taken = {string.sub(answer, 2), 1, 1, 'line'}, dead = {}}
     or cmsgpack.unpack(answer)
-  local result = {before.again, -1, before.dead, ''}
+  local result, held, deadlines = {before.again, -1, before.dead, ''}, {}, {}
   for place = 1, #before.taken, 4 do
     local id, lease, times, origin = unpack(before.taken, place, place + 3)
     local stored = redis.call('HGET', processing, id)
     if stored and read_entry(deliveries, id, stored, 1) == lease then
-      if leased then
-        redis.call('ZREM', leases, id) -- first, because a server without memory refuses ZADD alone
-        redis.call('ZADD', leases, now + lease_us + place, id)
-      end
+      held[#held + 1] = id
+      deadlines[#deadlines + 1] = now + lease_us + #held
+      deadlines[#deadlines + 1] = id
       result[#result + 1] = stored
       result[#result + 1] = string.format('%d:%d:%s', lease, times, origin)
     end
+  end
+  if leased and #held > 0 then
+    redis.call('ZREM', leases, unpack(held)) -- first, because a server without memory refuses ZADD alone
+    redis.call('ZADD', leases, unpack(deadlines))
   end
   return result
 end
@@ -74,6 +77,9 @@ end
 local taken, dead, gone = {}, {}, {}
 local steps, from_line = 0, 0
 local silent = redis.call('LLEN', bell) == 0
+redis.call('LLEN', pending)
+redis.call('HLEN', processing)
+redis.call('HLEN', deliveries)
 
 local function weigh(id, stored, usual, origin)
   local lease, times = read_entry(deliveries, id, stored, usual)
@@ -128,7 +134,6 @@ if count > 0 then
   look_at_line()
 end
 if #dead > 0 then redis.call('LLEN', dlq) end
-if #taken > 0 or #gone > 0 then redis.call('HLEN', deliveries) end
 
 -- Now write: what must last before what is taken away, many at a time.
 local bodies, deadlines, entries = {}, {}, {}
