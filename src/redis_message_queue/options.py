@@ -6,7 +6,6 @@ Each option is explained where it stands; the reference page is made from here.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -17,6 +16,7 @@ from redis_message_queue.errors import ConfigurationError, ConfigurationTypeErro
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 
 OverloadPolicy = Literal["raise", "block", "drop_oldest"]
+_POLICIES: Final = get_args(OverloadPolicy)
 
 
 class Default(Enum):
@@ -83,9 +83,9 @@ class GatewayOptions:
         number("retry_budget_seconds", self.retry_budget_seconds, least=0)
         number("retry_initial_delay_seconds", self.retry_initial_delay_seconds)
         number("retry_max_delay_seconds", self.retry_max_delay_seconds)
-        number("message_deduplication_log_ttl_seconds", self.message_deduplication_log_ttl_seconds)
+        number("message_deduplication_log_ttl_seconds", self.message_deduplication_log_ttl_seconds, least=_MILLISECOND)
         number("message_wait_interval_seconds", self.message_wait_interval_seconds, least=0)
-        number("message_visibility_timeout_seconds", self.message_visibility_timeout_seconds, optional=True)
+        lease("message_visibility_timeout_seconds", self.message_visibility_timeout_seconds)
         number("pending_overload_block_timeout_seconds", self.pending_overload_block_timeout_seconds)
         for name in ("max_delivery_count", "max_dead_letter_length", "max_pending_length"):
             whole_number(name, getattr(self, name), optional=True)
@@ -106,8 +106,9 @@ class GatewayOptions:
                 f"max_delivery_count={self.max_delivery_count} needs a visibility timeout: without one a message "
                 "is never delivered twice; set the timeout, or max_delivery_count=None"
             )
-        if self.pending_overload_policy not in get_args(OverloadPolicy):
-            raise ConfigurationError(
+        if not isinstance(self.pending_overload_policy, str) or self.pending_overload_policy not in _POLICIES:
+            wrong = ConfigurationError if isinstance(self.pending_overload_policy, str) else ConfigurationTypeError
+            raise wrong(
                 f"pending_overload_policy must be 'raise', 'block' or 'drop_oldest', "
                 f"not {self.pending_overload_policy!r}"
             )
@@ -242,7 +243,7 @@ def client_options(given: Mapping[str, Any]) -> GatewayOptions:
     """The gateway options of a queue that was given a bare client, with the defaults that belong to that path."""
     handed_on = {name: given[name] for name in _GATEWAY_NAMES}
     timeout = given["visibility_timeout_seconds"]
-    number("visibility_timeout_seconds", timeout, optional=True)
+    lease("visibility_timeout_seconds", timeout)
     if handed_on["max_delivery_count"] is UNSET:
         # A limit that nobody asked for must not forbid at-most-once.
         handed_on["max_delivery_count"] = None if timeout is None else DEFAULT_MAX_DELIVERY_COUNT
@@ -264,17 +265,27 @@ def refuse_beside_gateway(given: Mapping[str, Any]) -> None:
         )
 
 
+_CENTURY = 3_155_760_000
+_MILLISECOND = 0.001
+
+
 def number(name: str, value: Any, *, optional: bool = False, least: float | None = None) -> None:
-    """A finite number, positive or at least ``least``."""
+    """A number of seconds: positive or at least ``least``, and no more than Redis can count."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigurationTypeError(f"{name} must be a number, not {_shown(value)}")
-    if not math.isfinite(value):
-        raise ConfigurationError(f"{name} must be a finite number, not {value!r}")
+    if value != value or abs(value) > _CENTURY:
+        shown = value if isinstance(value, float) else "a number of that size"
+        raise ConfigurationError(f"{name} must be a finite number of at most {_CENTURY:,} seconds, not {shown}")
     if value < least if least is not None else value <= 0:
         bound = "positive" if least is None else f"at least {least}"
         raise ConfigurationError(f"{name} must be {bound}, not {value!r}")
+
+
+def lease(name: str, value: Any) -> None:
+    """The length of a lease, long enough to be one, or None for none."""
+    number(name, value, optional=True, least=_MILLISECOND)
 
 
 def whole_number(name: str, value: Any, *, optional: bool = False) -> None:

@@ -104,7 +104,7 @@ class Twins(RuleBasedStateMachine):
             try:
                 found = finish(claimer.claim(attempt, 0, lambda: False, _nobody_listens))
             except Lost:
-                claimer.abandon(attempt)
+                claimer.release(attempt)
                 raise
             claimer.release(attempt)
             return _told(found)

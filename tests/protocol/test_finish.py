@@ -34,8 +34,9 @@ def test_a_coroutine_that_suspends_is_closed_and_refused():
         finally:
             steps.append("closed")
 
+    suspended = work()
     with pytest.raises(RuntimeError, match="not its port"):
-        finish(work())
+        finish(suspended)
     assert steps == ["begun", "closed"]
 
 

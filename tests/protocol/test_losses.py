@@ -261,7 +261,7 @@ def test_several_unsure_claims_are_all_asked():
         with pytest.raises(Lost):
             finish(claimer.claim(attempt, 0, lambda: False, nobody_listens))
     for attempt in attempts:
-        claimer.abandon(attempt)
+        claimer.release(attempt)
     assert claimer.unsure_claims == 2
     one.handle_the_rest()
     assert one.seen == {b"0": 1, b"1": 1}
@@ -276,7 +276,7 @@ def test_a_question_that_is_lost_after_another_was_answered_costs_no_slot():
     for attempt in attempts:
         with pytest.raises(Lost):
             finish(claimer.claim(attempt, 0, lambda: False, nobody_listens))
-        claimer.abandon(attempt)
+        claimer.release(attempt)
     with pytest.raises(Lost):
         process_all(one.queue)
     check_that_slots_are_lent_once(one.queue)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from redis_message_queue.protocol.retry import RetryPlan
 from redis_message_queue.scripts import script
 
 _DAY_MS = 86_400_000
+_NAP_SECONDS = 0.5  # nobody who should stop sleeps longer than this
 
 
 class Slot:
@@ -146,9 +148,15 @@ class Calls:
                 await self.rest_before_retry(error, command.script.name, attempt, started, budget)
 
     async def rest_before_retry(
-        self, error: Exception, operation: str, attempt: int, started: float, budget: float | None = None
+        self,
+        error: Exception,
+        operation: str,
+        attempt: int,
+        started: float,
+        budget: float | None = None,
+        stopped: Callable[[], bool] | None = None,
     ) -> None:
-        """Sleep until the next attempt, or raise because there is none."""
+        """Sleep until the next attempt or until somebody stops us, or raise because there is none."""
         if not self.port.is_transient(error) or self.plan.budget_seconds == 0:
             raise error
         elapsed = self.port.now() - started
@@ -161,4 +169,10 @@ class Calls:
                 queue=self.keys.prefix,
                 operation=operation,
             ) from error
-        await self.port.sleep(pause)
+        if stopped is None:
+            await self.port.sleep(pause)
+            return
+        awake_at = self.port.now() + pause
+        while pause > 0 and not stopped():
+            await self.port.sleep(min(pause, _NAP_SECONDS))
+            pause = awake_at - self.port.now()

@@ -64,6 +64,7 @@ class Found:
     again: bool = False
     wake_after: float | None = None
     recovered: bool = False
+    in_doubt: bool = False  # somebody stopped us before Redis could be asked
 
 
 class Claimer:
@@ -95,11 +96,7 @@ class Claimer:
         self._calls.give_back_when_sure(attempt)
 
     def release(self, attempt: Attempt) -> None:
-        """The attempt is over, and nothing about it is in doubt."""
-        self._calls.give_back(attempt.slot)
-
-    def abandon(self, attempt: Attempt) -> None:
-        """The caller left in the middle: if the attempt is unsure, the next claim or a drain will ask about it."""
+        """The attempt is over: if it is unsure, the next claim or a drain will ask what came of it."""
         attempt.abandoned = True
         if attempt.unsure:
             self._unsure.append(Attempt(attempt.slot, unsure=True))
@@ -145,7 +142,7 @@ class Claimer:
             trim_error = found.trim_error or trim_error
             if found.claim is not None:
                 return Found(found.claim, dead, trim_error) if dead else found
-            attempt.unsure = False
+            attempt.unsure = found.in_doubt
             if found.again:
                 continue
             left = deadline - port.now()
@@ -184,7 +181,9 @@ class Claimer:
                 tries += 1
                 if port.is_transient(error):
                     await told(error, tries)
-                await self._calls.rest_before_retry(error, "claim", tries, started)
+                if count == 0 and stopped() and port.is_transient(error):
+                    return Found(in_doubt=True)
+                await self._calls.rest_before_retry(error, "claim", tries, started, stopped=stopped)
             if stopped() or (deadline is not None and port.now() >= deadline):
                 arguments = (call, 0, 0, woken)
 

@@ -107,7 +107,7 @@ class Delivery:
         """Entering was broken off: what was claimed is found again by the next claim or a drain."""
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
-            self.queue.store.claimer.abandon(attempt)
+            self.queue.store.claimer.release(attempt)
         if self._sidecar is not None:
             self._sidecar.abandon()
         self._close()

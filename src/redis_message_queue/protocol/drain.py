@@ -85,7 +85,7 @@ async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
                 await settler.give_back(found.claim, forgiven=True)
             attempt.unsure = False
         finally:
-            claimer.abandon(attempt)
+            claimer.release(attempt)
     except Exception as error:
         if isinstance(error, RetryBudgetExhaustedError) or queue.port.is_transient(error):
             return False
