@@ -63,6 +63,11 @@ def pack(command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument
     return b"".join((b"*%d\r\n" % count, before, *map(_bulk, open_keys), after, *map(_bulk, arguments)))
 
 
+def pack_words(words: tuple[Argument, ...]) -> bytes:
+    """A whole command in the Redis protocol."""
+    return b"*%d\r\n%b" % (len(words), b"".join(map(_bulk, words)))
+
+
 def _pack_constants(command: Command, open_keys: int) -> tuple[bytes, bytes]:
     key_count = len(command.keys) + open_keys
     before: tuple[Argument, ...] = ("EVALSHA", command.script.sha, key_count, *command.keys)
@@ -141,6 +146,15 @@ def retry_window(client: Any) -> float:
     timeout = settings.get("socket_timeout") or 0.0
     # redis-py repeats for ever with a negative count, and some of its settings are no numbers: an hour is plenty.
     return float(min(3600.0, (retries + 1) * (timeout + pause)))
+
+
+def close_idle_connections(client: Any) -> None:
+    """Close every pooled connection that nobody uses; they open again when they are wanted."""
+    nodes = [node.redis_connection for node in client.get_nodes()] if is_cluster(client) else [client]
+    for node in nodes:
+        pool = getattr(node, "connection_pool", None)
+        if pool is not None:
+            pool.disconnect(inuse_connections=False)
 
 
 def is_plain(client: Any, kind: Any, pools: tuple[type, ...], connections: tuple[type, ...]) -> bool:

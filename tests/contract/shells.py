@@ -152,7 +152,7 @@ class Sent:
 
     def __init__(self, server: EmbeddedRedis) -> None:
         self._server = server
-        self.commands: list[str] = []
+        self.lines: list[str] = []
 
     def __enter__(self) -> Sent:
         self._client = self._server.client()
@@ -175,7 +175,12 @@ class Sent:
             if "end of the observation" in heard["command"]:
                 return
             if heard["client_type"] != "lua" and not heard["command"].startswith(("HELLO", "CLIENT")):
-                self.commands.append(heard["command"].split(" ", 1)[0])
+                self.lines.append(heard["command"])
+
+    @property
+    def commands(self) -> list[str]:
+        """The verbs alone."""
+        return [line.split(" ", 1)[0] for line in self.lines]
 
 
 async def until(happened: Callable[[], Any], within_seconds: float = PATIENCE_SECONDS) -> bool:
@@ -239,10 +244,10 @@ class Shell:
     module: Any
     other_module: Any
 
-    def __init__(self, server: EmbeddedRedis, wiring: Wiring) -> None:
+    def __init__(self, server: EmbeddedRedis, onlooker: redis.Redis, wiring: Wiring) -> None:
         self.server = server
         self.wiring = wiring
-        self.redis = server.client()  # reads bytes, and belongs to the test, not to any queue
+        self.redis = onlooker  # reads bytes, and belongs to the test, not to any queue
         self._runner = asyncio.Runner()
         self._clients: list[Any] = []
         self._client: Any = None
@@ -338,7 +343,6 @@ class Shell:
             self._runner.run(self._close())
         finally:
             self._runner.close()
-            self.redis.close()
 
     async def _close(self) -> None:
         raise NotImplementedError
@@ -365,8 +369,8 @@ class SyncShell(Shell):
     module = redis_message_queue
     other_module = redis_message_queue.asyncio
 
-    def __init__(self, server: EmbeddedRedis, wiring: Wiring) -> None:
-        super().__init__(server, wiring)
+    def __init__(self, server: EmbeddedRedis, onlooker: redis.Redis, wiring: Wiring) -> None:
+        super().__init__(server, onlooker, wiring)
         self._threads: list[threading.Thread] = []
 
     def beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:

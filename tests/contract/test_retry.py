@@ -83,15 +83,17 @@ async def test_a_claim_whose_reply_was_lost_is_found_again(shell: Shell) -> None
     assert {event.exception_type for event in events.of("retry_attempt")} == {"ConnectionError"}
 
 
-async def test_an_ack_whose_reply_was_lost_is_an_ack(shell: Shell) -> None:
-    """Told as a success, and kept once."""
+@pytest.mark.parametrize("kept", [False, True], ids=["gone", "kept"])
+async def test_an_ack_whose_reply_was_lost_is_an_ack(shell: Shell, kept: bool) -> None:
+    """Told as a success, and kept once where it is kept."""
     client, events = shell.lossy_client(), shell.events()
-    queue = shell.queue(client=client, on_event=events.listen, enable_completed_queue=True, **QUICK)
+    queue = shell.queue(client=client, on_event=events.listen, enable_completed_queue=kept, **QUICK)
     await queue.publish("a")
     async with queue.process_message():
         client.losses.reply(2)
-    assert events.names[-2:] == ["ack/success", "completed/success"]
-    assert shell.listed(queue.key.completed) == [b"a"]
+    assert events.names[2:] == ["ack/success", "completed/success"][: 1 + kept]
+    assert shell.listed(queue.key.completed) == [b"a"] * kept
+    assert shell.processing(queue) == 0
 
 
 async def test_a_failure_whose_reply_was_lost_is_kept_once(shell: Shell) -> None:

@@ -71,6 +71,16 @@ def test_a_thousand_settled_messages_lie_in_the_list_newest_left(caller: Caller)
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_one_message_more_is_refused(caller: Caller, verb):
+    """A caller that forgets the limit hears of it, and has changed nothing."""
+    held = [*caller.hold(*numbered(MOST)), (fresh_id(), 1)]
+    before = dump(caller.client)
+    with pytest.raises(redis.ResponseError, match="at most 1,000 messages"):
+        verb(caller, held)
+    assert dump(caller.client) == before
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 @pytest.mark.parametrize("count", [4_000, 8_000])
 def test_more_than_can_be_done_is_done_whole_or_not_at_all(caller: Caller, verb, count: int):
     """No lease is lost on the way to an error."""

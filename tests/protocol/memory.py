@@ -95,17 +95,14 @@ class MemoryRedis:
             return answer
         line = self.lists[keys.pending]
         over = len(line) + 1 - given.limit if given.limit else 0
-        # A queue that drops does not deduplicate, and one key stands in the other's place.
-        drops = given.overload == "drop"
-        marker, deliveries = (None, keys.marker) if drops else (keys.marker, None)
-        if marker is not None and self.get(marker) is not None:
+        if keys.marker is not None and self.get(keys.marker) is not None:
             answer = 0
-        elif over > 0 and not drops:
+        elif over > 0 and given.overload == "refuse":
             answer = -1
         else:
             line.insert(0, given.head + self.clock_us.to_bytes(8, "big") + given.body)
-            if marker is not None:
-                self.set(marker, given.head[1:], given.window_ms)
+            if keys.marker is not None:
+                self.set(keys.marker, given.head[1:], given.window_ms)
             answer = 1
             # A line that was not empty has its token already, or somebody holds it and will pass it on.
             if len(line) == 1:
@@ -114,7 +111,7 @@ class MemoryRedis:
                 dropped = [line.pop() for _ in range(min(over, 1000))]
                 ids = [id_of(stored) for stored in dropped if is_message(stored)]
                 for key in ids:
-                    self.hashes[deliveries].pop(key, None)
+                    self.hashes[keys.deliveries].pop(key, None)
                 answer = b"d" + b"".join(ids)
         self._remember(keys, given, answer)
         return answer

@@ -39,26 +39,23 @@ class AsyncioPort:
         self.decodes = wire.decodes(client)
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
-        send = self._send_packed if self._packs_by_hand else self._send_ordinarily
         try:
             try:
-                return await send(command, open_keys, arguments)
+                if self._packs_by_hand:
+                    return await self._exchange(wire.pack(command, open_keys, arguments))
+                return await self._execute(*wire.words("EVALSHA", command.script.sha, command, open_keys, arguments))
             except exceptions.NoScriptError:
                 # EVAL runs it and leaves it in the cache of just the node that it was wanted on.
-                words = wire.words("EVAL", command.script.source, command, open_keys, arguments)
-                return await self._client.execute_command(*words, NEVER_DECODE=True)
+                return await self._execute(*wire.words("EVAL", command.script.source, command, open_keys, arguments))
         except exceptions.ResponseError as error:
             raise wire.translated(error, command.script.name) from error
 
-    async def _send_ordinarily(
-        self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]
-    ) -> Any:
-        words = wire.words("EVALSHA", command.script.sha, command, open_keys, arguments)
+    async def _execute(self, *words: Any) -> Any:
+        """A command by the client's own way, for a client that is not plain."""
         return await self._client.execute_command(*words, NEVER_DECODE=True)
 
-    async def _send_packed(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+    async def _exchange(self, packed: bytes) -> Any:
         """The same without redis-py's command layer, which costs its client more than the socket does."""
-        packed = wire.pack(command, open_keys, arguments)
         pool = self._client.connection_pool
         connection = await pool.get_connection()
         answered = False
@@ -77,7 +74,10 @@ class AsyncioPort:
             await pool.release(connection)
 
     async def wait(self, bell: str, seconds: float) -> bool:
-        return await self._client.blpop([bell.encode()], timeout=seconds) is not None
+        words = ("BLPOP", bell, f"{seconds:.6f}")
+        if self._packs_by_hand:
+            return await self._exchange(wire.pack_words(words)) is not None
+        return await self._execute(*words) is not None
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

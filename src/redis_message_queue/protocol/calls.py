@@ -54,16 +54,13 @@ class Slot:
         self.number += 1
         return b"%012d" % self.number
 
-    def same_call(self) -> bytes:
-        """The number of the last call, to ask for its answer."""
-        return b"%012d" % self.number
-
 
 @dataclass(slots=True, eq=False)
 class Attempt:
     """One consumer's way to a message. Unsure from before a claim is sent until a handler has its message."""
 
     slot: Slot
+    call: bytes = b""  # the number of its last claim
     unsure: bool = False
     abandoned: bool = False
 

@@ -99,7 +99,7 @@ class Claimer:
         """The attempt is over: if it is unsure, the next claim or a drain will ask what came of it."""
         attempt.abandoned = True
         if attempt.unsure:
-            self._unsure.append(Attempt(attempt.slot, unsure=True))
+            self._unsure.append(Attempt(attempt.slot, attempt.call, unsure=True))
         else:
             self._calls.give_back(attempt.slot)
 
@@ -114,7 +114,7 @@ class Claimer:
         try:
             # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
             sent_at = self._calls.port.now()
-            question = (attempt.slot.same_call(), 0, 0, _FRESH)
+            question = (attempt.call, 0, 0, _FRESH)
             reply = await self._calls.call(attempt.slot.claim, question, budget=budget)
         except BaseException:
             self._unsure.append(attempt)
@@ -134,9 +134,10 @@ class Claimer:
         while not stopped():
             left = deadline - port.now()
             slice_us = int(max(0.0, min(left, self._slice)) * 1_000_000)
+            attempt.call = slot.next_call()
             attempt.unsure = True
             found = await self._send(
-                slot, (slot.next_call(), 1, slice_us, woken), deadline if wait_seconds else None, stopped, told
+                slot, (attempt.call, 1, slice_us, woken), deadline if wait_seconds else None, stopped, told
             )
             dead += found.dead
             trim_error = found.trim_error or trim_error

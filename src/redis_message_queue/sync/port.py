@@ -35,26 +35,39 @@ class BlockingPort:
         self.decodes = wire.decodes(client)
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
-        send = self._send_packed if self._packs_by_hand else self._send_ordinarily
         try:
             try:
-                return send(command, open_keys, arguments)
+                if self._packs_by_hand:
+                    return self._exchange(wire.pack(command, open_keys, arguments))
+                return self._execute(*wire.words("EVALSHA", command.script.sha, command, open_keys, arguments))
             except exceptions.NoScriptError:
                 # EVAL runs it and leaves it in the cache of just the node that it was wanted on.
-                words = wire.words("EVAL", command.script.source, command, open_keys, arguments)
-                return self._client.execute_command(*words, NEVER_DECODE=True)
+                return self._execute(*wire.words("EVAL", command.script.source, command, open_keys, arguments))
         except exceptions.ResponseError as error:
             raise wire.translated(error, command.script.name) from error
 
-    def _send_ordinarily(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
-        words = wire.words("EVALSHA", command.script.sha, command, open_keys, arguments)
-        return self._client.execute_command(*words, NEVER_DECODE=True)
+    def _execute(self, *words: Any) -> Any:
+        """A command by the client's own way, for a client that is not plain."""
+        try:
+            return self._client.execute_command(*words, NEVER_DECODE=True)
+        except Exception:
+            raise
+        except BaseException:
+            # redis-py may have put a connection back whose answer is still to come, if Ctrl-C met it at the
+            # wrong moment; the next command would read that answer.
+            wire.close_idle_connections(self._client)
+            raise
 
-    def _send_packed(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+    def _exchange(self, packed: bytes) -> Any:
         """The same without redis-py's command layer, which costs its client more than the socket does."""
-        packed = wire.pack(command, open_keys, arguments)
         pool = self._client.connection_pool
-        connection = pool.get_connection()
+        try:
+            connection = pool.get_connection()
+        except Exception:
+            raise
+        except BaseException:
+            wire.close_idle_connections(self._client)  # one of them may be half made
+            raise
         answered = False
         try:
             connection.send_packed_command((packed,))
@@ -71,7 +84,10 @@ class BlockingPort:
             pool.release(connection)
 
     async def wait(self, bell: str, seconds: float) -> bool:
-        return self._client.blpop([bell.encode()], timeout=seconds) is not None
+        words = ("BLPOP", bell, f"{seconds:.6f}")
+        if self._packs_by_hand:
+            return self._exchange(wire.pack_words(words)) is not None
+        return self._execute(*words) is not None
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
