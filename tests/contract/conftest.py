@@ -55,3 +55,11 @@ def dead_port() -> Iterator[int]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield int(taken.getsockname()[1])
+
+
+@pytest.fixture
+def user_without_ltrim(shell: Shell) -> Iterator[dict[str, str]]:
+    """Credentials of a user whose scripts may do everything but trim."""
+    shell.redis.execute_command("ACL", "SETUSER", "untidy", "reset", "on", ">pw", "~*", "&*", "+@all", "-ltrim")
+    yield {"username": "untidy", "password": "pw"}
+    shell.redis.execute_command("ACL", "DELUSER", "untidy")

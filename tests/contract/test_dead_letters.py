@@ -123,6 +123,22 @@ async def test_the_list_may_be_limited(shell: Shell) -> None:
         assert shell.listed(queue.key.dead_letter) == kept
 
 
+async def test_trimming_the_list_is_best_effort(shell: Shell, user_without_ltrim: dict[str, str]) -> None:
+    """Where it fails the message is buried all the same, the claim goes on, and an event tells of it."""
+    events = shell.events()
+    client = shell.new_client(**user_without_ltrim)
+    queue = shell.queue(client=client, wait=0, max_delivery_count=1, max_dead_letter_length=1, on_event=events.listen)
+    for text in "ab":
+        await queue.publish(text)
+        await claim_and_die(queue)
+    shell.lapse(queue)
+    await queue.publish("c")
+    events.clear()
+    assert await take(queue) == b"c"
+    assert shell.listed(queue.key.dead_letter) == [b"b", b"a"]
+    assert events.names == [*("dlq/success", "dlq/success", "trim_failed/failure", "claim/success", "ack/success")]
+
+
 async def test_a_consumer_is_never_told_empty_while_a_good_message_waits(shell: Shell) -> None:
     """Behind more poison than one script may clear away, one call still finds it."""
     queue = shell.queue(wait=0, max_delivery_count=1)

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.shells import PATIENCE_SECONDS, Shell, claim_and_die, fail, take, until
 
 # Short for the test's sake; a renewal may come half a lease late before anything is lost.
-LEASE = {"visibility_timeout_seconds": 1.2, "heartbeat_interval_seconds": 0.2}
+LEASE = {"visibility_timeout_seconds": 1.0, "heartbeat_interval_seconds": 0.15}
 # Long enough that no lease ends by itself here; renewals come often.
 LONG_LEASE = {"visibility_timeout_seconds": 60, "heartbeat_interval_seconds": 0.05}
 
@@ -26,7 +26,7 @@ async def test_a_heartbeat_keeps_the_lease_of_a_long_handler(shell: Shell) -> No
     queue = shell.queue(wait=0, on_event=events.listen, **LEASE)
     await queue.publish("a")
     async with queue.process_message():
-        await asyncio.sleep(1.6)
+        await asyncio.sleep(1.3)
         assert await take(shell.queue(wait=0, **LEASE)) is None
         assert queue.current_message().lease_lost is False
     assert events.names[-1] == "ack/success"

@@ -1,5 +1,6 @@
 """Every option is checked when a queue or a gateway is made, and an error names the one that is wrong."""
 
+import inspect
 import math
 from typing import Any
 
@@ -219,6 +220,39 @@ async def test_options_that_would_have_no_effect_are_refused(shell: Shell) -> No
         shell.queue(get_deduplication_key=str)
     with pytest.raises(ConfigurationError, match="retry_initial_delay_seconds"):
         shell.gateway(retry_initial_delay_seconds=2, retry_max_delay_seconds=1)
+
+
+async def test_defaults_are_as_documented(shell: Shell) -> None:
+    """What a queue and a gateway do when they are told nothing."""
+    queue = inspect.signature(shell.module.RedisMessageQueue).parameters
+    for name, usual in {
+        "deduplication": False,
+        "get_deduplication_key": None,
+        "enable_completed_queue": False,
+        "enable_failed_queue": False,
+        "max_completed_length": 1_000,
+        "max_failed_length": 1_000,
+        "visibility_timeout_seconds": 300,
+        "heartbeat_interval_seconds": None,
+        "max_processing_seconds": None,
+        "max_dead_letter_length": None,
+        "max_pending_length": None,
+        "pending_overload_policy": "raise",
+        "pending_overload_block_timeout_seconds": 1.0,
+        "strict_payload_types": False,
+        "max_payload_bytes": None,
+        "max_payload_depth": None,
+        "message_deduplication_log_ttl_seconds": 3_600,
+        "key_separator": "::",
+        "interrupt": None,
+        "on_event": None,
+    }.items():
+        assert queue[name].default == usual, name
+    gateway = inspect.signature(shell.module.RedisGateway).parameters
+    for name in ("message_visibility_timeout_seconds", "max_delivery_count", "dead_letter_queue"):
+        assert gateway[name].default is None, name
+    for name in gateway.keys() & queue.keys() - {"max_delivery_count"}:
+        assert gateway[name].default == queue[name].default, name
 
 
 async def test_everything_after_the_name_is_given_by_name(shell: Shell) -> None:

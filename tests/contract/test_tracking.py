@@ -108,14 +108,6 @@ async def test_a_limit_may_be_given_for_a_list_that_is_not_kept(shell: Shell) ->
     assert shell.leftovers(queue) == set()
 
 
-@pytest.fixture
-def user_without_ltrim(shell: Shell) -> Any:
-    """Credentials of a user whose scripts may do everything but trim."""
-    shell.redis.execute_command("ACL", "SETUSER", "untidy", "reset", "on", ">pw", "~*", "&*", "+@all", "-ltrim")
-    yield {"username": "untidy", "password": "pw"}
-    shell.redis.execute_command("ACL", "DELUSER", "untidy")
-
-
 @both_lists
 async def test_trimming_is_best_effort(
     shell: Shell, end: End, limit: str, word: str, user_without_ltrim: dict[str, str]

@@ -32,7 +32,7 @@ async def test_an_idle_consumer_sends_at_most_two_commands_a_second(shell: Shell
     consumer = shell.beside(lambda: take(queue))
     assert await until(lambda: waiters(shell) == 1)
     with Sent(shell.server) as sent:
-        await asyncio.sleep(2.1)
+        await asyncio.sleep(1.7)
     await queue.publish("a")
     assert await consumer == b"a"
     # A window may begin and end between the two commands of a slice.
@@ -175,12 +175,12 @@ async def test_a_wait_ends_at_its_time_with_one_event(shell: Shell) -> None:
 async def test_a_blocking_read_is_shorter_than_the_client_listens(shell: Shell) -> None:
     """With a short socket timeout the slices are shorter still: no retry, and nothing to be seen of it outside."""
     events = shell.events()
-    queue = shell.queue(client=shell.new_client(socket_timeout=0.6), wait=1.1, on_event=events.listen)
+    queue = shell.queue(client=shell.new_client(socket_timeout=0.5), wait=0.7, on_event=events.listen)
     with Sent(shell.server) as sent:
         assert await take(queue) is None
     asked = [float(line.rsplit(" ", 1)[1]) for line in sent.lines if line.startswith("BLPOP")]
     assert len(asked) >= 2
-    assert max(asked) < 0.6
+    assert max(asked) < 0.5
     assert events.names == ["claim_empty/skipped"]
 
 

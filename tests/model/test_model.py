@@ -45,6 +45,7 @@ KEPT_AT_MOST = 3
 
 losses = st.sampled_from([None] * 6 + ["request", "reply"])
 objects = st.integers(0, OBJECTS - 1)
+beside = st.sampled_from([0] * 6 + [1, -1])  # how far a lease number is from the one that was given
 
 
 class Twins(RuleBasedStateMachine):
@@ -94,15 +95,17 @@ class Twins(RuleBasedStateMachine):
 
         self.both(work)
 
-    @rule(target=claims, at=objects, lose=losses)
-    def claim(self, at: int, lose: str | None) -> Any:
+    @rule(target=claims, at=objects, lose=losses, handled=st.booleans())
+    def claim(self, at: int, lose: str | None, handled: bool) -> Any:
+        """Its answer may be lost, or arrive at a consumer that is broken off before its handler has it."""
+
         def work(world: World) -> Any:
             claimer = world.stores[at].claimer
             world.ports[at].lose = lose
             attempt = claimer.attempt()
             try:
                 found = finish(claimer.claim(attempt, 0, lambda: False, _nobody_listens))
-                attempt.unsure = False  # a handler has the message, or there was none
+                attempt.unsure = not handled and found.claim is not None
             finally:
                 claimer.release(attempt)
             return _told(found)
@@ -146,26 +149,41 @@ class Twins(RuleBasedStateMachine):
 
         return self._bundled(self.both(work))
 
-    @rule(at=objects, claim=claims, kept=st.sampled_from([None, "completed", "failed"]), lose=losses)
-    def settle(self, at: int, claim: "Held", kept: str | None, lose: str | None) -> None:
-        """By its holder or by one who lost it, once or again."""
+    @rule(at=objects, claim=claims, beside=beside, kept=st.sampled_from([None, "completed", "failed"]), lose=losses)
+    def settle(self, at: int, claim: "Held", beside: int, kept: str | None, lose: str | None) -> None:
+        """By its holder, by one who lost it, or by one who made a number up; once or again."""
 
         def work(world: World) -> Any:
             keep = None if kept is None else Keep(getattr(world.keys, kept), KEPT_AT_MOST)
-            return _settled(world, at, lose, lambda settler: settler.settle(claim.opened(), keep))
+            return _settled(world, at, lose, lambda settler: settler.settle(claim.opened(beside), keep))
 
         self.both(work)
 
-    @rule(at=objects, claim=claims, forgiven=st.booleans(), lose=losses)
-    def give_back(self, at: int, claim: "Held", forgiven: bool, lose: str | None) -> None:
+    @rule(at=objects, claim=claims, beside=beside, forgiven=st.booleans(), lose=losses)
+    def give_back(self, at: int, claim: "Held", beside: int, forgiven: bool, lose: str | None) -> None:
         def work(world: World) -> Any:
-            return _settled(world, at, lose, lambda settler: settler.give_back(claim.opened(), forgiven=forgiven))
+            return _settled(world, at, lose, lambda settler: settler.give_back(claim.opened(beside), forgiven=forgiven))
 
         self.both(work)
 
-    @rule(at=objects, claim=claims)
-    def renew(self, at: int, claim: "Held") -> None:
-        self.both(lambda world: finish(world.stores[at].settler.renew(claim.opened(), 1.0)))
+    @rule(at=objects, claim=claims, beside=beside)
+    def renew(self, at: int, claim: "Held", beside: int) -> None:
+        self.both(lambda world: finish(world.stores[at].settler.renew(claim.opened(beside), 1.0)))
+
+    @rule(at=objects, held=st.lists(claims, min_size=2, max_size=4, unique_by=lambda one: one.id), back=st.booleans())
+    def end_several_at_once(self, at: int, held: list["Held"], back: bool) -> None:
+        """One call for many messages, of which some may be lost by now: given back in their order, or settled."""
+        pairs = [part for one in held for part in (one.id, one.lease)]
+
+        def work(world: World) -> Any:
+            slot = world.stores[at].calls.borrow()
+            try:
+                command = slot.give_back if back else slot.settle
+                return finish(world.ports[at].call(command, (), (0, slot.next_call(), *pairs)))
+            finally:
+                world.stores[at].calls.give_back(slot)
+
+        self.both(work)
 
     @precondition(lambda self: self.state.leases)
     @rule(choice=st.data())
@@ -235,8 +253,9 @@ class Twins(RuleBasedStateMachine):
             if call.verb == "publish" and (answer == 1 or isinstance(answer, bytes)):
                 accepted.add(call.given["head"][1:])
                 gone.update(_dropped(answer))
-            if call.verb == "settle" and not call.open_keys and answer[:1] == b"1":
-                gone.add(call.arguments[2])
+            if call.verb == "settle" and not call.open_keys:
+                ids = call.arguments[2::2]
+                gone.update(one for place, one in enumerate(ids) if answer[place : place + 1] == b"1")
         return accepted, gone
 
     def _bundled(self, told: Any) -> Any:
@@ -249,6 +268,7 @@ class Held:
     def __init__(self, stored: bytes, lease: int, delivery_count: int, origin: bytes) -> None:
         envelope = Envelope(stored)
         self.facts = (envelope.id, envelope.payload, lease, delivery_count, origin)
+        self.id, self.lease, self.delivery_count = envelope.id, lease, delivery_count
         self.stored = stored
 
     def __eq__(self, other: object) -> bool:
@@ -260,9 +280,9 @@ class Held:
     def __repr__(self) -> str:
         return f"Held{self.facts}"
 
-    def opened(self) -> Claim:
+    def opened(self, beside: int) -> Claim:
         """As the protocol holds it."""
-        return Claim(Envelope(self.stored), 0.0, self.facts[2], self.facts[3])
+        return Claim(Envelope(self.stored), 0.0, self.lease + beside, self.delivery_count)
 
 
 class Told:

@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redis_message_queue.errors import LuaScriptError
 from redis_message_queue.protocol.port import Answer, Argument, Command, Pause
 from tests.protocol.memory import SECOND, MemoryRedis, argument_names, to_us
-
 
 MOST_CALLS = 1000  # of one port: no story needs a tenth of it
 
@@ -219,6 +219,9 @@ class MemoryPort:
 
     def chance(self) -> float:
         return self.luck
+
+    def lock(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def fresh_id(self) -> bytes:
         return next(self.memory.ids).to_bytes(8, "big") * 2

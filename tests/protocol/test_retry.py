@@ -106,9 +106,9 @@ def test_a_call_is_repeated_until_its_budget_is_spent_and_not_longer(budget, luc
     assert caught.value.operation == "publish"
     assert budget <= port.now() - started <= budget + 0.002  # the last attempt is made when the budget ends
     assert {sent.given["call"] for sent in port.sent} == {port.sent[0].given["call"]}
-    assert [sent.at for sent in port.sent] == pytest.approx([
-        started + 0.001 * (at + 1) + slept for at, slept in enumerate(accumulate(port.sleeps, initial=0))
-    ])
+    assert [sent.at for sent in port.sent] == pytest.approx(
+        [started + 0.001 * (at + 1) + slept for at, slept in enumerate(accumulate(port.sleeps, initial=0))]
+    )
 
 
 def test_without_a_budget_the_original_error_comes_through_after_one_attempt():

@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import redis.asyncio
@@ -110,6 +111,9 @@ class AsyncioPort:
     def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> HeartbeatTask:
         return HeartbeatTask(work)
 
+    def lock(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # one thread, and no await inside
+
     def now(self) -> float:
         return time.monotonic()
 
@@ -132,7 +136,7 @@ class AsyncioPort:
 class HeartbeatTask:
     """A task that runs a coroutine of the protocol beside a handler."""
 
-    _STOP_SECONDS = 1.0
+    _STOP_SECONDS = 0.1  # a renewal takes a few ms; one that hangs is fenced off, and must not delay the ack
 
     def __init__(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> None:
         self._stopped = asyncio.Event()

@@ -63,6 +63,7 @@ class Attempt:
     call: bytes = b""  # the number of its last claim
     unsure: bool = False
     abandoned: bool = False
+    asker: object | None = None  # who is about to find out what it took
 
 
 class Calls:

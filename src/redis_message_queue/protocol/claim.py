@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +71,8 @@ class Claimer:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._unsure: deque[Attempt] = deque()
+        self._unsure: list[Attempt] = []
+        self._lock = calls.port.lock()
         self._ring = Command(script("ring"), (calls.keys.bell,))
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
@@ -93,36 +93,63 @@ class Claimer:
         Clearing that flag is the shell's very last step. A plain store cannot be interrupted half-way, so either
         the handler has the message or the attempt is still unsure and can be asked again.
         """
+        with self._lock:
+            self._strike_off(attempt)
         self._calls.give_back_when_sure(attempt)
 
     def release(self, attempt: Attempt) -> None:
         """The attempt is over: if it is unsure, the next claim or a drain will ask what came of it."""
-        attempt.abandoned = True
-        if attempt.unsure:
-            self._unsure.append(Attempt(attempt.slot, attempt.call, unsure=True))
-        else:
-            self._calls.give_back(attempt.slot)
+        with self._lock:
+            if not attempt.unsure:
+                self._strike_off(attempt)
+                attempt.abandoned = True
+                self._calls.give_back(attempt.slot)
+            elif attempt in self._unsure:
+                attempt.asker = None
+            else:
+                attempt.abandoned = True
+                self._unsure.append(Attempt(attempt.slot, attempt.call, unsure=True))
 
-    async def recover(self, budget: float | None = None) -> tuple[Attempt, Found] | None:
-        """Ask one unsure claim what it took; None when there is none left to ask."""
-        try:
-            attempt = self._unsure.popleft()
-        except IndexError:
+    def ask_no_more(self, asker: object) -> None:
+        """Whatever this asker had begun to ask is there for the next one; a Ctrl-C may have met it anywhere."""
+        for attempt in self._unsure:
+            if attempt.asker is asker:
+                attempt.asker = None
+
+    async def recover(self, asker: object, budget: float | None = None) -> tuple[Attempt, Found] | None:
+        """Ask one unsure claim what it took; None when there is none that nobody else asks.
+
+        It stays on the list until its message has a handler or turns out not to exist.
+        """
+        attempt = self._next_to_ask(asker)
+        if attempt is None:
             return None
-        if not self._calls.owns(attempt.slot):
-            return await self.recover(budget)
+        # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
+        question = (attempt.call, 0, 0, _FRESH)
+        sent_at = self._calls.port.now()
         try:
-            # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
-            sent_at = self._calls.port.now()
-            question = (attempt.call, 0, 0, _FRESH)
             reply = await self._calls.call(attempt.slot.claim, question, budget=budget)
         except BaseException:
-            self._unsure.append(attempt)
+            attempt.asker = None
             raise
         found = _read(reply, sent_at)
         found.recovered = True
         attempt.unsure = found.claim is not None
         return attempt, found
+
+    def _next_to_ask(self, asker: object) -> Attempt | None:
+        with self._lock:
+            # What a fork has brought along is the parent's to ask.
+            self._unsure = [attempt for attempt in self._unsure if self._calls.owns(attempt.slot)]
+            for attempt in self._unsure:
+                if attempt.asker is None:
+                    attempt.asker = asker
+                    return attempt
+        return None
+
+    def _strike_off(self, attempt: Attempt) -> None:
+        if attempt in self._unsure:
+            self._unsure.remove(attempt)
 
     async def claim(self, attempt: Attempt, wait_seconds: float, stopped: Callable[[], bool], told: Told) -> Found:
         """Take one message, waiting for it if need be; an empty answer means that there was none to be had."""

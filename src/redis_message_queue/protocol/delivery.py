@@ -105,9 +105,10 @@ class Delivery:
 
     def abandon(self) -> None:
         """Entering was broken off: what was claimed is found again by the next claim or a drain."""
-        attempt, self.attempt = self.attempt, None
-        if attempt is not None:
-            self.queue.store.claimer.release(attempt)
+        claimer = self.queue.store.claimer
+        if self.attempt is not None:
+            claimer.release(self.attempt)
+        claimer.ask_no_more(self)
         if self._sidecar is not None:
             self._sidecar.abandon()
         self._close()
@@ -131,7 +132,7 @@ class Delivery:
             return None
         started = queue.port.now() if queue.teller.wanted else 0.0
         while claimer.unsure_claims and not queue.is_stopped():
-            recovered = await claimer.recover()
+            recovered = await claimer.recover(self)
             if recovered is None:
                 break
             self.attempt, found = recovered

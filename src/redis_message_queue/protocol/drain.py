@@ -59,7 +59,7 @@ async def drain(queue: QueueProtocol, timeout: float | None) -> bool:
     gate.is_shut = True
     deadline = None if timeout is None else port.now() + timeout
     while deadline is None or port.now() < deadline:
-        if claimer.unsure_claims:
+        if claimer.unsure_claims and not gate.we_are_under_way():
             if not await _give_back_one(queue, deadline):
                 break
         elif gate.others_are_under_way():
@@ -75,8 +75,9 @@ async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
     budget = None if deadline is None else max(0.0, deadline - queue.port.now())
     token = queue.gate.enter()
     try:
-        recovered = await claimer.recover(budget)
+        recovered = await claimer.recover(token, budget)
         if recovered is None:
+            await queue.port.sleep(_LOOK_AGAIN_SECONDS)  # somebody else is asking
             return True
         attempt, found = recovered
         try:
@@ -91,5 +92,6 @@ async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
             return False
         raise
     finally:
+        claimer.ask_no_more(token)
         queue.gate.leave(token)
     return True

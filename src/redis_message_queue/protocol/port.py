@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -84,6 +85,9 @@ class Port(Protocol):
         """Finish the work even if the caller is cancelled meanwhile."""
 
     def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> Sidecar: ...
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """Keeps other threads out, and lets its own thread in again: a signal handler may come in between."""
 
     def now(self) -> float:
         """Monotonic seconds."""

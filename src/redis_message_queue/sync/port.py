@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import redis
@@ -113,6 +114,9 @@ class BlockingPort:
     def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> HeartbeatThread:
         return HeartbeatThread(work)
 
+    def lock(self) -> AbstractContextManager[Any]:
+        return threading.RLock()
+
     def now(self) -> float:
         return time.monotonic()
 
@@ -135,7 +139,7 @@ class BlockingPort:
 class HeartbeatThread:
     """A daemon thread that runs a coroutine of the protocol beside a handler."""
 
-    _STOP_SECONDS = 1.0
+    _STOP_SECONDS = 0.1  # a renewal takes a few ms; one that hangs is fenced off, and must not delay the ack
 
     def __init__(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> None:
         self._stopped = threading.Event()
