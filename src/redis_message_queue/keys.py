@@ -21,11 +21,17 @@ KEY_MAP = (
     KeyKind("pending", "LIST", "stored messages that wait, pushed left, taken right"),
     KeyKind("processing", "HASH", "id to stored message, for everything in flight"),
     KeyKind("leases", "ZSET", "id by deadline, in microseconds of the server's clock"),
-    KeyKind("deliveries", "HASH", "id to lease number and delivery count, once a message was delivered twice"),
+    KeyKind(
+        "deliveries",
+        "HASH",
+        "id to lease number and delivery count, from the moment a message comes back or is taken over",
+    ),
     KeyKind("completed", "LIST", "raw payloads of handled messages, newest left"),
     KeyKind("failed", "LIST", "raw payloads of messages whose handler raised, newest left"),
     KeyKind("dlq", "LIST", "raw payloads of messages that were delivered too often, newest left"),
-    KeyKind("deduplication::<key>", "STRING, TTL", "the id of the message that holds the key"),
+    KeyKind(
+        "deduplication::<key>", "STRING, TTL", "six bytes of the id of the message that holds the key, as a number"
+    ),
     KeyKind("reply::<caller>", "STRING, TTL", "number and answer of that caller's last call"),
     KeyKind("bell", "LIST", "at most one token: there is work"),
     KeyKind("watch", "STRING, TTL", "somebody is awake when the next lease ends"),

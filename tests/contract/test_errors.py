@@ -9,6 +9,7 @@ import redis.exceptions
 import redis_message_queue
 import redis_message_queue.asyncio
 from redis_message_queue import RedisMessageQueueError
+from tests.contract.shells import Shell, take
 
 # Each error and what else it is, so that code which catches the older class goes on working.
 TREE = {
@@ -70,3 +71,47 @@ def test_every_error_says_in_its_docstring_what_to_do(name: str) -> None:
     """One sentence of its own."""
     doc = getattr(redis_message_queue, name).__doc__
     assert doc and doc != RedisMessageQueueError.__doc__
+
+
+# Where they come from
+
+
+async def test_every_refusal_of_a_queue_knows_its_queue_and_operation(shell: Shell) -> None:
+    """By the name that the user gave, also where the keys carry a hash tag."""
+    options = {"hash_tag": True, "wait": 0}
+    full = shell.queue("orders", max_pending_length=1, **options)
+    await full.publish("a")
+    wrong = shell.queue("wrong", **options)
+    shell.redis.set(wrong.key.pending, "not a list")
+    keyless = shell.queue("orders", deduplication=True, get_deduplication_key=lambda message: None, **options)
+    strict = shell.queue("orders", strict_payload_types=True, max_payload_bytes=20, max_payload_depth=2, **options)
+    for queue, message, kind, name in (
+        (full, "b", "QueueBackpressureError", "orders"),
+        (wrong, "b", "LuaScriptError", "wrong"),
+        (keyless, "b", "ConfigurationError", "orders"),
+        (strict, "x" * 21, "PayloadTooLargeError", "orders"),
+        (strict, {"a": [[]]}, "PayloadTooDeepError", "orders"),
+        (strict, {"a": (1,)}, "PayloadTypeError", "orders"),
+        (strict, "\ud800", "PayloadValueError", "orders"),
+        (strict, b"bytes", "PayloadTypeError", "orders"),
+    ):
+        with pytest.raises(getattr(shell.module, kind)) as refusal:
+            await queue.publish(message)
+        assert (refusal.value.queue, refusal.value.operation) == (name, "publish"), kind
+
+
+async def test_a_refused_claim_and_a_refused_ack_know_their_queue_and_operation(shell: Shell) -> None:
+    """And the ack its message."""
+    queue = shell.queue("orders", hash_tag=True, wait=0)
+    shell.redis.set(queue.key.pending, "not a list")
+    with pytest.raises(shell.module.LuaScriptError) as refusal:
+        await take(queue)
+    assert (refusal.value.queue, refusal.value.operation) == ("orders", "claim")
+    shell.redis.delete(queue.key.pending)
+    await queue.publish("a")
+    with pytest.raises(shell.module.CleanupFailedError) as failure:
+        async with queue.process_message():
+            message_id = queue.current_message().id
+            shell.redis.delete(queue.key.processing)
+            shell.redis.set(queue.key.processing, "not a hash")
+    assert (failure.value.queue, failure.value.message_id, failure.value.operation) == ("orders", message_id, "ack")

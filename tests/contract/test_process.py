@@ -199,6 +199,20 @@ async def test_blocks_may_be_nested(shell: Shell) -> None:
     assert shell.listed(queue.key.completed) == [b"outer"]
 
 
+async def test_one_context_object_that_is_entered_twice_at_once_loses_no_ack(shell: Shell) -> None:
+    """It either keeps both messages apart or refuses the second entry; it never forgets the first."""
+    queue = shell.queue(enable_completed_queue=True)
+    await queue.publish("outer")
+    await queue.publish("inner")
+    context = queue.process_message()
+    async with context as outer:
+        with contextlib.suppress(RuntimeError):
+            async with context as inner:
+                assert (outer, inner) == (b"outer", b"inner")
+    assert b"outer" in shell.listed(queue.key.completed)
+    assert shell.processing(queue) == 0
+
+
 async def test_blocks_may_end_in_any_order(shell: Shell) -> None:
     """Two messages in one pair of hands, the older one finished first."""
     queue = shell.queue(enable_completed_queue=True)

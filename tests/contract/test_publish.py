@@ -1,5 +1,6 @@
 """What is published arrives, whole and in its order."""
 
+import asyncio
 import json
 import time
 
@@ -94,6 +95,23 @@ async def test_messages_are_claimed_in_the_order_of_publishing(shell: Shell) -> 
     for number in range(20):
         await (one if number % 2 else two).publish(str(number))
     assert [int(await take(one if number % 3 else two)) for number in range(20)] == list(range(20))
+
+
+async def test_concurrent_publishers_lose_and_double_nothing(shell: Shell) -> None:
+    """Eight of them share one queue object; each one's messages keep their order."""
+    queue = shell.queue(wait=0)
+
+    async def publisher(name: str) -> None:
+        for number in range(25):
+            await queue.publish(f"{name}{number:02}")
+
+    await asyncio.gather(*[shell.beside(lambda name=name: publisher(name)) for name in "abcdefgh"])
+    got = [(await take(queue)).decode() for _ in range(200)]
+    assert await take(queue) is None
+    assert sorted(got) == sorted(f"{name}{number:02}" for name in "abcdefgh" for number in range(25))
+    for name in "abcdefgh":
+        own = [text for text in got if text[0] == name]
+        assert own == sorted(own)
 
 
 async def test_text_beyond_ascii_is_stored_as_utf8(shell: Shell) -> None:

@@ -118,7 +118,7 @@ class Twins(RuleBasedStateMachine):
         def work(world: World) -> Any:
             claimer = world.stores[at].claimer
             world.ports[at].lose = lose
-            recovered = finish(claimer.recover())
+            recovered = finish(claimer.recover(self))
             world.ports[at].lose = None
             if recovered is None:
                 return None

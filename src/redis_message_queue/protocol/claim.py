@@ -93,8 +93,9 @@ class Claimer:
         Clearing that flag is the shell's very last step. A plain store cannot be interrupted half-way, so either
         the handler has the message or the attempt is still unsure and can be asked again.
         """
-        with self._lock:
-            self._strike_off(attempt)
+        if attempt.asker is not None:  # it was found again, and is on the list still
+            with self._lock:
+                self._strike_off(attempt)
         self._calls.give_back_when_sure(attempt)
 
     def release(self, attempt: Attempt) -> None:

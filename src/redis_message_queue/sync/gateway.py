@@ -13,7 +13,7 @@ from redis_message_queue.sync.port import BlockingPort
 
 
 class RedisGateway:
-    """Keeps the messages of queues in Redis, with settings that a queue made from a bare client does not offer."""
+    """Keeps the messages of queues in Redis: a client, and the settings that several queues share."""
 
     def __init__(
         self,
