@@ -24,6 +24,11 @@ class RedisMessageQueueError(Exception):
         self.message_id = message_id
         self.operation = operation
 
+    def locate(self, queue: str, operation: str) -> None:
+        """Fill in what was not known where it was raised."""
+        self.queue = self.queue or queue
+        self.operation = self.operation or operation
+
 
 class ConfigurationError(RedisMessageQueueError, ValueError):
     """An option has a value that cannot work, or two options contradict each other: change the call."""

@@ -1,4 +1,4 @@
-"""The memory of the protocol's tests and a real server agree after every step, and no step loses or doubles a message."""
+"""The memory of the protocol's tests and a real server agree, step by step; no step loses or doubles a message."""
 
 import os
 from collections.abc import Callable
@@ -29,6 +29,7 @@ from redis_message_queue.protocol.settle import Keep
 from tests.model.worlds import OBJECTS, MemoryWorld, RealWorld, State, World
 from tests.protocol.memory import is_message
 from tests.protocol.port import Lost
+from tests.protocol.scene import nobody_listens
 
 # No lease runs out by itself while a test is running: they are made to, by moving their deadlines.
 LEASE = {"message_visibility_timeout_seconds": 300.0}
@@ -98,13 +99,15 @@ class Twins(RuleBasedStateMachine):
     @rule(target=claims, at=objects, lose=losses, handled=st.booleans())
     def claim(self, at: int, lose: str | None, handled: bool) -> Any:
         """Its answer may be lost, or arrive at a consumer that is broken off before its handler has it."""
+        return self._claim(at, lose, handled)
 
+    def _claim(self, at: int, lose: str | None, handled: bool) -> Any:
         def work(world: World) -> Any:
             claimer = world.stores[at].claimer
             world.ports[at].lose = lose
             attempt = claimer.attempt()
             try:
-                found = finish(claimer.claim(attempt, 0, lambda: False, _nobody_listens))
+                found = finish(claimer.claim(attempt, 0, lambda: False, nobody_listens))
                 attempt.unsure = not handled and found.claim is not None
             finally:
                 claimer.release(attempt)
@@ -186,12 +189,13 @@ class Twins(RuleBasedStateMachine):
         self.both(work)
 
     @precondition(lambda self: self.state.leases)
-    @rule(choice=st.data())
-    def let_leases_run_out(self, choice: st.DataObject) -> None:
-        """Any of them, in any order."""
+    @rule(target=claims, choice=st.data(), taken_by=st.one_of(st.none(), objects))
+    def let_leases_run_out(self, choice: st.DataObject, taken_by: int | None) -> Any:
+        """Any of them, in any order; somebody may take the first of them over at once."""
         chosen = choice.draw(st.lists(st.sampled_from(self.state.leases), unique=True, min_size=1))
         ids = {name: next(self.scores) for name in chosen}
         self.both(lambda world: world.let_run_out(ids))
+        return multiple() if taken_by is None else self._claim(taken_by, None, True)
 
     @precondition(lambda self: self.real.calls)
     @rule(back=st.integers(0, 1000))
@@ -346,10 +350,6 @@ def _places(state: State, message_id: bytes, payload: bytes) -> int:
     return in_line + (message_id in state.processing) + sum(one.count(payload) for one in state.lists())
 
 
-async def _nobody_listens(error: Exception, tries: int) -> None:
-    """The protocol tells of each failed try; here nobody wants to know."""
-
-
 STEADY = settings(
     max_examples=80,
     stateful_step_count=40,
@@ -387,7 +387,7 @@ def test_a_dropped_message_leaves_nothing_behind(client):
     store = world.stores[0]
     publish = store.publisher.publish
     finish(publish(b"1" * 16, b"old", None, lambda: False))
-    found = finish(store.claimer.claim(store.claimer.attempt(), 0, lambda: False, _nobody_listens))
+    found = finish(store.claimer.claim(store.claimer.attempt(), 0, lambda: False, nobody_listens))
     assert _settled(world, 0, None, lambda settler: settler.give_back(found.claim, forgiven=True))
     for number in range(2, 5):
         finish(publish(b"%d" % number * 16, b"new", None, lambda: False))

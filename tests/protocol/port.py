@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -161,10 +161,8 @@ class MemoryPort:
             self.memory.pass_time(self.latency)
 
     def _arrive_late(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> None:
-        try:
+        with suppress(LuaScriptError):  # refused as overtaken; nobody is there to hear it
             self.memory.execute(command, open_keys, arguments)
-        except LuaScriptError:
-            pass  # refused as overtaken; nobody is there to hear it
 
     async def wait(self, bell: str, seconds: float) -> bool:
         self.waits.append(seconds)

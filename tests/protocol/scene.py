@@ -16,6 +16,10 @@ from tests.protocol.port import MemoryPort
 LEASE = 30.0
 
 
+class HandlerError(Exception):
+    """What a handler raises when it fails."""
+
+
 class Scene:
     """One queue in memory. Nobody waits for messages, and leases last 30 seconds, unless a test says otherwise."""
 
@@ -76,6 +80,10 @@ class Scene:
 
 
 _settings = cache(GatewayOptions)  # they are frozen, and there are thousands of scenes
+
+
+async def nobody_listens(error: Exception, tries: int) -> None:
+    """The protocol tells of each failed try; here nobody wants to know."""
 
 
 async def give_back(queue: QueueProtocol, claim: Claim, *, forgiven: bool) -> bool:

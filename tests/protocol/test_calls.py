@@ -2,11 +2,11 @@
 
 import pytest
 
-from redis_message_queue.protocol.calls import Calls, Slot
+from redis_message_queue.protocol.calls import Attempt, Calls, Slot
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import REPLY, Lost, MemoryPort
-from tests.protocol.scene import Scene, process_all
+from tests.protocol.scene import Scene, check_that_slots_are_lent_once, nobody_listens, process_all
 
 
 def calls_of(scene: Scene, port: MemoryPort | None = None) -> Calls:
@@ -83,6 +83,38 @@ def test_an_unsure_claim_keeps_its_slot_until_it_is_sure():
     finish(queue.publish("b"))
     assert port.sent[2].command.keys != port.sent[1].command.keys
     assert process_all(queue) == [b"a", b"b"]
+
+
+# Slots of claims
+
+
+def test_the_slot_of_a_claim_is_free_once_its_handler_has_the_message():
+    """Until then it holds the only answer that tells what the claim took."""
+    calls = calls_of(Scene())
+    attempt = Attempt(calls.borrow(), unsure=True)
+    calls.give_back_when_sure(attempt)
+    other = calls.borrow()
+    assert other is not attempt.slot
+    attempt.unsure = False
+    assert calls.borrow() is attempt.slot
+
+
+def test_the_slot_of_a_claim_that_was_broken_off_at_the_last_moment_is_not_lent_out():
+    """It was about to be handed over, and is asked what it took instead."""
+    scene = Scene()
+    port = scene.port()
+    queue = scene.queue(port)
+    finish(queue.publish("a"))
+    claimer = queue.store.claimer
+    attempt = claimer.attempt()
+    assert finish(claimer.claim(attempt, 0, lambda: False, nobody_listens)).claim is not None
+    claimer.hand_over(attempt)
+    claimer.release(attempt)
+    assert claimer.unsure_claims == 1
+    attempt.unsure = False  # the shell's own last step can no longer free it
+    check_that_slots_are_lent_once(queue)
+    assert attempt.slot.key not in {queue.store.calls.borrow().key for _ in range(6)}
+    assert process_all(queue) == [b"a"]
 
 
 # Processes

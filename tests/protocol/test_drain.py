@@ -12,7 +12,7 @@ from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import REPLY, REQUEST, Cancelled, Loss, Lost, MemoryPort, late
-from tests.protocol.scene import LEASE, Scene, check_that_slots_are_lent_once, process_all
+from tests.protocol.scene import LEASE, Scene, check_that_slots_are_lent_once, nobody_listens, process_all
 
 leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "at-most-once"])
 CLAIM = 2  # the place of the first claim among the calls of a scene's port
@@ -33,10 +33,6 @@ def left_in_doubt(lease: float | None, kind: Loss = REPLY, unsure: int = 1) -> t
         claimer.release(attempt)
     assert claimer.unsure_claims == unsure
     return scene, port, queue
-
-
-async def nobody_listens(error: Exception, tries: int) -> None:
-    """The protocol tells of each failed try; here nobody wants to know."""
 
 
 def check_that_another_object_gets_everything(scene: Scene, queue: QueueProtocol) -> None:

@@ -12,14 +12,10 @@ from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import Cancelled, MemoryPort
-from tests.protocol.scene import LEASE, Scene, check_that_slots_are_lent_once, process_all
+from tests.protocol.scene import LEASE, HandlerError, Scene, check_that_slots_are_lent_once, process_all
 
 either_way = pytest.mark.parametrize("broken_by", [KeyboardInterrupt, Cancelled])
 leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "at-most-once"])
-
-
-class HandlerError(Exception):
-    """What a handler raises when it fails."""
 
 
 class Consumer:

@@ -12,14 +12,17 @@ from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import REPLY, REQUEST, Loss, Lost, late
-from tests.protocol.scene import Scene, check_that_slots_are_lent_once, give_back, process_all
+from tests.protocol.scene import (
+    HandlerError,
+    Scene,
+    check_that_slots_are_lent_once,
+    give_back,
+    nobody_listens,
+    process_all,
+)
 
 PATIENT = {"retry_budget_seconds": 10.0}
 IMPATIENT = {"retry_budget_seconds": 0.0}  # every lost call is reported at once, and its outcome is unknown
-
-
-class HandlerError(Exception):
-    """What a handler raises when it fails."""
 
 
 class Story:
@@ -113,10 +116,6 @@ def shown(losses: dict[int, Loss]) -> Iterator[None]:
     except BaseException as error:
         error.add_note(f"with these calls lost: {losses}")
         raise
-
-
-async def nobody_listens(error: Exception, tries: int) -> None:
-    """The protocol tells of each failed try; here nobody wants to know."""
 
 
 def told(story: str, losses: dict[int, Loss], **settings: object) -> Story:

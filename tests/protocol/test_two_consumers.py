@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -13,14 +14,17 @@ from redis_message_queue.events import EventOperation, QueueEvent
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from tests.protocol.port import REPLY, REQUEST, Lost, Turn, late
-from tests.protocol.scene import Scene, check_that_slots_are_lent_once, give_back, process_all
+from tests.protocol.scene import (
+    HandlerError,
+    Scene,
+    check_that_slots_are_lent_once,
+    give_back,
+    nobody_listens,
+    process_all,
+)
 from tests.protocol.schedule import Actor, every_order
 
 ENDS = ("ack", "fail", "renew", "give back")
-
-
-class HandlerError(Exception):
-    """What a handler raises when it fails."""
 
 
 class Play:
@@ -50,10 +54,8 @@ class Play:
     async def consumer(self, who: Any, queue: QueueProtocol, *ends: str) -> None:
         """Handle one message after the other, each with an end of its own; what Redis does not answer is left."""
         for end in ends:
-            try:
+            with suppress(HandlerError, Lost, CleanupFailedError):
                 await self._handle(who, queue, end)
-            except (HandlerError, Lost, CleanupFailedError):
-                pass
 
     async def _handle(self, who: Any, queue: QueueProtocol, end: str) -> None:
         context = ProcessMessage(queue)
@@ -291,7 +293,3 @@ def test_a_waiter_that_is_stopped_passes_its_token_on(messages):
         return hall.scene.memory, actors, hall.check
 
     assert every_order(begin) >= 30
-
-
-async def nobody_listens(error: Exception, tries: int) -> None:
-    """The protocol tells of each failed try; here nobody wants to know."""

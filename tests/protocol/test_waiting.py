@@ -9,7 +9,7 @@ from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.claim import Claimer, Found
 from redis_message_queue.protocol.port import finish
 from tests.protocol.port import REPLY, REQUEST, Lost, MemoryPort
-from tests.protocol.scene import LEASE, Scene, process_all
+from tests.protocol.scene import LEASE, Scene, nobody_listens, process_all
 
 MOMENT = 0.01
 
@@ -242,6 +242,16 @@ def test_a_stopped_consumer_only_asks_what_it_took_before():
     assert scene.pending == [b"a"]
 
 
+def test_a_stopped_consumer_that_cannot_ask_leaves_the_question_to_the_next():
+    """Its claim was executed, its answer lost, and Redis gone when it asked: somebody must ask later."""
+    scene = Scene()
+    publish(scene, "a")
+    waiter = Waiter(scene, scene.port({0: REPLY, 1: REQUEST}))
+    assert waiter.claim(5.0, lambda: bool(waiter.told)).claim is None
+    assert waiter.attempt.unsure
+    assert scene.processing == [b"a"]
+
+
 def test_a_claim_that_fails_for_good_stays_unsure():
     scene = Scene(retry_budget_seconds=1.0)
     publish(scene, "a")
@@ -262,7 +272,7 @@ def poisoned(messages: int, steps: int) -> Scene:
     publish(scene, *(str(number) for number in range(messages)))
     store = scene.store()
     for _ in range(messages):
-        finish(store.claimer.claim(store.claimer.attempt(), 0, lambda: False, Waiter(scene)._hear))
+        finish(store.claimer.claim(store.claimer.attempt(), 0, lambda: False, nobody_listens))
     scene.let_leases_run_out()
     publish(scene, "good")
     return scene

@@ -140,9 +140,11 @@ class ProcessMessage:
 
     def __init__(self, protocol: QueueProtocol) -> None:
         self._protocol = protocol
-        self._delivery: Delivery
+        self._delivery: Delivery | None = None
 
     async def __aenter__(self) -> Any:
+        if self._delivery is not None:
+            raise RuntimeError("this context is in use; call process_message() again for another message")
         delivery = self._delivery = self._protocol.delivery()
         try:
             await delivery.enter()
@@ -153,10 +155,13 @@ class ProcessMessage:
             delivery.attempt.unsure = False
             return payload
         except BaseException:
+            self._delivery = None
             delivery.abandon()
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._delivery.leave(error)
+        delivery, self._delivery = self._delivery, None
+        if delivery is not None:
+            await delivery.leave(error)

@@ -164,7 +164,6 @@ class Calls:
                 f"{operation} got no answer from Redis in {elapsed:.1f} s and {attempt} attempts "
                 f"(last: {type(error).__name__}); its outcome is unknown, and it is safe to call again later "
                 "where deduplication or a lease covers it",
-                queue=self.keys.prefix,
                 operation=operation,
             ) from error
         if stopped is None:

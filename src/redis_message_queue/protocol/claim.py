@@ -208,7 +208,7 @@ class Claimer:
                 return found
             except Exception as error:
                 tries += 1
-                if port.is_transient(error):
+                if port.is_transient(error) and self._calls.plan.budget_seconds > 0:
                     await told(error, tries)
                 if count == 0 and stopped() and port.is_transient(error):
                     return Found(in_doubt=True)

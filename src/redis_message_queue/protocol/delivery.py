@@ -6,7 +6,12 @@ from collections.abc import Coroutine
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from redis_message_queue.errors import CleanupFailedError, CorruptMessageError, RetryBudgetExhaustedError
+from redis_message_queue.errors import (
+    CleanupFailedError,
+    CorruptMessageError,
+    RedisMessageQueueError,
+    RetryBudgetExhaustedError,
+)
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.messages import ReceivedMessage, moment
 from redis_message_queue.protocol.calls import Attempt
@@ -145,6 +150,8 @@ class Delivery:
         try:
             found = await claimer.claim(attempt, wait, queue.is_stopped, self._tell_retry)
         except Exception as error:
+            if isinstance(error, RedisMessageQueueError):
+                error.locate(queue.options.name, "claim")
             if isinstance(error, RetryBudgetExhaustedError):
                 await queue.teller.tell(EventOperation.RETRY_EXHAUSTED, EventOutcome.FAILURE, error=error)
             await queue.teller.tell(EventOperation.CLAIM, EventOutcome.FAILURE, error=error)
@@ -262,6 +269,8 @@ class Delivery:
 
     async def _settle(self, claim: Claim, keep: Keep | None) -> tuple[Settled, BaseException | None]:
         answer = await self.queue.port.shielded(self.queue.store.settler.settle(claim, keep))
+        if isinstance(answer.error, RedisMessageQueueError):
+            answer.error.locate(self.queue.options.name, "settle")
         self._cancelled = self._cancelled or answer.cancelled
         return answer.value or Settled(False), answer.error
 

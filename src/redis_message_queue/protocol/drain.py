@@ -20,11 +20,10 @@ _LOOK_AGAIN_SECONDS = 0.01
 class Gate:
     """Knows what is under way in a queue object, and shuts."""
 
-    __slots__ = ("_queue", "_under_way", "is_shut")
+    __slots__ = ("_under_way", "is_shut")
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self) -> None:
         self.is_shut = False
-        self._queue = queue
         self._under_way: set[object] = set()
 
     def enter(self) -> object:
@@ -40,7 +39,7 @@ class Gate:
 
     def refuse_if_shut(self) -> None:
         if self.is_shut:
-            error = QueueDrainedError("queue is drained", queue=self._queue, operation="publish")
+            error = QueueDrainedError("queue is drained")
             error.add_note("Nothing was published. A drained queue object stays drained: make another one.")
             raise error
 

@@ -81,7 +81,6 @@ class Publisher:
         return QueueBackpressureError(
             f"the queue is full{waited}: max_pending_length is {limit}; nothing was published, try again "
             "when consumers have caught up",
-            queue=self._calls.keys.prefix,
             message_id=message_id.hex(),
             operation="publish",
         )

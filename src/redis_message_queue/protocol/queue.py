@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from redis_message_queue.envelope import content_key
-from redis_message_queue.errors import ConfigurationError, PayloadTypeError, PayloadValueError
+from redis_message_queue.errors import (
+    ConfigurationError,
+    PayloadTypeError,
+    PayloadValueError,
+    RedisMessageQueueError,
+)
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.options import QueueOptions, number
 from redis_message_queue.protocol.delivery import Delivery
@@ -31,7 +36,7 @@ class QueueProtocol:
         self.failed = self._keep(options.enable_failed_queue, store.keys.failed, options.max_failed_length)
         self.dead_letters = Keep(store.keys.dead_letter, store.options.max_dead_letter_length)
         self.is_drained = False
-        self.gate = Gate(options.name)
+        self.gate = Gate()
         self._rules = options.payload_rules
 
     @staticmethod
@@ -53,6 +58,9 @@ class QueueProtocol:
         try:
             self.gate.refuse_if_shut()
             return await self._publish(message)
+        except RedisMessageQueueError as error:
+            error.locate(self.options.name, "publish")
+            raise
         finally:
             self.gate.leave(token)
 
@@ -97,21 +105,15 @@ class QueueProtocol:
             raise ConfigurationError(
                 f"get_deduplication_key returned {key!r}; return a non-empty str that names this message, "
                 "or every message without one would count as a duplicate of the others",
-                queue=self.options.name,
-                operation="publish",
             )
         if not isinstance(key, str):
             raise PayloadTypeError(
                 f"get_deduplication_key must return a str, not {type(key).__name__}; format it first",
-                queue=self.options.name,
-                operation="publish",
             )
         try:
             key.encode()
         except UnicodeEncodeError as error:
             raise PayloadValueError(
                 f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot carry",
-                queue=self.options.name,
-                operation="publish",
             ) from None
         return self.store.keys.deduplication(key)

@@ -144,9 +144,11 @@ class ProcessMessage:
 
     def __init__(self, protocol: QueueProtocol) -> None:
         self._protocol = protocol
-        self._delivery: Delivery
+        self._delivery: Delivery | None = None
 
     def __enter__(self) -> Any:
+        if self._delivery is not None:
+            raise RuntimeError("this context is in use; call process_message() again for another message")
         delivery = self._delivery = self._protocol.delivery()
         try:
             finish(delivery.enter())
@@ -157,17 +159,21 @@ class ProcessMessage:
             delivery.attempt.unsure = False
             return payload
         except BaseException:
+            self._delivery = None
             delivery.abandon()
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finish(self._delivery.leave(error))
+        delivery, self._delivery = self._delivery, None
+        if delivery is not None:
+            finish(delivery.leave(error))
 
     def refuse_awaitable(self, result: Any) -> None:
         """The handler was an ``async def``: nothing has run, so the message is left to its lease."""
-        self._delivery.hands_off = True
+        if self._delivery is not None:
+            self._delivery.hands_off = True
         if inspect.iscoroutine(result):
             result.close()
         raise TypeError(
