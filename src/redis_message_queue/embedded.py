@@ -27,7 +27,7 @@ from redis.retry import Retry
 from redis_message_queue.errors import ConfigurationError, EmbeddedServerError
 from redis_message_queue.server_binary import SETTING, ServerBinary, find_server
 
-__all__ = ["SETTING", "EmbeddedRedis", "EmbeddedServerError", "ServerBinary", "find_server"]
+__all__ = ["EmbeddedRedis", "EmbeddedServerError", "ServerBinary", "find_server"]
 
 T = TypeVar("T")
 

@@ -10,12 +10,14 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, Self
 
 import redis
+import redis.connection
 
 import redis_message_queue
 
 # What is interrupted; the test itself is not.
 LIBRARY = (str(Path(redis_message_queue.__file__).parent),)
 LIBRARY_AND_REDIS_PY = (*LIBRARY, str(Path(redis.__file__).parent))
+CONNECTIONS_OF_REDIS_PY = (redis.connection.__file__,)
 
 
 class CtrlC:

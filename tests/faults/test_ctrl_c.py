@@ -87,7 +87,7 @@ def break_off_a_claim(queue, client):
 
 
 @pytest.mark.parametrize("way", ["packed", "ordinary"])
-@pytest.mark.parametrize("waiting", [False, True], ids=["busy", "waiting"])
+@pytest.mark.parametrize("waiting", [False, True], ids=["busy", "often waiting"])
 def test_ctrl_c_at_random_moments_strands_nothing_and_doubles_nothing(server, truth, way, waiting):
     """A consumer that is interrupted again and again, catches it and goes on, handles everything once."""
     messages = [b"message %d" % number for number in range(250)]
@@ -101,9 +101,12 @@ def test_ctrl_c_at_random_moments_strands_nothing_and_doubles_nothing(server, tr
             unsent = [message.decode() for message in messages]
             interrupted = 0
             until_done = time.monotonic() + 40
+            if not waiting:
+                for _ in range(50):
+                    queue.publish(unsent.pop(0))
             while consumer.poll() is None and time.monotonic() < until_done:
-                # A few at a time: an idle consumer is interrupted while it waits, a busy one while it claims.
-                for _ in range(min(len(unsent), chance.randrange(4) if waiting else 250)):
+                # A few at a time, so that there is no end before there were interruptions enough.
+                for _ in range(min(len(unsent), chance.randrange(4))):
                     queue.publish(unsent.pop(0))
                 time.sleep(chance.random() * 0.003)
                 if interrupted < 200:

@@ -9,7 +9,7 @@ import redis.asyncio
 
 from tests.faults.proxy import delayed
 from tests.faults.shells import AsyncioShell, BlockingShell
-from tests.faults.stepping import Cancellation, CtrlC
+from tests.faults.stepping import CONNECTIONS_OF_REDIS_PY, Cancellation, CtrlC
 
 STEPS = [
     ("send_packed_command", "before"),
@@ -190,12 +190,12 @@ def test_ctrl_c_while_connecting_leaves_no_half_made_connection_behind(server, t
         while came:
             client = shell.client()
             queue = shell.queue(client)
-            with CtrlC(moment) as interruption:
+            with CtrlC(moment, CONNECTIONS_OF_REDIS_PY) as interruption:
                 queue.publish("message")
             came = interruption.came
             check_answers(shell, client, 3)
             client.close()
-            moment += 5  # of some 1,200; the moments that spoil a connection come in rows of six and more
+            moment += 4  # of some 400: those that spoil a connection come in rows of four and more
         assert moment > 100
 
 

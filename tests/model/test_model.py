@@ -351,7 +351,7 @@ def _places(state: State, message_id: bytes, payload: bytes) -> int:
 
 
 STEADY = settings(
-    max_examples=80,
+    max_examples=150,
     stateful_step_count=40,
     deadline=None,
     database=None,
@@ -378,6 +378,21 @@ def test_memory_and_redis_agree_on_when_to_stop_tidying_up(client, queue):
         told[-1].append(world.state())
     assert told[0] == told[1]
     assert [one.rest[1] for one in told[1][:4]] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("queue", ["leased, any number of deliveries", "at most once"])
+def test_messages_that_are_given_back_together_keep_their_order(client, queue):
+    """Three of four were taken at once, and one of them was settled: the others are the next again, as they were."""
+    options = GatewayOptions(retry_budget_seconds=0, **QUEUES[queue])
+    for world in (MemoryWorld(options), RealWorld(options, client)):
+        store, port, slot = world.stores[0], world.ports[0], world.stores[0].calls.borrow()
+        for number in range(4):
+            finish(store.publisher.publish(b"%d" % number * 16, b"%d" % number, None, lambda: False))
+        told = _normal(finish(port.call(slot.claim, (), (slot.next_call(), 3, 0, 0))))
+        assert _settled(world, 0, None, lambda settler, one=told.claims[1]: settler.settle(one.opened(0), None)).held
+        pairs = [part for one in told.claims for part in (one.id, one.lease)]
+        assert finish(port.call(slot.give_back, (), (0, slot.next_call(), *pairs))) == b"101"
+        assert [payload for _, payload in world.state().pending] == [b"0", b"2", b"3"]
 
 
 def test_a_dropped_message_leaves_nothing_behind(client):

@@ -175,7 +175,7 @@ class Claimer:
             if found.again:
                 continue
             left = deadline - port.now()
-            if left <= 0:
+            if left <= 0 or stopped():
                 break
             woken = _WOKEN if found.wake_after is None else _ON_WATCH
             pause = min(left, self._slice if found.wake_after is None else found.wake_after)
