@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from redis_message_queue import options
-from redis_message_queue.errors import ConfigurationError, GatewayContractError
+from redis_message_queue.client_gateway import open_queue
 from redis_message_queue.events import QueueEvent
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys
@@ -63,16 +63,7 @@ class RedisMessageQueue:
     ) -> None:
         for callback in ("get_deduplication_key", "on_heartbeat_failure", "on_event"):
             options.plain_function(callback, locals()[callback])
-        given = locals()
-        asked = options.queue_options(given)
-        if (client is None) == (gateway is None):
-            raise ConfigurationError("give the queue a client or a gateway, and only one of them")
-        if gateway is None:
-            gateway = RedisGateway.of_client(client, options.client_options(given))
-        else:
-            _refuse_other_gateways(gateway)
-            options.refuse_beside_gateway(given)
-        self._protocol = QueueProtocol(asked, gateway.store(name, key_separator))
+        self._protocol = open_queue(locals(), RedisGateway)
 
     @property
     def key(self) -> QueueKeys:
@@ -129,14 +120,6 @@ class RedisMessageQueue:
     def is_drained(self) -> bool:
         """Whether a `drain` of this object has finished its work."""
         return self._protocol.is_drained
-
-
-def _refuse_other_gateways(gateway: Any) -> None:
-    if not isinstance(gateway, RedisGateway):
-        kind = type(gateway)
-        raise GatewayContractError(
-            f"gateway must be a {RedisGateway.__module__}.RedisGateway, not {kind.__module__}.{kind.__qualname__}"
-        )
 
 
 class ProcessMessage:
