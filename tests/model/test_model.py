@@ -115,7 +115,7 @@ class Twins(RuleBasedStateMachine):
 
         return self._bundled(self.both(work))
 
-    @precondition(lambda self: any(store.claimer.unsure_claims for store in self.real.stores))
+    @precondition(lambda self: any(store.claimer.unsure for store in self.real.stores))
     @rule(target=claims, at=objects, lose=losses)
     def ask_an_unsure_claim(self, at: int, lose: str | None) -> Any:
         def work(world: World) -> Any:

@@ -110,7 +110,7 @@ def test_the_slot_of_a_claim_that_was_broken_off_at_the_last_moment_is_not_lent_
     assert finish(claimer.claim(attempt, 0, lambda: False, nobody_listens)).claim is not None
     claimer.hand_over(attempt)
     claimer.release(attempt)
-    assert claimer.unsure_claims == 1
+    assert len(claimer.unsure) == 1
     attempt.unsure = False  # the shell's own last step can no longer free it
     check_that_slots_are_lent_once(queue)
     assert attempt.slot.key not in {queue.store.calls.borrow().key for _ in range(6)}
@@ -173,7 +173,7 @@ def test_a_child_does_not_follow_the_unsure_claims_of_its_parent():
     finish(queue.publish("a"))
     with pytest.raises(Lost):
         process_all(queue)
-    assert queue.store.claimer.unsure_claims == 1
+    assert len(queue.store.claimer.unsure) == 1
     port.pid = 2
     assert process_all(queue) == []
 

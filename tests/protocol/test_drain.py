@@ -31,7 +31,7 @@ def left_in_doubt(lease: float | None, kind: Loss = REPLY, unsure: int = 1) -> t
         with pytest.raises(Lost):
             finish(claimer.claim(attempt, 0, lambda: False, nobody_listens))
         claimer.release(attempt)
-    assert claimer.unsure_claims == unsure
+    assert len(claimer.unsure) == unsure
     return scene, port, queue
 
 
@@ -49,7 +49,7 @@ def check_that_another_object_gets_everything(scene: Scene, queue: QueueProtocol
 def test_a_drain_gives_unsure_claims_back_at_once_and_uncounted(lease, kind, unsure):
     scene, _, queue = left_in_doubt(lease, kind, unsure)
     assert finish(queue.drain(None)) is True
-    assert queue.store.claimer.unsure_claims == 0
+    assert len(queue.store.claimer.unsure) == 0
     assert not scene.processing
     assert Counter(scene.pending) == {b"0": 1, b"1": 1}
     if unsure == 1:
@@ -72,7 +72,7 @@ def test_a_drain_that_loses_calls_can_be_repeated_until_nothing_is_in_doubt(leas
         for _ in range(3):
             finish(queue.drain(None))
         scene.memory.let_all_stragglers_in()
-        assert queue.store.claimer.unsure_claims == 0, losses
+        assert len(queue.store.claimer.unsure) == 0, losses
         check_that_another_object_gets_everything(scene, queue)
 
 

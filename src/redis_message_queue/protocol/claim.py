@@ -9,6 +9,7 @@ from typing import Any
 from redis_message_queue.envelope import Envelope
 from redis_message_queue.protocol.calls import Attempt, Calls, Slot
 from redis_message_queue.protocol.port import Command
+from redis_message_queue.protocol.unsure import UnsureClaims
 from redis_message_queue.scripts import script
 
 # An idle consumer sends a claim and a BLPOP in each slice: two commands a second. A lost token costs one slice.
@@ -71,17 +72,11 @@ class Claimer:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._unsure: list[Attempt] = []
-        self._lock = calls.port.lock()
+        self.unsure = UnsureClaims(calls)
         self._ring = Command(script("ring"), (calls.keys.bell,))
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
         self._slice = _SLICE_SECONDS if timeout is None else min(_SLICE_SECONDS, 0.8 * timeout)
-
-    @property
-    def unsure_claims(self) -> int:
-        """How many claims of this object may hold a message that no handler has seen."""
-        return len(self._unsure)
 
     def attempt(self) -> Attempt:
         """Begin; the slot is this attempt's until it is handed over, released or abandoned."""
@@ -94,35 +89,24 @@ class Claimer:
         the handler has the message or the attempt is still unsure and can be asked again.
         """
         if attempt.asker is not None:  # it was found again, and is on the list still
-            with self._lock:
-                self._strike_off(attempt)
+            self.unsure.strike_off(attempt)
         self._calls.give_back_when_sure(attempt)
 
     def release(self, attempt: Attempt) -> None:
         """The attempt is over: if it is unsure, the next claim or a drain will ask what came of it."""
-        with self._lock:
-            if not attempt.unsure:
-                self._strike_off(attempt)
-                attempt.abandoned = True
-                self._calls.give_back(attempt.slot)
-            elif attempt in self._unsure:
-                attempt.asker = None
-            else:
-                attempt.abandoned = True
-                self._unsure.append(Attempt(attempt.slot, attempt.call, unsure=True))
-
-    def ask_no_more(self, asker: object) -> None:
-        """Whatever this asker had begun to ask is there for the next one; a Ctrl-C may have met it anywhere."""
-        for attempt in self._unsure:
-            if attempt.asker is asker:
-                attempt.asker = None
+        if attempt.unsure:
+            self.unsure.note(attempt)
+        else:
+            self.unsure.strike_off(attempt)
+            attempt.abandoned = True
+            self._calls.give_back(attempt.slot)
 
     async def recover(self, asker: object, budget: float | None = None) -> tuple[Attempt, Found] | None:
         """Ask one unsure claim what it took; None when there is none that nobody else asks.
 
         It stays on the list until its message has a handler or turns out not to exist.
         """
-        attempt = self._next_to_ask(asker)
+        attempt = self.unsure.next_for(asker)
         if attempt is None:
             return None
         # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
@@ -137,20 +121,6 @@ class Claimer:
         found.recovered = True
         attempt.unsure = found.claim is not None
         return attempt, found
-
-    def _next_to_ask(self, asker: object) -> Attempt | None:
-        with self._lock:
-            # What a fork has brought along is the parent's to ask.
-            self._unsure = [attempt for attempt in self._unsure if self._calls.owns(attempt.slot)]
-            for attempt in self._unsure:
-                if attempt.asker is None:
-                    attempt.asker = asker
-                    return attempt
-        return None
-
-    def _strike_off(self, attempt: Attempt) -> None:
-        if attempt in self._unsure:
-            self._unsure.remove(attempt)
 
     async def claim(self, attempt: Attempt, wait_seconds: float, stopped: Callable[[], bool], told: Told) -> Found:
         """Take one message, waiting for it if need be; an empty answer means that there was none to be had."""

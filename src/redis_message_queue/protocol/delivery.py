@@ -113,7 +113,7 @@ class Delivery:
         claimer = self.queue.store.claimer
         if self.attempt is not None:
             claimer.release(self.attempt)
-        claimer.ask_no_more(self)
+        claimer.unsure.leave_to_others(self)
         if self._sidecar is not None:
             self._sidecar.abandon()
         self._close()
@@ -136,7 +136,7 @@ class Delivery:
         if queue.gate.is_shut:
             return None
         started = queue.port.now() if queue.teller.wanted else 0.0
-        while claimer.unsure_claims and not queue.is_stopped():
+        while claimer.unsure and not queue.is_stopped():
             recovered = await claimer.recover(self)
             if recovered is None:
                 break

@@ -58,14 +58,14 @@ async def drain(queue: QueueProtocol, timeout: float | None) -> bool:
     gate.is_shut = True
     deadline = None if timeout is None else port.now() + timeout
     while deadline is None or port.now() < deadline:
-        if claimer.unsure_claims and not gate.we_are_under_way():
+        if claimer.unsure and not gate.we_are_under_way():
             if not await _give_back_one(queue, deadline):
                 break
         elif gate.others_are_under_way():
             await port.sleep(_LOOK_AGAIN_SECONDS)
         else:
             break
-    return not (claimer.unsure_claims or gate.others_are_under_way() or gate.we_are_under_way())
+    return not (claimer.unsure or gate.others_are_under_way() or gate.we_are_under_way())
 
 
 async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
@@ -91,6 +91,6 @@ async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
             return False
         raise
     finally:
-        claimer.ask_no_more(token)
+        claimer.unsure.leave_to_others(token)
         queue.gate.leave(token)
     return True
