@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
-import random
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -15,29 +12,22 @@ import redis.asyncio
 from redis import exceptions
 
 from redis_message_queue import wire
-from redis_message_queue.identity import fresh_id
+from redis_message_queue.client_port import ClientPort
 from redis_message_queue.protocol.port import Answer, Argument, Command, Pause
 
 T = TypeVar("T")
 
-_POOLS = (redis.asyncio.ConnectionPool, redis.asyncio.BlockingConnectionPool)
-_CONNECTIONS = (
-    redis.asyncio.Connection,
-    redis.asyncio.SSLConnection,
-    redis.asyncio.UnixDomainSocketConnection,
-)
 
-
-class AsyncioPort:
+class AsyncioPort(ClientPort):
     """A `Port` over an asyncio redis-py client and the running loop."""
 
-    def __init__(self, client: Any, *, pack_by_hand: bool | None = None) -> None:
-        self._client = client
-        plain = wire.is_plain(client, redis.asyncio.Redis, _POOLS, _CONNECTIONS)
-        self._packs_by_hand = plain if pack_by_hand is None else pack_by_hand and plain
-        self.socket_timeout: float | None = wire.connection_settings(client).get("socket_timeout")
-        self.retry_window = wire.retry_window(client)
-        self.decodes = wire.decodes(client)
+    _plain_client = redis.asyncio.Redis
+    _plain_pools = (redis.asyncio.ConnectionPool, redis.asyncio.BlockingConnectionPool)
+    _plain_connections = (
+        redis.asyncio.Connection,
+        redis.asyncio.SSLConnection,
+        redis.asyncio.UnixDomainSocketConnection,
+    )
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         try:
@@ -113,21 +103,6 @@ class AsyncioPort:
 
     def lock(self) -> AbstractContextManager[Any]:
         return nullcontext()  # one thread, and no await inside
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def chance(self) -> float:
-        return random.random()
-
-    def fresh_id(self) -> bytes:
-        return fresh_id()
-
-    def process(self) -> int:
-        return os.getpid()
-
-    def is_transient(self, error: BaseException) -> bool:
-        return wire.is_transient(error)
 
     def is_cancellation(self, error: BaseException) -> bool:
         return isinstance(error, asyncio.CancelledError)

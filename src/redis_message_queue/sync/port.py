@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-import random
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -15,25 +13,22 @@ import redis
 from redis import exceptions
 
 from redis_message_queue import wire
-from redis_message_queue.identity import fresh_id
+from redis_message_queue.client_port import ClientPort
 from redis_message_queue.protocol.port import Answer, Argument, Command, Pause, finish
 
 T = TypeVar("T")
 
-_POOLS = (redis.ConnectionPool, redis.BlockingConnectionPool)
-_CONNECTIONS = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
 
-
-class BlockingPort:
+class BlockingPort(ClientPort):
     """A `Port` over a blocking redis-py client, `time` and `threading`."""
 
-    def __init__(self, client: Any, *, pack_by_hand: bool | None = None) -> None:
-        self._client = client
-        plain = wire.is_plain(client, redis.Redis, _POOLS, _CONNECTIONS)
-        self._packs_by_hand = plain if pack_by_hand is None else pack_by_hand and plain
-        self.socket_timeout: float | None = wire.connection_settings(client).get("socket_timeout")
-        self.retry_window = wire.retry_window(client)
-        self.decodes = wire.decodes(client)
+    _plain_client = redis.Redis
+    _plain_pools = (redis.ConnectionPool, redis.BlockingConnectionPool)
+    _plain_connections = (
+        redis.Connection,
+        redis.SSLConnection,
+        redis.UnixDomainSocketConnection,
+    )
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         try:
@@ -116,21 +111,6 @@ class BlockingPort:
 
     def lock(self) -> AbstractContextManager[Any]:
         return threading.RLock()
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def chance(self) -> float:
-        return random.random()
-
-    def fresh_id(self) -> bytes:
-        return fresh_id()
-
-    def process(self) -> int:
-        return os.getpid()
-
-    def is_transient(self, error: BaseException) -> bool:
-        return wire.is_transient(error)
 
     def is_cancellation(self, error: BaseException) -> bool:
         return False

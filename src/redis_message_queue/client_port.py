@@ -1,0 +1,42 @@
+"""What the ports of both shells share: the client's settings, clocks, chance, ids and the sorting of errors."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Any, ClassVar
+
+from redis_message_queue import wire
+from redis_message_queue.identity import fresh_id
+
+
+class ClientPort:
+    """The half of a port that neither waits nor talks to Redis."""
+
+    _plain_client: ClassVar[type]
+    _plain_pools: ClassVar[tuple[type, ...]]
+    _plain_connections: ClassVar[tuple[type, ...]]
+
+    def __init__(self, client: Any, *, pack_by_hand: bool = True) -> None:
+        self._client = client
+        plain = wire.is_plain(client, self._plain_client, self._plain_pools, self._plain_connections)
+        self._packs_by_hand = plain and pack_by_hand
+        self.socket_timeout: float | None = wire.connection_settings(client).get("socket_timeout")
+        self.retry_window = wire.retry_window(client)
+        self.decodes = wire.decodes(client)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def chance(self) -> float:
+        return random.random()
+
+    def fresh_id(self) -> bytes:
+        return fresh_id()
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def is_transient(self, error: BaseException) -> bool:
+        return wire.is_transient(error)
