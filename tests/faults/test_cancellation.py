@@ -8,6 +8,7 @@ import pytest
 import redis.asyncio
 
 from redis_message_queue import RedisMessageQueue
+from tests.faults.meanwhile import until
 from tests.faults.proxy import CUT_AFTER, delayed
 from tests.faults.shells import AsyncioShell, OrdinaryAsyncioRedis
 from tests.faults.stepping import Cancellation
@@ -67,8 +68,30 @@ def test_cancelling_a_consumer_at_every_await_loses_nothing(shell, proxy, truth,
                 return broken_off, carried_through
 
     broken_off, carried_through = shell.runner.run(cancel_everywhere())
-    assert broken_off >= 4
-    assert carried_through >= 2
+    assert broken_off >= 3
+    assert carried_through >= 1
+
+
+@pytest.mark.parametrize("times", [1, 3], ids=["once", "impatiently"])
+def test_cancelling_a_consumer_in_its_ack_finishes_the_ack(shell, proxy, truth, times):
+    """The message is handled and must not come again; then the cancellation goes on."""
+    proxy.meet("settle", delayed(0.2))
+
+    async def run():
+        queue = shell.queue(enable_completed_queue=True)
+        await queue.publish("message")
+        consumer = asyncio.ensure_future(handle(queue, []))
+        await asyncio.to_thread(until, lambda: proxy.seen["settle"])
+        for _ in range(times):
+            consumer.cancel()
+            await asyncio.sleep(0.01)
+        assert not consumer.done()
+        await asyncio.wait({consumer})
+        return consumer.cancelled()
+
+    assert shell.runner.run(run())
+    assert truth.completed == [b"message"]
+    assert truth.is_empty
 
 
 def test_cancelling_the_search_for_a_claim_at_every_await_loses_nothing(shell, proxy, truth):
@@ -102,7 +125,7 @@ def test_cancelling_the_search_for_a_claim_at_every_await_loses_nothing(shell, p
 
 def test_cancelling_consumers_at_random_moments_strands_nothing_and_doubles_nothing(shell, truth):
     """Three consumers of one queue object, cancelled and started again some hundred times."""
-    expected = [f"message {number}" for number in range(300)]
+    expected = [f"message {number}" for number in range(200)]
 
     async def run():
         chance = random.Random(7)
@@ -115,7 +138,7 @@ def test_cancelling_consumers_at_random_moments_strands_nothing_and_doubles_noth
             for _ in range(min(len(unsent), chance.randrange(6))):
                 await queue.publish(unsent.pop())
             tasks = [asyncio.ensure_future(handle(queue, handled)) for _ in range(3)]
-            await asyncio.sleep(chance.random() * 0.004)
+            await asyncio.sleep(chance.choice((0.002, 0.005, 0.02)) * chance.random())
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)

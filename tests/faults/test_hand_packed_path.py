@@ -234,5 +234,5 @@ def test_cancelling_a_call_at_every_await_leaves_no_answer_behind(proxy, truth, 
     shell = AsyncioShell(proxy.port, redis.asyncio.Redis)
     with contextlib.closing(shell):
         for verb in ("publish", "process"):
-            assert shell.runner.run(cancel_everywhere(verb, connected=True)) >= 2
-            assert shell.runner.run(cancel_everywhere(verb, connected=False)) >= 6
+            assert shell.runner.run(cancel_everywhere(verb, connected=True)) >= 1
+            assert shell.runner.run(cancel_everywhere(verb, connected=False)) >= 3

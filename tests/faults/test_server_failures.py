@@ -28,6 +28,10 @@ def way(request):
     return WAYS[request.param]
 
 
+# For what the way of sending makes no difference to.
+either_colour = pytest.mark.parametrize("way", ["sync-packed", "asyncio-ordinary"], indirect=True)
+
+
 class Traffic:
     """A producer and a consumer in threads of their own, each with a client of its own, around the faults."""
 
@@ -115,13 +119,14 @@ def test_a_server_that_forgets_its_scripts_is_told_again(start_server, way):
     server = start_server()
     traffic = Traffic(server, way)
     with traffic, server.client() as client:
-        for _ in range(100):
+        for _ in range(50):
             client.script_flush()
             time.sleep(0.002)
         traffic.flow()
     traffic.check()
 
 
+@either_colour
 def test_what_was_acknowledged_before_a_crash_is_there_after_it(durable, way):
     """Also the memory of the last answers: a call repeated across the crash gives the answer from before."""
     shell = way(durable.port)
@@ -137,6 +142,7 @@ def test_what_was_acknowledged_before_a_crash_is_there_after_it(durable, way):
         assert shell.process(queue) is None
 
 
+@either_colour
 def test_a_server_that_stays_away_is_reported_in_time(start_server, way):
     """The budget ends, with the cause, and the client works again when the server is back."""
     server = start_server()
