@@ -29,9 +29,7 @@ KEY_MAP = (
     KeyKind("completed", "LIST", "raw payloads of handled messages, newest left"),
     KeyKind("failed", "LIST", "raw payloads of messages whose handler raised, newest left"),
     KeyKind("dlq", "LIST", "raw payloads of messages that were delivered too often, newest left"),
-    KeyKind(
-        "deduplication::<key>", "STRING, TTL", "six bytes of the id of the message that holds the key, as a number"
-    ),
+    KeyKind("deduplication::<key>", "STRING, TTL", "nothing; while it exists, this key is suppressed"),
     KeyKind("reply::<caller>", "STRING, TTL", "number and answer of that caller's last call"),
     KeyKind("bell", "LIST", "at most one token: there is work"),
     KeyKind("watch", "STRING, TTL", "somebody is awake when the next lease ends"),

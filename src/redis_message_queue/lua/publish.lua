@@ -33,8 +33,7 @@ else
       return tokens
     end
   end
-  -- Six bytes of the id tell whose marker it is; as a number they fit into the key's own object (104 bytes, not 121).
-  if marker then redis.call('PSETEX', marker, ARGV[5], (struct.unpack('>I6', head, 2))) end
+  if marker then redis.call('PSETEX', marker, ARGV[5], '') end -- empty, because there are millions of them
   if over > 0 then
     --@include envelope
     answer = 'd'
