@@ -74,7 +74,7 @@ def test_cancelling_a_consumer_at_every_await_loses_nothing(shell, proxy, truth,
 
 @pytest.mark.parametrize("times", [1, 3], ids=["once", "impatiently"])
 def test_cancelling_a_consumer_in_its_ack_finishes_the_ack(shell, proxy, truth, times):
-    """The message is handled and must not come again; then the cancellation goes on."""
+    """The call is cut short and sent again under its number: the message must not come again; then the task ends."""
     proxy.meet("settle", delayed(0.2))
 
     async def run():
@@ -85,7 +85,6 @@ def test_cancelling_a_consumer_in_its_ack_finishes_the_ack(shell, proxy, truth, 
         for _ in range(times):
             consumer.cancel()
             await asyncio.sleep(0.01)
-        assert not consumer.done()
         await asyncio.wait({consumer})
         return consumer.cancelled()
 

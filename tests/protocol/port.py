@@ -129,7 +129,6 @@ class MemoryPort:
         self.sleeps: list[float] = []
         self.points: list[str] = []
         self.sidecars: list[MemorySidecar] = []
-        self._shields: list[BaseException | None] = []
 
     def verbs(self) -> list[str]:
         """What was sent, in order."""
@@ -189,24 +188,10 @@ class MemoryPort:
         except Exception as error:
             return Answer(error=error)
 
-    async def shielded(self, work: Coroutine[Any, Any, Any]) -> Answer[Any]:
-        self._shields.append(None)
-        try:
-            value, trouble = await work, None
-        except Exception as error:
-            value, trouble = None, error
-        finally:
-            cancelled = self._shields.pop()
-        return Answer(value, trouble, cancelled)
-
     async def _point(self, name: str) -> None:
         self.points.append(name)
         if len(self.points) - 1 in self.break_at:
-            broken = self.break_with(name)
-            # A cancellation waits until the shielded call is over; Ctrl-C does not.
-            if not (self._shields and self.is_cancellation(broken)):
-                raise broken
-            self._shields[-1] = broken
+            raise self.break_with(name)
 
     def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> "MemorySidecar":
         self.sidecars.append(MemorySidecar(self.memory, work))

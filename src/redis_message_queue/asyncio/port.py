@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import redis.asyncio
 from redis import exceptions
@@ -14,8 +14,6 @@ from redis import exceptions
 from redis_message_queue import wire
 from redis_message_queue.client_port import ClientPort
 from redis_message_queue.protocol.port import Answer, Argument, Command, Pause
-
-T = TypeVar("T")
 
 
 class AsyncioPort(ClientPort):
@@ -84,19 +82,6 @@ class AsyncioPort(ClientPort):
             return Answer(error=trouble)
         except Exception as error:
             return Answer(error=error)
-
-    async def shielded(self, work: Coroutine[Any, Any, T]) -> Answer[T]:
-        task = asyncio.ensure_future(work)
-        cancelled: BaseException | None = None
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError as error:
-                cancelled = cancelled or error
-        if task.cancelled():
-            return Answer(error=asyncio.CancelledError(), cancelled=cancelled)
-        trouble = task.exception()
-        return Answer(None if trouble else task.result(), trouble, cancelled)
 
     def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> HeartbeatTask:
         return HeartbeatTask(work)

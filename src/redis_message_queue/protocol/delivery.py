@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _innermost: ContextVar[Delivery | None] = ContextVar("redis_message_queue_delivery", default=None)
 
 
+_LOST = Settled(held=False)
+
+
 def current_message(queue: QueueProtocol) -> ReceivedMessage | None:
     """The message that the running handler of this queue holds."""
     delivery = _innermost.get()
@@ -267,12 +270,18 @@ class Delivery:
         if self._cancelled is not None:
             _append_to_context(error, self._cancelled)
 
-    async def _settle(self, claim: Claim, keep: Keep | None) -> tuple[Settled, BaseException | None]:
-        answer = await self.queue.port.shielded(self.queue.store.settler.settle(claim, keep))
-        if isinstance(answer.error, RedisMessageQueueError):
-            answer.error.locate(self.queue.options.name, "settle")
-        self._cancelled = self._cancelled or answer.cancelled
-        return answer.value or Settled(False), answer.error
+    async def _settle(self, claim: Claim, keep: Keep | None) -> tuple[Settled, Exception | None]:
+        cancellations: list[BaseException] = []
+        settled, trouble = _LOST, None
+        try:
+            settled = await self.queue.store.settler.settle(claim, keep, cancellations)
+        except Exception as error:
+            trouble = error
+            if isinstance(error, RedisMessageQueueError):
+                error.locate(self.queue.options.name, "settle")
+        if cancellations and self._cancelled is None:
+            self._cancelled = cancellations[0]
+        return settled, trouble
 
     async def _tell_outcome(
         self, operation: EventOperation, outcome: EventOutcome, claim: Claim, error: BaseException | None = None

@@ -26,11 +26,10 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """What came of asking: a value or an error, and a cancellation that had to wait for it."""
+    """What came of asking: a value or an error."""
 
     value: T | None = None
     error: BaseException | None = None
-    cancelled: BaseException | None = None
 
     def unwrap(self) -> T:
         """The value, or the error raised; a `StopIteration` is carried past the coroutines that would eat it."""
@@ -80,9 +79,6 @@ class Port(Protocol):
 
     async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
         """Call a function of the user's, of either colour; its exception comes back as a value."""
-
-    async def shielded(self, work: Coroutine[Any, Any, T]) -> Answer[T]:
-        """Finish the work even if the caller is cancelled meanwhile."""
 
     def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> Sidecar: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.claim import Claim
@@ -37,18 +38,40 @@ class Settler:
         lease_us = int((calls.options.message_visibility_timeout_seconds or 0) * 1_000_000)
         self._renew = Command(script("renew"), (calls.keys.leases, calls.keys.deliveries), (lease_us,))
 
-    async def settle(self, claim: Claim, keep: Keep | None) -> Settled:
-        """The message leaves the queue, into ``keep`` or for good."""
+    async def settle(
+        self, claim: Claim, keep: Keep | None, cancellations: list[BaseException] | None = None
+    ) -> Settled:
+        """The message leaves the queue, into ``keep`` or for good; cancellations are noted and do not stop it."""
         limit, open_keys = (0, ()) if keep is None else (keep.limit or 0, (keep.key,))
         slot = self._calls.borrow()
         try:
             arguments: tuple[Argument, ...] = (limit, slot.next_call(), claim.id, claim.lease)
-            reply = await self._calls.call(slot.settle, arguments, open_keys=open_keys)
+            reply = await self._call_through(slot.settle, arguments, open_keys, cancellations)
         finally:
             self._calls.give_back(slot)
         if reply == b"1":
             return _SETTLED
         return Settled(reply[:1] == b"1", reply[1:].decode("utf-8", "replace") or None)
+
+    async def _call_through(
+        self,
+        command: Command,
+        arguments: tuple[Argument, ...],
+        open_keys: tuple[str, ...],
+        cancellations: list[BaseException] | None,
+    ) -> Any:
+        """Until it is answered: a cancellation cuts the call short, so it is sent again under the same number.
+
+        That is what the numbers are for, and it costs nothing where nobody cancels; a task of its own for each call
+        cost asyncio a tenth of claim and ack.
+        """
+        while True:
+            try:
+                return await self._calls.call(command, arguments, open_keys=open_keys)
+            except BaseException as error:
+                if cancellations is None or not self._calls.port.is_cancellation(error):
+                    raise
+                cancellations.append(error)
 
     async def give_back(self, claim: Claim, *, forgiven: bool) -> bool:
         """The message returns to the head of the line; forgiven, this delivery does not count."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
 from redis import exceptions
@@ -15,8 +15,6 @@ from redis import exceptions
 from redis_message_queue import wire
 from redis_message_queue.client_port import ClientPort
 from redis_message_queue.protocol.port import Answer, Argument, Command, Pause, finish
-
-T = TypeVar("T")
 
 
 class BlockingPort(ClientPort):
@@ -99,12 +97,6 @@ class BlockingPort(ClientPort):
             name = getattr(function, "__name__", repr(function))
             return Answer(error=TypeError(f"{name} returned an awaitable, which the sync queue cannot await"))
         return Answer(value)
-
-    async def shielded(self, work: Coroutine[Any, Any, T]) -> Answer[T]:
-        try:
-            return Answer(await work)
-        except Exception as error:
-            return Answer(error=error)
 
     def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> HeartbeatThread:
         return HeartbeatThread(work)
