@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
 
 from redis_message_queue.errors import QueueDrainedError, RetryBudgetExhaustedError
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
 
 # What the calls around this one have under way: a drain inside them cannot wait for them to end.
-_around: ContextVar[frozenset[object]] = ContextVar("redis_message_queue_under_way", default=frozenset())
+_around: ContextVar[tuple[object, ...]] = ContextVar("redis_message_queue_under_way", default=())
+
+Entry = tuple[object, Token[tuple[object, ...]]]
 
 _LOOK_AGAIN_SECONDS = 0.01
 
@@ -26,16 +28,16 @@ class Gate:
         self.is_shut = False
         self._under_way: set[object] = set()
 
-    def enter(self) -> object:
+    def enter(self) -> Entry:
         """Begin something that a drain waits for. First noted, then looked: so no drain overlooks it."""
         token = object()
         self._under_way.add(token)
-        _around.set(_around.get() | {token})
-        return token
+        return token, _around.set((*_around.get(), token))
 
-    def leave(self, token: object) -> None:
+    def leave(self, entry: Entry) -> None:
+        token, outside = entry
         self._under_way.discard(token)
-        _around.set(_around.get() - {token})
+        _around.reset(outside)
 
     def refuse_if_shut(self) -> None:
         if self.is_shut:
@@ -45,11 +47,11 @@ class Gate:
 
     def others_are_under_way(self) -> bool:
         """Whether somebody else is still at work."""
-        return bool(self._under_way - _around.get())
+        return bool(self._under_way.difference(_around.get()))
 
     def we_are_under_way(self) -> bool:
         """Whether this call was made from inside unfinished work, by a signal or a callback."""
-        return bool(self._under_way & _around.get())
+        return bool(self._under_way.intersection(_around.get()))
 
 
 async def drain(queue: QueueProtocol, timeout: float | None) -> bool:
@@ -72,9 +74,9 @@ async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
     """Ask one unsure claim what it took, and put that back to the head of the line as if nothing had happened."""
     claimer, settler = queue.store.claimer, queue.store.settler
     budget = None if deadline is None else max(0.0, deadline - queue.port.now())
-    token = queue.gate.enter()
+    entry = queue.gate.enter()
     try:
-        recovered = await claimer.recover(token, budget)
+        recovered = await claimer.recover(entry, budget)
         if recovered is None:
             await queue.port.sleep(_LOOK_AGAIN_SECONDS)  # somebody else is asking
             return True
@@ -91,6 +93,6 @@ async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
             return False
         raise
     finally:
-        claimer.unsure.leave_to_others(token)
-        queue.gate.leave(token)
+        claimer.unsure.leave_to_others(entry)
+        queue.gate.leave(entry)
     return True

@@ -54,7 +54,7 @@ class QueueProtocol:
 
     async def publish(self, message: str | dict[str, Any]) -> bool:
         """Put a message into the line; False if it was suppressed as a duplicate."""
-        token = self.gate.enter()
+        entry = self.gate.enter()
         try:
             self.gate.refuse_if_shut()
             return await self._publish(message)
@@ -62,7 +62,7 @@ class QueueProtocol:
             error.locate(self.options.name, "publish")
             raise
         finally:
-            self.gate.leave(token)
+            self.gate.leave(entry)
 
     async def drain(self, timeout: float | None) -> bool:
         """End this object's work; whether nothing is under way or in doubt any more."""
