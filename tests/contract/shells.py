@@ -207,6 +207,9 @@ class BlockingQueue:
     async def process_message_callback(self, handler: Any) -> bool:
         return self.queue.process_message_callback(handler)
 
+    async def drain(self, timeout: float | None = None) -> bool:
+        return self.queue.drain(timeout)
+
     def process_message(self) -> BlockingContext:
         return BlockingContext(self.queue.process_message())
 
@@ -232,6 +235,7 @@ class AsyncioQueue:
         self.publish = queue.publish
         self.process_message = queue.process_message
         self.process_message_callback = queue.process_message_callback
+        self.drain = queue.drain
 
 
 Queue = BlockingQueue | AsyncioQueue
