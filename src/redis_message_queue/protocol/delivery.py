@@ -234,13 +234,16 @@ class Delivery:
         settled, trouble = await self._settle(claim, keep)
         if trouble is not None:
             await self._tell_outcome(EventOperation.CLEANUP_FAILED, EventOutcome.FAILURE, claim, trouble)
-            raise CleanupFailedError(
+            failure = CleanupFailedError(
                 f"the handler succeeded and its message could not be acknowledged ({type(trouble).__name__}); "
                 "it will be delivered again when its lease runs out, if the queue has leases",
                 queue=self.queue.options.name,
                 message_id=claim.message_id,
                 operation="ack",
-            ) from trouble
+            )
+            if self._cancelled is not None:
+                _append_to_context(failure, self._cancelled)
+            raise failure from trouble
         if settled.held:
             await self._tell_outcome(EventOperation.ACK, EventOutcome.SUCCESS, claim)
             if keep is not None:
