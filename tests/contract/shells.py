@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -241,7 +242,7 @@ class AsyncioQueue:
 Queue = BlockingQueue | AsyncioQueue
 
 
-class Shell:
+class Shell(ABC):
     """What a test needs of a shell: queues, clients, something to run beside, and a look into Redis."""
 
     name: str
@@ -348,24 +349,24 @@ class Shell:
         finally:
             self._runner.close()
 
-    async def _close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _close(self) -> None: ...
 
+    @abstractmethod
     def beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
         """Start a consumer or producer that runs beside the test; awaiting it gives its result."""
-        raise NotImplementedError
 
-    def _facade(self, queue: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _facade(self, queue: Any) -> Any: ...
 
-    def _connect(self, options: dict[str, Any], *, subclassed: bool) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _connect(self, options: dict[str, Any], *, subclassed: bool) -> Any: ...
 
-    def _connect_lossy(self, **options: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _connect_lossy(self, **options: Any) -> Any: ...
 
-    def _connect_anywhere(self, **options: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _connect_anywhere(self, **options: Any) -> Any: ...
 
 
 class SyncShell(Shell):

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # The innermost delivery of this thread or task; each knows the one around it.
 _innermost: ContextVar[Delivery | None] = ContextVar("redis_message_queue_delivery", default=None)
 
-
 _LOST = Settled(held=False)
 
 

@@ -62,8 +62,8 @@ class Settler:
     ) -> Any:
         """Until it is answered: a cancellation cuts the call short, so it is sent again under the same number.
 
-        That is what the numbers are for, and it costs nothing where nobody cancels; a task of its own for each call
-        cost asyncio a tenth of claim and ack.
+        That is what the numbers are for, and it costs nothing where nobody cancels, unlike a task of its own for
+        each call.
         """
         while True:
             try:
