@@ -29,6 +29,11 @@ SHELVES = (
     Shelf("Queue", ("RedisMessageQueue", "RedisGateway"), "Their options: [Options](options.md)."),
     Shelf("What a handler receives", ("ReceivedMessage",)),
     Shelf(
+        "Gateways of one's own",
+        ("AbstractRedisGateway", "ClaimedMessage"),
+        "How to write one: [How to write a gateway](../how-to/write-a-gateway.md).",
+    ),
+    Shelf(
         "Stopping",
         ("BaseGracefulInterruptHandler", "GracefulInterruptHandler", "EventDrivenInterruptHandler"),
         "How they are used: [How to shut down](../how-to/shut-down.md).",
@@ -37,9 +42,16 @@ SHELVES = (
     Shelf("Errors", tuple(one.__name__ for one in error_classes()), "One by one: [Errors](errors.md)."),
 )
 
-NOT_CALLED = ("RedisMessageQueue", "RedisGateway", "ReceivedMessage", "BaseGracefulInterruptHandler", "ServerBinary")
+NOT_CALLED = (
+    "RedisMessageQueue",
+    "RedisGateway",
+    "AbstractRedisGateway",
+    "ReceivedMessage",
+    "BaseGracefulInterruptHandler",
+    "ServerBinary",
+)
 # What a class offers to its neighbours inside the library, not to its users.
-INSIDE = {"RedisGateway": ("of_client", "store")}
+INSIDE = {"RedisGateway": ("of_client", "store", "serve"), "AbstractRedisGateway": ("serve",)}
 # A field cannot have a docstring. One without a sentence is not shown: it is there for what is still to come.
 FIELD_SENTENCES = {
     "ReceivedMessage": {
@@ -48,6 +60,10 @@ FIELD_SENTENCES = {
         "tenant": "",
         "delivery_count": "how often it has been delivered, this time included",
         "published_at": "when Redis took it, by the server's clock, in UTC",
+    },
+    "ClaimedMessage": {
+        "stored_message": "the message as the gateway keeps it; the handler gets it as it is",
+        "lease_token": "names this lease, and no other; the gateway gets it back with every change",
     },
     "ServerBinary": {
         "path": "where it is",

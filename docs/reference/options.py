@@ -31,6 +31,7 @@ QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Deduplication": ("deduplication", "get_deduplication_key", "message_deduplication_log_ttl_seconds"),
     "Backpressure": ("max_pending_length", "pending_overload_policy", "pending_overload_block_timeout_seconds"),
+    "Durability": ("confirm_replicas", "confirm_fsync", "confirm_timeout_seconds"),
     "What may be published": ("strict_payload_types", "max_payload_bytes", "max_payload_depth"),
     "What is kept": ("enable_completed_queue", "enable_failed_queue", "max_completed_length", "max_failed_length"),
     "Stopping and watching": ("interrupt", "on_event"),
@@ -46,6 +47,7 @@ GATEWAY_GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Deduplication": ("message_deduplication_log_ttl_seconds",),
     "Backpressure": ("max_pending_length", "pending_overload_policy", "pending_overload_block_timeout_seconds"),
+    "Durability": ("confirm_replicas", "confirm_fsync", "confirm_timeout_seconds"),
 }
 # The parameters that are no options: they are not checked in options.py, and so not explained there.
 CLIENT_SENTENCES = {

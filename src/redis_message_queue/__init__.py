@@ -12,6 +12,7 @@ from redis_message_queue.errors import (
     PayloadTooLargeError,
     PayloadTypeError,
     PayloadValueError,
+    PublishNotConfirmedError,
     QueueBackpressureError,
     QueueDrainedError,
     RedisMessageQueueError,
@@ -23,12 +24,15 @@ from redis_message_queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
-from redis_message_queue.messages import ReceivedMessage
+from redis_message_queue.messages import ClaimedMessage, ReceivedMessage
+from redis_message_queue.sync.abstract import AbstractRedisGateway
 from redis_message_queue.sync.gateway import RedisGateway
 from redis_message_queue.sync.queue import RedisMessageQueue
 
 __all__ = [
+    "AbstractRedisGateway",
     "BaseGracefulInterruptHandler",
+    "ClaimedMessage",
     "CleanupFailedError",
     "ConfigurationError",
     "ConfigurationTypeError",
@@ -44,6 +48,7 @@ __all__ = [
     "PayloadTooLargeError",
     "PayloadTypeError",
     "PayloadValueError",
+    "PublishNotConfirmedError",
     "QueueBackpressureError",
     "QueueDrainedError",
     "QueueEvent",

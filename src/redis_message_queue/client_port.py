@@ -1,18 +1,14 @@
-"""What the ports of both shells share: the client's settings, clocks, chance, ids and the sorting of errors."""
+"""What the ports of both shells share: the client, its settings, and the sorting of its errors."""
 
 from __future__ import annotations
 
-import os
-import random
-import time
 from typing import Any, ClassVar
 
 from redis_message_queue import wire
-from redis_message_queue.identity import fresh_id
 
 
 class ClientPort:
-    """The half of a port that neither waits nor talks to Redis."""
+    """The half of a port that knows a client and does not talk to it."""
 
     _plain_client: ClassVar[type]
     _plain_pools: ClassVar[tuple[type, ...]]
@@ -25,18 +21,6 @@ class ClientPort:
         self.socket_timeout: float | None = wire.connection_settings(client).get("socket_timeout")
         self.retry_window = wire.retry_window(client)
         self.decodes = wire.decodes(client)
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def chance(self) -> float:
-        return random.random()
-
-    def fresh_id(self) -> bytes:
-        return fresh_id()
-
-    def process(self) -> int:
-        return os.getpid()
 
     def is_transient(self, error: BaseException) -> bool:
         return wire.is_transient(error)

@@ -62,6 +62,12 @@ class QueueBackpressureError(RedisMessageQueueError):
     """The queue is full and nothing was published: slow down, or try again later."""
 
 
+class PublishNotConfirmedError(RedisMessageQueueError):
+    """Replicas or the disk did not confirm a publish in time: it may be there; repeat it with ``repeat_of``."""
+
+    sent: object = None  # what `publish(..., repeat_of=error)` needs to send the very same again
+
+
 class QueueDrainedError(RedisMessageQueueError):
     """This queue object has been drained: publish through another one."""
 

@@ -94,6 +94,14 @@ class QueueKeys:
         return f"{self.prefix}{self.separator}reply{self.separator}{caller}"
 
 
+def siblings(key: str) -> QueueKeys:
+    """The keys of the queue that has ``key`` as one of its own; an unknown name is taken as the queue's."""
+    for word in ("pending", "processing", "completed", "failed", "dlq"):
+        if key.endswith(word) and len(key) > len(word) and not key[-len(word) - 1].isalnum():
+            return QueueKeys.of(key[: -len(word)], separator="")
+    return QueueKeys.of(key)
+
+
 def tagged(name: str) -> str:
     """A name whose keys share a cluster slot; a name with a tag of its own keeps it."""
     if hash_tag_of(name) is not None:

@@ -33,6 +33,14 @@ class ReceivedMessage:
         return self._is_lease_lost()
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimedMessage:
+    """What a custom gateway hands over for a message that it has leased: how it is stored, and whose lease it is."""
+
+    stored_message: str | bytes
+    lease_token: str
+
+
 def moment(seconds: float) -> datetime:
     """A time of the server's clock, as people read it."""
     return datetime.fromtimestamp(seconds, UTC)

@@ -75,6 +75,15 @@ class GatewayOptions:
     pending_overload_block_timeout_seconds: Annotated[
         float, "how long a blocked publish waits for room, retries included"
     ] = 1.0
+    confirm_replicas: Annotated[
+        int | None, "how many replicas must have a message before `publish()` returns (`WAIT`); None to ask nobody"
+    ] = None
+    confirm_fsync: Annotated[
+        bool, "a message must be on the server's disk before `publish()` returns (`WAITAOF`), on the replicas' too"
+    ] = False
+    confirm_timeout_seconds: Annotated[
+        float, "how long that may take before `PublishNotConfirmedError` says that it is not known"
+    ] = 1.0
     hash_tag: Annotated[
         bool | None, "put the name into braces, so that all keys share a cluster slot; None does it for cluster clients"
     ] = None
@@ -87,7 +96,9 @@ class GatewayOptions:
         number("message_wait_interval_seconds", self.message_wait_interval_seconds, least=0)
         lease("message_visibility_timeout_seconds", self.message_visibility_timeout_seconds)
         number("pending_overload_block_timeout_seconds", self.pending_overload_block_timeout_seconds)
-        for name in ("max_delivery_count", "max_dead_letter_length", "max_pending_length"):
+        number("confirm_timeout_seconds", self.confirm_timeout_seconds, least=_MILLISECOND)
+        flag("confirm_fsync", self.confirm_fsync)
+        for name in ("max_delivery_count", "max_dead_letter_length", "max_pending_length", "confirm_replicas"):
             whole_number(name, getattr(self, name), optional=True)
         if self.dead_letter_queue is not None:
             text("dead_letter_queue", self.dead_letter_queue)
@@ -230,6 +241,9 @@ _GATEWAY_NAMES = (
     "max_pending_length",
     "pending_overload_policy",
     "pending_overload_block_timeout_seconds",
+    "confirm_replicas",
+    "confirm_fsync",
+    "confirm_timeout_seconds",
     "hash_tag",
 )
 

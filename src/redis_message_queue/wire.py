@@ -53,6 +53,11 @@ def translated(error: exceptions.ResponseError, script: str) -> Exception:
     return LuaScriptError(f"Redis refused {script}: {said}", operation=script)
 
 
+def has_moved(answers: list[Any]) -> bool:
+    """Whether a cluster node has sent us elsewhere."""
+    return any(isinstance(answer, exceptions.MovedError | exceptions.AskError) for answer in answers)
+
+
 def pack(command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> bytes:
     """An EVALSHA in the Redis protocol; what never changes was packed before."""
     halves = command.packed.get(len(open_keys))

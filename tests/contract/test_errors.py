@@ -23,6 +23,7 @@ TREE = {
     "PayloadTypeError": (TypeError,),
     "PayloadValueError": (ValueError,),
     "QueueBackpressureError": (),
+    "PublishNotConfirmedError": (),
     "QueueDrainedError": (),
     "CleanupFailedError": (),
     "CorruptMessageError": (ValueError,),

@@ -16,6 +16,13 @@ SAYS = {
     "asyncio/send_messages.py": ["order 5: accepted", "order 1 again: seen before, suppressed"],
     # Three consumers at once: which of them speaks first is not said.
     "asyncio/receive_messages.py": [*["is processing: order "] * 5, "done"],
+    "in_memory_gateway.py": [
+        *("job 2: accepted", "job 1: seen before", "handled: job 1\ncompleted: ['job 1']"),
+        "after two crashes: None, dead letters: ['job 2']",
+    ],
+    "asyncio/in_memory_gateway.py": [
+        *("job 1: seen before", "handled: job 1", "the handler broke, failed: ['job 2']", "nothing left: None"),
+    ],
     "production/backpressure.py": ["job 3: accepted", "job 4: refused", "6 jobs published, 3 at most waiting"],
     "production/asyncio/backpressure.py": ["done: job 1", "6 jobs published, 3 at most waiting", "done: job 6"],
     "production/graceful_shutdown.py": [

@@ -1,5 +1,6 @@
 """The same queue for asyncio: the same names, the same shape, awaited."""
 
+from redis_message_queue.asyncio.abstract import AbstractRedisGateway
 from redis_message_queue.asyncio.gateway import RedisGateway
 from redis_message_queue.asyncio.queue import RedisMessageQueue
 from redis_message_queue.errors import (
@@ -14,6 +15,7 @@ from redis_message_queue.errors import (
     PayloadTooLargeError,
     PayloadTypeError,
     PayloadValueError,
+    PublishNotConfirmedError,
     QueueBackpressureError,
     QueueDrainedError,
     RedisMessageQueueError,
@@ -25,10 +27,12 @@ from redis_message_queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
-from redis_message_queue.messages import ReceivedMessage
+from redis_message_queue.messages import ClaimedMessage, ReceivedMessage
 
 __all__ = [
+    "AbstractRedisGateway",
     "BaseGracefulInterruptHandler",
+    "ClaimedMessage",
     "CleanupFailedError",
     "ConfigurationError",
     "ConfigurationTypeError",
@@ -44,6 +48,7 @@ __all__ = [
     "PayloadTooLargeError",
     "PayloadTypeError",
     "PayloadValueError",
+    "PublishNotConfirmedError",
     "QueueBackpressureError",
     "QueueDrainedError",
     "QueueEvent",

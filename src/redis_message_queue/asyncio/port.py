@@ -1,22 +1,19 @@
-"""The asyncio port: it suspends where the blocking one waits."""
+"""The asyncio port: scripts over an asyncio redis-py client."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import redis.asyncio
 from redis import exceptions
 
 from redis_message_queue import wire
+from redis_message_queue.asyncio.runtime import AsyncioRuntime
 from redis_message_queue.client_port import ClientPort
-from redis_message_queue.protocol.port import Answer, Argument, Command, Pause
+from redis_message_queue.protocol.port import Argument, Command
 
 
-class AsyncioPort(ClientPort):
+class AsyncioPort(ClientPort, AsyncioRuntime):
     """A `Port` over an asyncio redis-py client and the running loop."""
 
     _plain_client = redis.asyncio.Redis
@@ -68,53 +65,36 @@ class AsyncioPort(ClientPort):
             return await self._exchange(wire.pack_words(words)) is not None
         return await self._execute(*words) is not None
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+    async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+        if not wire.is_cluster(self._client):
+            pool = self._client.connection_pool
+            connection = await pool.get_connection()
+            try:
+                return await self._talk(connection, commands)
+            finally:
+                await pool.release(connection)
+        await self._client.initialize()
+        node = self._client.get_node_from_key(key)
+        connection = node.acquire_connection()
         try:
-            value = function(*arguments)
-            return Answer(await value if inspect.isawaitable(value) else value)
-        except StopIteration as error:
-            # No coroutine can let it through; this is what Python itself makes of it.
-            trouble = RuntimeError("a callback raised StopIteration")
-            trouble.__cause__ = error
-            return Answer(error=trouble)
-        except Exception as error:
-            return Answer(error=error)
+            answers = await self._talk(connection, commands)
+        finally:
+            node.release(connection)
+        if wire.has_moved(answers):
+            await self._client.nodes_manager.initialize()
+            raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
+        return answers
 
-    def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> HeartbeatTask:
-        return HeartbeatTask(work)
-
-    def lock(self) -> AbstractContextManager[Any]:
-        return nullcontext()  # one thread, and no await inside
-
-    def is_cancellation(self, error: BaseException) -> bool:
-        return isinstance(error, asyncio.CancelledError)
-
-
-class HeartbeatTask:
-    """A task that runs a coroutine of the protocol beside a handler."""
-
-    _STOP_SECONDS = 0.1  # a renewal takes a few ms; one that hangs is fenced off, and must not delay the ack
-
-    def __init__(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> None:
-        self._stopped = asyncio.Event()
-        self._task = asyncio.create_task(work(self._pause), name="redis-message-queue-heartbeat")
-
-    async def _pause(self, seconds: float) -> bool:
-        if seconds <= 0 or self._stopped.is_set():
-            return self._stopped.is_set()
+    async def _talk(self, connection: Any, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+        answers: list[Any] = []
         try:
-            await asyncio.wait_for(self._stopped.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
-
-    async def stop(self) -> None:
-        self._stopped.set()
-        await asyncio.wait({self._task}, timeout=self._STOP_SECONDS)
-        self._task.cancel()
-
-    def abandon(self) -> None:
-        self._task.cancel()
+            await connection.send_packed_command([wire.pack_words(words) for words in commands])
+            while len(answers) < len(commands):
+                try:
+                    answers.append(await connection.read_response(disable_decoding=True))
+                except exceptions.ResponseError as error:
+                    answers.append(error)
+            return answers
+        finally:
+            if len(answers) < len(commands):
+                await connection.disconnect(nowait=True)

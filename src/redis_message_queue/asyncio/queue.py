@@ -8,8 +8,10 @@ from types import TracebackType
 from typing import Any
 
 from redis_message_queue import options
+from redis_message_queue.asyncio.abstract import AbstractRedisGateway
 from redis_message_queue.asyncio.gateway import RedisGateway
 from redis_message_queue.client_gateway import open_queue
+from redis_message_queue.errors import PublishNotConfirmedError
 from redis_message_queue.events import QueueEvent
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys
@@ -31,7 +33,7 @@ class RedisMessageQueue:
         name: str,
         *,
         client: Any = None,
-        gateway: RedisGateway | None = None,
+        gateway: AbstractRedisGateway | None = None,
         deduplication: bool = False,
         get_deduplication_key: Callable[[Any], Any] | None = None,
         enable_completed_queue: bool = False,
@@ -47,6 +49,9 @@ class RedisMessageQueue:
         max_pending_length: int | None = None,
         pending_overload_policy: OverloadPolicy = "raise",
         pending_overload_block_timeout_seconds: float = 1.0,
+        confirm_replicas: int | None = None,
+        confirm_fsync: bool = False,
+        confirm_timeout_seconds: float = 1.0,
         strict_payload_types: bool = False,
         max_payload_bytes: int | None = None,
         max_payload_depth: int | None = None,
@@ -67,9 +72,15 @@ class RedisMessageQueue:
         """The names of this queue's Redis keys."""
         return self._protocol.store.keys
 
-    async def publish(self, message: str | dict[str, Any]) -> bool:
-        """Put a message into the queue. False if deduplication suppressed it."""
-        return await self._protocol.publish(message)
+    async def publish(
+        self, message: str | dict[str, Any], *, repeat_of: PublishNotConfirmedError | None = None
+    ) -> bool:
+        """Put a message into the queue. False if deduplication suppressed it.
+
+        ``repeat_of`` is the error of an earlier publish of this message that was not confirmed: the same call is
+        made once more, and counts once.
+        """
+        return await self._protocol.publish(message, repeat_of)
 
     def process_message(self) -> ProcessMessage:
         """A context with the next message, or None if none came while it waited.

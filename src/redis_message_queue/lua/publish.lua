@@ -10,7 +10,11 @@
 local pending, bell, deliveries, reply, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local keep_ms, call, head, limit, drops = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6]), ARGV[7] == 'drop'
 --@include reply
-if answer then return tonumber(answer) or answer end
+if answer then
+  -- A write of this connection, so that a WAIT behind it waits for something. (Without memory PSETEX would fail here.)
+  redis.call('PEXPIRE', reply, keep_ms)
+  return tonumber(answer) or answer
+end
 
 -- What can refuse is asked before the first write: a key of a wrong type, or one that has moved, fails here.
 local over = limit and redis.call('LLEN', pending) + 1 - limit or 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.keys import QueueKeys
@@ -14,6 +14,8 @@ from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.port import Argument, Command, Port
 from redis_message_queue.protocol.retry import RetryPlan
 from redis_message_queue.scripts import script
+
+T = TypeVar("T")
 
 _DAY_MS = 86_400_000
 _NAP_SECONDS = 0.5  # nobody who should stop sleeps longer than this
@@ -77,7 +79,8 @@ class Calls:
             options.retry_budget_seconds, options.retry_initial_delay_seconds, options.retry_max_delay_seconds
         )
         # An answer must outlive every repetition of its call: ours, the client's own, and a minute more.
-        self._keep_ms = int((options.retry_budget_seconds + port.retry_window + 60) * 1000)
+        self.keep_seconds = options.retry_budget_seconds + port.retry_window + 60
+        self._keep_ms = int(self.keep_seconds * 1000)
         self._process = 0
         self._free: deque[Slot] = deque()
         self._handed_over: deque[Attempt] = deque()
@@ -134,8 +137,9 @@ class Calls:
         *,
         open_keys: tuple[str, ...] = (),
         budget: float | None = None,
+        stopped: Callable[[], bool] | None = None,
     ) -> Any:
-        """Run a numbered script until its answer arrives, within the retry budget."""
+        """Run a numbered script until its answer arrives, within the retry budget, or until somebody stops us."""
         started = self.port.now()
         attempt = 0
         while True:
@@ -143,7 +147,20 @@ class Calls:
                 return await self.port.call(command, open_keys, arguments)
             except Exception as error:
                 attempt += 1
-                await self.rest_before_retry(error, command.script.name, attempt, started, budget)
+                await self.rest_before_retry(error, command.script.name, attempt, started, budget, stopped)
+                if stopped is not None and stopped():
+                    raise
+
+    async def retry(self, send: Callable[[], Awaitable[T]], operation: str, budget: float | None = None) -> T:
+        """The same patience for anything else that may be sent more than once."""
+        started = self.port.now()
+        attempt = 0
+        while True:
+            try:
+                return await send()
+            except Exception as error:
+                attempt += 1
+                await self.rest_before_retry(error, operation, attempt, started, budget)
 
     async def rest_before_retry(
         self,

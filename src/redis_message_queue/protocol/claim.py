@@ -29,7 +29,7 @@ class Claim:
     envelope: Envelope
     claimed_at: float  # monotonic, from before the request was sent
     lease: int = 1
-    delivery_count: int = 1
+    delivery_count: int | None = 1
     reclaimed: bool = False
 
     @property
@@ -38,12 +38,17 @@ class Claim:
 
     @property
     def message_id(self) -> str:
-        return self.envelope.id.hex()
+        return self.id.hex()
 
     @property
-    def lease_token(self) -> str:
+    def lease_token(self) -> str | None:
         """What names this lease to the outside."""
         return f"{self.message_id}:{self.lease}"
+
+    def read(self, *, decode: bool) -> str | bytes:
+        """What the handler gets."""
+        payload = self.envelope.payload
+        return payload.decode() if decode else payload
 
 
 @dataclass(frozen=True, slots=True)

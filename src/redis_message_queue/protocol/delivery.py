@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from redis_message_queue.errors import (
     CleanupFailedError,
     CorruptMessageError,
+    GatewayContractError,
     RedisMessageQueueError,
     RetryBudgetExhaustedError,
 )
@@ -75,6 +76,12 @@ class Delivery:
         """The message with what is known about it, made when somebody asks."""
         if self._received is None:
             assert self.claim is not None and self.payload is not None
+            if self.claim.delivery_count is None:
+                raise GatewayContractError(
+                    "a custom gateway hands over payloads alone: there is no id, delivery count or time to tell",
+                    queue=self.queue.options.name,
+                    operation="current_message",
+                )
             lease = self._held_lease(self.claim)
             self._received = ReceivedMessage(
                 payload=self.payload,
@@ -126,9 +133,8 @@ class Delivery:
             claim = await self._claim()
             if claim is None:
                 return None
-            payload = claim.envelope.payload
             try:
-                self.payload = payload.decode() if self.queue.port.decodes else payload
+                self.payload = claim.read(decode=self.queue.store.decodes)
                 return claim
             except UnicodeDecodeError as error:
                 await self._bury(claim, error)
@@ -307,6 +313,8 @@ class Delivery:
     def _close(self) -> None:
         """Whoever asks for the current message no longer gets this one, in whatever order deliveries end."""
         self.is_open = False
+        if self._lease is not None:
+            self._lease.over = True
         if _innermost.get() is self:
             _innermost.set(self.around)
 

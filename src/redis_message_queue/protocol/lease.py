@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.options import QueueOptions
 from redis_message_queue.protocol.claim import Claim
-from redis_message_queue.protocol.port import Pause, Port
+from redis_message_queue.protocol.port import Pause, Runtime
 from redis_message_queue.protocol.tell import Teller, log
 
-Renew = Callable[[Claim, float], Awaitable[bool]]
+Renew = Callable[[Claim, float, Callable[[], bool]], Awaitable[bool]]
 
 
 @dataclass(slots=True, eq=False)
@@ -20,9 +20,10 @@ class Lease:
 
     claim: Claim
     length: float | None  # None: held for good
-    port: Port
+    port: Runtime
     started: float
     refused: bool = False
+    over: bool = False  # the delivery has ended, and nobody needs the lease any more
 
     @property
     def left(self) -> float:
@@ -62,7 +63,7 @@ class Heartbeat:
     async def _renew_once(self, pause: Pause) -> bool:
         lease, sent_at = self._lease, self._lease.port.now()
         try:
-            renewed = await self._renew(lease.claim, max(0.0, lease.left))
+            renewed = await self._renew(lease.claim, max(0.0, lease.left), lambda: lease.over)
         except Exception as error:
             if not await pause(0):
                 log.warning("a heartbeat could not renew its lease: %s", type(error).__name__)

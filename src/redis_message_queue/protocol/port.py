@@ -23,6 +23,11 @@ class Command:
     # The packed halves around the keys that a call brings itself, by the number of those keys.
     packed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, init=False)
 
+    def spelled_out(self, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        """The whole command with the script's text in it, so that it runs on a server that has never seen it."""
+        keys = (*self.keys, *open_keys)
+        return ("EVAL", self.script.source, len(keys), *keys, *self.settings, *arguments)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
@@ -62,23 +67,18 @@ Pause = Callable[[float], Awaitable[bool]]
 """Sleep beside a handler; the answer is whether to stop."""
 
 
-class Port(Protocol):
-    """What the protocol asks of a shell. A blocking port never suspends; an asyncio port may."""
-
-    socket_timeout: float | None  # how long the client listens for one answer
-    retry_window: float  # how long the client itself may go on repeating a command
-    decodes: bool  # whether its user wants text instead of bytes
-
-    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
-        """Run a script once."""
-
-    async def wait(self, bell: str, seconds: float) -> bool:
-        """Wait for the bell; whether it rang."""
+class Runtime(Protocol):
+    """What the protocol asks of a shell besides Redis. A blocking one never suspends; an asyncio one may."""
 
     async def sleep(self, seconds: float) -> None: ...
 
     async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
         """Call a function of the user's, of either colour; its exception comes back as a value."""
+
+    async def ask_to_the_end(
+        self, cancellations: list[BaseException], function: Callable[..., Any], *arguments: Any
+    ) -> Answer[Any]:
+        """The same, and a cancellation is noted and does not stop it."""
 
     def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> Sidecar: ...
 
@@ -102,6 +102,23 @@ class Port(Protocol):
 
     def is_cancellation(self, error: BaseException) -> bool:
         """Whether somebody cancelled the running task."""
+
+
+class Port(Runtime, Protocol):
+    """A runtime with Redis at its end."""
+
+    socket_timeout: float | None  # how long the client listens for one answer
+    retry_window: float  # how long the client itself may go on repeating a command
+    decodes: bool  # whether its user wants text instead of bytes
+
+    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        """Run a script once."""
+
+    async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+        """Send commands on one connection to the node that holds ``key``; the answer to each, an error as a value."""
+
+    async def wait(self, bell: str, seconds: float) -> bool:
+        """Wait for the bell; whether it rang."""
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from redis_message_queue import envelope
-from redis_message_queue.errors import QueueBackpressureError
+from redis_message_queue.errors import PublishNotConfirmedError, QueueBackpressureError
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, Slot
+from redis_message_queue.protocol.confirm import Confirmer, Sent
 from redis_message_queue.protocol.port import Argument
 
 _FULL = -1
@@ -34,24 +35,46 @@ class Publisher:
         self._options = calls.options
         self._blocks = calls.options.pending_overload_policy == "block"
         self._rules = _rules(calls.options)
+        self._confirmer = Confirmer(calls)
 
     async def publish(
         self, message_id: bytes, payload: bytes, marker: str | None, stopped: Callable[[], bool]
     ) -> Published:
         """Put a message into the line; at the limit raise, wait or drop, as the queue says."""
-        calls = self._calls
+        calls, confirms = self._calls, self._confirmer.wanted
+        if confirms:
+            await self._confirmer.refuse_if_impossible()
         slot = calls.borrow()
+        sent: Sent | None = None
         try:
             head = envelope.head(message_id)
             open_keys = () if marker is None else (marker,)
             if self._blocks:
-                reply = await self._wait_for_room(slot, head, payload, open_keys, stopped)
+                arguments, reply = await self._wait_for_room(slot, head, payload, open_keys, stopped)
             else:
                 arguments = (slot.next_call(), head, payload, *self._rules)
                 reply = await calls.call(slot.publish, arguments, open_keys=open_keys)
+            if confirms and reply != _FULL:
+                sent = Sent(slot, message_id, payload, arguments, open_keys, calls.port.now(), calls)
+                reply = await self._confirmer.confirm(sent)
         finally:
-            # Also after an unknown outcome: a higher number on the same slot shuts out a straggler.
-            calls.give_back(slot)
+            # Also after an unknown outcome: a higher number on the same slot shuts out a straggler. Only a publish
+            # that may be repeated keeps it.
+            if sent is None or sent.settled:
+                calls.give_back(slot)
+        return self._published(reply, message_id)
+
+    def repeat(self, error: PublishNotConfirmedError, payload: bytes) -> tuple[bytes, Coroutine[Any, Any, Published]]:
+        """Make a publish that was not confirmed once more: the same call, so it counts once."""
+        sent = self._confirmer.repeatable(error, payload)
+        return sent.message_id, self._repeat(sent)
+
+    async def _repeat(self, sent: Sent) -> Published:
+        reply = await self._confirmer.confirm(sent)
+        self._calls.give_back(sent.slot)
+        return self._published(reply, sent.message_id)
+
+    def _published(self, reply: Any, message_id: bytes) -> Published:
         if reply == _FULL:
             raise self._full(message_id)
         if isinstance(reply, bytes):
@@ -60,18 +83,18 @@ class Publisher:
 
     async def _wait_for_room(
         self, slot: Slot, head: bytes, payload: bytes, open_keys: tuple[str, ...], stopped: Callable[[], bool]
-    ) -> Any:
+    ) -> tuple[tuple[Argument, ...], Any]:
         """Ask again, 10 to 100 ms apart, until there is room, time is up or somebody stops us."""
         port = self._calls.port
         patience = self._options.pending_overload_block_timeout_seconds
         started, pause = port.now(), 0.01
         while True:
             left = patience - (port.now() - started)
-            arguments = (slot.next_call(), head, payload, *self._rules)
+            arguments: tuple[Argument, ...] = (slot.next_call(), head, payload, *self._rules)
             reply = await self._calls.call(slot.publish, arguments, open_keys=open_keys, budget=max(left, 0))
             left = patience - (port.now() - started)
             if reply != _FULL or left <= 0 or stopped():
-                return reply
+                return arguments, reply
             await port.sleep(min(pause, left))
             pause = min(0.1, pause * 1.5)
 

@@ -9,6 +9,7 @@ from redis_message_queue.errors import (
     ConfigurationError,
     PayloadTypeError,
     PayloadValueError,
+    PublishNotConfirmedError,
     RedisMessageQueueError,
 )
 from redis_message_queue.events import EventOperation, EventOutcome
@@ -16,14 +17,14 @@ from redis_message_queue.options import QueueOptions, number
 from redis_message_queue.protocol.delivery import Delivery
 from redis_message_queue.protocol.drain import Gate, drain
 from redis_message_queue.protocol.settle import Keep
-from redis_message_queue.protocol.store import RedisStore
+from redis_message_queue.protocol.store import Store
 from redis_message_queue.protocol.tell import Teller
 
 
 class QueueProtocol:
     """Publishing and delivering, with the user's rules around the store's verbs."""
 
-    def __init__(self, options: QueueOptions, store: RedisStore) -> None:
+    def __init__(self, options: QueueOptions, store: Store) -> None:
         options.check_beside(
             visibility_timeout_seconds=store.options.message_visibility_timeout_seconds,
             overload_policy=store.options.pending_overload_policy,
@@ -52,12 +53,12 @@ class QueueProtocol:
         """A way to at most one message, not yet begun."""
         return Delivery(self)
 
-    async def publish(self, message: str | dict[str, Any]) -> bool:
+    async def publish(self, message: str | dict[str, Any], repeat_of: PublishNotConfirmedError | None = None) -> bool:
         """Put a message into the line; False if it was suppressed as a duplicate."""
         entry = self.gate.enter()
         try:
             self.gate.refuse_if_shut()
-            return await self._publish(message)
+            return await self._publish(message, repeat_of)
         except RedisMessageQueueError as error:
             error.locate(self.options.name, "publish")
             raise
@@ -72,13 +73,18 @@ class QueueProtocol:
             return True
         return False
 
-    async def _publish(self, message: str | dict[str, Any]) -> bool:
+    async def _publish(self, message: str | dict[str, Any], repeat_of: PublishNotConfirmedError | None) -> bool:
         payload = self._rules.encode(message)
-        marker = await self._marker(message) if self.options.deduplication else None
-        message_id = self.port.fresh_id()
+        publisher = self.store.publisher
+        if repeat_of is None:
+            message_id = self.port.fresh_id()
+            marker = await self._marker(message) if self.options.deduplication else None
+            publishing = publisher.publish(message_id, payload, marker, self.is_stopped)
+        else:
+            message_id, publishing = publisher.repeat(repeat_of, payload)
         started = self.port.now() if self.teller.wanted else 0.0
         try:
-            published = await self.store.publisher.publish(message_id, payload, marker, self.is_stopped)
+            published = await publishing
         except Exception as error:
             await self.teller.tell(
                 EventOperation.PUBLISH, EventOutcome.FAILURE, message_id=message_id.hex(), error=error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,7 @@ class Settler:
         finally:
             self._calls.give_back(slot)
 
-    async def renew(self, claim: Claim, budget: float) -> bool:
-        """The lease begins anew, if it is still ours; the attempt ends when the lease would."""
-        return bool(await self._calls.call(self._renew, (claim.id, claim.lease), budget=budget) == b"1")
+    async def renew(self, claim: Claim, budget: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """The lease begins anew, if it is still ours; the attempt ends when the lease would, or the delivery has."""
+        held = (claim.id, claim.lease)
+        return bool(await self._calls.call(self._renew, held, budget=budget, stopped=is_over) == b"1")

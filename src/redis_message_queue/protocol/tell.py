@@ -10,7 +10,7 @@ from typing import Any
 
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.protocol.claim import Claim
-from redis_message_queue.protocol.port import Port
+from redis_message_queue.protocol.port import Runtime
 
 log = logging.getLogger("redis_message_queue")
 log.addHandler(logging.NullHandler())  # a program without logging set up is told by events, not on stderr
@@ -19,7 +19,7 @@ log.addHandler(logging.NullHandler())  # a program without logging set up is tol
 class Teller:
     """Builds events and hands them to the user's callback, whose mistakes stay its own."""
 
-    def __init__(self, queue: str, on_event: Callable[[QueueEvent], Any] | None, port: Port) -> None:
+    def __init__(self, queue: str, on_event: Callable[[QueueEvent], Any] | None, port: Runtime) -> None:
         self.queue = queue
         self.wanted = on_event is not None
         self._on_event = on_event
@@ -40,7 +40,7 @@ class Teller:
         if claim is not None:
             details["message_id"] = claim.message_id
             details["delivery_count"] = claim.delivery_count
-            details["lease_token_hash"] = token_hash(claim.lease_token)
+            details["lease_token_hash"] = None if claim.lease_token is None else token_hash(claim.lease_token)
         event = QueueEvent(
             queue=self.queue,
             operation=operation,

@@ -6,15 +6,26 @@ from typing import Any
 
 from redis_message_queue import options
 from redis_message_queue.client_gateway import ClientGateway
+from redis_message_queue.interrupt import BaseGracefulInterruptHandler
+from redis_message_queue.messages import ClaimedMessage
 from redis_message_queue.options import GatewayOptions, OverloadPolicy
+from redis_message_queue.protocol.port import finish
+from redis_message_queue.sync.abstract import AbstractRedisGateway
 from redis_message_queue.sync.port import BlockingPort
+from redis_message_queue.sync.runtime import BlockingRuntime
 
 
-class RedisGateway(ClientGateway):
-    """Keeps the messages of queues in Redis: a client, and the settings that several queues share."""
+class RedisGateway(ClientGateway, AbstractRedisGateway):
+    """Keeps the messages of queues in Redis: a client, and the settings that several queues share.
+
+    It also offers the seven operations of the contract, each name in them a whole key. A subclass that overrides
+    some of them has these called; the queue does the rest by itself.
+    """
 
     _asynchronous = False
     _port_class = BlockingPort
+    _runtime_class = BlockingRuntime
+    _contract = AbstractRedisGateway
 
     def __init__(
         self,
@@ -32,7 +43,40 @@ class RedisGateway(ClientGateway):
         max_pending_length: int | None = None,
         pending_overload_policy: OverloadPolicy = "raise",
         pending_overload_block_timeout_seconds: float = 1.0,
+        confirm_replicas: int | None = None,
+        confirm_fsync: bool = False,
+        confirm_timeout_seconds: float = 1.0,
         hash_tag: bool | None = None,
     ) -> None:
         settings = {name: value for name, value in locals().items() if name not in ("self", "redis_client")}
         self._open(redis_client, GatewayOptions(**settings))
+
+    def publish_message(self, queue: str, message: str, dedup_key: str) -> bool:
+        return finish(self._operations.publish_message(queue, message, dedup_key))
+
+    def add_message(self, queue: str, message: str) -> None:
+        finish(self._operations.add_message(queue, message))
+
+    def move_message(
+        self, from_queue: str, to_queue: str, message: str | bytes, *, lease_token: str | None = None
+    ) -> bool:
+        return finish(self._operations.move_message(from_queue, to_queue, message, lease_token))
+
+    def remove_message(self, queue: str, message: str | bytes, *, lease_token: str | None = None) -> bool:
+        return finish(self._operations.remove_message(queue, message, lease_token))
+
+    def renew_message_lease(
+        self,
+        queue: str,
+        message: str | bytes,
+        lease_token: str,
+        *,
+        is_interrupted: BaseGracefulInterruptHandler | None = None,
+    ) -> bool:
+        return finish(self._operations.renew_message_lease(queue, lease_token, is_interrupted))
+
+    def wait_for_message_and_move(self, from_queue: str, to_queue: str) -> ClaimedMessage | str | bytes | None:
+        return finish(self._operations.wait_for_message_and_move(from_queue, to_queue))
+
+    def trim_queue(self, queue: str, max_length: int) -> None:
+        finish(self._operations.trim_queue(queue, max_length))

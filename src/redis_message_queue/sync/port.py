@@ -1,12 +1,7 @@
-"""The blocking port: it does what the protocol asks before it returns, so nothing ever suspends."""
+"""The blocking port: scripts over a redis-py client, each done before the call returns."""
 
 from __future__ import annotations
 
-import inspect
-import threading
-import time
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
 from typing import Any
 
 import redis
@@ -14,11 +9,12 @@ from redis import exceptions
 
 from redis_message_queue import wire
 from redis_message_queue.client_port import ClientPort
-from redis_message_queue.protocol.port import Answer, Argument, Command, Pause, finish
+from redis_message_queue.protocol.port import Argument, Command
+from redis_message_queue.sync.runtime import BlockingRuntime
 
 
-class BlockingPort(ClientPort):
-    """A `Port` over a blocking redis-py client, `time` and `threading`."""
+class BlockingPort(ClientPort, BlockingRuntime):
+    """A `Port` over a blocking redis-py client."""
 
     _plain_client = redis.Redis
     _plain_pools = (redis.ConnectionPool, redis.BlockingConnectionPool)
@@ -83,49 +79,27 @@ class BlockingPort(ClientPort):
             return self._exchange(wire.pack_words(words)) is not None
         return self._execute(*words) is not None
 
-    async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+    async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+        pool = self._pool_of(key)
+        connection = pool.get_connection()
+        answers: list[Any] = []
         try:
-            value = function(*arguments)
-        except Exception as error:
-            return Answer(error=error)
-        if inspect.isawaitable(value):
-            if inspect.iscoroutine(value):
-                value.close()
-            name = getattr(function, "__name__", repr(function))
-            return Answer(error=TypeError(f"{name} returned an awaitable, which the sync queue cannot await"))
-        return Answer(value)
+            connection.send_packed_command([wire.pack_words(words) for words in commands])
+            while len(answers) < len(commands):
+                try:
+                    answers.append(connection.read_response(disable_decoding=True))
+                except exceptions.ResponseError as error:
+                    answers.append(error)
+        finally:
+            if len(answers) < len(commands):
+                connection.disconnect()
+            pool.release(connection)
+        if wire.is_cluster(self._client) and wire.has_moved(answers):
+            self._client.nodes_manager.initialize()
+            raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
+        return answers
 
-    def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> HeartbeatThread:
-        return HeartbeatThread(work)
-
-    def lock(self) -> AbstractContextManager[Any]:
-        return threading.RLock()
-
-    def is_cancellation(self, error: BaseException) -> bool:
-        return False
-
-
-class HeartbeatThread:
-    """A daemon thread that runs a coroutine of the protocol beside a handler."""
-
-    _STOP_SECONDS = 0.1  # a renewal takes a few ms; one that hangs is fenced off, and must not delay the ack
-
-    def __init__(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> None:
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: finish(work(self._pause)), name="redis-message-queue-heartbeat", daemon=True
-        )
-        self._thread.start()
-
-    async def _pause(self, seconds: float) -> bool:
-        return self._stopped.wait(seconds)
-
-    async def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join(self._STOP_SECONDS)
-
-    def abandon(self) -> None:
-        self._stopped.set()
+    def _pool_of(self, key: str) -> Any:
+        if not wire.is_cluster(self._client):
+            return self._client.connection_pool
+        return self._client.get_redis_connection(self._client.get_node_from_key(key)).connection_pool

@@ -1,0 +1,82 @@
+"""The asyncio runtime: it suspends where the blocking one waits."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from redis_message_queue.local_runtime import LocalRuntime
+from redis_message_queue.protocol.port import Answer, Pause
+
+
+class AsyncioRuntime(LocalRuntime):
+    """A `Runtime` over the running loop."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+        try:
+            value = function(*arguments)
+            return Answer(await value if inspect.isawaitable(value) else value)
+        except StopIteration as error:
+            # No coroutine can let it through; this is what Python itself makes of it.
+            trouble = RuntimeError("a callback raised StopIteration")
+            trouble.__cause__ = error
+            return Answer(error=trouble)
+        except Exception as error:
+            return Answer(error=error)
+
+    async def ask_to_the_end(
+        self, cancellations: list[BaseException], function: Callable[..., Any], *arguments: Any
+    ) -> Answer[Any]:
+        asked = asyncio.ensure_future(self.ask(function, *arguments))
+        while True:
+            try:
+                return await asyncio.shield(asked)
+            except asyncio.CancelledError as cancelled:
+                if asked.cancelled():  # not us: the work was cancelled from inside
+                    raise
+                cancellations.append(cancelled)
+
+    def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> HeartbeatTask:
+        return HeartbeatTask(work)
+
+    def lock(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # one thread, and no await inside
+
+    def is_transient(self, error: BaseException) -> bool:
+        return isinstance(error, ConnectionError | TimeoutError)
+
+    def is_cancellation(self, error: BaseException) -> bool:
+        return isinstance(error, asyncio.CancelledError)
+
+
+class HeartbeatTask:
+    """A task that runs a coroutine of the protocol beside a handler."""
+
+    _STOP_SECONDS = 0.1  # a renewal takes a few ms; one that hangs is fenced off, and must not delay the ack
+
+    def __init__(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> None:
+        self._stopped = asyncio.Event()
+        self._task = asyncio.create_task(work(self._pause), name="redis-message-queue-heartbeat")
+
+    async def _pause(self, seconds: float) -> bool:
+        if seconds <= 0 or self._stopped.is_set():
+            return self._stopped.is_set()
+        try:
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        self._stopped.set()
+        await asyncio.wait({self._task}, timeout=self._STOP_SECONDS)
+        self._task.cancel()
+
+    def abandon(self) -> None:
+        self._task.cancel()

@@ -1,0 +1,138 @@
+"""How a publish is known to be safe: replicas or the disk say that they have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, PublishNotConfirmedError
+from redis_message_queue.options import GatewayOptions
+from redis_message_queue.protocol.calls import Calls, Slot
+from redis_message_queue.protocol.port import Argument
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A publish as it went out: what it takes to send the very same once more."""
+
+    slot: Slot
+    message_id: bytes
+    payload: bytes
+    arguments: tuple[Argument, ...]
+    open_keys: tuple[str, ...]
+    at: float
+    owner: object  # the calls whose slot it is
+    settled: bool = False  # confirmed, or given up: its slot is in other hands
+
+
+class Confirmer:
+    """Asks for confirmation of what was published, as far as the queue's options want it.
+
+    ``WAIT`` and ``WAITAOF`` speak of the last write of their own connection, and a pool gives out any connection. So
+    the publish is sent once more, on the connection that asks: its number makes that harmless, and the script
+    answers a repetition with a small write of its own. A primary that was lost in between has published it anew.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        options = calls.options
+        self._calls = calls
+        self._replicas = options.confirm_replicas or 0
+        self._fsync = options.confirm_fsync
+        self._patience = options.confirm_timeout_seconds
+        self._checked = not self._fsync
+        self.wanted = _is_wanted(options)
+        timeout = calls.port.socket_timeout
+        # The server answers at the end of its time, and the socket must still be listening then.
+        self._slice = self._patience if timeout is None else min(self._patience, 0.8 * timeout)
+
+    async def refuse_if_impossible(self) -> None:
+        """Find out before anything is written whether this server can confirm what it is asked to."""
+        if self._checked:
+            return
+        (answer,) = await self._calls.retry(
+            lambda: self._calls.port.converse(self._calls.keys.pending, (self._question(0.001),)), "confirm"
+        )
+        if isinstance(answer, Exception):
+            raise ConfigurationError(
+                f"confirm_fsync needs a server with WAITAOF (Redis 7.2, Valkey 7.2 or newer) and appendonly yes; "
+                f"this one says: {answer}"
+            ) from answer
+        self._checked = True
+
+    async def confirm(self, sent: Sent) -> Any:
+        """The answer to the publish, when enough of them have it; else an error with which it can be repeated."""
+        port = self._calls.port
+        deadline = port.now() + self._patience
+        while True:
+            left = deadline - port.now()
+            try:
+                published, have = await self._ask(sent, max(left, 0.0))
+            except Exception as error:
+                raise self._unconfirmed(sent, f"asking failed ({type(error).__name__})") from error
+            if self._is_enough(have):
+                sent.settled = True
+                return published
+            if port.now() >= deadline:
+                raise self._unconfirmed(sent, self._shortfall(have))
+
+    def repeatable(self, error: PublishNotConfirmedError, payload: bytes) -> Sent:
+        """What the error remembers, if it is ours to repeat and Redis cannot have forgotten the call."""
+        if not isinstance(error, PublishNotConfirmedError):
+            raise ConfigurationTypeError(f"repeat_of must be a PublishNotConfirmedError, not {type(error).__name__}")
+        calls, sent = self._calls, error.sent
+        if not isinstance(sent, Sent) or sent.owner is not calls or not calls.owns(sent.slot):
+            raise ConfigurationError("repeat_of is an error of another queue object; repeat it there")
+        if sent.payload != payload:
+            raise ConfigurationError("repeat_of is the error of another message; pass the one that it was raised for")
+        if sent.settled:
+            raise ConfigurationError("repeat_of was repeated and confirmed already; there is nothing left to do")
+        age, longest = calls.port.now() - sent.at, calls.keep_seconds / 2
+        if age > longest:
+            raise ConfigurationError(
+                f"repeat_of is {age:.0f} s old, and after {longest:.0f} s Redis may have forgotten the call; "
+                "look whether the message is there before you publish it anew"
+            )
+        return sent
+
+    async def _ask(self, sent: Sent, left: float) -> tuple[Any, Any]:
+        again = sent.slot.publish.spelled_out(sent.open_keys, sent.arguments)
+        question = self._question(min(left, self._slice))
+        published, have = await self._calls.retry(
+            lambda: self._calls.port.converse(sent.slot.key, (again, question)), "confirm", budget=left
+        )
+        for answer in (published, have):
+            if isinstance(answer, Exception):
+                raise answer
+        return published, have
+
+    def _question(self, seconds: float) -> tuple[Argument, ...]:
+        milliseconds = max(1, int(seconds * 1000))  # 0 would mean for ever
+        if self._fsync:
+            return ("WAITAOF", 1, self._replicas, milliseconds)
+        return ("WAIT", self._replicas, milliseconds)
+
+    def _is_enough(self, have: Any) -> bool:
+        if self._fsync:
+            local, replicas = have
+            return bool(local >= 1 and replicas >= self._replicas)
+        return bool(have >= self._replicas)
+
+    def _shortfall(self, have: Any) -> str:
+        if not self._fsync:
+            return f"{have} of {self._replicas} replicas have it"
+        local, replicas = have
+        return f"fsync {'done' if local else 'not done'}, {replicas} of {self._replicas} replicas have it on disk"
+
+    def _unconfirmed(self, sent: Sent, shortfall: str) -> PublishNotConfirmedError:
+        error = PublishNotConfirmedError(
+            f"the message was published and not confirmed within {self._patience} s ({shortfall}); it may still be "
+            "there and be delivered: publish(message, repeat_of=error) asks again and never doubles it",
+            message_id=sent.message_id.hex(),
+            operation="publish",
+        )
+        error.sent = sent
+        return error
+
+
+def _is_wanted(options: GatewayOptions) -> bool:
+    return options.confirm_replicas is not None or options.confirm_fsync

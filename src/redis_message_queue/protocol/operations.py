@@ -1,0 +1,168 @@
+"""The built-in gateway seen through the seven operations of the contract, for those who override some of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from redis_message_queue.envelope import ID_BYTES, Envelope, PayloadRules
+from redis_message_queue.errors import GatewayContractError
+from redis_message_queue.interrupt import BaseGracefulInterruptHandler
+from redis_message_queue.keys import QueueKeys, siblings
+from redis_message_queue.messages import ClaimedMessage
+from redis_message_queue.options import GatewayOptions, whole_number
+from redis_message_queue.protocol.claim import Claim
+from redis_message_queue.protocol.port import Argument, Port
+from redis_message_queue.protocol.settle import Keep
+from redis_message_queue.protocol.store import RedisStore
+
+
+def _never() -> bool:
+    return False
+
+
+async def _unheard(error: Exception, tries: int) -> None:
+    return
+
+
+class Operations:
+    """Each name of a queue here is a whole key; the other keys of its queue are its siblings.
+
+    A message that is held is named by its lease token, also on a gateway without leases: there it is remembered
+    here, because its holder knows nothing but the payload.
+    """
+
+    def __init__(self, port: Port, options: GatewayOptions) -> None:
+        self._port = port
+        self._options = options
+        self._stores: dict[tuple[str, str], RedisStore] = {}
+        self._held: dict[tuple[str, str | bytes], list[str]] = {}
+        self._lock = port.lock()
+
+    def _store(self, pending: str, processing: str) -> RedisStore:
+        store = self._stores.get((pending, processing))
+        if store is None:
+            keys = _keys(pending, processing, self._options.dead_letter_queue)
+            store = self._stores[pending, processing] = RedisStore(self._port, keys, self._options)
+        return store
+
+    def _store_of_line(self, pending: str) -> RedisStore:
+        return self._store(pending, siblings(pending).processing)
+
+    def _store_of_held(self, processing: str) -> RedisStore:
+        return self._store(siblings(processing).pending, processing)
+
+    async def publish_message(self, queue: str, message: Any, dedup_key: str | None) -> bool:
+        payload = message if isinstance(message, bytes) else PayloadRules().encode(message)
+        publisher = self._store_of_line(queue).publisher
+        published = await publisher.publish(self._port.fresh_id(), payload, dedup_key, _never)
+        return published.accepted
+
+    async def add_message(self, queue: str, message: Any) -> None:
+        await self.publish_message(queue, message, None)
+
+    async def wait_for_message_and_move(self, from_queue: str, to_queue: str) -> ClaimedMessage | str | bytes | None:
+        store = self._store(from_queue, to_queue)
+        while True:
+            claim = await self._recover(store) or await self._claim(store)
+            if claim is None:
+                return None
+            try:
+                stored = claim.read(decode=store.decodes)
+            except UnicodeDecodeError:
+                await store.settler.settle(claim, Keep(store.keys.dead_letter, self._options.max_dead_letter_length))
+                continue
+            return self._handed(to_queue, stored, claim.lease_token or "")
+
+    def _handed(self, queue: str, stored: str | bytes, token: str) -> ClaimedMessage | str | bytes:
+        if self._options.message_visibility_timeout_seconds is not None:
+            return ClaimedMessage(stored, token)
+        with self._lock:
+            self._held.setdefault((queue, stored), []).append(token)
+        return stored
+
+    async def _recover(self, store: RedisStore) -> Claim | None:
+        """A message that an earlier call took and nobody saw."""
+        while store.claimer.unsure:
+            recovered = await store.claimer.recover(self)
+            if recovered is None:
+                return None
+            attempt, found = recovered
+            attempt.unsure = False
+            store.claimer.release(attempt)
+            if found.claim is not None:
+                return found.claim
+        return None
+
+    async def _claim(self, store: RedisStore) -> Claim | None:
+        attempt = store.claimer.attempt()
+        try:
+            found = await store.claimer.claim(attempt, self._options.message_wait_interval_seconds, _never, _unheard)
+            attempt.unsure = False
+        finally:
+            store.claimer.release(attempt)
+        return found.claim
+
+    async def move_message(self, from_queue: str, to_queue: str, message: str | bytes, lease_token: str | None) -> bool:
+        return await self._settle(from_queue, message, lease_token, Keep(to_queue, None))
+
+    async def remove_message(self, queue: str, message: str | bytes, lease_token: str | None) -> bool:
+        return await self._settle(queue, message, lease_token, None)
+
+    async def _settle(self, queue: str, message: str | bytes, lease_token: str | None, keep: Keep | None) -> bool:
+        token = lease_token or self._remembered(queue, message)
+        if token is None:
+            return False
+        settled = await self._store_of_held(queue).settler.settle(_claim_of(token), keep)
+        return settled.held
+
+    def _remembered(self, queue: str, message: str | bytes) -> str | None:
+        with self._lock:
+            tokens = self._held.pop((queue, message), [])
+            if not tokens:
+                return None
+            token, *others = tokens
+            if others:
+                self._held[queue, message] = others
+            return token
+
+    async def renew_message_lease(
+        self, queue: str, lease_token: str, interrupt: BaseGracefulInterruptHandler | None
+    ) -> bool:
+        settler = self._store_of_held(queue).settler
+        budget = self._options.message_visibility_timeout_seconds or 0.0
+        return await settler.renew(_claim_of(lease_token), budget, interrupt.is_interrupted if interrupt else _never)
+
+    async def trim_queue(self, queue: str, max_length: int) -> None:
+        whole_number("max_length", max_length)
+        trim: tuple[Argument, ...] = ("LTRIM", queue, 0, max_length - 1)
+        (answer,) = await self._store_of_line(queue).calls.retry(lambda: self._port.converse(queue, (trim,)), "trim")
+        if isinstance(answer, Exception):
+            raise answer
+
+
+def _keys(pending: str, processing: str, dead_letter: str | None) -> QueueKeys:
+    """The line's own siblings, and beside what is held those of that."""
+    line, held = siblings(pending), siblings(processing)
+    return replace(
+        line,
+        pending=pending,
+        processing=processing,
+        leases=held.leases,
+        deliveries=held.deliveries,
+        dead_letter=dead_letter or line.dead_letter,
+    )
+
+
+def _claim_of(token: str) -> Claim:
+    """The claim that a lease token speaks of."""
+    id, _, lease = token.partition(":") if isinstance(token, str) else ("", "", "")
+    try:
+        stored = b"\x80" + bytes.fromhex(id)
+        if len(stored) != 1 + ID_BYTES:
+            raise ValueError(token)
+        return Claim(Envelope(stored), 0.0, lease=int(lease))
+    except ValueError:
+        raise GatewayContractError(
+            "lease_token must be one that wait_for_message_and_move has given with its ClaimedMessage"
+        ) from None

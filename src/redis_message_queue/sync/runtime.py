@@ -1,0 +1,72 @@
+"""The blocking runtime: it does what the protocol asks before it returns, so nothing ever suspends."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any
+
+from redis_message_queue.local_runtime import LocalRuntime
+from redis_message_queue.protocol.port import Answer, Pause, finish
+
+
+class BlockingRuntime(LocalRuntime):
+    """A `Runtime` over `time` and `threading`."""
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+        try:
+            value = function(*arguments)
+        except Exception as error:
+            return Answer(error=error)
+        if inspect.isawaitable(value):
+            if inspect.iscoroutine(value):
+                value.close()
+            name = getattr(function, "__name__", repr(function))
+            return Answer(error=TypeError(f"{name} returned an awaitable, which the sync queue cannot await"))
+        return Answer(value)
+
+    async def ask_to_the_end(
+        self, cancellations: list[BaseException], function: Callable[..., Any], *arguments: Any
+    ) -> Answer[Any]:
+        return await self.ask(function, *arguments)  # nobody cancels a thread
+
+    def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> HeartbeatThread:
+        return HeartbeatThread(work)
+
+    def lock(self) -> AbstractContextManager[Any]:
+        return threading.RLock()
+
+    def is_transient(self, error: BaseException) -> bool:
+        return isinstance(error, ConnectionError | TimeoutError)
+
+    def is_cancellation(self, error: BaseException) -> bool:
+        return False
+
+
+class HeartbeatThread:
+    """A daemon thread that runs a coroutine of the protocol beside a handler."""
+
+    _STOP_SECONDS = 0.1  # a renewal takes a few ms; one that hangs is fenced off, and must not delay the ack
+
+    def __init__(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: finish(work(self._pause)), name="redis-message-queue-heartbeat", daemon=True
+        )
+        self._thread.start()
+
+    async def _pause(self, seconds: float) -> bool:
+        return self._stopped.wait(seconds)
+
+    async def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(self._STOP_SECONDS)
+
+    def abandon(self) -> None:
+        self._stopped.set()
