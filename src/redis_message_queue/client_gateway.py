@@ -10,6 +10,7 @@ from redis_message_queue.custom_gateway import PUBLISHING, GatewayContract, chec
 from redis_message_queue.errors import ConfigurationError, GatewayContractError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
+from redis_message_queue.process_bound import ProcessBound
 from redis_message_queue.protocol.foreign import ForeignStore
 from redis_message_queue.protocol.operations import Operations
 from redis_message_queue.protocol.port import Port
@@ -17,7 +18,7 @@ from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore, Store
 
 
-class ClientGateway(GatewayContract):
+class ClientGateway(ProcessBound, GatewayContract):
     """A redis-py client of one colour, and the settings of what is kept behind it."""
 
     _asynchronous: ClassVar[bool]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar
 
 from redis_message_queue import wire
@@ -16,6 +17,7 @@ class ClientPort:
 
     def __init__(self, client: Any, *, pack_by_hand: bool = True) -> None:
         self._client = client
+        self.born_in = os.getpid()
         plain = wire.is_plain(client, self._plain_client, self._plain_pools, self._plain_connections)
         self._packs_by_hand = plain and pack_by_hand
         self.socket_timeout: float | None = wire.connection_settings(client).get("socket_timeout")

@@ -9,6 +9,20 @@ import time
 from redis_message_queue.identity import fresh_id
 
 
+class _Here:
+    """The number of this process, kept: asking the system takes 0.3 µs, and a publish asks four times."""
+
+    def __init__(self) -> None:
+        self.look()
+        os.register_at_fork(after_in_child=self.look)
+
+    def look(self) -> None:
+        self.process = os.getpid()
+
+
+_here = _Here()
+
+
 class LocalRuntime:
     """The part of a runtime that neither waits nor depends on a colour."""
 
@@ -22,4 +36,4 @@ class LocalRuntime:
         return fresh_id()
 
     def process(self) -> int:
-        return os.getpid()
+        return _here.process

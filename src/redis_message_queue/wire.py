@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import redis
@@ -11,6 +13,7 @@ from redis import exceptions
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, LuaScriptError
 from redis_message_queue.protocol.port import Argument, Command
 
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _TRANSIENT_CLASSES = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -160,6 +163,25 @@ def close_idle_connections(client: Any) -> None:
         pool = getattr(node, "connection_pool", None)
         if pool is not None:
             pool.disconnect(inuse_connections=False)
+
+
+def locks_of(client: Any) -> Iterator[Any]:
+    """Every lock inside a client, whatever redis-py calls it."""
+    seen: set[int] = set()
+    ahead = [client]
+    while ahead:
+        each = ahead.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, _LOCKS):
+            yield each
+        elif isinstance(each, dict):
+            ahead += each.values()
+        elif isinstance(each, list | tuple | set):
+            ahead += each
+        elif each is client or type(each).__module__.partition(".")[0] == "redis":
+            ahead += getattr(each, "__dict__", {}).values()
 
 
 def is_plain(client: Any, kind: Any, pools: tuple[type, ...], connections: tuple[type, ...]) -> bool:

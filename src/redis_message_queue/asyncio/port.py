@@ -10,6 +10,7 @@ from redis import exceptions
 from redis_message_queue import wire
 from redis_message_queue.asyncio.runtime import AsyncioRuntime
 from redis_message_queue.client_port import ClientPort
+from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.protocol.port import Argument, Command
 
 
@@ -23,6 +24,19 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         redis.asyncio.SSLConnection,
         redis.asyncio.UnixDomainSocketConnection,
     )
+
+    def inherit(self) -> None:
+        """Sockets and loop behind an asyncio client are shared with the parent after a fork, and nobody resets them."""
+        raise ConfigurationError(
+            "this asyncio queue was made in another process, and its connections are that process's; "
+            "make the client and the queue in the process that uses them, after the fork"
+        )
+
+    def _our_client(self) -> Any:
+        """The client, for its own process alone: the other's command would be answered to us."""
+        if self.process() != self.born_in:
+            self.inherit()
+        return self._client
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         try:
@@ -38,11 +52,11 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
 
     async def _execute(self, *words: Any) -> Any:
         """A command by the client's own way, for a client that is not plain."""
-        return await self._client.execute_command(*words, NEVER_DECODE=True)
+        return await self._our_client().execute_command(*words, NEVER_DECODE=True)
 
     async def _exchange(self, packed: bytes) -> Any:
         """The same without redis-py's command layer, which costs its client more than the socket does."""
-        pool = self._client.connection_pool
+        pool = self._our_client().connection_pool
         connection = await pool.get_connection()
         answered = False
         try:
@@ -67,21 +81,21 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
 
     async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         if not wire.is_cluster(self._client):
-            pool = self._client.connection_pool
+            pool = self._our_client().connection_pool
             connection = await pool.get_connection()
             try:
                 return await self._talk(connection, commands)
             finally:
                 await pool.release(connection)
-        await self._client.initialize()
-        node = self._client.get_node_from_key(key)
+        await self._our_client().initialize()
+        node = self._our_client().get_node_from_key(key)
         connection = node.acquire_connection()
         try:
             answers = await self._talk(connection, commands)
         finally:
             node.release(connection)
         if wire.has_moved(answers):
-            await self._client.nodes_manager.initialize()
+            await self._our_client().nodes_manager.initialize()
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
         return answers
 

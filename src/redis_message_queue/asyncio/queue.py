@@ -17,11 +17,12 @@ from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.options import UNSET, Default, OverloadPolicy
+from redis_message_queue.process_bound import ProcessBound
 from redis_message_queue.protocol.delivery import Delivery, current_message
 from redis_message_queue.protocol.queue import QueueProtocol
 
 
-class RedisMessageQueue:
+class RedisMessageQueue(ProcessBound):
     """A queue of messages in Redis: publish at one end, process at the other.
 
     Give it a redis-py ``client``, or a ``gateway`` that holds one. Every feature beyond that is optional; the

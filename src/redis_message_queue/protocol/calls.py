@@ -90,6 +90,8 @@ class Calls:
         if self._handed_over:
             self._collect()
         if self._process != self.port.process():
+            if self.port.born_in != self.port.process():
+                self.port.inherit()
             # A forked child must not share numbers with its parent: it starts with no slots at all.
             self._free = deque()
             self._process = self.port.process()

@@ -47,6 +47,7 @@ class Delivery:
     __slots__ = (
         "_cancelled",
         "_lease",
+        "_process",
         "_received",
         "_sidecar",
         "around",
@@ -65,6 +66,7 @@ class Delivery:
         self.attempt: Attempt | None = None  # unsure until the shell says that the handler has the message
         self.hands_off = False  # leave the message as it is, whatever the handler did
         self.is_open = False
+        self._process = queue.port.process()
         self.around: Delivery | None = None
         self._lease: Lease | None = None
         self._received: ReceivedMessage | None = None
@@ -153,9 +155,9 @@ class Delivery:
             if found.claim is not None:
                 return found.claim
             self._release(self.attempt)
-        attempt = self.attempt = claimer.attempt()
         wait = queue.store.options.message_wait_interval_seconds
         try:
+            attempt = self.attempt = claimer.attempt()
             found = await claimer.claim(attempt, wait, queue.is_stopped, self._tell_retry)
         except Exception as error:
             if isinstance(error, RedisMessageQueueError):
@@ -225,6 +227,8 @@ class Delivery:
         if claim is None:
             return
         self._close()
+        if self._process != self.queue.port.process():
+            return  # a handler has forked: the message is its parent's to settle, and so is the heartbeat
         if self._sidecar is not None:
             await self._undisturbed(self._sidecar.stop())
         if self.hands_off:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,13 @@ from redis_message_queue.events import EventOperation
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
 
-# What the calls around this one have under way: a drain inside them cannot wait for them to end.
-_around: ContextVar[tuple[object, ...]] = ContextVar("redis_message_queue_under_way", default=())
+Work = tuple[int, object]
+"""Something under way, and the process that it is under way in."""
 
-Entry = tuple[object, Token[tuple[object, ...]]]
+# What the calls around this one have under way: a drain inside them cannot wait for them to end.
+_around: ContextVar[tuple[Work, ...]] = ContextVar("redis_message_queue_under_way", default=())
+
+Entry = tuple[Work, Token[tuple[Work, ...]]]
 
 _LOOK_AGAIN_SECONDS = 0.01
 
@@ -22,15 +26,16 @@ _LOOK_AGAIN_SECONDS = 0.01
 class Gate:
     """Knows what is under way in a queue object, and shuts."""
 
-    __slots__ = ("_under_way", "is_shut")
+    __slots__ = ("_process", "_under_way", "is_shut")
 
-    def __init__(self) -> None:
+    def __init__(self, process: Callable[[], int]) -> None:
         self.is_shut = False
-        self._under_way: set[object] = set()
+        self._process = process
+        self._under_way: set[Work] = set()
 
     def enter(self) -> Entry:
         """Begin something that a drain waits for. First noted, then looked: so no drain overlooks it."""
-        token = object()
+        token = (self._process(), object())
         self._under_way.add(token)
         return token, _around.set((*_around.get(), token))
 
@@ -47,7 +52,9 @@ class Gate:
 
     def others_are_under_way(self) -> bool:
         """Whether somebody else is still at work."""
-        return bool(self._under_way.difference(_around.get()))
+        # What a fork has brought along ends in the parent, and never here.
+        here = self._process()
+        return any(process == here for process, _ in self._under_way.difference(_around.get()))
 
     def we_are_under_way(self) -> bool:
         """Whether this call was made from inside unfinished work, by a signal or a callback."""

@@ -109,7 +109,11 @@ class Port(Runtime, Protocol):
 
     socket_timeout: float | None  # how long the client listens for one answer
     retry_window: float  # how long the client itself may go on repeating a command
+    born_in: int  # the process that made it
     decodes: bool  # whether its user wants text instead of bytes
+
+    def inherit(self) -> None:
+        """Asked once in a process that has this port from its parent: refuse, if it cannot be used there."""
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         """Run a script once."""

@@ -37,7 +37,7 @@ class QueueProtocol:
         self.failed = self._keep(options.enable_failed_queue, store.keys.failed, options.max_failed_length)
         self.dead_letters = Keep(store.keys.dead_letter, store.options.max_dead_letter_length)
         self.is_drained = False
-        self.gate = Gate()
+        self.gate = Gate(store.port.process)
         self._rules = options.payload_rules
 
     @staticmethod

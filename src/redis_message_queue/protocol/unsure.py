@@ -14,7 +14,9 @@ class UnsureClaims:
         self._lock = calls.port.lock()
 
     def __len__(self) -> int:
-        return len(self._attempts)
+        if not self._attempts:
+            return 0
+        return sum(self._calls.owns(attempt.slot) for attempt in self._attempts)  # not what a fork has brought along
 
     def note(self, attempt: Attempt) -> None:
         """Whoever made this attempt has left it; the next may ask."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+from weakref import WeakSet
 
 import redis
 from redis import exceptions
@@ -23,6 +25,18 @@ class BlockingPort(ClientPort, BlockingRuntime):
         redis.SSLConnection,
         redis.UnixDomainSocketConnection,
     )
+
+    def __init__(self, client: Any, *, pack_by_hand: bool = True) -> None:
+        super().__init__(client, pack_by_hand=pack_by_hand)
+        _ports.add(self)
+
+    def inherit(self) -> None:
+        return  # redis-py's blocking pools notice a fork by themselves
+
+    def free_inherited_locks(self) -> None:
+        """In a forked child: redis-py drops the connections of its pools, and goes on with their locks as they are."""
+        for lock in wire.locks_of(self._client):
+            lock._at_fork_reinit()
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         try:
@@ -103,3 +117,14 @@ class BlockingPort(ClientPort, BlockingRuntime):
         if not wire.is_cluster(self._client):
             return self._client.connection_pool
         return self._client.get_redis_connection(self._client.get_node_from_key(key)).connection_pool
+
+
+_ports: WeakSet[BlockingPort] = WeakSet()
+
+
+def _free_inherited_locks() -> None:
+    for port in list(_ports):
+        port.free_inherited_locks()
+
+
+os.register_at_fork(after_in_child=_free_inherited_locks)

@@ -15,6 +15,7 @@ from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.options import UNSET, Default, OverloadPolicy
+from redis_message_queue.process_bound import ProcessBound
 from redis_message_queue.protocol.delivery import Delivery, current_message
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
@@ -22,7 +23,7 @@ from redis_message_queue.sync.abstract import AbstractRedisGateway
 from redis_message_queue.sync.gateway import RedisGateway
 
 
-class RedisMessageQueue:
+class RedisMessageQueue(ProcessBound):
     """A queue of messages in Redis: publish at one end, process at the other.
 
     Give it a redis-py ``client``, or a ``gateway`` that holds one. Every feature beyond that is optional; the

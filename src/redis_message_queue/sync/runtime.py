@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakSet
 
 from redis_message_queue.local_runtime import LocalRuntime
 from redis_message_queue.protocol.port import Answer, Pause, finish
+
+_locks: WeakSet[Any] = WeakSet()
+
+
+def _free_inherited_locks() -> None:
+    """In a forked child: what another thread of the parent held, nobody here would ever release."""
+    for lock in list(_locks):
+        lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=_free_inherited_locks)
 
 
 class BlockingRuntime(LocalRuntime):
@@ -40,7 +53,9 @@ class BlockingRuntime(LocalRuntime):
         return HeartbeatThread(work)
 
     def lock(self) -> AbstractContextManager[Any]:
-        return threading.RLock()
+        lock = threading.RLock()
+        _locks.add(lock)
+        return lock
 
     def is_transient(self, error: BaseException) -> bool:
         return isinstance(error, ConnectionError | TimeoutError)

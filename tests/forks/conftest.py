@@ -1,0 +1,75 @@
+"""Children to fork, clients for them to inherit, and a look at what is really in Redis."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.keys import QueueKeys
+from tests.contract.conftest import onlooker, pytest_pyfunc_call, shell, wiring  # noqa: F401  fixtures, found by name
+from tests.faults.conftest import Truth
+from tests.faults.proxy import FaultyProxy
+from tests.forks.children import Child, Family
+
+Fork = Callable[..., Child]
+
+
+class SubclassedRedis(redis.Redis):
+    """No plain client any more, so that commands take redis-py's own way."""
+
+
+def plain(port: int) -> redis.Redis:
+    return redis.Redis(host="127.0.0.1", port=port)
+
+
+def subclassed(port: int) -> redis.Redis:
+    return SubclassedRedis(host="127.0.0.1", port=port)
+
+
+def with_a_waiting_pool(port: int) -> redis.Redis:
+    pool = redis.BlockingConnectionPool(host="127.0.0.1", port=port, max_connections=3, timeout=10)
+    return redis.Redis.from_pool(pool)
+
+
+@pytest.fixture
+def fork() -> Iterator[Fork]:
+    """Runs a function in a forked child; no child outlives its test."""
+    family = Family()
+    yield family.fork
+    family.end()
+
+
+@pytest.fixture
+def truth(client: redis.Redis) -> Truth:
+    """The queue "forks" as the server has it."""
+    return Truth(client, QueueKeys.of("forks"))
+
+
+@pytest.fixture(params=[plain, subclassed, with_a_waiting_pool], ids=lambda make: make.__name__)
+def inherited(request: pytest.FixtureRequest, server: EmbeddedRedis, truth: Truth) -> Iterator[redis.Redis]:
+    """A client that was made before the fork, of each kind that redis-py resets by itself."""
+    with request.param(server.port) as opened:
+        yield opened
+
+
+@pytest.fixture
+def plain_client(server: EmbeddedRedis, truth: Truth) -> Iterator[redis.Redis]:
+    """A client that was made before the fork, where its kind makes no difference."""
+    with plain(server.port) as opened:
+        yield opened
+
+
+@pytest.fixture
+def connect(proxy: FaultyProxy) -> Iterator[Callable[..., redis.Redis]]:
+    """Makes clients whose way to the server leads through the proxy."""
+    with contextlib.ExitStack() as clients:
+        yield lambda **options: clients.enter_context(redis.Redis(host="127.0.0.1", port=proxy.port, **options))
+
+
+@pytest.fixture
+def proxy(server: EmbeddedRedis, truth: Truth) -> Iterator[FaultyProxy]:
+    """A network between the queue and the shared server that fails when it is told to."""
+    with FaultyProxy(server.port) as opened:
+        yield opened

@@ -1,0 +1,50 @@
+"""Every lock behind an object, held by a thread that will not let go: the worst moment for a fork."""
+
+import contextlib
+import gc
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
+# What leads out of an object, to code that everybody shares.
+CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, threading.Thread)
+
+
+def locks_behind(thing: Any) -> list[Any]:
+    """Found by way of attributes and containers, so that nobody has to know how they are called."""
+    found, seen, ahead = [], set(), [thing]
+    while ahead:
+        each = ahead.pop()
+        if id(each) in seen or isinstance(each, CODE):
+            continue
+        seen.add(id(each))
+        if isinstance(each, LOCKS):
+            found.append(each)
+        else:
+            ahead += gc.get_referents(each)
+    return found
+
+
+@contextlib.contextmanager
+def all_locks_held(thing: Any) -> Iterator[int]:
+    """Another thread holds them during the block; how many there are."""
+    locks = locks_behind(thing)
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with contextlib.ExitStack() as holding:
+            for lock in locks:
+                holding.enter_context(lock)
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    try:
+        assert held.wait(20), "a lock is held by somebody else"
+        yield len(locks)
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,118 @@
+"""What a child finds in a queue that it has inherited and leaves to its parent: calls under way and claims in doubt."""
+
+import pytest
+import redis
+
+from redis_message_queue import QueueDrainedError
+from tests.faults.meanwhile import start, until
+from tests.faults.proxy import CUT_AFTER, delayed
+from tests.forks.children import PATIENCE_SECONDS
+from tests.forks.sides import make_queue, serve_oneself, take, use
+
+
+@pytest.mark.parametrize("timeout", [None, 0], ids=["as long as it takes", "only looking"])
+def test_a_child_that_drains_does_not_wait_for_what_its_parent_has_under_way(proxy, connect, truth, fork, timeout):
+    """The parent's publish ends in the parent; in the child it would be under way for ever."""
+    queue = make_queue(connect())
+    use(queue)
+    proxy.meet("publish", delayed(0.5))
+    publishing = start(queue.publish, "of the parent")
+    until(lambda: truth.pending == 1)
+
+    def drain():
+        return queue.drain(timeout), queue.is_drained
+
+    assert fork(drain).result() == (True, True)
+    assert publishing.result(PATIENCE_SECONDS) is True
+    assert not queue.is_draining
+    assert take(queue) == b"of the parent"
+
+
+@pytest.mark.parametrize("lease", [300, None], ids=["leased", "without leases"])
+def test_a_claim_whose_answer_was_lost_is_the_parents_to_find_again(proxy, connect, truth, fork, lease):
+    """The child goes on with the next message; two that asked would both be given the same one."""
+    queue = make_queue(connect(retry=None), retry_budget_seconds=0, visibility_timeout_seconds=lease)
+    use(queue)
+    queue.publish("of the parent")
+    proxy.meet("claim", CUT_AFTER)
+    with pytest.raises(redis.ConnectionError):
+        take(queue)
+    assert fork(take, queue).result() is None
+    assert fork(serve_oneself, queue).result() == [b"of the child"]
+    with queue.process_message() as message:
+        assert message == b"of the parent"
+        assert queue.current_message().delivery_count == 1
+    assert truth.completed == [b"before the fork", b"of the child", b"of the parent"]
+    assert truth.is_empty
+
+
+def test_a_child_with_a_doubt_of_its_own_asks_about_that_one_alone(proxy, connect, truth, fork):
+    """Both claims are on its list, the parent's and its own."""
+    queue = make_queue(connect(retry=None), retry_budget_seconds=0)
+    use(queue)
+
+    def find_it():
+        with pytest.raises(redis.ConnectionError):
+            take(queue)
+        return take(queue), take(queue)
+
+    queue.publish("of the parent")
+    proxy.meet("claim", CUT_AFTER, CUT_AFTER)
+    with pytest.raises(redis.ConnectionError):
+        take(queue)
+    queue.publish("of the child")
+    assert fork(find_it).result() == (b"of the child", None)
+    assert take(queue) == b"of the parent"
+    assert truth.is_empty
+
+
+@pytest.mark.parametrize("timeout", [None, 0], ids=["as long as it takes", "only looking"])
+def test_a_child_that_drains_gives_back_nothing_that_its_parent_may_hold(proxy, connect, truth, fork, timeout):
+    """Nor does the doubt about it keep the child: it is not the child's."""
+    queue = make_queue(connect(retry=None), retry_budget_seconds=0)
+    use(queue)
+    queue.publish("of the parent")
+    proxy.meet("claim", CUT_AFTER)
+    with pytest.raises(redis.ConnectionError):
+        take(queue)
+    assert fork(queue.drain, timeout).result() is True
+    assert (truth.pending, truth.processing) == (0, 1)
+    assert take(queue) == b"of the parent"
+    assert truth.is_empty
+
+
+def test_a_child_that_drains_ends_its_own_work_alone(plain_client, truth, fork):
+    """Draining is about an object, and after a fork there are two of them."""
+    queue = make_queue(plain_client)
+    use(queue)
+
+    def drain_and_try():
+        assert queue.drain() is True
+        with pytest.raises(QueueDrainedError):
+            queue.publish("too late")
+        return queue.is_drained
+
+    assert fork(drain_and_try).result() is True
+    assert not queue.is_draining
+    use(queue)
+    child = fork(lambda: [use(queue), queue.is_draining])
+    queue.drain()
+    assert child.result() == [None, False]
+    assert truth.is_empty
+
+
+def test_a_queue_that_was_drained_before_the_fork_is_drained_in_the_child(plain_client, truth, fork):
+    """A drained object stays drained; another one on the same client works, in the child as in the parent."""
+    queue = make_queue(plain_client)
+    use(queue)
+    queue.drain()
+
+    def try_both():
+        with pytest.raises(QueueDrainedError):
+            queue.publish("too late")
+        use(make_queue(plain_client))
+        return queue.is_drained, take(queue)
+
+    assert fork(try_both).result() == (True, None)
+    assert try_both() == (True, None)
+    assert truth.is_empty

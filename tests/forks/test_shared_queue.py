@@ -1,0 +1,142 @@
+"""A blocking queue that was made and used before a fork serves the parent and its children at the same time."""
+
+import time
+
+import pytest
+
+from tests.faults.meanwhile import start
+from tests.forks.children import PATIENCE_SECONDS
+from tests.forks.sides import make_queue, take, use
+
+CHILDREN = 3
+EACH = 50
+
+
+def publish_and_consume(side, queue, client):
+    """Publish from one thread and consume in another until all sides are done; what was handled here, with its id."""
+    publishing = start(lambda: [queue.publish(f"{side} {number}") for number in range(EACH)])
+    handled = []
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while client.llen(queue.key.completed) < (CHILDREN + 1) * EACH + 1:
+        assert time.monotonic() < deadline, f"side {side} waits for messages that do not come"
+        with queue.process_message() as message:
+            if message is not None:
+                question = f"{side} {len(handled)}".encode()
+                assert client.echo(question) == question
+                handled.append((message, queue.current_message().id))
+    assert publishing.result(PATIENCE_SECONDS) == [True] * EACH
+    return handled
+
+
+@pytest.mark.parametrize("lease", [300, None], ids=["leased", "without leases"])
+def test_all_sides_publish_and_claim_at_once_and_each_message_is_handled_once(inherited, truth, fork, lease):
+    """Each side reads its own answers alone, on the client that they have in common."""
+    queue = make_queue(inherited, visibility_timeout_seconds=lease, message_wait_interval_seconds=0.05)
+    use(queue)
+    children = [fork(publish_and_consume, side, queue, inherited) for side in range(CHILDREN)]
+    handled = publish_and_consume("parent", queue, inherited)
+    for child in children:
+        handled += child.result()
+    sides = [*map(str, range(CHILDREN)), "parent"]
+    expected = sorted(f"{side} {number}".encode() for side in sides for number in range(EACH))
+    assert sorted(message for message, _ in handled) == expected
+    assert len({message_id for _, message_id in handled}) == len(expected)
+    assert sorted(truth.completed) == sorted([b"before the fork", *expected])
+    assert truth.is_empty
+
+
+def test_heartbeats_of_all_sides_renew_what_their_own_side_holds(plain_client, truth, fork):
+    """Handlers that take longer than a lease keep their messages, in the parent and in the children."""
+    queue = make_queue(plain_client, visibility_timeout_seconds=2, heartbeat_interval_seconds=0.1)
+    use(queue)
+    for number in range(3):
+        queue.publish(f"slow {number}")
+
+    def work_slowly():
+        with queue.process_message() as message:
+            time.sleep(2.5)  # longer than a lease
+            return message, queue.current_message().delivery_count, queue.current_message().lease_lost
+
+    children = [fork(work_slowly) for _ in range(2)]
+    handled = [work_slowly(), *(child.result() for child in children)]
+    assert sorted(handled) == [(f"slow {number}".encode(), 1, False) for number in range(3)]
+    assert len(truth.completed) == 4
+    assert truth.is_empty
+
+
+def test_no_process_touches_the_reply_slots_of_another(inherited, truth, fork):
+    """A call under a number that somebody else has used up would be given that one's answer, and do nothing."""
+    queue = make_queue(inherited)
+    use(queue)
+
+    def answers():
+        keys = truth.client.keys(truth.key.reply("*"))
+        return dict(zip(keys, truth.client.mget(keys), strict=True)) if keys else {}
+
+    def serve_oneself():
+        assert queue.publish("one's own") is True
+        assert take(queue) == b"one's own"
+
+    of_the_parent = known = answers()
+    for _ in range(3):
+        fork(serve_oneself).result()
+        after = answers()
+        assert after.keys() > known.keys()
+        assert {key: after[key] for key in known} == known
+        known = after
+    serve_oneself()
+    changed = {key for key, answer in answers().items() if known.get(key) != answer}
+    assert changed and changed <= of_the_parent.keys()
+
+
+def test_no_two_processes_give_out_the_same_message_id(plain_client, truth, fork):
+    """Ids are counted up from a random start; brothers that went on from their parent's would meet at once."""
+    queue = make_queue(plain_client)
+    use(queue)
+
+    def publish_some():
+        return [queue.publish(f"message {number}") for number in range(20)]
+
+    for _ in range(3):
+        assert fork(publish_some).result() == [True] * 20
+    publish_some()
+    ids = set()
+    for _ in range(80):
+        with queue.process_message():
+            ids.add(queue.current_message().id)
+    assert len(ids) == 80
+    assert truth.is_empty
+
+
+def test_a_grandchild_is_served_as_well(inherited, truth, fork):
+    """Each generation leaves the connections and the slots of the one before alone."""
+    queue = make_queue(inherited)
+    use(queue)
+
+    def parent_a_child(generation):
+        queue.publish(f"generation {generation}")
+        if generation < 3:
+            fork(parent_a_child, generation + 1).result()
+        return take(queue)
+
+    assert parent_a_child(0) is not None
+    assert sorted(truth.completed) == [b"before the fork", *(b"generation %d" % number for number in range(4))]
+    assert truth.is_empty
+
+
+def test_a_child_that_ends_leaves_the_connections_of_its_parent_open(inherited, truth, fork):
+    """Also if it closes the client that it has inherited: the parent goes on with the same connection as before."""
+    queue = make_queue(inherited)
+    use(queue)
+    before = inherited.client_id()
+
+    def use_and_close():
+        use(queue)
+        inherited.close()
+        inherited.connection_pool.disconnect()
+
+    fork(use_and_close).result()
+    fork(inherited.close).result()
+    assert inherited.client_id() == before
+    use(queue)
+    assert truth.is_empty
