@@ -75,8 +75,10 @@ class HeartbeatTask:
 
     async def stop(self) -> None:
         self._stopped.set()
-        await asyncio.wait({self._task}, timeout=self._STOP_SECONDS)
-        self._task.cancel()
+        try:
+            await asyncio.wait({self._task}, timeout=self._STOP_SECONDS)
+        finally:
+            self._task.cancel()
 
     def abandon(self) -> None:
         self._task.cancel()
