@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from redis_message_queue import options, wire
-from redis_message_queue.custom_gateway import PUBLISHING, GatewayContract, check_operations, foreign_store, overridden
+from redis_message_queue.custom_gateway import (
+    PUBLISHING,
+    GatewayContract,
+    check_operations,
+    foreign_store,
+    note_queue,
+    overridden,
+    refuse_another_queue,
+)
 from redis_message_queue.errors import ConfigurationError, GatewayContractError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
@@ -27,7 +37,7 @@ class ClientGateway(ProcessBound, GatewayContract):
     _contract: ClassVar[type[GatewayContract]]
 
     @classmethod
-    def of_client(cls, client: Any, settings: GatewayOptions) -> Self:
+    def _of_client(cls, client: Any, settings: GatewayOptions) -> Self:
         """The gateway of a queue that was given a bare client."""
         gateway = cls.__new__(cls)
         gateway._open(client, settings)
@@ -35,10 +45,10 @@ class ClientGateway(ProcessBound, GatewayContract):
 
     def _open(self, client: Any, settings: GatewayOptions) -> None:
         wire.refuse_unusable_client(client, asynchronous=self._asynchronous)
-        self.options = settings
-        self.port: Port = self._port_class(client)
+        self._options = settings
+        self._port: Port = self._port_class(client)
         self._client = client
-        self._operations = Operations(self.port, settings)
+        self._stores: dict[tuple[str, str], RedisStore] = {}
 
     @property
     def is_redis_cluster(self) -> bool:
@@ -48,31 +58,52 @@ class ClientGateway(ProcessBound, GatewayContract):
     @property
     def message_visibility_timeout_seconds(self) -> float | None:
         """The length of a lease; None for at-most-once."""
-        return self.options.message_visibility_timeout_seconds
+        return self._options.message_visibility_timeout_seconds
 
     @property
     def max_delivery_count(self) -> int | None:
         """How often a message is delivered before it goes to the dead letters; None for any number."""
-        return self.options.max_delivery_count
+        return self._options.max_delivery_count
 
     @property
     def dead_letter_queue(self) -> str | None:
         """The key of the dead-letter list, if it is not the queue's own."""
-        return self.options.dead_letter_queue
+        return self._options.dead_letter_queue
 
-    def store(self, name: str, separator: str, kind: type[ClientGateway]) -> Store:
+    @functools.cached_property
+    def _settings(self) -> GatewayOptions:
+        """The options, with what a subclass says about itself in its own way."""
+        try:
+            return replace(
+                self._options,
+                message_visibility_timeout_seconds=self.message_visibility_timeout_seconds,
+                max_delivery_count=self.max_delivery_count,
+                dead_letter_queue=self.dead_letter_queue,
+            )
+        except ConfigurationError as error:
+            raise GatewayContractError(f"{type(self).__name__}: {error}") from error
+
+    @functools.cached_property
+    def _operations(self) -> Operations:
+        return Operations(self._port, self._settings)
+
+    def _store(self, name: str, separator: str, kind: type[ClientGateway]) -> Store:
         """The messages of one queue; what a subclass has overridden is called, the rest goes the short way."""
-        tagged = self.is_redis_cluster if self.options.hash_tag is None else self.options.hash_tag
-        keys = QueueKeys.of(name, separator=separator, dead_letter=self.options.dead_letter_queue, hash_tag=tagged)
-        store = RedisStore(self.port, keys, self.options)
+        settings = self._settings
+        tagged = self.is_redis_cluster if settings.hash_tag is None else settings.hash_tag
+        keys = QueueKeys.of(name, separator=separator, dead_letter=settings.dead_letter_queue, hash_tag=tagged)
         changed = overridden(self, kind)
-        if changed:
-            check_operations(self, awaits=self._asynchronous)
-            foreign = ForeignStore(self, self.port, keys, self.options)
-            if changed & PUBLISHING:
-                store.publisher = foreign.publisher
-            if changed - PUBLISHING:
-                store.claimer, store.settler = foreign.claimer, foreign.settler
+        if not changed:
+            # One for all queue objects of a name: a claim that one of them lost is found by any of them.
+            return self._stores.setdefault((name, separator), RedisStore(self._port, keys, settings))
+        store = RedisStore(self._port, keys, settings)
+        check_operations(self, awaits=self._asynchronous)
+        self._operations.know(keys)
+        foreign = ForeignStore(self, self._port, keys, settings)
+        if changed & PUBLISHING:
+            store.publisher = foreign.publisher
+        if changed - PUBLISHING:
+            store.claimer, store.settler = foreign.claimer, foreign.settler
         return store
 
 
@@ -83,16 +114,19 @@ def open_queue(given: Mapping[str, Any], kind: type[ClientGateway]) -> QueueProt
     if (client is None) == (gateway is None):
         raise ConfigurationError("give the queue a client or a gateway, and only one of them")
     if gateway is None:
-        gateway = kind.of_client(client, options.client_options(given))
+        gateway = kind._of_client(client, options.client_options(given))
     else:
         _refuse_other_gateways(gateway, kind)
         options.refuse_beside_gateway(given)
-    gateway.serve(asked.name)
+    refuse_another_queue(gateway, asked.name)
     if isinstance(gateway, kind):
-        return QueueProtocol(asked, gateway.store(asked.name, asked.key_separator, kind))
-    runtime = kind._runtime_class()
-    store = foreign_store(gateway, runtime, asked.name, asked.key_separator, awaits=kind._asynchronous)
-    return QueueProtocol(asked, store)
+        store = gateway._store(asked.name, asked.key_separator, kind)
+    else:
+        runtime = kind._runtime_class()
+        store = foreign_store(gateway, runtime, asked.name, asked.key_separator, awaits=kind._asynchronous)
+    queue = QueueProtocol(asked, store)
+    note_queue(gateway, asked.name)
+    return queue
 
 
 def _refuse_other_gateways(gateway: Any, kind: type[ClientGateway]) -> None:

@@ -53,15 +53,20 @@ class GatewayContract:
         message_visibility_timeout_seconds = max_delivery_count = dead_letter_queue = None
         is_redis_cluster = False
 
-    def serve(self, name: str) -> None:
-        """Note whose gateway this is; one with a delivery limit serves one queue."""
-        # The dead-letter list is the gateway's: two queues behind it would mix their dead.
-        if self.max_delivery_count is not None and self._serves not in (None, name):
-            raise ConfigurationError(
-                f"this gateway has max_delivery_count and serves the queue {self._serves!r} already; "
-                f"make another one for {name!r}"
-            )
-        object.__setattr__(self, "_serves", name)  # also where a subclass is a frozen dataclass
+
+def refuse_another_queue(gateway: GatewayContract, name: str) -> None:
+    """One with a delivery limit serves one queue."""
+    # The dead-letter list is the gateway's: two queues behind it would mix their dead.
+    if gateway.max_delivery_count is not None and gateway._serves not in (None, name):
+        raise ConfigurationError(
+            f"this gateway has max_delivery_count and serves the queue {gateway._serves!r} already; "
+            f"make another one for {name!r}"
+        )
+
+
+def note_queue(gateway: GatewayContract, name: str) -> None:
+    """Note whose gateway this is."""
+    object.__setattr__(gateway, "_serves", name)  # also where a subclass is a frozen dataclass
 
 
 def foreign_store(gateway: GatewayContract, runtime: Runtime, name: str, separator: str, *, awaits: bool) -> Store:
@@ -93,8 +98,16 @@ def check_operations(gateway: GatewayContract, *, awaits: bool) -> None:
                 f"{type(gateway).__name__}.{name} is an async function, which the sync queue cannot await; "
                 "use redis_message_queue.asyncio"
             )
+        if inspect.isgeneratorfunction(operation) or inspect.isasyncgenfunction(operation):
+            raise GatewayContractError(
+                f"{type(gateway).__name__}.{name} is a generator function: calling it would do nothing"
+            )
         try:
-            inspect.signature(operation).bind(*range(positional), **dict.fromkeys(keywords))
+            signature = inspect.signature(operation)
+        except ValueError:  # a compiled function that does not tell
+            continue
+        try:
+            signature.bind(*range(positional), **dict.fromkeys(keywords))
         except TypeError as error:
             wanted = ", ".join((f"{positional} positional arguments", *keywords))
             raise GatewayContractError(

@@ -65,6 +65,7 @@ class QueueBackpressureError(RedisMessageQueueError):
 class PublishNotConfirmedError(RedisMessageQueueError):
     """Replicas or the disk did not confirm a publish in time: it may be there; repeat it with ``repeat_of``."""
 
+    dropped: tuple[str, ...] = ()  # the ids of messages that had to leave for it
     sent: object = None  # what `publish(..., repeat_of=error)` needs to send the very same again
 
 

@@ -98,8 +98,17 @@ def siblings(key: str) -> QueueKeys:
     """The keys of the queue that has ``key`` as one of its own; an unknown name is taken as the queue's."""
     for word in ("pending", "processing", "completed", "failed", "dlq"):
         if key.endswith(word) and len(key) > len(word) and not key[-len(word) - 1].isalnum():
-            return QueueKeys.of(key[: -len(word)], separator="")
+            head = key[: -len(word)]
+            # The usual separator, or whatever stands there; a brace belongs to the name.
+            separator = "::" if head.endswith("::") else head[len(_without_marks(head)) :]
+            return QueueKeys.of(head[: -len(separator)], separator=separator)
     return QueueKeys.of(key)
+
+
+def _without_marks(text: str) -> str:
+    while text and not text[-1].isalnum() and text[-1] != "}":
+        text = text[:-1]
+    return text
 
 
 def tagged(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import redis
 import redis.asyncio
@@ -20,6 +20,7 @@ _TRANSIENT_CLASSES = (
     exceptions.ReadOnlyError,
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
+    exceptions.SlotNotCoveredError,
     ConnectionError,
     TimeoutError,
 )
@@ -28,6 +29,8 @@ _HOPELESS_CLASSES = (exceptions.AuthenticationError, exceptions.AuthorizationErr
 _TRANSIENT_WORDS = (
     *("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY", "UNBLOCKED", "NOREPLICAS"),
     *("non local key", "TTL exhausted"),
+    "cannot be used with replica instances",  # WAIT and WAITAOF, while a failover is under way
+    "Redis Cluster cannot be connected",  # the cluster client found none of its nodes
 )
 
 
@@ -37,7 +40,8 @@ def is_transient(error: BaseException) -> bool:
         return False
     if isinstance(error, _TRANSIENT_CLASSES):
         return True
-    if isinstance(error, exceptions.RedisError):
+    # The second is what the cluster client raises by itself, and no RedisError.
+    if isinstance(error, exceptions.RedisError | exceptions.RedisClusterException):
         return any(word in str(error) for word in _TRANSIENT_WORDS)
     return False
 
@@ -45,7 +49,8 @@ def is_transient(error: BaseException) -> bool:
 def translated(error: exceptions.ResponseError, script: str) -> Exception:
     """A refusal by the server, as the caller should see it."""
     said = str(error)
-    if isinstance(error, exceptions.MovedError | exceptions.ClusterCrossSlotError) or "CROSSSLOT" in said:
+    # A MovedError is an AskError too.
+    if isinstance(error, exceptions.AskError | exceptions.ClusterCrossSlotError) or "CROSSSLOT" in said:
         return ConfigurationError(
             "this server is a node of a Redis Cluster and the client is a plain one; "
             "use redis.RedisCluster (or redis.asyncio.RedisCluster)",
@@ -132,6 +137,11 @@ def is_cluster(client: Any) -> bool:
     return isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster)
 
 
+def is_read_only(error: BaseException) -> bool:
+    """Whether the server became a replica: whoever connects anew finds the primary."""
+    return isinstance(error, exceptions.ReadOnlyError) or "READONLY" in str(error)
+
+
 def decodes(client: Any) -> bool:
     """Whether the client's user asked for text."""
     get_encoder = getattr(client, "get_encoder", None)
@@ -142,6 +152,8 @@ def connection_settings(client: Any) -> dict[str, Any]:
     """The keyword arguments that the client makes its connections with."""
     pool = getattr(client, "connection_pool", None)
     settings = getattr(pool, "connection_kwargs", None) or getattr(client, "connection_kwargs", None)
+    if settings is None and isinstance(client, redis.RedisCluster):
+        settings = cast(Any, client).get_connection_kwargs()  # the only way that works before the first command
     return dict(settings or {})
 
 

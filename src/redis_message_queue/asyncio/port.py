@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Awaitable
 from typing import Any, TypeVar
@@ -76,11 +77,17 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
                 # EVAL runs it and leaves it in the cache of just the node that it was wanted on.
                 return await self._execute(*wire.words("EVAL", command.script.source, command, open_keys, arguments))
         except exceptions.ResponseError as error:
+            if wire.is_read_only(error) and not wire.is_cluster(self._client):
+                await self._our_client().connection_pool.disconnect(inuse_connections=False)
             raise wire.translated(error, command.script.name) from error
 
     async def _execute(self, *words: Any) -> Any:
         """A command by the client's own way, for a client that is not plain."""
-        return await heeding_cancellation(self._our_client().execute_command(*words, NEVER_DECODE=True))
+        try:
+            return await heeding_cancellation(self._our_client().execute_command(*words, NEVER_DECODE=True))
+        except AttributeError as error:
+            # redis-py closes the connections of all tasks after a few MOVED; one that was being opened has no writer.
+            raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
 
     async def _exchange(self, packed: bytes) -> Any:
         """The same without redis-py's command layer, which costs its client more than the socket does."""
@@ -103,9 +110,12 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
 
     async def wait(self, bell: str, seconds: float) -> bool:
         words = ("BLPOP", bell, f"{seconds:.6f}")
-        if self._packs_by_hand:
-            return await self._exchange(wire.pack_words(words)) is not None
-        return await self._execute(*words) is not None
+        try:
+            if self._packs_by_hand:
+                return await self._exchange(wire.pack_words(words)) is not None
+            return await self._execute(*words) is not None
+        except exceptions.ResponseError as error:
+            raise wire.translated(error, "claim") from error
 
     async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         if not wire.is_cluster(self._client):
@@ -120,6 +130,11 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         connection = node.acquire_connection()
         try:
             answers = await self._talk(connection, commands)
+        except (exceptions.ConnectionError, exceptions.TimeoutError):
+            # The node may be gone for good: find out who has its slots now.
+            with contextlib.suppress(exceptions.RedisError):
+                await self._client.nodes_manager.initialize()
+            raise
         finally:
             node.release(connection)
         if wire.has_moved(answers):

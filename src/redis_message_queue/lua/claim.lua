@@ -34,10 +34,11 @@ if count == 1 and woken < '2' and not answer then
   if stored and string.byte(stored, 1) == 0x80 and string.byte(stored, 18) == 0 and #stored >= 25 then
     local id = string.sub(stored, 2, 17)
     local tokens = woken == '1' and redis.call('LLEN', bell)
+    local waiting = woken == '1' and redis.call('LLEN', pending)
     redis.call('HSET', processing, id, stored)
     if leased then redis.call('ZADD', leases, now + lease_us, id) end
     redis.call('RPOP', pending)
-    if woken == '1' and redis.call('LLEN', pending) > 0 and tokens == 0 then redis.call('LPUSH', bell, '1') end
+    if woken == '1' and waiting > 1 and tokens == 0 then redis.call('LPUSH', bell, '1') end
     redis.call('PSETEX', reply, keep_ms, call .. 'u' .. id)
     return stored
   end
@@ -67,7 +68,7 @@ if answer then
     end
   end
   if leased and #held > 0 then
-    redis.call('ZREM', leases, unpack(held)) -- first, because a server without memory refuses ZADD alone
+    redis.call('ZREM', leases, '') -- first, because a server without memory refuses ZADD alone; it removes nothing
     redis.call('ZADD', leases, unpack(deadlines))
   end
   return result
@@ -77,7 +78,7 @@ end
 local taken, dead, gone = {}, {}, {}
 local steps, from_line = 0, 0
 local silent = redis.call('LLEN', bell) == 0
-redis.call('LLEN', pending)
+local waiting = redis.call('LLEN', pending)
 redis.call('HLEN', processing)
 redis.call('HLEN', deliveries)
 
@@ -174,9 +175,10 @@ end
 
 -- The baton: whoever took the token, or would have, and leaves work behind rings; so does a watcher that leaves.
 local again = #taken == 0 and steps >= STEPS and 1 or 0
-local next_us = leased and redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
+-- Under pcall: in a slot that is leaving, leases that were just emptied count as moved.
+local next_us = leased and redis.pcall('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
 next_us = next_us and next_us - now
-local left_behind = #taken > 0 and ((next_us and next_us <= 0) or redis.call('LLEN', pending) > 0)
+local left_behind = #taken > 0 and ((next_us and next_us <= 0) or waiting > from_line)
 if woken == '2' then
   redis.call('UNLINK', watch)
   left_behind = left_behind or (next_us and next_us < 1000000 and (#taken > 0 or slice_us == 0))
@@ -200,8 +202,8 @@ for _, one in ipairs(dead) do
   mourned[#mourned + 1] = one.id
   mourned[#mourned + 1] = one.times
 end
--- An empty answer is remembered too, so that a straggler cannot claim for a caller who has gone on. Removing the old
+-- An empty answer is remembered too, so that a straggler cannot claim for a caller who has gone on. To prolong the old
 -- one first lets this through on a server without memory.
-if #taken == 0 then redis.call('UNLINK', reply) end
+if #taken == 0 then redis.call('PEXPIRE', reply, keep_ms) end
 redis.call('PSETEX', reply, keep_ms, call .. cmsgpack.pack({again = again, taken = tickets, dead = mourned}))
 return result

@@ -25,8 +25,9 @@ for place = 2, #ARGV, 2 do
 end
 
 if #held > 0 then
-  -- Removed first because ZADD alone is refused by a server without memory, and a lease must not end for that.
-  redis.call('ZREM', leases, unpack(held))
+  -- A first write that a server without memory accepts, for a lease must not end for that. It removes nothing: a key
+  -- that it emptied would count as moved in a slot that is leaving, and ZADD would fail.
+  redis.call('ZREM', leases, '')
   redis.call('ZADD', leases, unpack(deadlines))
 end
 return table.concat(marks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from redis_message_queue.protocol.retry import RetryPlan
 from redis_message_queue.scripts import script
 
 T = TypeVar("T")
+
+log = logging.getLogger("redis_message_queue")
 
 _DAY_MS = 86_400_000
 _NAP_SECONDS = 0.5  # nobody who should stop sleeps longer than this
@@ -66,6 +69,7 @@ class Attempt:
     unsure: bool = False
     abandoned: bool = False
     asker: object | None = None  # who is about to find out what it took
+    resting: Callable[[bool], None] | None = None  # hears when the attempt only waits, and when no longer
 
 
 class Calls:
@@ -185,6 +189,7 @@ class Calls:
                 "where deduplication or a lease covers it",
                 operation=operation,
             ) from error
+        log.warning("%s is sent again: attempt %d ended in %s", operation, attempt, type(error).__name__)
         if stopped is None:
             await self.port.sleep(pause)
             return

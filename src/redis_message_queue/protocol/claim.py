@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redis_message_queue.envelope import Envelope
+from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.calls import Attempt, Calls, Slot
 from redis_message_queue.protocol.port import Command
 from redis_message_queue.protocol.unsure import UnsureClaims
@@ -106,7 +107,9 @@ class Claimer:
             attempt.abandoned = True
             self._calls.give_back(attempt.slot)
 
-    async def recover(self, asker: object, budget: float | None = None) -> tuple[Attempt, Found] | None:
+    async def recover(
+        self, asker: object, stopped: Callable[[], bool], told: Told, budget: float | None = None
+    ) -> tuple[Attempt, Found] | None:
         """Ask one unsure claim what it took; None when there is none that nobody else asks.
 
         It stays on the list until its message has a handler or turns out not to exist.
@@ -116,15 +119,13 @@ class Claimer:
             return None
         # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
         question = (attempt.call, 0, 0, _FRESH)
-        sent_at = self._calls.port.now()
         try:
-            reply = await self._calls.call(attempt.slot.claim, question, budget=budget)
+            found = await self._send(attempt.slot, question, None, stopped, told, budget)
         except BaseException:
             attempt.asker = None
             raise
-        found = _read(reply, sent_at)
-        found.recovered = True
-        attempt.unsure = found.claim is not None
+        found.recovered = not found.in_doubt
+        attempt.unsure = found.in_doubt or found.claim is not None
         return attempt, found
 
     async def claim(self, attempt: Attempt, wait_seconds: float, stopped: Callable[[], bool], told: Told) -> Found:
@@ -154,13 +155,27 @@ class Claimer:
                 break
             woken = _WOKEN if found.wake_after is None else _ON_WATCH
             pause = min(left, self._slice if found.wake_after is None else found.wake_after)
-            if await self._sleep_by_the_bell(pause) and stopped():
+            if await self._rest(attempt, pause) and stopped():
                 await self.ring()
         return Found(None, dead, trim_error)
 
+    async def _rest(self, attempt: Attempt, seconds: float) -> bool:
+        if attempt.resting is None:
+            return await self._sleep_by_the_bell(seconds)
+        attempt.resting(True)
+        try:
+            return await self._sleep_by_the_bell(seconds)
+        finally:
+            attempt.resting(False)
+
     async def ring(self) -> None:
-        """Pass a token on that was taken and will not be used."""
-        await self._calls.call(self._ring, ())
+        """Pass a token on that was taken and will not be used. If that fails, it costs the others a slice."""
+        port = self._calls.port
+        try:
+            await self._calls.call(self._ring, (), budget=_SLICE_SECONDS)
+        except Exception as error:
+            if not (port.is_transient(error) or isinstance(error, RetryBudgetExhaustedError)):
+                raise
 
     async def _send(
         self,
@@ -169,6 +184,7 @@ class Claimer:
         deadline: float | None,
         stopped: Callable[[], bool],
         told: Told,
+        budget: float | None = None,
     ) -> Found:
         """One claim, repeated under its number. After the deadline it only asks what it took in time."""
         port = self._calls.port
@@ -187,7 +203,7 @@ class Claimer:
                     await told(error, tries)
                 if count == 0 and stopped() and port.is_transient(error):
                     return Found(in_doubt=True)
-                await self._calls.rest_before_retry(error, "claim", tries, started, stopped=stopped)
+                await self._calls.rest_before_retry(error, "claim", tries, started, budget, stopped)
             if stopped() or (deadline is not None and port.now() >= deadline):
                 arguments = (call, 0, 0, woken)
 

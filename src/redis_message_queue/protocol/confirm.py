@@ -10,6 +10,8 @@ from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, Slot
 from redis_message_queue.protocol.port import Argument
 
+FULL = -1  # the answer to a publish that was refused because there is no room
+
 
 @dataclass(slots=True, eq=False)
 class Sent:
@@ -22,7 +24,9 @@ class Sent:
     open_keys: tuple[str, ...]
     at: float
     owner: object  # the calls whose slot it is
+    dropped: tuple[str, ...] = ()  # who had to leave for it, until that was told
     settled: bool = False  # confirmed, or given up: its slot is in other hands
+    repeating: bool = False
 
 
 class Confirmer:
@@ -49,9 +53,8 @@ class Confirmer:
         """Find out before anything is written whether this server can confirm what it is asked to."""
         if self._checked:
             return
-        (answer,) = await self._calls.retry(
-            lambda: self._calls.port.converse(self._calls.keys.pending, (self._question(0.001),)), "confirm"
-        )
+        question = (self._question(0.001),)
+        (answer,) = await self._calls.retry(lambda: self._converse(self._calls.keys.pending, question), "confirm")
         if isinstance(answer, Exception):
             raise ConfigurationError(
                 f"confirm_fsync needs a server with WAITAOF (Redis 7.2, Valkey 7.2 or newer) and appendonly yes; "
@@ -69,7 +72,8 @@ class Confirmer:
                 published, have = await self._ask(sent, max(left, 0.0))
             except Exception as error:
                 raise self._unconfirmed(sent, f"asking failed ({type(error).__name__})") from error
-            if self._is_enough(have):
+            sent.at = port.now()  # the repetition has renewed Redis's memory of the call
+            if published == FULL or self._is_enough(have):  # what was promoted meanwhile may have no room for it
                 sent.settled = True
                 return published
             if port.now() >= deadline:
@@ -84,6 +88,8 @@ class Confirmer:
             raise ConfigurationError("repeat_of is an error of another queue object; repeat it there")
         if sent.payload != payload:
             raise ConfigurationError("repeat_of is the error of another message; pass the one that it was raised for")
+        if sent.repeating:
+            raise ConfigurationError("repeat_of is being repeated at this moment; wait for that")
         if sent.settled:
             raise ConfigurationError("repeat_of was repeated and confirmed already; there is nothing left to do")
         age, longest = calls.port.now() - sent.at, calls.keep_seconds / 2
@@ -98,12 +104,20 @@ class Confirmer:
         again = sent.slot.publish.spelled_out(sent.open_keys, sent.arguments)
         question = self._question(min(left, self._slice))
         published, have = await self._calls.retry(
-            lambda: self._calls.port.converse(sent.slot.key, (again, question)), "confirm", budget=left
+            lambda: self._converse(sent.slot.key, (again, question)), "confirm", budget=left
         )
         for answer in (published, have):
             if isinstance(answer, Exception):
                 raise answer
         return published, have
+
+    async def _converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+        """LOADING, READONLY and the like are answers, and say no more than a broken connection does."""
+        answers = await self._calls.port.converse(key, commands)
+        for answer in answers:
+            if isinstance(answer, Exception) and self._calls.port.is_transient(answer):
+                raise answer
+        return answers
 
     def _question(self, seconds: float) -> tuple[Argument, ...]:
         milliseconds = max(1, int(seconds * 1000))  # 0 would mean for ever
@@ -131,6 +145,7 @@ class Confirmer:
             operation="publish",
         )
         error.sent = sent
+        error.dropped, sent.dropped = sent.dropped, ()
         return error
 
 

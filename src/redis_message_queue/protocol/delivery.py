@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.errors import (
@@ -18,7 +19,7 @@ from redis_message_queue.messages import ReceivedMessage, moment
 from redis_message_queue.protocol.calls import Attempt
 from redis_message_queue.protocol.claim import Claim, Found
 from redis_message_queue.protocol.lease import Heartbeat, Lease
-from redis_message_queue.protocol.port import Sidecar
+from redis_message_queue.protocol.port import Sidecar, uncarried
 from redis_message_queue.protocol.settle import Keep, Settled
 from redis_message_queue.protocol.tell import log
 
@@ -131,46 +132,68 @@ class Delivery:
 
     async def _claim_readable(self) -> Claim | None:
         """The next message that can be read; what cannot goes to the dead letters with that reason."""
-        while True:
-            claim = await self._claim()
-            if claim is None:
-                return None
-            try:
-                self.payload = claim.read(decode=self.queue.store.decodes)
-                return claim
-            except UnicodeDecodeError as error:
-                await self._bury(claim, error)
+        try:
+            while True:
+                claim = await self._claim()
+                if claim is None:
+                    return None
+                try:
+                    self.payload = claim.read(decode=self.queue.store.decodes)
+                    return claim
+                except UnicodeDecodeError as error:
+                    await self._bury(claim, error)
+        except Exception as error:
+            await self._tell_failed_claim(error)
+            raise
 
     async def _claim(self) -> Claim | None:
         queue, claimer = self.queue, self.queue.store.claimer
         if queue.gate.is_shut:
             return None
-        started = queue.port.now() if queue.teller.wanted else 0.0
-        while claimer.unsure and not queue.is_stopped():
-            recovered = await claimer.recover(self)
-            if recovered is None:
-                break
-            self.attempt, found = recovered
-            await self._tell_found(found, started)
-            if found.claim is not None:
-                return found.claim
-            self._release(self.attempt)
-        wait = queue.store.options.message_wait_interval_seconds
+        # A claim that is on its way may take a message: a drain waits until its outcome is known or on the list.
+        entry = queue.gate.enter()
         try:
-            attempt = self.attempt = claimer.attempt()
-            found = await claimer.claim(attempt, wait, queue.is_stopped, self._tell_retry)
-        except Exception as error:
-            if isinstance(error, RedisMessageQueueError):
-                error.locate(queue.options.name, "claim")
-            if isinstance(error, RetryBudgetExhaustedError):
-                await queue.teller.tell(EventOperation.RETRY_EXHAUSTED, EventOutcome.FAILURE, error=error)
-            await queue.teller.tell(EventOperation.CLAIM, EventOutcome.FAILURE, error=error)
+            started = queue.port.now() if queue.teller.wanted else 0.0
+            found = await self._ask_unsure_claims(started)
+            if found is None:
+                self.attempt = claimer.attempt()
+                self.attempt.resting = partial(queue.gate.rest, entry)
+                wait = queue.store.options.message_wait_interval_seconds
+                found = await claimer.claim(self.attempt, wait, queue.is_stopped, self._tell_retry)
+            if found.dead or found.trim_error is not None or queue.teller.wanted:
+                await self._tell_found(found, started)
+            if found.claim is None:
+                assert self.attempt is not None
+                self._release(self.attempt)
+            return found.claim
+        except BaseException:
+            if self.attempt is not None:  # on the list of those in doubt before a drain can look
+                self._release(self.attempt)
             raise
-        if found.dead or found.trim_error is not None or queue.teller.wanted:
+        finally:
+            queue.gate.leave(entry)
+
+    async def _ask_unsure_claims(self, started: float) -> Found | None:
+        """What a claim took whose answer nobody saw; for a stopped consumer too, because it is no fresh work."""
+        claimer = self.queue.store.claimer
+        while claimer.unsure:
+            recovered = await claimer.recover(self, self.queue.is_stopped, self._tell_retry)
+            if recovered is None:
+                return None
+            self.attempt, found = recovered
+            if found.claim is not None or found.in_doubt:
+                return found
             await self._tell_found(found, started)
-        if found.claim is None:
-            self._release(attempt)
-        return found.claim
+            self._release(self.attempt)
+        return None
+
+    async def _tell_failed_claim(self, error: Exception) -> None:
+        queue = self.queue
+        if isinstance(error, RedisMessageQueueError):
+            error.locate(queue.options.name, "claim")
+        if isinstance(error, RetryBudgetExhaustedError):
+            await queue.teller.tell(EventOperation.RETRY_EXHAUSTED, EventOutcome.FAILURE, error=error)
+        await queue.teller.tell(EventOperation.CLAIM, EventOutcome.FAILURE, error=uncarried(error))
 
     def _release(self, attempt: Attempt) -> None:
         self.attempt = None
@@ -288,7 +311,7 @@ class Delivery:
         try:
             settled = await self.queue.store.settler.settle(claim, keep, cancellations)
         except Exception as error:
-            trouble = error
+            trouble = uncarried(error)
             if isinstance(error, RedisMessageQueueError):
                 error.locate(self.queue.options.name, "settle")
         if cancellations and self._cancelled is None:

@@ -44,6 +44,10 @@ class Gate:
         self._under_way.discard(token)
         _around.reset(outside)
 
+    def rest(self, entry: Entry, resting: bool) -> None:
+        """What only waits holds nothing, and a drain need not wait for it."""
+        (self._under_way.discard if resting else self._under_way.add)(entry[0])
+
     def refuse_if_shut(self) -> None:
         if self.is_shut:
             error = QueueDrainedError("queue is drained")
@@ -59,6 +63,19 @@ class Gate:
     def we_are_under_way(self) -> bool:
         """Whether this call was made from inside unfinished work, by a signal or a callback."""
         return bool(self._under_way.intersection(_around.get()))
+
+
+def _left(queue: QueueProtocol, deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - queue.port.now())
+
+
+def _never() -> bool:
+    """A drain is itself the stop; its own questions end with its budget."""
+    return False
+
+
+async def _unheard(error: Exception, tries: int) -> None:
+    """Draining has no events of its own."""
 
 
 async def drain(queue: QueueProtocol, timeout: float | None) -> bool:
@@ -80,10 +97,9 @@ async def drain(queue: QueueProtocol, timeout: float | None) -> bool:
 async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
     """Ask one unsure claim what it took, and put that back to the head of the line as if nothing had happened."""
     claimer, settler = queue.store.claimer, queue.store.settler
-    budget = None if deadline is None else max(0.0, deadline - queue.port.now())
     entry = queue.gate.enter()
     try:
-        recovered = await claimer.recover(entry, budget)
+        recovered = await claimer.recover(entry, _never, _unheard, _left(queue, deadline))
         if recovered is None:
             await queue.port.sleep(_LOOK_AGAIN_SECONDS)  # somebody else is asking
             return True
@@ -91,7 +107,7 @@ async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
         try:
             if found.claim is not None:
                 await queue.teller.tell(EventOperation.CLAIM_RECLAIM, claim=found.claim)
-                await settler.give_back(found.claim, forgiven=True)
+                await settler.give_back(found.claim, forgiven=True, budget=_left(queue, deadline))
             attempt.unsure = False
         finally:
             claimer.release(attempt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,8 @@ from redis_message_queue.messages import ClaimedMessage
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Attempt
 from redis_message_queue.protocol.claim import Claim, Found, Told
-from redis_message_queue.protocol.port import Runtime
+from redis_message_queue.protocol.errand import on_an_errand
+from redis_message_queue.protocol.port import Answer, Runtime
 from redis_message_queue.protocol.publish import Published
 from redis_message_queue.protocol.settle import Keep, Settled
 from redis_message_queue.protocol.store import Store
@@ -26,6 +28,7 @@ class ForeignAttempt(Attempt):
 
     def __init__(self) -> None:
         self.unsure = False
+        self.resting = None
 
 
 class ForeignClaim(Claim):
@@ -74,13 +77,18 @@ class ForeignPublisher:
     async def publish(
         self, message_id: bytes, payload: bytes, marker: str | None, stopped: Callable[[], bool]
     ) -> Published:
-        message = payload.decode()
-        if marker is None:
-            answer = await self._runtime.ask(self._gateway.add_message, self._keys.pending, message)
-            answer.unwrap()
-            return Published(True)
-        answer = await self._runtime.ask(self._gateway.publish_message, self._keys.pending, message, marker)
-        return Published(_yes_or_no(answer.unwrap(), self._gateway, "publish_message"))
+        message, gateway = payload.decode(), self._gateway
+        with on_an_errand(stopped) as errand:
+            if marker is None:
+                answer = await self._runtime.ask(gateway.add_message, self._keys.pending, message)
+                _opened(answer, gateway, "add_message")
+                accepted = True
+            else:
+                answer = await self._runtime.ask(gateway.publish_message, self._keys.pending, message, marker)
+                accepted = _yes_or_no(answer, gateway, "publish_message")
+        if errand.published is None:
+            return Published(accepted)
+        return replace(errand.published, accepted=accepted)
 
     def repeat(self, error: Any, payload: bytes) -> tuple[bytes, Coroutine[Any, Any, Published]]:
         raise not_offered(self._gateway, "repeat_of")
@@ -105,18 +113,27 @@ class ForeignClaimer:
     def release(self, attempt: Attempt) -> None:
         return
 
-    async def recover(self, asker: object, budget: float | None = None) -> tuple[Attempt, Found] | None:
+    async def recover(
+        self, asker: object, stopped: Callable[[], bool], told: Told, budget: float | None = None
+    ) -> tuple[Attempt, Found] | None:
         return None
 
     async def claim(self, attempt: Attempt, wait_seconds: float, stopped: Callable[[], bool], told: Told) -> Found:
         if stopped():
             return Found()
-        asked_at = self._runtime.now()
         wait = self._gateway.wait_for_message_and_move
-        answer = await self._runtime.ask(wait, self._keys.pending, self._keys.processing)
-        return Found(self._checked(answer.unwrap(), asked_at))
+        # The gateway waits as long as it likes, and a drain does not wait for it.
+        if attempt.resting is not None:
+            attempt.resting(True)
+        try:
+            with on_an_errand(stopped):
+                answer = await self._runtime.ask(wait, self._keys.pending, self._keys.processing)
+        finally:
+            if attempt.resting is not None:
+                attempt.resting(False)
+        return Found(self._checked(_opened(answer, self._gateway, "wait_for_message_and_move")))
 
-    def _checked(self, handed: Any, asked_at: float) -> Claim | None:
+    def _checked(self, handed: Any) -> Claim | None:
         """What the gateway handed over, if cleaning it up can be done safely."""
         if handed is None:
             return None
@@ -136,7 +153,7 @@ class ForeignClaimer:
             )
         if (self._leased or token is not None) and not (isinstance(token, str) and token):
             raise _broken(self._gateway, "the lease_token of a ClaimedMessage must be a str that is not empty", token)
-        return ForeignClaim(self._runtime.fresh_id(), stored, token, asked_at)
+        return ForeignClaim(self._runtime.fresh_id(), stored, token, self._runtime.now())
 
 
 class ForeignSettler:
@@ -156,24 +173,24 @@ class ForeignSettler:
         if keep is None:
             remove = partial(gateway.remove_message, lease_token=claim.lease_token)
             answer = await self._runtime.ask_to_the_end(noted, remove, processing, stored)
-            return Settled(_yes_or_no(answer.unwrap(), gateway, "remove_message"))
+            return Settled(_yes_or_no(answer, gateway, "remove_message"))
         move = partial(gateway.move_message, lease_token=claim.lease_token)
         answer = await self._runtime.ask_to_the_end(noted, move, processing, keep.key, stored)
-        if not _yes_or_no(answer.unwrap(), gateway, "move_message"):
+        if not _yes_or_no(answer, gateway, "move_message"):
             return Settled(held=False)
         if keep.limit is None:
             return Settled(held=True)
         trimmed = await self._runtime.ask_to_the_end(noted, gateway.trim_queue, keep.key, keep.limit)
         return Settled(held=True, trim_error=None if trimmed.error is None else repr(trimmed.error))
 
-    async def give_back(self, claim: Claim, *, forgiven: bool) -> bool:
+    async def give_back(self, claim: Claim, *, forgiven: bool, budget: float | None = None) -> bool:
         raise not_offered(self._gateway, "giving a message back")
 
     async def renew(self, claim: Claim, budget: float, is_over: Callable[[], bool] = lambda: False) -> bool:
         assert isinstance(claim, ForeignClaim)
         renew = partial(self._gateway.renew_message_lease, is_interrupted=_Observer(is_over))
         answer = await self._runtime.ask(renew, self._keys.processing, claim.stored, claim.lease_token)
-        return _yes_or_no(answer.unwrap(), self._gateway, "renew_message_lease")
+        return _yes_or_no(answer, self._gateway, "renew_message_lease")
 
 
 class _Observer(BaseGracefulInterruptHandler):
@@ -207,7 +224,16 @@ def not_offered(gateway: Any, feature: str) -> GatewayContractError:
     )
 
 
-def _yes_or_no(value: Any, gateway: Any, operation: str) -> bool:
+def _opened(answer: Answer[Any], gateway: Any, operation: str) -> Any:
+    if answer.unawaited:
+        raise GatewayContractError(
+            f"{type(gateway).__name__}.{operation} returned an awaitable, which the sync queue cannot await"
+        ) from answer.error
+    return answer.unwrap()
+
+
+def _yes_or_no(answer: Answer[Any], gateway: Any, operation: str) -> bool:
+    value = _opened(answer, gateway, operation)
     if not isinstance(value, bool):
         raise _broken(gateway, f"{operation} must return True or False", value)
     return value

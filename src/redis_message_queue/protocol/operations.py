@@ -12,6 +12,7 @@ from redis_message_queue.keys import QueueKeys, siblings
 from redis_message_queue.messages import ClaimedMessage
 from redis_message_queue.options import GatewayOptions, whole_number
 from redis_message_queue.protocol.claim import Claim
+from redis_message_queue.protocol.errand import errand
 from redis_message_queue.protocol.port import Argument, Port
 from redis_message_queue.protocol.settle import Keep
 from redis_message_queue.protocol.store import RedisStore
@@ -36,26 +37,40 @@ class Operations:
         self._port = port
         self._options = options
         self._stores: dict[tuple[str, str], RedisStore] = {}
+        self._known: dict[str, QueueKeys] = {}
         self._held: dict[tuple[str, str | bytes], list[str]] = {}
         self._lock = port.lock()
+
+    def know(self, keys: QueueKeys) -> None:
+        """The keys of a queue on this gateway need not be guessed from one of them."""
+        for key in (keys.pending, keys.processing, keys.completed, keys.failed, keys.dead_letter):
+            self._known[key] = keys
 
     def _store(self, pending: str, processing: str) -> RedisStore:
         store = self._stores.get((pending, processing))
         if store is None:
-            keys = _keys(pending, processing, self._options.dead_letter_queue)
-            store = self._stores[pending, processing] = RedisStore(self._port, keys, self._options)
+            keys = self._known.get(pending)
+            if keys is None or keys.processing != processing:
+                keys = _keys(pending, processing, self._options.dead_letter_queue)
+            # Not a plain assignment: two threads must not go on with two stores.
+            store = self._stores.setdefault((pending, processing), RedisStore(self._port, keys, self._options))
         return store
 
+    def _siblings(self, key: str) -> QueueKeys:
+        return self._known.get(key) or siblings(key)
+
     def _store_of_line(self, pending: str) -> RedisStore:
-        return self._store(pending, siblings(pending).processing)
+        return self._store(pending, self._siblings(pending).processing)
 
     def _store_of_held(self, processing: str) -> RedisStore:
-        return self._store(siblings(processing).pending, processing)
+        return self._store(self._siblings(processing).pending, processing)
 
     async def publish_message(self, queue: str, message: Any, dedup_key: str | None) -> bool:
         payload = message if isinstance(message, bytes) else PayloadRules().encode(message)
         publisher = self._store_of_line(queue).publisher
-        published = await publisher.publish(self._port.fresh_id(), payload, dedup_key, _never)
+        message_id, sent = self._port.fresh_id(), errand()
+        published = await publisher.publish(message_id, payload, dedup_key, sent.stopped)
+        sent.published = replace(published, message_id=message_id)
         return published.accepted
 
     async def add_message(self, queue: str, message: Any) -> None:
@@ -84,7 +99,7 @@ class Operations:
     async def _recover(self, store: RedisStore) -> Claim | None:
         """A message that an earlier call took and nobody saw."""
         while store.claimer.unsure:
-            recovered = await store.claimer.recover(self)
+            recovered = await store.claimer.recover(self, _never, _unheard)
             if recovered is None:
                 return None
             attempt, found = recovered
@@ -97,8 +112,11 @@ class Operations:
     async def _claim(self, store: RedisStore) -> Claim | None:
         attempt = store.claimer.attempt()
         try:
-            found = await store.claimer.claim(attempt, self._options.message_wait_interval_seconds, _never, _unheard)
-            attempt.unsure = False
+            found = await store.claimer.claim(
+                attempt, self._options.message_wait_interval_seconds, errand().stopped, _unheard
+            )
+            if found.claim is not None:
+                attempt.unsure = False
         finally:
             store.claimer.release(attempt)
         return found.claim
@@ -110,11 +128,17 @@ class Operations:
         return await self._settle(queue, message, lease_token, None)
 
     async def _settle(self, queue: str, message: str | bytes, lease_token: str | None, keep: Keep | None) -> bool:
-        token = lease_token or self._remembered(queue, message)
+        if lease_token:
+            return (await self._store_of_held(queue).settler.settle(_claim_of(lease_token), keep)).held
+        token = self._remembered(queue, message)
         if token is None:
             return False
-        settled = await self._store_of_held(queue).settler.settle(_claim_of(token), keep)
-        return settled.held
+        try:
+            return (await self._store_of_held(queue).settler.settle(_claim_of(token), keep)).held
+        except BaseException:
+            with self._lock:  # it may be held still, and whoever retries must find it
+                self._held.setdefault((queue, message), []).insert(0, token)
+            raise
 
     def _remembered(self, queue: str, message: str | bytes) -> str | None:
         with self._lock:

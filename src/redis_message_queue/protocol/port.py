@@ -35,6 +35,7 @@ class Answer(Generic[T]):
 
     value: T | None = None
     error: BaseException | None = None
+    unawaited: bool = False  # the error is that this shell cannot await what the function gave
 
     def unwrap(self) -> T:
         """The value, or the error raised; a `StopIteration` is carried past the coroutines that would eat it."""
@@ -51,6 +52,11 @@ class Carried(Exception):
     def __init__(self, error: StopIteration) -> None:
         super().__init__(error)
         self.error = error
+
+
+def uncarried(error: Exception) -> Exception:
+    """The error that a user's function raised, without what took it past the coroutines."""
+    return error.error if isinstance(error, Carried) else error
 
 
 class Sidecar(Protocol):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis_message_queue import envelope
 from redis_message_queue.errors import PublishNotConfirmedError, QueueBackpressureError
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, Slot
-from redis_message_queue.protocol.confirm import Confirmer, Sent
+from redis_message_queue.protocol.confirm import FULL, Confirmer, Sent
 from redis_message_queue.protocol.port import Argument
-
-_FULL = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +20,7 @@ class Published:
 
     accepted: bool
     dropped: tuple[str, ...] = ()
+    message_id: bytes | None = None  # where it is not the one that the caller made
 
 
 _ACCEPTED, _SUPPRESSED = Published(True), Published(False)
@@ -54,8 +53,10 @@ class Publisher:
             else:
                 arguments = (slot.next_call(), head, payload, *self._rules)
                 reply = await calls.call(slot.publish, arguments, open_keys=open_keys)
-            if confirms and reply != _FULL:
+            if confirms and reply != FULL:
                 sent = Sent(slot, message_id, payload, arguments, open_keys, calls.port.now(), calls)
+                if isinstance(reply, bytes):
+                    sent.dropped = _dropped_ids(reply)
                 reply = await self._confirmer.confirm(sent)
         finally:
             # Also after an unknown outcome: a higher number on the same slot shuts out a straggler. Only a publish
@@ -70,12 +71,17 @@ class Publisher:
         return sent.message_id, self._repeat(sent)
 
     async def _repeat(self, sent: Sent) -> Published:
-        reply = await self._confirmer.confirm(sent)
+        sent.repeating = True
+        try:
+            reply = await self._confirmer.confirm(sent)
+        finally:
+            sent.repeating = False
         self._calls.give_back(sent.slot)
-        return self._published(reply, sent.message_id)
+        published = self._published(reply, sent.message_id)
+        return replace(published, dropped=())  # they were told of with the first error
 
     def _published(self, reply: Any, message_id: bytes) -> Published:
-        if reply == _FULL:
+        if reply == FULL:
             raise self._full(message_id)
         if isinstance(reply, bytes):
             return Published(True, _dropped_ids(reply))
@@ -88,12 +94,16 @@ class Publisher:
         port = self._calls.port
         patience = self._options.pending_overload_block_timeout_seconds
         started, pause = port.now(), 0.01
+        waits: Callable[[], bool] | None = None  # whoever stops us ends the waiting, not the first try
         while True:
             left = patience - (port.now() - started)
             arguments: tuple[Argument, ...] = (slot.next_call(), head, payload, *self._rules)
-            reply = await self._calls.call(slot.publish, arguments, open_keys=open_keys, budget=max(left, 0))
+            reply = await self._calls.call(
+                slot.publish, arguments, open_keys=open_keys, budget=max(left, 0), stopped=waits
+            )
+            waits = stopped
             left = patience - (port.now() - started)
-            if reply != _FULL or left <= 0 or stopped():
+            if reply != FULL or left <= 0 or stopped():
                 return arguments, reply
             await port.sleep(min(pause, left))
             pause = min(0.1, pause * 1.5)

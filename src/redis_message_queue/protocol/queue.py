@@ -16,6 +16,7 @@ from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.options import QueueOptions, number
 from redis_message_queue.protocol.delivery import Delivery
 from redis_message_queue.protocol.drain import Gate, drain
+from redis_message_queue.protocol.port import uncarried
 from redis_message_queue.protocol.settle import Keep
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.protocol.tell import Teller
@@ -86,11 +87,14 @@ class QueueProtocol:
         try:
             published = await publishing
         except Exception as error:
+            for dropped in error.dropped if isinstance(error, PublishNotConfirmedError) else ():
+                await self.teller.tell(EventOperation.DROPPED, message_id=dropped)
             await self.teller.tell(
-                EventOperation.PUBLISH, EventOutcome.FAILURE, message_id=message_id.hex(), error=error
+                EventOperation.PUBLISH, EventOutcome.FAILURE, message_id=message_id.hex(), error=uncarried(error)
             )
             raise
         if self.teller.wanted:
+            message_id = published.message_id or message_id
             details: dict[str, Any] = {"message_id": message_id.hex(), "duration_seconds": self.port.now() - started}
             for dropped in published.dropped:
                 await self.teller.tell(EventOperation.DROPPED, message_id=dropped)

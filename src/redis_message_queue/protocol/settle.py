@@ -74,12 +74,12 @@ class Settler:
                     raise
                 cancellations.append(error)
 
-    async def give_back(self, claim: Claim, *, forgiven: bool) -> bool:
+    async def give_back(self, claim: Claim, *, forgiven: bool, budget: float | None = None) -> bool:
         """The message returns to the head of the line; forgiven, this delivery does not count."""
         slot = self._calls.borrow()
         try:
             arguments = (int(forgiven), slot.next_call(), claim.id, claim.lease)
-            return bool(await self._calls.call(slot.give_back, arguments) == b"1")
+            return bool(await self._calls.call(slot.give_back, arguments, budget=budget) == b"1")
         finally:
             self._calls.give_back(slot)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 from weakref import WeakSet
@@ -48,6 +49,8 @@ class BlockingPort(ClientPort, BlockingRuntime):
                 # EVAL runs it and leaves it in the cache of just the node that it was wanted on.
                 return self._execute(*wire.words("EVAL", command.script.source, command, open_keys, arguments))
         except exceptions.ResponseError as error:
+            if wire.is_read_only(error):
+                wire.close_idle_connections(self._client)
             raise wire.translated(error, command.script.name) from error
 
     def _execute(self, *words: Any) -> Any:
@@ -65,13 +68,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
     def _exchange(self, packed: bytes) -> Any:
         """The same without redis-py's command layer, which costs its client more than the socket does."""
         pool = self._client.connection_pool
-        try:
-            connection = pool.get_connection()
-        except Exception:
-            raise
-        except BaseException:
-            wire.close_idle_connections(self._client)  # one of them may be half made
-            raise
+        connection = self._connection_of(pool)
         answered = False
         try:
             connection.send_packed_command((packed,))
@@ -89,13 +86,16 @@ class BlockingPort(ClientPort, BlockingRuntime):
 
     async def wait(self, bell: str, seconds: float) -> bool:
         words = ("BLPOP", bell, f"{seconds:.6f}")
-        if self._packs_by_hand:
-            return self._exchange(wire.pack_words(words)) is not None
-        return self._execute(*words) is not None
+        try:
+            if self._packs_by_hand:
+                return self._exchange(wire.pack_words(words)) is not None
+            return self._execute(*words) is not None
+        except exceptions.ResponseError as error:
+            raise wire.translated(error, "claim") from error
 
     async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         pool = self._pool_of(key)
-        connection = pool.get_connection()
+        connection = self._connection_of(pool)
         answers: list[Any] = []
         try:
             connection.send_packed_command([wire.pack_words(words) for words in commands])
@@ -104,6 +104,9 @@ class BlockingPort(ClientPort, BlockingRuntime):
                     answers.append(connection.read_response(disable_decoding=True))
                 except exceptions.ResponseError as error:
                     answers.append(error)
+        except (exceptions.ConnectionError, exceptions.TimeoutError):
+            self._look_around()
+            raise
         finally:
             if len(answers) < len(commands):
                 connection.disconnect()
@@ -112,6 +115,24 @@ class BlockingPort(ClientPort, BlockingRuntime):
             self._client.nodes_manager.initialize()
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
         return answers
+
+    def _connection_of(self, pool: Any) -> Any:
+        try:
+            return pool.get_connection()
+        except (exceptions.ConnectionError, exceptions.TimeoutError):
+            self._look_around()
+            raise
+        except Exception:
+            raise
+        except BaseException:
+            wire.close_idle_connections(self._client)  # one of them may be half made
+            raise
+
+    def _look_around(self) -> None:
+        """A node of a cluster may be gone for good: find out who has its slots now."""
+        if wire.is_cluster(self._client):
+            with contextlib.suppress(exceptions.RedisError):
+                self._client.nodes_manager.initialize()
 
     def _pool_of(self, key: str) -> Any:
         if not wire.is_cluster(self._client):

@@ -41,7 +41,8 @@ class BlockingRuntime(LocalRuntime):
             if inspect.iscoroutine(value):
                 value.close()
             name = getattr(function, "__name__", repr(function))
-            return Answer(error=TypeError(f"{name} returned an awaitable, which the sync queue cannot await"))
+            complaint = TypeError(f"{name} returned an awaitable, which the sync queue cannot await")
+            return Answer(error=complaint, unawaited=True)
         return Answer(value)
 
     async def ask_to_the_end(
