@@ -1,0 +1,131 @@
+"""Sentinel replaces a lost primary: what was replicated is delivered, and calls under way are done once."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.contract.shells import Shell, take, until
+from tests.topologies.sentinels import SentinelSet
+from tests.topologies.waiting import PATIENCE_SECONDS
+
+# Patience for the seconds of a failover, and short pauses so that the test does not wait for them.
+PATIENT = {"retry_budget_seconds": PATIENCE_SECONDS, "retry_max_delay_seconds": 0.1}
+KEPT = {"enable_completed_queue": True, "max_completed_length": None}
+# Time enough to connect anew, which is all that is needed where there is a primary.
+QUICK = PATIENT | {"retry_budget_seconds": 15}
+MOST_MESSAGES = 5_000
+
+
+@pytest.fixture
+def topology(sentinels: SentinelSet) -> SentinelSet:
+    return sentinels
+
+
+class Traffic:
+    """Producers and a consumer around a failover, and when each of their calls began and ended."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.published: dict[str, tuple[float, float]] = {}
+        self.handled: list[tuple[str, float]] = []
+        self._shell = shell
+        self._is_enough = threading.Event()
+
+    def start(self) -> None:
+        self._producers = [self._shell.beside(partial(self._produce, number)) for number in range(2)]
+        self._consumer = self._shell.beside(self._consume)
+
+    async def flow(self) -> None:
+        """Wait until messages get through."""
+        wanted = len(self.handled) + 20
+        assert await until(lambda: len(self.handled) >= wanted, PATIENCE_SECONDS), "nothing gets through"
+
+    async def stop(self) -> None:
+        self._is_enough.set()
+        await asyncio.wait_for(asyncio.gather(*self._producers, self._consumer), PATIENCE_SECONDS)
+
+    async def _produce(self, number: int) -> None:
+        queue = self._shell.queue("orders", **PATIENT)
+        while not self._is_enough.is_set() and len(self.published) < MOST_MESSAGES:
+            text, began = f"{number}: {len(self.published)}", time.monotonic()
+            assert await queue.publish(text) is True
+            self.published[text] = (began, time.monotonic())
+            await asyncio.sleep(0.002)
+
+    async def _consume(self) -> None:
+        queue = self._shell.queue("orders", wait=0.1, **KEPT, **PATIENT)
+        while not (self._is_enough.is_set() and all(producer.done() for producer in self._producers)):
+            await self.hand_out(queue)
+
+    async def hand_out(self, queue: Any) -> None:
+        """Handle what there is; the time is that of the ack."""
+        while (message := await take(queue)) is not None:
+            self.handled.append((message.decode(), time.monotonic()))
+
+
+async def test_a_failover_in_the_middle_of_everything_is_survived(shell: Shell, sentinels: SentinelSet) -> None:
+    """Every message that reached the replica in time is delivered, and none that was settled there comes again.
+
+    Redis replicates behind the answer: between the last `WAIT` and the crash an answer may be lost with its server.
+    Nothing is asserted about that moment but that no message of it comes out of nowhere.
+    """
+    events = shell.events()
+    holder = shell.queue("held", heartbeat_interval_seconds=0.2, on_event=events.listen, **KEPT, **PATIENT)
+    await holder.publish("held")
+    traffic = Traffic(shell)
+    async with holder.process_message():
+        traffic.start()
+        await traffic.flow()
+        before_wait = time.monotonic()
+        sentinels.replicate()
+        sentinels.lose_the_primary()
+        lost_at = time.monotonic()
+        await asyncio.to_thread(sentinels.await_promotion)
+        promoted_at = time.monotonic()
+        await traffic.flow()
+        await traffic.stop()
+        assert holder.current_message().lease_lost is False
+    queue = shell.queue("orders", wait=0, **KEPT)
+    if shell.redis.exists(queue.key.leases):
+        shell.lapse(queue)  # of consumers whose ack was answered by the lost server alone
+    await traffic.hand_out(queue)
+
+    # The handler of the whole time is done once.
+    assert events.of("cleanup_failed") == events.of("stale_lease_ack") == []
+    assert shell.listed(holder.key.completed) == [b"held"]
+
+    times = Counter(text for text, _ in traffic.handled)
+    assert set(times) <= set(traffic.published)
+    replicated = [text for text, (_, ended) in traffic.published.items() if ended < before_wait]
+    afterwards = [text for text, (began, _) in traffic.published.items() if began > lost_at]
+    settled = [text for text, acked_at in traffic.handled if acked_at < before_wait]
+    assert all(times[text] >= 1 for text in replicated)
+    assert all(times[text] == 1 for text in (*afterwards, *settled))
+    # Each producer had a call under way while there was no primary, and it was done in the end.
+    assert sum(began < promoted_at < ended for began, ended in traffic.published.values()) >= 2
+    assert (shell.pending(queue), shell.processing(queue)) == (0, 0)
+
+    # The lost server comes back as a replica, and disturbs nobody.
+    sentinels.bring_back_the_lost_one()
+    assert await queue.publish("and on") is True
+    assert [await take(queue) for _ in range(2)] == [b"and on", None]
+    sentinels.replicate()
+    assert sentinels.replica.redis.lindex(queue.key.completed, 0) == b"and on"
+
+
+async def test_a_connection_to_a_primary_that_was_demoted_is_given_up(shell: Shell, sentinels: SentinelSet) -> None:
+    """It stays open and answers READONLY for ever: whoever connects anew is told who the primary is now."""
+    queue = shell.queue("orders", wait=0, **KEPT, **QUICK)
+    await queue.publish("held")
+    await queue.publish("waiting")
+    async with queue.process_message():
+        sentinels.replicate()
+        sentinels.switch_over()
+        assert sentinels.replica.redis.info("replication")["role"] == "slave"
+        assert await asyncio.wait_for(shell.beside(partial(queue.publish, "late")), PATIENCE_SECONDS) is True
+    assert [await take(queue) for _ in range(3)] == [b"waiting", b"late", None]
+    assert shell.listed(queue.key.completed) == [b"late", b"waiting", b"held"]

@@ -1,0 +1,112 @@
+"""In a slot that has begun to leave, a key that a script empties is gone for that very script.
+
+The source serves a script only if it has all of its keys. A key that ceases to exist while the script runs, because
+its last element was taken, counts as moved from then on: the next command that names it ends the script. So no script
+may name such a key again, or what it wrote before stays half done.
+"""
+
+from functools import partial
+
+import pytest
+import redis
+
+from redis_message_queue.keys import QueueKeys
+from redis_message_queue.scripts import script
+from tests.lua import scripts_runner, situations
+from tests.lua.scripts_runner import WOKEN, Caller, fresh_id
+from tests.lua.situations import EVERY, Call, Situation, script_of, title
+from tests.topologies.cluster import Cluster
+from tests.topologies.migration import Migration
+
+TAGGED = QueueKeys.of("orders", hash_tag=True)
+FAR_AWAY = 4e15  # a deadline in the next century, in microseconds
+A_MINUTE_MS = 60_000
+
+
+# Situations in which a script takes the last element of something.
+
+
+def publish_and_drop_two_that_came_back(caller: Caller) -> Call:
+    caller.give_back(caller.hold(b"first", b"second"))
+    caller.publish(b"third")
+    caller.settings.limit, caller.settings.overload = 2, "drop"
+    return partial(caller.publish, b"fourth")
+
+
+def claim_the_last_when_woken(caller: Caller) -> Call:
+    caller.publish(b"first")
+    return partial(caller.claim, woken=WOKEN)
+
+
+def claim_the_last_that_came_back(caller: Caller) -> Call:
+    caller.give_back(caller.hold(b"first"))
+    return caller.claim
+
+
+def claim_the_last_lease(caller: Caller) -> Call:
+    caller.hold(b"first")
+    caller.expire()
+    return caller.claim
+
+
+def renew_the_last_lease(caller: Caller) -> Call:
+    return partial(caller.renew, caller.hold(b"first"))
+
+
+LAST: tuple[Situation, ...] = (
+    publish_and_drop_two_that_came_back,
+    claim_the_last_when_woken,
+    claim_the_last_that_came_back,
+    claim_the_last_lease,
+    renew_the_last_lease,
+)
+
+
+@pytest.fixture
+def caller(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Caller:
+    """A caller that speaks with the owner of the slot, as a cluster client would."""
+    for module in (scripts_runner, situations):
+        monkeypatch.setattr(module, "KEYS", TAGGED)
+    return Caller(cluster.owner(TAGGED.pending).redis)
+
+
+def fill_the_gaps(caller: Caller, name: str) -> None:
+    """Put something into each missing key of the script that is none of its business, so that it is served.
+
+    An empty line and a new deduplication key stay as they are: filled, they would be another situation.
+    """
+    client = caller.client
+    fillers = {
+        "processing": lambda key: client.hset(key, fresh_id(), b"somebody else's"),
+        "leases": lambda key: client.zadd(key, {fresh_id(): FAR_AWAY}),
+        "deliveries": lambda key: client.hset(key, fresh_id(), b"1:1"),
+        "bell": lambda key: client.lpush(key, b"1"),
+        "watch": lambda key: client.set(key, b"somebody", px=A_MINUTE_MS),
+        "dlq": lambda key: client.lpush(key, b"somebody else's"),
+        "kept": lambda key: client.lpush(key, b"somebody else's"),
+        "reply": lambda key: client.set(key, b"%012d" % caller.number, px=A_MINUTE_MS),
+    }
+    for word in script(name).keys:
+        if word in fillers and not client.exists(caller.key(word)):
+            fillers[word](caller.key(word))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["sent", "sent again"])
+@pytest.mark.parametrize("situation", [*EVERY, *LAST], ids=title)
+def test_a_script_in_a_slot_that_leaves_is_done_or_refused_as_a_whole(
+    situation: Situation, again: bool, cluster: Cluster, caller: Caller
+) -> None:
+    """Refused, it has changed nothing; when the slot stays after all, the same call is done."""
+    call = situation(caller)
+    if again:
+        call()
+        call = caller.repeat
+    fill_the_gaps(caller, script_of(situation))
+    with Migration(cluster, TAGGED.pending) as migration:
+        before = cluster.dump()
+        try:
+            call()
+        except redis.ResponseError:
+            assert cluster.dump() == before
+            migration.call_off()
+            caller.repeat()

@@ -1,0 +1,282 @@
+"""A queue's slot moves to another node while the queue is in use: nothing is lost, and nothing doubled.
+
+While a slot is on its way its servers refuse every script that has one key here and another there, or none yet.
+So calls are refused and repeated until the slot has arrived.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import redis
+
+from tests.contract.shells import PATIENCE_SECONDS, Shell, claim_and_die, holding, take, until
+from tests.topologies.cluster import Cluster
+from tests.topologies.migration import Migration
+
+Migrate = Callable[[Cluster, str], Migration]
+
+LONG = 3 * PATIENCE_SECONDS
+# Short pauses, so that a call meets the end of a migration soon after it.
+PATIENT = {"retry_budget_seconds": PATIENCE_SECONDS, "retry_max_delay_seconds": 0.05}
+KEPT = {"enable_completed_queue": True, "max_completed_length": None}
+
+
+async def leave_a_returned_message(shell: Shell, queue: Any) -> None:
+    """Somebody holds it for the second time, so that `deliveries` exists: a script with a missing key is refused."""
+    await queue.publish("returned")
+    await claim_and_die(queue)
+    shell.lapse(queue)
+    await claim_and_die(queue)
+
+
+async def hand_out_the_rest(shell: Shell, queue: Any) -> None:
+    """Whatever somebody holds and will never settle goes to another consumer, and so does what waits."""
+    if shell.redis.exists(queue.key.leases):
+        shell.lapse(queue)
+    while await take(queue) is not None:
+        pass
+
+
+# One call at a time
+
+
+class Tries:
+    """Calls that are made once, and what became of them; one that was refused must have changed nothing."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.done: set[str] = set()
+        self.refused: set[str] = set()
+        self._cluster = cluster
+
+    async def once(self, name: str, call: Callable[[], Awaitable[Any]], *refusals: type[Exception]) -> bool:
+        before = self._cluster.dump()
+        try:
+            await call()
+        except (redis.RedisError, *refusals):
+            assert self._cluster.dump() == before, f"{name} was refused half-way"
+            self.refused.add(name)
+            return False
+        self.done.add(name)
+        return True
+
+
+async def test_between_any_two_keys_that_move_a_call_is_done_or_refused_as_a_whole(
+    shell: Shell, cluster: Cluster
+) -> None:
+    """A publish, a claim and an ack after each key that has gone; in the end every message is accounted for."""
+    client = shell.new_client()
+    client.RedisClusterRequestTTL = 2  # of redis-py's own 16 tries, half of them 50 ms apart
+    queue = shell.queue("orders", client=client, wait=0, retry_budget_seconds=0, **KEPT)
+    await leave_a_returned_message(shell, queue)
+    published = ["returned", *(f"message {number}" for number in range(40))]
+    for text in published[1:]:
+        await queue.publish(text)
+    await take(queue)
+    held = [queue.process_message() for _ in range(15)]
+    for context in held:
+        await context.__aenter__()
+
+    tries = Tries(cluster)
+    with Migration(cluster, queue.key.pending) as migration:
+        while True:
+            await tries.once("ack", partial(held.pop().__aexit__, None, None, None), shell.module.CleanupFailedError)
+            text = f"message {len(published)}"
+            if await tries.once("publish", partial(queue.publish, text)):
+                published.append(text)
+            context = queue.process_message()
+            if await tries.once("claim", context.__aenter__):
+                held.append(context)
+            left = migration.left()
+            if not left:
+                break
+            migration.move(left[0])
+        migration.finish()
+
+    assert tries.refused == {"publish", "claim", "ack"}
+    assert {"publish", "ack"} <= tries.done
+    for context in held:
+        await context.__aexit__(None, None, None)
+    await hand_out_the_rest(shell, queue)
+    assert sorted(shell.listed(queue.key.completed)) == sorted(text.encode() for text in published)
+    assert cluster.leftovers(queue) == {queue.key.completed.encode()}
+
+
+async def test_a_call_that_meets_a_slot_on_its_way_succeeds_when_it_has_arrived(shell: Shell, cluster: Cluster) -> None:
+    """Publish, claim, ack and failure, all begun in the middle, all repeated, each done once."""
+    events = shell.events()
+    queue = shell.queue("orders", wait=0, on_event=events.listen, enable_failed_queue=True, **KEPT, **PATIENT)
+    for text in ("acked", "failed", "claimed"):
+        await queue.publish(text)
+    good, bad = queue.process_message(), queue.process_message()
+    await good.__aenter__()
+    await bad.__aenter__()
+    error = ValueError("no")
+    with Migration(cluster, queue.key.pending) as migration:
+        migration.move(migration.left()[0])
+        events.clear()
+        calls = [
+            shell.beside(partial(queue.publish, "published")),
+            shell.beside(partial(take, queue)),
+            shell.beside(partial(good.__aexit__, None, None, None)),
+            shell.beside(partial(bad.__aexit__, ValueError, error, None)),
+        ]
+        await events.wait_for("retry_attempt")  # of the claim, which tells; the others have begun as well
+        migration.finish()
+    assert await asyncio.wait_for(asyncio.gather(*calls), PATIENCE_SECONDS) == [True, b"claimed", None, None]
+    assert sorted(name for name in events.names if not name.startswith(("retry", "claim"))) == [
+        "ack/success",
+        "ack/success",
+        "completed/success",
+        "completed/success",
+        "failed/failure",
+        "nack/success",
+        "publish/success",
+    ]
+    assert await take(queue) == b"published"
+    assert shell.listed(queue.key.failed) == [b"failed"]
+    assert sorted(shell.listed(queue.key.completed)) == [b"acked", b"claimed", b"published"]
+
+
+# Everything at once
+
+
+async def test_traffic_goes_on_while_the_slot_moves(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
+    """Three producers, two consumers and a handler that holds a message all the time: each message is handled once."""
+    queue = shell.queue("orders", **KEPT, **PATIENT)
+    await queue.publish("held")
+    published, handled = ["held"], []
+    enough = threading.Event()
+
+    async def produce(number: int) -> None:
+        while not enough.is_set() and len(published) < 3000:
+            text = f"{number}: {len(published)}"
+            assert await queue.publish(text) is True
+            published.append(text)
+            await asyncio.sleep(0.002)
+
+    async def consume() -> None:
+        consumer = shell.queue("orders", wait=0.1, **KEPT, **PATIENT)
+        while (message := await take(consumer)) is not None or not enough.is_set():
+            handled.append(message)
+
+    async def flow() -> None:
+        wanted = len(handled) + 20
+        assert await until(lambda: len(handled) >= wanted), "nothing gets through"
+
+    async with queue.process_message():
+        traffic = [shell.beside(partial(produce, number)) for number in range(3)]
+        traffic += [shell.beside(consume) for _ in range(2)]
+        await flow()
+        with migrate(cluster, queue.key.pending) as migration:
+            for key in migration.left():
+                migration.move(key)
+                await asyncio.sleep(0.02)
+            migration.finish()
+        await flow()
+    enough.set()
+    await asyncio.wait_for(asyncio.gather(*traffic), PATIENCE_SECONDS)
+    while (message := await take(shell.queue("orders", wait=0, **KEPT))) is not None:
+        handled.append(message)
+    handled = [message.decode() for message in handled if message is not None]
+    assert sorted(["held", *handled]) == sorted(published)
+    assert sorted(shell.listed(queue.key.completed)) == sorted(text.encode() for text in published)
+    assert cluster.leftovers(queue) == {queue.key.completed.encode()}
+
+
+# Leases
+
+
+async def test_a_heartbeat_keeps_its_lease_while_the_slot_moves(
+    shell: Shell, cluster: Cluster, migrate: Migrate
+) -> None:
+    """Renewals are refused or done, never half done: the lease is there when the slot has arrived."""
+    events = shell.events()
+    queue = shell.queue("orders", wait=0, on_event=events.listen, heartbeat_interval_seconds=0.03, **KEPT, **PATIENT)
+    await leave_a_returned_message(shell, queue)
+    await take_from_its_holder(shell, queue)
+    await queue.publish("held")
+    async with queue.process_message():
+        with migrate(cluster, queue.key.pending) as migration:
+            await asyncio.sleep(0.2)  # some renewals meet a slot of which no key has gone
+            for key in migration.left():
+                migration.move(key)
+                await asyncio.sleep(0.02)
+            migration.finish()
+        await events.wait_for("lease_renew", len(events.of("lease_renew")) + 2)
+        assert queue.current_message().lease_lost is False
+        assert shell.redis.zcard(queue.key.leases) == shell.processing(queue) == 1
+    assert events.names[-2:] == ["ack/success", "completed/success"]
+
+
+async def take_from_its_holder(shell: Shell, queue: Any) -> None:
+    """The returned message alone keeps `deliveries` there, given back by the hand of an operator."""
+    message_id, stored = next(iter(shell.redis.hgetall(queue.key.processing).items()))
+    shell.redis.zrem(queue.key.leases, message_id)
+    shell.redis.lpush(queue.key.pending, stored)
+    shell.redis.hdel(queue.key.processing, message_id)
+
+
+async def test_the_lease_number_fences_after_the_slot_has_moved(
+    shell: Shell, cluster: Cluster, migrate: Migrate
+) -> None:
+    """Who lost the lease before the migration can change nothing after it; who took it over can."""
+    events = shell.events()
+    queue = shell.queue("orders", wait=0, on_event=events.listen, **KEPT)
+    await queue.publish("a")
+    async with queue.process_message():
+        shell.lapse(queue)
+        second = shell.queue("orders", wait=0, **KEPT)
+        successor = second.process_message()
+        assert await successor.__aenter__() == b"a"
+        with migrate(cluster, queue.key.pending) as migration:
+            migration.finish()
+    assert events.names[-1] == "stale_lease_ack/skipped"
+    assert shell.processing(queue) == 1
+    await successor.__aexit__(None, None, None)
+    assert shell.listed(queue.key.completed) == [b"a"]
+    assert cluster.leftovers(queue) == {queue.key.completed.encode()}
+
+
+async def test_a_lease_runs_on_where_the_slot_has_gone(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
+    """Its end brings the message back, with its count; a limit reached afterwards makes it a dead letter."""
+    queue = shell.queue("orders", wait=LONG, visibility_timeout_seconds=0.2, max_delivery_count=2)
+    await queue.publish("a")
+    await claim_and_die(queue)
+    with migrate(cluster, queue.key.pending) as migration:
+        migration.finish()
+    async with holding(queue):
+        assert queue.current_message().delivery_count == 2
+    shell.lapse(queue)
+    assert await take(shell.queue("orders", wait=0, max_delivery_count=2)) is None
+    assert shell.listed(queue.key.dead_letter) == [b"a"]
+
+
+# Waiting, and what must be remembered
+
+
+async def test_a_waiting_consumer_follows_its_queue(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
+    """Its blocking read is broken off at the old node and begun at the new one, where a publish wakes it."""
+    queue = shell.queue("orders", wait=LONG)
+    consumer = shell.beside(partial(take, queue))
+    assert await until(lambda: cluster.blocked() == 1)
+    with migrate(cluster, queue.key.pending) as migration:
+        migration.finish()
+    target = cluster.owner(queue.key.pending)
+    assert await until(lambda: int(target.redis.info("clients")["blocked_clients"]) == 1)
+    await shell.queue("orders").publish("a")
+    assert await asyncio.wait_for(consumer, PATIENCE_SECONDS) == b"a"
+
+
+async def test_deduplication_remembers_across_the_migration(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
+    """The keys move with the queue, and so does the time that they have left."""
+    queue = shell.queue("orders", deduplication=True, window=1000)
+    assert await queue.publish("a") is True
+    with migrate(cluster, queue.key.pending) as migration:
+        migration.finish()
+    assert await queue.publish("a") is False
+    assert shell.pending(queue) == 1
+    (marker,) = (key for key in cluster.every_key() if b"::deduplication::" in key)
+    assert 0 < shell.redis.ttl(marker) <= 1000
