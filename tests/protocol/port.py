@@ -3,11 +3,13 @@
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 from redis_message_queue.errors import LuaScriptError
 from redis_message_queue.protocol.port import Answer, Argument, Command, Pause
+from redis_message_queue.scripts import Script, all_names, script
 from tests.protocol.memory import SECOND, MemoryRedis, argument_names, to_us
 
 MOST_CALLS = 1000  # of one port: no story needs a tenth of it
@@ -90,6 +92,38 @@ class Sent(NamedTuple):
         return dict(zip(names, (*self.command.settings, *self.arguments), strict=False))
 
 
+class Talk(NamedTuple):
+    """A conversation as it left the port: several commands for one connection."""
+
+    commands: tuple[tuple[Argument, ...], ...]
+    at: float
+
+    @property
+    def verb(self) -> str:
+        """What it is all about: the last word is the question, what stands before it prepares it."""
+        return str(self.commands[-1][0])
+
+    @property
+    def question(self) -> tuple[Argument, ...]:
+        return self.commands[-1]
+
+    @property
+    def spelled_out(self) -> Sent:
+        """The call that it begins with, as if it had been sent by itself."""
+        command, _, arguments = _called(self.commands[0])
+        return Sent(command, arguments, self.at)
+
+
+@dataclass
+class Followers:
+    """What stands behind the server, as WAIT and WAITAOF see it; a test changes it whenever it likes."""
+
+    in_step: int = 0  # replicas that have everything
+    on_disk: bool = False
+    replicas_on_disk: int = 0
+    refusals: dict[str, list[Exception]] = field(default_factory=dict)  # the next answers, by the command's name
+
+
 class MemoryPort:
     """A `Port` of one queue object. It never suspends, or it does so before each call: as the test says.
 
@@ -99,6 +133,7 @@ class MemoryPort:
     """
 
     retry_window = 0.0
+    born_in = 1
 
     def __init__(
         self,
@@ -112,6 +147,7 @@ class MemoryPort:
         decodes: bool = False,
         socket_timeout: float | None = None,
         latency: float = 0.0,
+        followers: Followers | None = None,
     ) -> None:
         self.memory = memory
         self.losses = dict(losses or {})
@@ -122,9 +158,10 @@ class MemoryPort:
         self.decodes = decodes
         self.socket_timeout = socket_timeout
         self.latency = latency  # of the way to the server, and of the way back
+        self.followers = followers or Followers()
         self.pid = 1
         self.luck = 0.5
-        self.sent: list[Sent] = []
+        self.sent: list[Sent | Talk] = []
         self.waits: list[float] = []
         self.sleeps: list[float] = []
         self.points: list[str] = []
@@ -162,6 +199,45 @@ class MemoryPort:
     def _arrive_late(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> None:
         with suppress(LuaScriptError):  # refused as overtaken; nobody is there to hear it
             self.memory.execute(command, open_keys, arguments)
+
+    async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+        """One request and one reply, however many commands there are: both are lost as a whole."""
+        talk, loss = Talk(commands, self.now()), self.losses.get(len(self.sent))
+        self.sent.append(talk)
+        assert len(self.sent) <= MOST_CALLS, "the protocol goes round in circles"
+        await self._point(f"before {talk.verb} is sent")
+        if self.suspends:
+            await Turn()
+        self._travel()
+        if loss is not None and not loss.executed:
+            if loss.late_by is not None:
+                self.memory.deliver_late(loss.late_by, lambda: self._arrive_late(*_called(commands[0])))
+            raise Lost(f"the request of {talk.verb} was lost")
+        answers = [await self._answer(words) for words in commands]
+        self._travel()
+        await self._point(f"after {talk.verb} was answered")
+        if loss is not None:
+            raise Lost(f"the reply of {talk.verb} was lost")
+        return answers
+
+    async def _answer(self, words: tuple[Argument, ...]) -> Any:
+        """An error comes back as a value, as it does from a connection that is read to its end."""
+        verb, followers = str(words[0]), self.followers
+        if followers.refusals.get(verb):
+            return followers.refusals[verb].pop(0)
+        if verb == "EVAL":
+            try:
+                return self.memory.run(*_called(words))
+            except LuaScriptError as error:
+                return error
+        *wanted, milliseconds = map(int, words[1:])
+        if verb == "WAIT":
+            await self._pass_time(milliseconds / 1000, lambda: followers.in_step >= wanted[0])
+            return followers.in_step
+        await self._pass_time(
+            milliseconds / 1000, lambda: followers.on_disk >= wanted[0] and followers.replicas_on_disk >= wanted[1]
+        )
+        return [int(followers.on_disk), followers.replicas_on_disk]
 
     async def wait(self, bell: str, seconds: float) -> bool:
         self.waits.append(seconds)
@@ -209,6 +285,9 @@ class MemoryPort:
     def fresh_id(self) -> bytes:
         return next(self.memory.ids).to_bytes(8, "big") * 2
 
+    def inherit(self) -> None:
+        return
+
     def process(self) -> int:
         return self.pid
 
@@ -217,6 +296,18 @@ class MemoryPort:
 
     def is_cancellation(self, error: BaseException) -> bool:
         return isinstance(error, Cancelled)
+
+
+def _called(words: tuple[Argument, ...]) -> tuple[Command, tuple[str, ...], tuple[Argument, ...]]:
+    """An EVAL, taken apart into what a port is called with."""
+    _, source, key_count, *rest = words
+    keys, arguments = rest[: int(key_count)], rest[int(key_count) :]
+    return Command(_script_of(str(source)), tuple(map(str, keys))), (), tuple(arguments)
+
+
+@cache
+def _script_of(source: str) -> Script:
+    return next(known for known in map(script, all_names()) if known.source == source)
 
 
 class MemorySidecar:
