@@ -51,7 +51,7 @@ NOT_CALLED = (
     "ServerBinary",
 )
 # What a class offers to its neighbours inside the library, not to its users.
-INSIDE = {"RedisGateway": ("of_client", "store", "serve"), "AbstractRedisGateway": ("serve",)}
+INSIDE: dict[str, tuple[str, ...]] = {}
 # A field cannot have a docstring. One without a sentence is not shown: it is there for what is still to come.
 FIELD_SENTENCES = {
     "ReceivedMessage": {

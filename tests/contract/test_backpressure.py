@@ -39,6 +39,18 @@ async def test_messages_in_processing_take_no_room(shell: Shell) -> None:
     assert (shell.pending(queue), shell.processing(queue)) == (0, 3)
 
 
+async def test_what_comes_back_needs_no_room(shell: Shell) -> None:
+    """A message whose lease ran out is delivered from a full queue, too; it does not count among those that wait."""
+    queue = shell.queue(wait=0, max_pending_length=1)
+    await queue.publish("a")
+    await claim_and_die(queue)
+    await queue.publish("b")
+    shell.lapse(queue)
+    with pytest.raises(shell.module.QueueBackpressureError):
+        await queue.publish("c")
+    assert [await take(queue), await take(queue), await take(queue)] == [b"a", b"b", None]
+
+
 async def test_without_a_limit_nothing_is_full(shell: Shell) -> None:
     """The default."""
     queue = shell.queue()
@@ -195,6 +207,17 @@ async def test_the_oldest_message_makes_room_for_the_newest(shell: Shell) -> Non
     assert [await queue.publish(text) for text in "abcd"] == [True] * 4
     assert [await take(queue), await take(queue)] == [b"c", b"d"]
     assert shell.pending(queue) == 0
+
+
+async def test_what_is_in_processing_is_not_dropped(shell: Shell) -> None:
+    """Room is made in the line alone: a handler keeps its message, and its end counts."""
+    queue = dropping(shell, 1, enable_completed_queue=True)
+    await queue.publish("in hand")
+    async with queue.process_message():
+        await queue.publish("dropped")
+        await queue.publish("stays")
+    assert shell.listed(queue.key.completed) == [b"in hand"]
+    assert await take(queue) == b"stays"
 
 
 async def test_a_dropped_message_has_an_event_of_its_own(shell: Shell) -> None:

@@ -81,6 +81,17 @@ async def test_an_ack_at_the_last_delivery_is_in_time(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
+async def test_the_count_goes_with_the_message(shell: Shell) -> None:
+    """Into the completed or the failed list, after any number of deliveries: nothing of it is left."""
+    queue = shell.queue(wait=0, max_delivery_count=5, enable_completed_queue=True, enable_failed_queue=True)
+    for text, end in (("a", lambda: take(queue)), ("b", lambda: fail(queue, ValueError()))):
+        await queue.publish(text)
+        await deliver(shell, queue, 3)
+        assert shell.redis.hlen(queue.key.deliveries) == 1
+        await end()
+    assert shell.leftovers(queue) == {b"q::completed", b"q::failed"}
+
+
 async def test_a_handlers_exception_is_no_matter_of_dead_letters(shell: Shell) -> None:
     """It removes the message, or keeps it in the failed list, in the first delivery and in the last."""
     queue = shell.queue(wait=0, max_delivery_count=1, enable_failed_queue=True)

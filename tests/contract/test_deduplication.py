@@ -184,6 +184,16 @@ async def test_the_marker_is_empty(shell: Shell) -> None:
     assert shell.redis.get(queue.key.deduplication("k")) == b""
 
 
+async def test_a_marker_takes_less_than_two_hundred_bytes(shell: Shell) -> None:
+    """As the server counts it, with a short name and a hash for a key: what people plan their memory with."""
+    queue = shell.queue("jobs", deduplication=True)
+    for number in range(50):
+        await queue.publish({"number": number, "text": "x" * 500})
+    markers = shell.redis.keys("jobs::deduplication::*")
+    assert len(markers) == 50
+    assert max(map(shell.redis.memory_usage, markers)) < 200
+
+
 async def test_the_window_is_an_hour_unless_the_gateway_says_otherwise(shell: Shell) -> None:
     """Read from the marker's own time to live."""
     usual = shell.queue("usual", deduplication=True, get_deduplication_key=str)

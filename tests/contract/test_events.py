@@ -193,6 +193,50 @@ async def test_callbacks_run_where_the_caller_is(shell: Shell) -> None:
     assert {(bound, thread, task) for _, bound, thread, task in seen} == {here}
 
 
+async def test_callbacks_run_where_the_caller_is_when_things_go_wrong(shell: Shell) -> None:
+    """Lost tries, a claim found again, dead letters, dropped messages, stale ends and failed cleanups as well."""
+    seen: list[tuple[str, Any, Any, Any]] = []
+
+    def listen(event: QueueEvent) -> None:
+        seen.append((event.operation, request_id.get(), threading.current_thread(), asyncio.current_task()))
+
+    client, options = shell.lossy_client(), {"on_event": shell.callback(listen), "wait": 0}
+    queue = shell.queue(
+        client=client, max_delivery_count=2, enable_completed_queue=True, retry_budget_seconds=0.1, **options
+    )
+    dropping = shell.queue(
+        "d", max_pending_length=1, pending_overload_policy="drop_oldest", max_delivery_count=None, **options
+    )
+    token = request_id.set("r1")
+    await dropping.publish("a")
+    await dropping.publish("b")
+    await queue.publish("a")
+    client.losses.reply(1_000)
+    with pytest.raises(shell.module.RetryBudgetExhaustedError):
+        await take(queue)
+    client.losses.heal()
+    async with queue.process_message():
+        shell.lapse(queue)
+        await claim_and_die(shell.queue())
+    shell.lapse(queue)
+    await take(queue)
+    await queue.publish("b")
+    shell.redis.set(queue.key.completed, "not a list")
+    with pytest.raises(shell.module.CleanupFailedError):
+        await take(queue)
+    client.losses.request(1_000)
+    with pytest.raises(shell.module.RetryBudgetExhaustedError):
+        await queue.publish("c")
+    client.losses.heal()
+    request_id.reset(token)
+    assert {operation for operation, *_ in seen} >= {
+        *("dropped", "retry_attempt", "retry_exhausted", "claim", "claim_reclaim", "stale_lease_ack", "dlq"),
+        *("cleanup_failed", "publish"),
+    }
+    here = ("r1", threading.current_thread(), asyncio.current_task())
+    assert {(bound, thread, task) for _, bound, thread, task in seen} == {here}
+
+
 async def test_what_a_handler_binds_is_seen_by_the_events_of_its_end(shell: Shell) -> None:
     """A span that is opened in the block is current when the ack is told."""
     seen: dict[str, Any] = {}
@@ -280,6 +324,25 @@ async def test_a_callback_that_raises_disturbs_nothing_where_warnings_are_errors
     queue = shell.queue(on_event=shell.callback(listen))
     assert await queue.publish("a") is True
     assert await take(queue) == b"a"
+    assert shell.leftovers(queue) == set()
+
+
+async def test_a_callback_that_raises_does_not_end_a_heartbeat(shell: Shell) -> None:
+    """The lease is renewed again and again, and each of the callback's errors is warned about."""
+    told: list[str] = []
+
+    def listen(event: QueueEvent) -> None:
+        told.append(event.operation)
+        raise LookupError("mine")
+
+    queue = shell.queue(on_event=shell.callback(listen), visibility_timeout_seconds=60, heartbeat_interval_seconds=0.02)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        await queue.publish("a")
+        async with queue.process_message():
+            assert await until(lambda: told.count("lease_renew") >= 3)
+    assert told[-1] == "ack"
+    assert [warning.category for warning in warned] == [RuntimeWarning] * len(told)
     assert shell.leftovers(queue) == set()
 
 

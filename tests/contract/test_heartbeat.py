@@ -80,6 +80,18 @@ async def test_without_an_interval_there_is_no_heartbeat(shell: Shell) -> None:
         assert len(asyncio.all_tasks()) == tasks
 
 
+async def test_without_a_message_there_is_no_heartbeat(shell: Shell) -> None:
+    """It begins with a message in hand: not with the queue, and not with a poll that finds nothing."""
+    events = shell.events()
+    queue = shell.queue(wait=0, on_event=events.listen, **LONG_LEASE)
+    tasks = len(asyncio.all_tasks())
+    async with queue.process_message() as message:
+        assert message is None
+        assert not heartbeat_threads()
+        assert len(asyncio.all_tasks()) == tasks
+    assert events.names == ["claim_empty/skipped"]
+
+
 async def test_every_message_has_a_heartbeat_of_its_own(shell: Shell) -> None:
     """Two messages in hand, both leases renewed."""
     events = shell.events()

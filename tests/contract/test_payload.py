@@ -252,3 +252,21 @@ async def test_a_refused_message_is_not_quoted(shell: Shell) -> None:
     assert "secret" not in str(await refused(shell, {"a": b"secret"}))
     assert "secret" not in str(await refused(shell, "secret \ud800"))
     assert "secret" not in str(await refused(shell, b"secret"))
+
+
+async def test_a_refused_message_asks_neither_redis_nor_the_key_function(shell: Shell, dead_port: int) -> None:
+    """It is turned away at the door, also where nobody listens at the other end; and nothing is told of it."""
+    events = shell.events()
+    queue = shell.queue(
+        client=shell.dead_client(dead_port),
+        strict_payload_types=True,
+        max_payload_bytes=20,
+        max_payload_depth=1,
+        deduplication=True,
+        get_deduplication_key=pytest.fail,
+        on_event=events.listen,
+    )
+    for message in (b"bytes", {"a": (1,)}, {"a": {}}, "x" * 21, "\ud800", {1: 1}):
+        with pytest.raises(shell.module.RedisMessageQueueError):
+            await queue.publish(message)
+    assert events.names == []

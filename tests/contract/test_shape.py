@@ -92,3 +92,15 @@ def test_a_queue_is_not_a_context_manager_itself() -> None:
     """A block is for one message, not for a queue."""
     for queue in (SYNC.RedisMessageQueue, ASYNCIO.RedisMessageQueue):
         assert not hasattr(queue, "__enter__") and not hasattr(queue, "__aenter__")
+
+
+@pytest.mark.parametrize("module", [SYNC, ASYNCIO], ids=["sync", "asyncio"])
+def test_the_documented_names_can_be_imported(module: Any) -> None:
+    """Queue, gateways, interrupts, events and errors, from either module."""
+    assert set(module.__all__) >= {
+        *("RedisMessageQueue", "RedisGateway", "AbstractRedisGateway", "ClaimedMessage", "QueueEvent"),
+        *("GracefulInterruptHandler", "EventDrivenInterruptHandler", "BaseGracefulInterruptHandler"),
+        *("RedisMessageQueueError", "ConfigurationError", "GatewayContractError", "LuaScriptError"),
+        *("QueueBackpressureError", "QueueDrainedError", "PayloadTooLargeError", "PayloadTooDeepError"),
+        *("CleanupFailedError", "RetryBudgetExhaustedError"),
+    }

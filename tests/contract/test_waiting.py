@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue import BaseGracefulInterruptHandler, EventDrivenInterruptHandler
-from tests.contract.shells import PATIENCE_SECONDS, Sent, Shell, claim_and_die, take, until
+from tests.contract.shells import PATIENCE_SECONDS, Sent, Shell, asyncio_only, claim_and_die, take, until
 
 LONG = 3 * PATIENCE_SECONDS  # a wait that no test sits out
 SLICE = 1.0  # a waiter looks for itself once a second; whoever is quicker was woken
@@ -159,6 +159,37 @@ async def test_a_crowd_of_waiters_does_not_stampede(shell: Shell) -> None:
     # Publish, claim and ack are 3 a message, and one claim more may find that it came too late. Everybody at each
     # message would be 50 more.
     assert asked <= 5 * 30 + 50 * (seconds / SLICE + 2)
+
+
+@asyncio_only
+async def test_five_hundred_waiters_do_not_stampede(shell: Shell) -> None:
+    """Each message wakes about one of them, whoever asks how often."""
+    stop = threading.Event()
+    client = shell.new_client(max_connections=1_000)
+    queue = shell.queue(client=client, wait=LONG, interrupt=EventDrivenInterruptHandler(stop))
+    handled: list[bytes] = []
+
+    async def consumer() -> None:
+        while not stop.is_set():
+            async with queue.process_message() as message:
+                if message is not None:
+                    handled.append(message)
+
+    def calls() -> int:
+        return int(shell.redis.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    consumers = [shell.beside(consumer) for _ in range(500)]
+    # While some look for themselves, which they do once a slice, the others wait.
+    assert await until(lambda: waiters(shell) > 400)
+    before, started = calls(), time.monotonic()
+    for number in range(40):
+        await shell.queue().publish(str(number))
+        assert await until(lambda number=number: len(handled) == number + 1)
+    asked, seconds = calls() - before, time.monotonic() - started
+    stop.set()
+    await asyncio.gather(*consumers)
+    # All of them at each message would be 20,000.
+    assert asked <= 5 * 40 + 500 * (seconds / SLICE + 2)
 
 
 async def test_a_wait_ends_at_its_time_with_one_event(shell: Shell) -> None:

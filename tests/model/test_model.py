@@ -49,6 +49,14 @@ objects = st.integers(0, OBJECTS - 1)
 beside = st.sampled_from([0] * 6 + [1, -1])  # how far a lease number is from the one that was given
 
 
+def never() -> bool:
+    return False
+
+
+async def unheard(error: Exception, tries: int) -> None:
+    """Nobody listens to retries here."""
+
+
 class Twins(RuleBasedStateMachine):
     """Whatever is done is done to both; their answers and their states must be the same."""
 
@@ -121,7 +129,7 @@ class Twins(RuleBasedStateMachine):
         def work(world: World) -> Any:
             claimer = world.stores[at].claimer
             world.ports[at].lose = lose
-            recovered = finish(claimer.recover(self))
+            recovered = finish(claimer.recover(self, never, unheard))
             world.ports[at].lose = None
             if recovered is None:
                 return None
