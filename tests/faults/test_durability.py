@@ -194,6 +194,8 @@ class Loop:
 
     async def _cancel_the_rest(self) -> None:
         left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            await asyncio.wait(left, timeout=1)  # redis-py closes some of its connections beside everything else
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)

@@ -499,6 +499,21 @@ def test_two_repetitions_at_the_same_time_count_once_and_free_one_slot():
     every_order(begin)
 
 
+def test_two_threads_that_begin_a_repetition_together_free_one_slot():
+    """Both have looked whether it may be repeated before either has begun."""
+    scene = confirming()
+    port = scene.port()
+    queue = scene.queue(port)
+    error = unconfirmed(queue)
+    port.followers.in_step = 1
+    begun = [queue.store.publisher.repeat(error, b"a")[1] for _ in range(2)]
+    assert finish(begun[0]).accepted
+    with suppress(ConfigurationError):
+        finish(begun[1])
+    assert scene.pending == [b"a"]
+    check_that_slots_are_lent_once(queue)
+
+
 # Breaking off
 
 
@@ -646,6 +661,21 @@ def test_what_was_dropped_is_told_though_the_publish_is_not_confirmed():
     port.followers.in_step = 0
     unconfirmed(queue, "b")
     assert (EventOperation.DROPPED, EventOutcome.SUCCESS, first) in told(events)
+
+
+def test_what_a_promoted_replica_drops_for_a_repetition_is_told():
+    """It never heard of the message and is full; another one has to leave there."""
+    events: list = []
+    scene = confirming(max_pending_length=1, pending_overload_policy="drop_oldest")
+    port = scene.port()
+    queue = scene.queue(port, on_event=events.append)
+    error = unconfirmed(queue)
+    fail_over(scene, port)
+    other = unconfirmed(scene.queue(scene.port()), "other").message_id
+    port.followers.in_step = 1
+    assert finish(queue.publish("a", error)) is True
+    assert scene.pending == [b"a"]
+    assert (EventOperation.DROPPED, EventOutcome.SUCCESS, other) in told(events)
 
 
 # Options

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from redis_message_queue.envelope import ID_BYTES
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, PublishNotConfirmedError
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, Slot
@@ -24,9 +25,17 @@ class Sent:
     open_keys: tuple[str, ...]
     at: float
     owner: object  # the calls whose slot it is
-    dropped: tuple[str, ...] = ()  # who had to leave for it, until that was told
+    answer: Any = None  # what the server said to it last
+    told: frozenset[str] = frozenset()  # the dropped messages that the user has heard of
     settled: bool = False  # confirmed, or given up: its slot is in other hands
     repeating: bool = False
+
+    def news(self) -> tuple[str, ...]:
+        """Who had to leave for it, as far as that was not told yet."""
+        dropped = dropped_ids(self.answer) if isinstance(self.answer, bytes) else ()
+        news = tuple(each for each in dropped if each not in self.told)
+        self.told |= frozenset(news)
+        return news
 
 
 class Confirmer:
@@ -44,6 +53,7 @@ class Confirmer:
         self._fsync = options.confirm_fsync
         self._patience = options.confirm_timeout_seconds
         self._checked = not self._fsync
+        self._lock = calls.port.lock()
         self.wanted = _is_wanted(options)
         timeout = calls.port.socket_timeout
         # The server answers at the end of its time, and the socket must still be listening then.
@@ -72,7 +82,7 @@ class Confirmer:
                 published, have = await self._ask(sent, max(left, 0.0))
             except Exception as error:
                 raise self._unconfirmed(sent, f"asking failed ({type(error).__name__})") from error
-            sent.at = port.now()  # the repetition has renewed Redis's memory of the call
+            sent.answer, sent.at = published, port.now()  # the repetition has renewed Redis's memory of the call
             if published == FULL or self._is_enough(have):  # what was promoted meanwhile may have no room for it
                 sent.settled = True
                 return published
@@ -99,6 +109,13 @@ class Confirmer:
                 "look whether the message is there before you publish it anew"
             )
         return sent
+
+    def begin(self, sent: Sent) -> None:
+        """Of two threads that repeat it at the same time, one: both would give its slot back."""
+        with self._lock:
+            if sent.repeating or sent.settled:
+                raise ConfigurationError("repeat_of is being repeated at this moment; wait for that")
+            sent.repeating = True
 
     async def _ask(self, sent: Sent, left: float) -> tuple[Any, Any]:
         again = sent.slot.publish.spelled_out(sent.open_keys, sent.arguments)
@@ -145,8 +162,15 @@ class Confirmer:
             operation="publish",
         )
         error.sent = sent
-        error.dropped, sent.dropped = sent.dropped, ()
+        error.dropped = sent.news()
         return error
+
+
+def dropped_ids(reply: bytes) -> tuple[str, ...]:
+    """The messages that a publish names in its answer because they had to leave for it."""
+    ids = reply[1:]
+    width = ID_BYTES
+    return tuple(ids[at : at + width].hex() for at in range(0, len(ids), width))
 
 
 def _is_wanted(options: GatewayOptions) -> bool:

@@ -10,7 +10,7 @@ from redis_message_queue import envelope
 from redis_message_queue.errors import PublishNotConfirmedError, QueueBackpressureError
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, Slot
-from redis_message_queue.protocol.confirm import FULL, Confirmer, Sent
+from redis_message_queue.protocol.confirm import FULL, Confirmer, Sent, dropped_ids
 from redis_message_queue.protocol.port import Argument
 
 
@@ -54,9 +54,7 @@ class Publisher:
                 arguments = (slot.next_call(), head, payload, *self._rules)
                 reply = await calls.call(slot.publish, arguments, open_keys=open_keys)
             if confirms and reply != FULL:
-                sent = Sent(slot, message_id, payload, arguments, open_keys, calls.port.now(), calls)
-                if isinstance(reply, bytes):
-                    sent.dropped = _dropped_ids(reply)
+                sent = Sent(slot, message_id, payload, arguments, open_keys, calls.port.now(), calls, reply)
                 reply = await self._confirmer.confirm(sent)
         finally:
             # Also after an unknown outcome: a higher number on the same slot shuts out a straggler. Only a publish
@@ -71,20 +69,20 @@ class Publisher:
         return sent.message_id, self._repeat(sent)
 
     async def _repeat(self, sent: Sent) -> Published:
-        sent.repeating = True
+        self._confirmer.begin(sent)
         try:
             reply = await self._confirmer.confirm(sent)
         finally:
             sent.repeating = False
         self._calls.give_back(sent.slot)
         published = self._published(reply, sent.message_id)
-        return replace(published, dropped=())  # they were told of with the first error
+        return replace(published, dropped=sent.news())
 
     def _published(self, reply: Any, message_id: bytes) -> Published:
         if reply == FULL:
             raise self._full(message_id)
         if isinstance(reply, bytes):
-            return Published(True, _dropped_ids(reply))
+            return Published(True, dropped_ids(reply))
         return _ACCEPTED if reply == 1 else _SUPPRESSED
 
     async def _wait_for_room(
@@ -126,9 +124,3 @@ def _rules(options: GatewayOptions) -> tuple[Argument, ...]:
         return (window_ms,)
     overload = "drop" if options.pending_overload_policy == "drop_oldest" else "refuse"
     return (window_ms, options.max_pending_length, overload)
-
-
-def _dropped_ids(reply: bytes) -> tuple[str, ...]:
-    ids = reply[1:]
-    width = envelope.ID_BYTES
-    return tuple(ids[at : at + width].hex() for at in range(0, len(ids), width))
