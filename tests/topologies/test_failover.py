@@ -42,7 +42,15 @@ class Traffic:
     async def flow(self) -> None:
         """Wait until messages get through."""
         wanted = len(self.handled) + 20
-        assert await until(lambda: len(self.handled) >= wanted, PATIENCE_SECONDS), "nothing gets through"
+        work = [*self._producers, self._consumer]
+
+        def has_news() -> bool:
+            return len(self.handled) >= wanted or any(one.done() for one in work)
+
+        assert await until(has_news, PATIENCE_SECONDS), "nothing gets through"
+        for one in work:
+            if one.done():  # too early: it has failed
+                await one
 
     async def stop(self) -> None:
         self._is_enough.set()

@@ -86,6 +86,8 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         try:
             return await heeding_cancellation(self._our_client().execute_command(*words, NEVER_DECODE=True))
         except AttributeError as error:
+            if not wire.is_cluster(self._client):
+                raise
             # redis-py closes the connections of all tasks after a few MOVED; one that was being opened has no writer.
             raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
 

@@ -57,6 +57,11 @@ class BlockingPort(ClientPort, BlockingRuntime):
         """A command by the client's own way, for a client that is not plain."""
         try:
             return self._client.execute_command(*words, NEVER_DECODE=True)
+        except (AttributeError, ValueError) as error:
+            if not wire.is_cluster(self._client):
+                raise
+            # After a few MOVED redis-py closes the connections of all threads, also those that are being read.
+            raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
         except Exception:
             raise
         except BaseException:
