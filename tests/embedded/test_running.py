@@ -65,7 +65,7 @@ def test_a_server_that_cannot_be_had_fails_the_run(runs, capsys):
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A directory of tests in place of ours."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p xdist.plugin\n")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setattr(run, "ROOT", tmp_path)
     return tmp_path
@@ -85,8 +85,14 @@ def test_failures_errors_and_skips_are_counted_apart(project):
     assert run.run_pytest(["-q"]) == Tally(passed=1, failed=3, skipped=1)
 
 
-def test_a_run_that_breaks_off_is_a_failure_whatever_its_status(project):
+def test_a_test_that_ends_its_process_has_failed_and_the_others_go_on(project):
     (project / "test_all.py").write_text("import os\ndef test_good(): pass\ndef test_end(): os._exit(0)\n")
+    assert run.run_pytest(["-q"]) == Tally(passed=1, failed=1)
+
+
+def test_a_run_that_breaks_off_is_a_failure_whatever_its_status(project):
+    (project / "conftest.py").write_text("import os\ndef pytest_configure(): os._exit(0)\n")
+    (project / "test_all.py").write_text("def test_good(): pass\n")
     assert run.run_pytest(["-q"]) == Tally(failed=1)
 
 
