@@ -7,6 +7,7 @@ from redis_message_queue.errors import (
     CorruptMessageError,
     EmbeddedServerError,
     GatewayContractError,
+    LeaseLostError,
     LuaScriptError,
     PayloadTooDeepError,
     PayloadTooLargeError,
@@ -24,9 +25,12 @@ from redis_message_queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
-from redis_message_queue.messages import ClaimedMessage, ReceivedMessage
+from redis_message_queue.messages import ClaimedMessage, MessageRecord, QueueStats, RedriveSummary
+from redis_message_queue.protocol.feed import RunSummary
+from redis_message_queue.retry_policy import RetryPolicy
 from redis_message_queue.sync.abstract import AbstractRedisGateway
 from redis_message_queue.sync.gateway import RedisGateway
+from redis_message_queue.sync.message import ReceivedMessage
 from redis_message_queue.sync.queue import RedisMessageQueue
 
 __all__ = [
@@ -43,7 +47,9 @@ __all__ = [
     "EventOutcome",
     "GatewayContractError",
     "GracefulInterruptHandler",
+    "LeaseLostError",
     "LuaScriptError",
+    "MessageRecord",
     "PayloadTooDeepError",
     "PayloadTooLargeError",
     "PayloadTypeError",
@@ -52,9 +58,13 @@ __all__ = [
     "QueueBackpressureError",
     "QueueDrainedError",
     "QueueEvent",
+    "QueueStats",
     "ReceivedMessage",
     "RedisGateway",
     "RedisMessageQueue",
     "RedisMessageQueueError",
+    "RedriveSummary",
     "RetryBudgetExhaustedError",
+    "RetryPolicy",
+    "RunSummary",
 ]

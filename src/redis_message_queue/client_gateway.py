@@ -19,9 +19,10 @@ from redis_message_queue.custom_gateway import (
 )
 from redis_message_queue.errors import ConfigurationError, GatewayContractError
 from redis_message_queue.keys import QueueKeys
+from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.process_bound import ProcessBound
-from redis_message_queue.protocol.foreign import ForeignStore
+from redis_message_queue.protocol.foreign import ForeignSettler, ForeignStore, not_offered
 from redis_message_queue.protocol.operations import Operations
 from redis_message_queue.protocol.port import Port
 from redis_message_queue.protocol.queue import QueueProtocol
@@ -35,6 +36,7 @@ class ClientGateway(ProcessBound, GatewayContract):
     _port_class: ClassVar[Any]
     _runtime_class: ClassVar[Any]
     _contract: ClassVar[type[GatewayContract]]
+    _message_class: ClassVar[type[ReceivedMessage]]
 
     @classmethod
     def _of_client(cls, client: Any, settings: GatewayOptions) -> Self:
@@ -100,6 +102,7 @@ class ClientGateway(ProcessBound, GatewayContract):
         check_operations(self, awaits=self._asynchronous)
         self._operations.know(keys)
         foreign = ForeignStore(self, self._port, keys, settings)
+        store.gateway = self
         if changed & PUBLISHING:
             store.publisher = foreign.publisher
         if changed - PUBLISHING:
@@ -124,7 +127,9 @@ def open_queue(given: Mapping[str, Any], kind: type[ClientGateway]) -> QueueProt
     else:
         runtime = kind._runtime_class()
         store = foreign_store(gateway, runtime, asked.name, asked.key_separator, awaits=kind._asynchronous)
-    queue = QueueProtocol(asked, store)
+    if asked.retry_policy is not None and isinstance(store.settler, ForeignSettler):
+        raise not_offered(gateway, "retry_policy")
+    queue = QueueProtocol(asked, store, kind._message_class)
     note_queue(gateway, asked.name)
     return queue
 

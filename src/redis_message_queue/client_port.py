@@ -23,6 +23,10 @@ class ClientPort:
         self.socket_timeout: float | None = wire.connection_settings(client).get("socket_timeout")
         self.retry_window = wire.retry_window(client)
         self.decodes = wire.decodes(client)
+        self.is_cluster = wire.is_cluster(client)
+
+    async def reaches_the_same(self, other: Any) -> bool:
+        return other._client is self._client or wire.lead_to_the_same(self._client, other._client)
 
     def is_transient(self, error: BaseException) -> bool:
         return wire.is_transient(error)

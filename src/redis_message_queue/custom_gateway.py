@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from redis_message_queue.checks import flag, lease, text, whole_number
 from redis_message_queue.errors import ConfigurationError, GatewayContractError
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import GatewayOptions, flag, lease, text, whole_number
+from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.foreign import ForeignStore
 from redis_message_queue.protocol.port import Runtime
 from redis_message_queue.protocol.store import Store

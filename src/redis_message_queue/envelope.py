@@ -2,9 +2,10 @@
 
 A stored message is one string::
 
-    flags (1 byte) | id (16) | published_at (8, microseconds, big-endian) | [tenant] | payload
+    flags (1 byte) | id (16) | published_at (8, microseconds, big-endian) | [tenant] | [extras] | payload
 
-The publish script writes the time in the middle, because only the server's clock counts. 25 bytes of
+A tenant has one byte of length before it, extras two: a small JSON object that travels with the payload. The
+publish script writes the time in the middle, because only the server's clock counts. 25 bytes of
 header beside a 198-byte payload keep a pending message under 240 bytes of Redis memory.
 """
 
@@ -24,7 +25,12 @@ from redis_message_queue.errors import (
 
 HAS_TENANT = 0x01
 HAS_ENTRY = 0x02  # set by the scripts once a message has numbers of its own in the deliveries hash
+HAS_EXTRAS = 0x04
+LAST_FLAGS = 0x87  # with all of them
+MAX_TENANT_BYTES = 255
+MAX_EXTRAS_BYTES = 65_535
 ID_BYTES = 16
+BASE_BYTES = 14  # of the ids of a chunk, which are the same; the place in the chunk follows
 TIME_AT = 1 + ID_BYTES
 HEADER_BYTES = TIME_AT + 8
 
@@ -37,15 +43,23 @@ _encode_canonically = json.JSONEncoder(
 class Envelope:
     """A stored message, opened as far as it is looked into: most handlers want the payload alone."""
 
-    __slots__ = ("id", "payload", "stored")
+    __slots__ = ("stored",)
 
     def __init__(self, stored: bytes) -> None:
-        start = HEADER_BYTES
+        self.stored = stored
+
+    @property
+    def id(self) -> bytes:
+        return self.stored[1:TIME_AT]
+
+    @property
+    def payload(self) -> bytes:
+        stored, start = self.stored, HEADER_BYTES
         if stored[0] & HAS_TENANT:
             start += 1 + stored[HEADER_BYTES]
-        self.stored = stored
-        self.id = stored[1:TIME_AT]
-        self.payload = stored[start:]
+        if stored[0] & HAS_EXTRAS:
+            start += 2 + int.from_bytes(stored[start : start + 2], "big")
+        return stored[start:]
 
     @property
     def published_at(self) -> float:
@@ -59,10 +73,41 @@ class Envelope:
         length = self.stored[HEADER_BYTES]
         return self.stored[HEADER_BYTES + 1 : HEADER_BYTES + 1 + length].decode()
 
+    @property
+    def extras(self) -> dict[str, Any]:
+        """What travels with the payload, such as the id of the message that this one repeats."""
+        if not self.stored[0] & HAS_EXTRAS:
+            return {}
+        start = HEADER_BYTES + (1 + self.stored[HEADER_BYTES] if self.stored[0] & HAS_TENANT else 0)
+        length = int.from_bytes(self.stored[start : start + 2], "big")
+        extras: dict[str, Any] = json.loads(self.stored[start + 2 : start + 2 + length])
+        return extras
+
 
 def head(message_id: bytes) -> bytes:
-    """What stands before the time stamp."""
+    """What stands before the time stamp of a message with a payload alone."""
     return b"\x80" + message_id
+
+
+def body(payload: bytes, tenant: bytes = b"", extras: bytes = b"") -> bytes:
+    """Flags, and what follows the time stamp."""
+    flags = 0x80 | (HAS_TENANT if tenant else 0) | (HAS_EXTRAS if extras else 0)
+    parts = [bytes((flags,))]
+    if tenant:
+        parts += [bytes((len(tenant),)), tenant]
+    if extras:
+        parts += [len(extras).to_bytes(2, "big"), extras]
+    return b"".join((*parts, payload))
+
+
+def tenant_name(tenant: Any) -> bytes:
+    """A tenant's name as UTF-8, or a typed error that says which names there are."""
+    if not isinstance(tenant, str):
+        raise PayloadTypeError(f"tenant must be a str, not {type(tenant).__name__}")
+    name = _to_utf8(tenant, "tenant")
+    if not name or len(name) > MAX_TENANT_BYTES:
+        raise PayloadValueError(f"tenant must have 1 to {MAX_TENANT_BYTES} bytes of UTF-8, not {len(name)}")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +220,12 @@ def _has_only_text_keys(message: dict[Any, Any]) -> bool:
     return True
 
 
-def _to_utf8(text: str) -> bytes:
+def _to_utf8(text: str, what: str = "message") -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         raise PayloadValueError(
-            f"message has a lone surrogate at position {error.start}, which UTF-8 cannot carry; "
+            f"{what} has a lone surrogate at position {error.start}, which UTF-8 cannot carry; "
             "decode the text properly before publishing"
         ) from None
 

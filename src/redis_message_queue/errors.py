@@ -73,6 +73,10 @@ class QueueDrainedError(RedisMessageQueueError):
     """This queue object has been drained: publish through another one."""
 
 
+class LeaseLostError(RedisMessageQueueError):
+    """The message is not this handler's any more: another consumer may have it, and nothing was changed."""
+
+
 class CleanupFailedError(RedisMessageQueueError):
     """The handler succeeded and the acknowledgement did not: the message may be delivered again."""
 

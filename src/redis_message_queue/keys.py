@@ -20,15 +20,30 @@ class KeyKind(NamedTuple):
 KEY_MAP = (
     KeyKind("pending", "LIST", "stored messages that wait, pushed left, taken right"),
     KeyKind("processing", "HASH", "id to stored message, for everything in flight"),
-    KeyKind("leases", "ZSET", "id by deadline, in microseconds of the server's clock"),
+    KeyKind(
+        "leases",
+        "ZSET",
+        "id by deadline, in microseconds of the server's clock; beside them alarms: `d` when a delay ends, `r` while "
+        "tenants wait",
+    ),
     KeyKind(
         "deliveries",
         "HASH",
-        "id to lease number and delivery count, from the moment a message comes back or is taken over",
+        "id to lease number, delivery count and failures, from the moment a message comes back or is taken over",
     ),
+    KeyKind("delayed", "ZSET", "id by due time, for messages that wait for their time or their next attempt"),
+    KeyKind("later", "HASH", "id to stored message, for these"),
+    KeyKind("tenants", "ZSET", "the tenants with work, by virtual time"),
+    KeyKind("line::<tenant>", "LIST", "what `pending` is, for one tenant"),
+    KeyKind("returned::<tenant>", "ZSET", "id by deadline, for a tenant's messages whose lease ran out"),
+    KeyKind("size", "STRING", "how many messages wait in the lines of tenants"),
+    KeyKind("weights", "HASH", "tenant to weight, for those whose weight is not 1"),
     KeyKind("completed", "LIST", "raw payloads of handled messages, newest left"),
     KeyKind("failed", "LIST", "raw payloads of messages whose handler raised, newest left"),
     KeyKind("dlq", "LIST", "raw payloads of messages that were delivered too often, newest left"),
+    KeyKind(
+        "records::<list>", "LIST", "beside each of these lists: ids, counts, times, errors, and which payload is meant"
+    ),
     KeyKind("deduplication::<key>", "STRING, TTL", "nothing; while it exists, this key is suppressed"),
     KeyKind("reply::<caller>", "STRING, TTL", "number and answer of that caller's last call"),
     KeyKind("bell", "LIST", "at most one token: there is work"),
@@ -58,6 +73,11 @@ class QueueKeys:
     deliveries: str
     bell: str
     watch: str
+    delayed: str
+    later: str
+    tenants: str
+    size: str
+    weights: str
 
     @classmethod
     def of(
@@ -83,15 +103,36 @@ class QueueKeys:
             deliveries=key("deliveries"),
             bell=key("bell"),
             watch=key("watch"),
+            delayed=key("delayed"),
+            later=key("later"),
+            tenants=key("tenants"),
+            size=key("size"),
+            weights=key("weights"),
         )
+
+    def _sibling(self, *words: str) -> str:
+        return self.separator.join((self.prefix, *words))
+
+    def line(self, tenant: str) -> str:
+        """The line of one tenant."""
+        return self._sibling("line", tenant)
+
+    def returned(self, tenant: str) -> str:
+        """The messages of one tenant whose lease ran out."""
+        return self._sibling("returned", tenant)
+
+    def records(self, list: str) -> str:
+        """What is remembered beside the payloads of ``completed``, ``failed``, ``dlq``, or of any list by its key."""
+        words = {self.completed: "completed", self.failed: "failed", self.dead_letter: "dlq"}
+        return self._sibling("records", words.get(list, list))
 
     def deduplication(self, key: str) -> str:
         """The key that remembers a published deduplication key."""
-        return f"{self.prefix}{self.separator}deduplication{self.separator}{key}"
+        return self._sibling("deduplication", key)
 
     def reply(self, caller: str) -> str:
         """The key that remembers the answer to a caller's last call."""
-        return f"{self.prefix}{self.separator}reply{self.separator}{caller}"
+        return self._sibling("reply", caller)
 
 
 def siblings(key: str) -> QueueKeys:

@@ -5,15 +5,16 @@ Each option is explained where it stands; the reference page is made from here.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, get_args
 
-from redis_message_queue.envelope import PayloadRules
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.checks import MILLISECOND, flag, function, lease, number, text, whole_number
+from redis_message_queue.envelope import PayloadRules, tenant_name
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, RedisMessageQueueError
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
+from redis_message_queue.retry_policy import RetryPolicy
 
 OverloadPolicy = Literal["raise", "block", "drop_oldest"]
 _POLICIES: Final = get_args(OverloadPolicy)
@@ -69,6 +70,15 @@ class GatewayOptions:
     dead_letter_queue: Annotated[str | None, "the key of the dead-letter list, if it is not `<name>::dlq`"] = None
     max_dead_letter_length: Annotated[int | None, "how many dead letters are kept, the newest; None for all"] = None
     max_pending_length: Annotated[int | None, "how many messages may wait; None for any number"] = None
+    max_pending_per_tenant: Annotated[
+        int | None, "how many may wait in the line of one tenant; None for any number"
+    ] = None
+    tenant_weights: Annotated[
+        Mapping[str, int] | None, "how many turns a tenant has in a round, where that is not 1; kept in Redis for all"
+    ] = None
+    message_ttl_seconds: Annotated[
+        float | None, "a message older than this is not delivered and goes to the dead letters; None for any age"
+    ] = None
     pending_overload_policy: Annotated[
         OverloadPolicy, "what a publish does at that limit: `raise`, `block` or `drop_oldest`"
     ] = "raise"
@@ -92,14 +102,23 @@ class GatewayOptions:
         number("retry_budget_seconds", self.retry_budget_seconds, least=0)
         number("retry_initial_delay_seconds", self.retry_initial_delay_seconds)
         number("retry_max_delay_seconds", self.retry_max_delay_seconds)
-        number("message_deduplication_log_ttl_seconds", self.message_deduplication_log_ttl_seconds, least=_MILLISECOND)
+        number("message_deduplication_log_ttl_seconds", self.message_deduplication_log_ttl_seconds, least=MILLISECOND)
         number("message_wait_interval_seconds", self.message_wait_interval_seconds, least=0)
         lease("message_visibility_timeout_seconds", self.message_visibility_timeout_seconds)
         number("pending_overload_block_timeout_seconds", self.pending_overload_block_timeout_seconds)
-        number("confirm_timeout_seconds", self.confirm_timeout_seconds, least=_MILLISECOND)
+        number("confirm_timeout_seconds", self.confirm_timeout_seconds, least=MILLISECOND)
         flag("confirm_fsync", self.confirm_fsync)
-        for name in ("max_delivery_count", "max_dead_letter_length", "max_pending_length", "confirm_replicas"):
+        number("message_ttl_seconds", self.message_ttl_seconds, optional=True, least=MILLISECOND)
+        for name in (
+            "max_delivery_count",
+            "max_dead_letter_length",
+            "max_pending_length",
+            "max_pending_per_tenant",
+            "confirm_replicas",
+        ):
             whole_number(name, getattr(self, name), optional=True)
+        if self.tenant_weights is not None:
+            _check_weights(self.tenant_weights)
         if self.dead_letter_queue is not None:
             text("dead_letter_queue", self.dead_letter_queue)
         if self.hash_tag is not None:
@@ -123,7 +142,7 @@ class GatewayOptions:
                 f"pending_overload_policy must be 'raise', 'block' or 'drop_oldest', "
                 f"not {self.pending_overload_policy!r}"
             )
-        if self.pending_overload_policy != "raise" and self.max_pending_length is None:
+        if self.pending_overload_policy != "raise" and not (self.max_pending_length or self.max_pending_per_tenant):
             raise ConfigurationError(
                 f"pending_overload_policy={self.pending_overload_policy!r} needs max_pending_length: "
                 "without a limit there is nothing to wait for or to drop from"
@@ -156,6 +175,9 @@ class QueueOptions:
     heartbeat_interval_seconds: Annotated[
         float | None, "renew the lease this often while a handler works; less than half of the visibility timeout"
     ] = None
+    retry_policy: Annotated[
+        RetryPolicy | None, "another attempt, later, for a message whose handler raised; None for none"
+    ] = None
     max_processing_seconds: Annotated[
         float | None, "stop renewing after this time, so that a hung handler loses its message"
     ] = None
@@ -186,6 +208,10 @@ class QueueOptions:
             function(name, getattr(self, name))
         number("heartbeat_interval_seconds", self.heartbeat_interval_seconds, optional=True)
         number("max_processing_seconds", self.max_processing_seconds, optional=True)
+        if self.retry_policy is not None and not isinstance(self.retry_policy, RetryPolicy):
+            raise ConfigurationTypeError(
+                f"retry_policy must be a RetryPolicy or None, not {type(self.retry_policy).__name__}"
+            )
         if self.interrupt is not None and not isinstance(self.interrupt, BaseGracefulInterruptHandler):
             raise ConfigurationTypeError(
                 f"interrupt must be a BaseGracefulInterruptHandler, not {type(self.interrupt).__name__}; "
@@ -239,6 +265,9 @@ _GATEWAY_NAMES = (
     "max_delivery_count",
     "max_dead_letter_length",
     "max_pending_length",
+    "max_pending_per_tenant",
+    "tenant_weights",
+    "message_ttl_seconds",
     "pending_overload_policy",
     "pending_overload_block_timeout_seconds",
     "confirm_replicas",
@@ -279,80 +308,17 @@ def refuse_beside_gateway(given: Mapping[str, Any]) -> None:
         )
 
 
-_CENTURY = 3_155_760_000
-_MILLISECOND = 0.001
+_HEAVIEST = 1_000
 
 
-def number(name: str, value: Any, *, optional: bool = False, least: float | None = None) -> None:
-    """A number of seconds: positive or at least ``least``, and no more than Redis can count."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigurationTypeError(f"{name} must be a number, not {_shown(value)}")
-    if value != value or abs(value) > _CENTURY:
-        shown = value if isinstance(value, float) else "a number of that size"
-        raise ConfigurationError(f"{name} must be a finite number of at most {_CENTURY:,} seconds, not {shown}")
-    if value < least if least is not None else value <= 0:
-        bound = "positive" if least is None else f"at least {least}"
-        raise ConfigurationError(f"{name} must be {bound}, not {value!r}")
-
-
-def lease(name: str, value: Any) -> None:
-    """The length of a lease, long enough to be one, or None for none."""
-    number(name, value, optional=True, least=_MILLISECOND)
-
-
-def whole_number(name: str, value: Any, *, optional: bool = False) -> None:
-    """An int of 1 or more."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationTypeError(f"{name} must be an int{' or None' if optional else ''}, not {_shown(value)}")
-    if value < 1:
-        raise ConfigurationError(f"{name} must be 1 or more{' or None' if optional else ''}, not {value!r}")
-
-
-def text(name: str, value: Any) -> None:
-    """A str that is not empty and that UTF-8 can carry."""
-    if not isinstance(value, str):
-        raise ConfigurationTypeError(f"{name} must be a str, not {_shown(value)}")
-    if not value.strip():
-        raise ConfigurationError(f"{name} must not be empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(f"{name} has a lone surrogate at position {error.start}") from None
-
-
-def flag(name: str, value: Any) -> None:
-    """True or False, and nothing that merely looks like it."""
-    if not isinstance(value, bool):
-        raise ConfigurationTypeError(f"{name} must be True or False, not {_shown(value)}")
-
-
-def function(name: str, value: Any) -> None:
-    """A callable or None."""
-    if value is not None and not callable(value):
-        raise ConfigurationTypeError(f"{name} must be callable or None, not {_shown(value)}")
-
-
-def required_function(name: str, value: Any) -> None:
-    """A callable, and nothing else."""
-    if not callable(value):
-        raise ConfigurationTypeError(f"{name} must be callable, not {_shown(value)}")
-
-
-def plain_function(name: str, value: Any) -> None:
-    """A callable that the sync queue can call: an ``async def`` would never run there."""
-    asked = getattr(value, "__call__", None)  # noqa: B004  an object with an async __call__ counts too
-    if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(asked):
-        raise ConfigurationTypeError(
-            f"{name} is an async function, which the sync queue cannot await; pass a plain function, "
-            "or use redis_message_queue.asyncio"
-        )
-
-
-def _shown(value: Any) -> str:
-    return (
-        f"{type(value).__name__} ({value!r})" if isinstance(value, bool | int | float | str) else type(value).__name__
-    )
+def _check_weights(weights: Any) -> None:
+    if not isinstance(weights, Mapping):
+        raise ConfigurationTypeError(f"tenant_weights must map tenants to weights, not {type(weights).__name__}")
+    for tenant, weight in weights.items():
+        try:
+            tenant_name(tenant)
+        except RedisMessageQueueError as error:
+            raise ConfigurationError(f"tenant_weights: {error}") from None
+        whole_number(f"the weight of {tenant!r} in tenant_weights", weight)
+        if weight > _HEAVIEST:
+            raise ConfigurationError(f"a weight in tenant_weights is at most {_HEAVIEST:,}, not {weight}")

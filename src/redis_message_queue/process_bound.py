@@ -10,6 +10,8 @@ from redis_message_queue.errors import ConfigurationTypeError
 class ProcessBound:
     """Refuses to be pickled or copied: two objects that count on from the same call would get each other's answers."""
 
+    __slots__ = ()
+
     def __reduce__(self) -> NoReturn:
         raise ConfigurationTypeError(
             f"a {type(self).__name__} cannot be pickled or copied; "

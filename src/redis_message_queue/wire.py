@@ -61,6 +61,11 @@ def translated(error: exceptions.ResponseError, script: str) -> Exception:
     return LuaScriptError(f"Redis refused {script}: {said}", operation=script)
 
 
+def any_is_read_only(answers: list[Any]) -> bool:
+    """Whether a server that became a replica has refused one of them."""
+    return any(isinstance(answer, Exception) and is_read_only(answer) for answer in answers)
+
+
 def has_moved(answers: list[Any]) -> bool:
     """Whether a cluster node has sent us elsewhere."""
     return any(isinstance(answer, exceptions.MovedError | exceptions.AskError) for answer in answers)
@@ -155,6 +160,21 @@ def connection_settings(client: Any) -> dict[str, Any]:
     if settings is None and isinstance(client, redis.RedisCluster):
         settings = cast(Any, client).get_connection_kwargs()  # the only way that works before the first command
     return dict(settings or {})
+
+
+def lead_to_the_same(one: Any, other: Any) -> bool:
+    """Whether two clients' keys are in one place. A cluster's nodes come and go, and are of no other cluster."""
+    if is_cluster(one) and is_cluster(other):
+        return not {node.name for node in one.get_nodes()}.isdisjoint(node.name for node in other.get_nodes())
+    return is_cluster(one) == is_cluster(other) and _address(one) == _address(other)
+
+
+def _address(client: Any) -> tuple[Any, ...]:
+    """Where the server of a client is, as far as its settings tell."""
+    settings = connection_settings(client)
+    pool = getattr(client, "connection_pool", None)
+    where = tuple(settings.get(name) for name in ("host", "port", "path", "db"))
+    return (*where, getattr(pool, "service_name", None))
 
 
 def retry_window(client: Any) -> float:

@@ -2,6 +2,7 @@
 
 from redis_message_queue.asyncio.abstract import AbstractRedisGateway
 from redis_message_queue.asyncio.gateway import RedisGateway
+from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.queue import RedisMessageQueue
 from redis_message_queue.errors import (
     CleanupFailedError,
@@ -10,6 +11,7 @@ from redis_message_queue.errors import (
     CorruptMessageError,
     EmbeddedServerError,
     GatewayContractError,
+    LeaseLostError,
     LuaScriptError,
     PayloadTooDeepError,
     PayloadTooLargeError,
@@ -27,7 +29,9 @@ from redis_message_queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
-from redis_message_queue.messages import ClaimedMessage, ReceivedMessage
+from redis_message_queue.messages import ClaimedMessage, MessageRecord, QueueStats, RedriveSummary
+from redis_message_queue.protocol.feed import RunSummary
+from redis_message_queue.retry_policy import RetryPolicy
 
 __all__ = [
     "AbstractRedisGateway",
@@ -43,7 +47,9 @@ __all__ = [
     "EventOutcome",
     "GatewayContractError",
     "GracefulInterruptHandler",
+    "LeaseLostError",
     "LuaScriptError",
+    "MessageRecord",
     "PayloadTooDeepError",
     "PayloadTooLargeError",
     "PayloadTypeError",
@@ -52,9 +58,13 @@ __all__ = [
     "QueueBackpressureError",
     "QueueDrainedError",
     "QueueEvent",
+    "QueueStats",
     "ReceivedMessage",
     "RedisGateway",
     "RedisMessageQueue",
     "RedisMessageQueueError",
+    "RedriveSummary",
     "RetryBudgetExhaustedError",
+    "RetryPolicy",
+    "RunSummary",
 ]

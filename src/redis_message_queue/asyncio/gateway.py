@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from redis_message_queue import options
 from redis_message_queue.asyncio.abstract import AbstractRedisGateway
+from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.port import AsyncioPort
 from redis_message_queue.asyncio.runtime import AsyncioRuntime
 from redis_message_queue.client_gateway import ClientGateway
@@ -25,6 +27,7 @@ class RedisGateway(ClientGateway, AbstractRedisGateway):
     _port_class = AsyncioPort
     _runtime_class = AsyncioRuntime
     _contract = AbstractRedisGateway
+    _message_class = ReceivedMessage
 
     def __init__(
         self,
@@ -40,8 +43,11 @@ class RedisGateway(ClientGateway, AbstractRedisGateway):
         dead_letter_queue: str | None = None,
         max_dead_letter_length: int | None = None,
         max_pending_length: int | None = None,
+        max_pending_per_tenant: int | None = None,
         pending_overload_policy: OverloadPolicy = "raise",
         pending_overload_block_timeout_seconds: float = 1.0,
+        tenant_weights: Mapping[str, int] | None = None,
+        message_ttl_seconds: float | None = None,
         confirm_replicas: int | None = None,
         confirm_fsync: bool = False,
         confirm_timeout_seconds: float = 1.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 import redis.asyncio
@@ -14,8 +14,8 @@ from redis import exceptions
 from redis_message_queue import wire
 from redis_message_queue.asyncio.runtime import AsyncioRuntime
 from redis_message_queue.client_port import ClientPort
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.protocol.port import Argument, Command
+from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
+from redis_message_queue.protocol.port import Argument, Call, Command
 
 T = TypeVar("T")
 
@@ -67,6 +67,13 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             self.inherit()
         return self._client
 
+    async def reaches_the_same(self, other: Any) -> bool:
+        for client in (self._our_client(), other._our_client()):
+            if wire.is_cluster(client):  # it knows no nodes before its first command
+                with contextlib.suppress(exceptions.RedisError, exceptions.RedisClusterException):
+                    await client.initialize()
+        return await super().reaches_the_same(other)
+
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         try:
             try:
@@ -91,10 +98,20 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             # redis-py closes the connections of all tasks after a few MOVED; one that was being opened has no writer.
             raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
 
+    async def _borrow(self, pool: Any) -> Any:
+        """A connection of the pool; to open one, redis-py goes through `asyncio.wait_for` as well."""
+        task = asyncio.current_task()
+        before = 0 if task is None else task.cancelling()
+        connection = await pool.get_connection()
+        if task is not None and task.cancelling() > before:
+            await pool.release(connection)
+            raise asyncio.CancelledError
+        return connection
+
     async def _exchange(self, packed: bytes) -> Any:
         """The same without redis-py's command layer, which costs its client more than the socket does."""
         pool = self._our_client().connection_pool
-        connection = await pool.get_connection()
+        connection = await self._borrow(pool)
         answered = False
         try:
             await heeding_cancellation(connection.send_packed_command((packed,)))
@@ -110,6 +127,31 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
                 await connection.disconnect(nowait=True)
             await pool.release(connection)
 
+    async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
+        if not self._packs_by_hand:
+            return await self._call_or_error(first), await self._call_or_error(second)
+        pool = self._our_client().connection_pool
+        connection = await self._borrow(pool)
+        try:
+            answers = await self._talk(connection, (wire.pack(*first), wire.pack(*second)))
+        finally:
+            await pool.release(connection)
+        if wire.any_is_read_only(answers):
+            await pool.disconnect(inuse_connections=False)
+        # A script that the server has forgotten is run again by itself; the other one has had its turn.
+        return await self._settled(answers[0], first), await self._settled(answers[1], second)
+
+    async def _settled(self, answer: Any, call: Call) -> Any:
+        if isinstance(answer, exceptions.NoScriptError):
+            return await self._call_or_error(call)
+        return wire.translated(answer, call[0].script.name) if isinstance(answer, exceptions.ResponseError) else answer
+
+    async def _call_or_error(self, call: Call) -> Any:
+        try:
+            return await self.call(*call)
+        except (exceptions.RedisError, RedisMessageQueueError) as error:
+            return error
+
     async def wait(self, bell: str, seconds: float) -> bool:
         words = ("BLPOP", bell, f"{seconds:.6f}")
         try:
@@ -120,23 +162,30 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             raise wire.translated(error, "claim") from error
 
     async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+        packed = [wire.pack_words(words) for words in commands]
         if not wire.is_cluster(self._client):
             pool = self._our_client().connection_pool
-            connection = await pool.get_connection()
+            connection = await self._borrow(pool)
             try:
-                return await self._talk(connection, commands)
+                answers = await self._talk(connection, packed)
             finally:
                 await pool.release(connection)
+            if wire.any_is_read_only(answers):
+                await pool.disconnect(inuse_connections=False)
+            return answers
         await self._our_client().initialize()
         node = self._our_client().get_node_from_key(key)
         connection = node.acquire_connection()
         try:
-            answers = await self._talk(connection, commands)
+            answers = await self._talk(connection, packed)
         except (exceptions.ConnectionError, exceptions.TimeoutError):
             # The node may be gone for good: find out who has its slots now.
             with contextlib.suppress(exceptions.RedisError):
                 await self._client.nodes_manager.initialize()
             raise
+        except AttributeError as error:
+            # As in `_execute`: somebody else's command has closed the connections of all tasks.
+            raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
         finally:
             node.release(connection)
         if wire.has_moved(answers):
@@ -144,16 +193,17 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
         return answers
 
-    async def _talk(self, connection: Any, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+    async def _talk(self, connection: Any, packed: Sequence[bytes]) -> list[Any]:
+        """Several commands on one connection; an answer or an error of each."""
         answers: list[Any] = []
         try:
-            await heeding_cancellation(connection.send_packed_command([wire.pack_words(words) for words in commands]))
-            while len(answers) < len(commands):
+            await heeding_cancellation(connection.send_packed_command(packed))
+            while len(answers) < len(packed):
                 try:
                     answers.append(await connection.read_response(disable_decoding=True))
                 except exceptions.ResponseError as error:
                     answers.append(error)
             return answers
         finally:
-            if len(answers) < len(commands):
+            if len(answers) < len(packed):
                 await connection.disconnect(nowait=True)

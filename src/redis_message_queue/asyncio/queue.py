@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
-from redis_message_queue import options
+from redis_message_queue import checks, options
 from redis_message_queue.asyncio.abstract import AbstractRedisGateway
+from redis_message_queue.asyncio.batch import ProcessMessages
 from redis_message_queue.asyncio.gateway import RedisGateway
+from redis_message_queue.asyncio.loop import Loop
+from redis_message_queue.asyncio.message import ReceivedMessage
+from redis_message_queue.asyncio.operator import OperatorMethods
 from redis_message_queue.client_gateway import open_queue
 from redis_message_queue.errors import PublishNotConfirmedError
 from redis_message_queue.events import QueueEvent
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.options import UNSET, Default, OverloadPolicy
 from redis_message_queue.process_bound import ProcessBound
 from redis_message_queue.protocol.delivery import Delivery, current_message
+from redis_message_queue.protocol.feed import RunOptions, RunSummary
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.retry_policy import RetryPolicy
 
 
-class RedisMessageQueue(ProcessBound):
+class RedisMessageQueue(OperatorMethods, ProcessBound):
     """A queue of messages in Redis: publish at one end, process at the other.
 
     Give it a redis-py ``client``, or a ``gateway`` that holds one. Every feature beyond that is optional; the
@@ -44,12 +50,16 @@ class RedisMessageQueue(ProcessBound):
         visibility_timeout_seconds: float | None = options.DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
         heartbeat_interval_seconds: float | None = None,
         max_processing_seconds: float | None = None,
+        retry_policy: RetryPolicy | None = None,
         on_heartbeat_failure: Callable[[], Any] | None = None,
         max_delivery_count: int | Default | None = UNSET,
         max_dead_letter_length: int | None = None,
         max_pending_length: int | None = None,
+        max_pending_per_tenant: int | None = None,
         pending_overload_policy: OverloadPolicy = "raise",
         pending_overload_block_timeout_seconds: float = 1.0,
+        tenant_weights: Mapping[str, int] | None = None,
+        message_ttl_seconds: float | None = None,
         confirm_replicas: int | None = None,
         confirm_fsync: bool = False,
         confirm_timeout_seconds: float = 1.0,
@@ -74,14 +84,41 @@ class RedisMessageQueue(ProcessBound):
         return self._protocol.store.keys
 
     async def publish(
-        self, message: str | dict[str, Any], *, repeat_of: PublishNotConfirmedError | None = None
+        self,
+        message: str | dict[str, Any],
+        *,
+        tenant: str | None = None,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+        repeat_of: PublishNotConfirmedError | None = None,
     ) -> bool:
         """Put a message into the queue. False if deduplication suppressed it.
 
-        ``repeat_of`` is the error of an earlier publish of this message that was not confirmed: the same call is
-        made once more, and counts once.
+        With ``tenant`` it waits in that tenant's own line, and tenants take turns. With ``delay_seconds`` or ``at`` (a
+        datetime with a time zone) it is delivered no earlier than that. ``repeat_of`` is the error of an earlier
+        publish of this message that was not confirmed: the same call is made once more, and counts once.
         """
-        return await self._protocol.publish(message, repeat_of)
+        details: dict[str, Any] = {"tenant": tenant, "delay_seconds": delay_seconds, "at": at, "repeat_of": repeat_of}
+        return await self._protocol.outbox.publish(message, **details)
+
+    async def publish_many(
+        self,
+        messages: Iterable[str | dict[str, Any]],
+        *,
+        tenant: str | None = None,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+        repeat_of: PublishNotConfirmedError | None = None,
+    ) -> list[bool]:
+        """Put many messages into the queue, in their order; for each what `publish` would say.
+
+        They go in chunks of up to 1,000, each one script: all of a chunk or nothing. An error has the ``results`` of
+        the chunks before it, so ``messages[len(error.results):]`` is what is left.
+        """
+        outbox = self._protocol.outbox
+        return await outbox.publish_many(
+            messages, tenant=tenant, delay_seconds=delay_seconds, at=at, repeat_of=repeat_of
+        )
 
     def process_message(self) -> ProcessMessage:
         """A context with the next message, or None if none came while it waited.
@@ -93,7 +130,7 @@ class RedisMessageQueue(ProcessBound):
 
     async def process_message_callback(self, handler: Callable[[Any], Any]) -> bool:
         """Give the next message to ``handler``. False if there was none."""
-        options.required_function("handler", handler)
+        checks.required_function("handler", handler)
         async with self.process_message() as message:
             if message is None:
                 return False
@@ -102,9 +139,46 @@ class RedisMessageQueue(ProcessBound):
                 await result
         return True
 
+    def process_messages(self, max_messages: int, *, wait_seconds: float | None = None) -> ProcessMessages:
+        """A context with a batch of up to ``max_messages`` messages, claimed in one step; empty if none came.
+
+        ``batch.ack(message)`` and ``batch.fail(message, error)`` settle one message now. Leaving normally acknowledges
+        the rest in one round trip; an exception gives the rest back to the front of the queue, in its order; anything
+        that is not an `Exception` leaves it to its lease. One heartbeat renews the whole batch.
+        """
+        return ProcessMessages(self._protocol.batch(max_messages, wait_seconds))
+
+    async def run(
+        self,
+        handler: Callable[[Any], Any],
+        *,
+        concurrency: int = 1,
+        prefetch: int = 1,
+        batch_size: int | None = None,
+        batch_seconds: float | None = None,
+        until_empty: bool = False,
+    ) -> RunSummary:
+        """Give messages to ``handler`` until somebody stops it: the queue's interrupt, or a drain.
+
+        Each message is a `ReceivedMessage`. It is acknowledged when the handler returns, and takes the failure path
+        when it raises; the loop goes on. ``concurrency`` workers, threads or tasks, are at it. ``prefetch`` messages
+        are claimed in one round trip, and acknowledgements travel with the next claim. With ``batch_size`` the handler
+        gets a list of up to so many messages, or of what came in ``batch_seconds``. With ``until_empty`` it ends when
+        nothing waits. What was begun is finished, what was not is given back.
+        """
+        options = RunOptions(
+            handler=handler,
+            concurrency=concurrency,
+            prefetch=prefetch,
+            batch_size=batch_size,
+            batch_seconds=batch_seconds,
+            until_empty=until_empty,
+        )
+        return await Loop(self._protocol, options).run()
+
     def current_message(self) -> ReceivedMessage | None:
         """The message that the handler around this call holds, with what is known about its delivery."""
-        return current_message(self._protocol)
+        return cast(ReceivedMessage | None, current_message(self._protocol))
 
     async def drain(self, timeout: float | None = None) -> bool:
         """End this object's work: refuse publishes, claim nothing more, give back claims that no handler has seen.
@@ -130,7 +204,7 @@ class RedisMessageQueue(ProcessBound):
         return self._protocol.is_drained
 
 
-class ProcessMessage:
+class ProcessMessage(ProcessBound):
     """One message for one ``async with`` block."""
 
     def __init__(self, protocol: QueueProtocol) -> None:

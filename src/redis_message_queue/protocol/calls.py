@@ -27,7 +27,7 @@ _NAP_SECONDS = 0.5  # nobody who should stop sleeps longer than this
 class Slot:
     """One entry of the reply cache: a key in Redis and the number of its last call."""
 
-    __slots__ = ("claim", "give_back", "key", "number", "process", "publish", "settle")
+    __slots__ = ("claim", "enqueue", "give_back", "key", "number", "process", "publish", "put_off", "settle")
 
     def __init__(self, key: str, process: int, keys: QueueKeys, options: GatewayOptions, keep_ms: int) -> None:
         self.key = key
@@ -35,29 +35,42 @@ class Slot:
         self.number = 0
         lease_us = int((options.message_visibility_timeout_seconds or 0) * 1_000_000)
         leased = int(lease_us > 0)
-        dlq_limit = options.max_dead_letter_length or 0
-        self.publish = Command(script("publish"), (keys.pending, keys.bell, keys.deliveries, key), (keep_ms,))
-        self.claim = Command(
-            script("claim"),
-            (
-                *(keys.pending, keys.processing, keys.leases, keys.deliveries),
-                *(keys.bell, keys.watch, keys.dead_letter, key),
-            ),
+        lines = (keys.line(""), keys.returned(""))
+        special = {"reply": key, "dlq": keys.dead_letter, "records": keys.records("dlq")}
+
+        def command(verb: str, *settings: Argument, optional: int = 0) -> Command:
+            """Keys by the names in the script's header; those at its end that a call brings itself are left out."""
+            wanted = script(verb).keys
+            names = wanted[: len(wanted) - optional]
+            return Command(script(verb), tuple(special.get(name) or getattr(keys, name) for name in names), settings)
+
+        self.publish = command("publish", keep_ms, optional=1)
+        self.enqueue = command("enqueue", keep_ms, lines[0], *publishing_rules(options), optional=1)
+        self.claim = command(
+            "claim",
             # Without leases nothing brings a claim back but its own repetition: it is remembered for a day.
-            (keep_ms if leased else _DAY_MS, lease_us, options.max_delivery_count or 0, dlq_limit),
+            keep_ms if leased else _DAY_MS,
+            lease_us,
+            options.max_delivery_count or 0,
+            options.max_dead_letter_length or 0,
+            int((options.message_ttl_seconds or 0) * 1_000_000),
+            *lines,
         )
-        held = (keys.processing, keys.leases, keys.deliveries, key)
-        self.settle = Command(script("settle"), held, (keep_ms, leased))
-        self.give_back = Command(
-            script("give_back"),
-            (keys.pending, keys.processing, keys.leases, keys.deliveries, keys.bell, key),
-            (keep_ms, leased),
-        )
+        self.settle = command("settle", keep_ms, leased, *lines, optional=2)
+        self.give_back = command("give_back", keep_ms, leased, *lines)
+        self.put_off = command("put_off", keep_ms, leased, *lines)
 
     def next_call(self) -> bytes:
         """The number of a new call, as text that compares like a number."""
         self.number += 1
         return b"%012d" % self.number
+
+
+def publishing_rules(options: GatewayOptions) -> tuple[Argument, ...]:
+    """What the script needs to know of the rules for publishing."""
+    window_ms = max(1, int(options.message_deduplication_log_ttl_seconds * 1000))
+    overload = "drop" if options.pending_overload_policy == "drop_oldest" else "refuse"
+    return (window_ms, options.max_pending_length or 0, options.max_pending_per_tenant or 0, overload)
 
 
 @dataclass(slots=True, eq=False)
@@ -157,6 +170,27 @@ class Calls:
                 if stopped is not None and stopped():
                     raise
 
+    async def call_to_the_end(
+        self,
+        command: Command,
+        arguments: tuple[Argument, ...],
+        open_keys: tuple[str, ...],
+        cancellations: list[BaseException] | None,
+        budget: float | None = None,
+    ) -> Any:
+        """The same until it is answered: a cancellation cuts the call short, so it is sent again under its number.
+
+        That is what the numbers are for, and it costs nothing where nobody cancels, unlike a task of its own for
+        each call.
+        """
+        while True:
+            try:
+                return await self.call(command, arguments, open_keys=open_keys, budget=budget)
+            except BaseException as error:
+                if cancellations is None or not self.port.is_cancellation(error):
+                    raise
+                cancellations.append(error)
+
     async def retry(self, send: Callable[[], Awaitable[T]], operation: str, budget: float | None = None) -> T:
         """The same patience for anything else that may be sent more than once."""
         started = self.port.now()
@@ -167,6 +201,18 @@ class Calls:
             except Exception as error:
                 attempt += 1
                 await self.rest_before_retry(error, operation, attempt, started, budget)
+
+    async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...], operation: str) -> list[Any]:
+        """Plain commands that may be sent more than once; what refuses one of them may be over a moment later."""
+
+        async def send() -> list[Any]:
+            answers = await self.port.converse(key, commands)
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+            return answers
+
+        return await self.retry(send, operation)
 
     async def rest_before_retry(
         self,

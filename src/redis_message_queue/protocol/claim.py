@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from redis_message_queue.envelope import Envelope
+from redis_message_queue.envelope import LAST_FLAGS, Envelope
 from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.calls import Attempt, Calls, Slot
-from redis_message_queue.protocol.port import Command
+from redis_message_queue.protocol.port import Argument, Call, Command
 from redis_message_queue.protocol.unsure import UnsureClaims
 from redis_message_queue.scripts import script
 
@@ -18,6 +18,23 @@ _SLICE_SECONDS = 1.0
 
 # What the script should know of where a claim comes from.
 _FRESH, _WOKEN, _ON_WATCH = 0, 1, 2
+
+
+class Rider(Protocol):
+    """Something that is sent together with a claim, to save a round trip."""
+
+    call: Call
+    settled: Any  # None until it is answered
+
+    def answer(self, reply: Any) -> None: ...
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether anything is known of it, good or bad."""
+
+    async def land(self) -> None:
+        """Tell of it: the claim goes on without it."""
+
 
 Told = Callable[[Exception, int], Awaitable[None]]
 """Hears of each failed try of a claim."""
@@ -32,6 +49,7 @@ class Claim:
     lease: int = 1
     delivery_count: int | None = 1
     reclaimed: bool = False
+    failures: int = 0  # how many of its attempts have failed under a retry policy
 
     @property
     def id(self) -> bytes:
@@ -58,13 +76,14 @@ class DeadLetter:
 
     message_id: str | None
     delivery_count: int
+    reason: str
 
 
 @dataclass(slots=True, eq=False)
 class Found:
     """What a claim brought."""
 
-    claim: Claim | None = None
+    claims: list[Claim] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
     trim_error: str | None = None
     again: bool = False
@@ -80,9 +99,13 @@ class Claimer:
         self._calls = calls
         self.unsure = UnsureClaims(calls)
         self._ring = Command(script("ring"), (calls.keys.bell,))
+        self._weighed = not calls.options.tenant_weights
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
         self._slice = _SLICE_SECONDS if timeout is None else min(_SLICE_SECONDS, 0.8 * timeout)
+
+    def allow_batches(self) -> None:
+        """They are allowed here."""
 
     def attempt(self) -> Attempt:
         """Begin; the slot is this attempt's until it is handed over, released or abandoned."""
@@ -120,16 +143,26 @@ class Claimer:
         # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
         question = (attempt.call, 0, 0, _FRESH)
         try:
-            found = await self._send(attempt.slot, question, None, stopped, told, budget)
+            found = await self._send(attempt.slot, question, None, stopped, told, None, budget)
         except BaseException:
             attempt.asker = None
             raise
         found.recovered = not found.in_doubt
-        attempt.unsure = found.in_doubt or found.claim is not None
+        attempt.unsure = found.in_doubt or bool(found.claims)
         return attempt, found
 
-    async def claim(self, attempt: Attempt, wait_seconds: float, stopped: Callable[[], bool], told: Told) -> Found:
-        """Take one message, waiting for it if need be; an empty answer means that there was none to be had."""
+    async def claim(
+        self,
+        attempt: Attempt,
+        wait_seconds: float,
+        stopped: Callable[[], bool],
+        told: Told,
+        count: int = 1,
+        rider: Rider | None = None,
+    ) -> Found:
+        """Take up to ``count`` messages, waiting for the first if need be; none means that there was none to be had."""
+        if not self._weighed:
+            await self._weigh()
         port, slot = self._calls.port, attempt.slot
         deadline = port.now() + wait_seconds
         woken = _FRESH
@@ -141,23 +174,36 @@ class Claimer:
             attempt.call = slot.next_call()
             attempt.unsure = True
             found = await self._send(
-                slot, (attempt.call, 1, slice_us, woken), deadline if wait_seconds else None, stopped, told
+                slot, (attempt.call, count, slice_us, woken), deadline if wait_seconds else None, stopped, told, rider
             )
             dead += found.dead
             trim_error = found.trim_error or trim_error
-            if found.claim is not None:
-                return Found(found.claim, dead, trim_error) if dead else found
+            if found.claims:
+                return Found(found.claims, dead, trim_error) if dead else found
             attempt.unsure = found.in_doubt
             if found.again:
                 continue
             left = deadline - port.now()
             if left <= 0 or stopped():
                 break
+            if rider is not None and rider.is_answered:
+                await rider.land()
+                rider = None
             woken = _WOKEN if found.wake_after is None else _ON_WATCH
             pause = min(left, self._slice if found.wake_after is None else found.wake_after)
             if await self._rest(attempt, pause) and stopped():
                 await self.ring()
-        return Found(None, dead, trim_error)
+        return Found([], dead, trim_error)
+
+    async def _weigh(self) -> None:
+        """Tell Redis how many turns tenants have, before this object takes its first one."""
+        weights = self._calls.options.tenant_weights or {}
+        key = self._calls.keys.weights
+        commands: tuple[tuple[Argument, ...], ...] = tuple(
+            ("HSET", key, tenant, weight) if weight > 1 else ("HDEL", key, tenant) for tenant, weight in weights.items()
+        )
+        await self._calls.converse(key, commands, "weigh")
+        self._weighed = True
 
     async def _rest(self, attempt: Attempt, seconds: float) -> bool:
         if attempt.resting is None:
@@ -184,6 +230,7 @@ class Claimer:
         deadline: float | None,
         stopped: Callable[[], bool],
         told: Told,
+        rider: Rider | None,
         budget: float | None = None,
     ) -> Found:
         """One claim, repeated under its number. After the deadline it only asks what it took in time."""
@@ -193,8 +240,15 @@ class Claimer:
             sent_at = port.now() if tries else started
             call, count, _, woken = arguments
             try:
-                found = _read(await port.call(slot.claim, (), arguments), sent_at)
-                if count == 0 and found.claim is None and woken != _FRESH:
+                if rider is None or rider.settled is not None:
+                    reply = await port.call(slot.claim, (), arguments)
+                else:
+                    answer, reply = await port.call_both(rider.call, (slot.claim, (), arguments))
+                    rider.answer(answer)
+                    if isinstance(reply, Exception):
+                        raise reply
+                found = _read(reply, sent_at)
+                if count == 0 and not found.claims and woken != _FRESH:
                     await self.ring()  # the token was taken and nobody looked for its work
                 return found
             except Exception as error:
@@ -222,18 +276,35 @@ class Claimer:
             return False
 
 
+def _unpacked(text: bytes) -> Iterator[bytes]:
+    """Several messages in one text: an array of strings in MessagePack."""
+    at, end = 1 if text[0] < 0xA0 else 3, len(text)
+    while at < end:
+        kind = text[at]
+        if kind < 0xC0:  # the length is in the same byte
+            start, length = at + 1, kind & 0x1F
+        else:  # in one byte, two or four that follow
+            start = at + 1 + (1 << (kind - 0xD9))
+            length = int.from_bytes(text[at + 1 : start], "big")
+        at = start + length
+        yield text[start:at]
+
+
 def _read(reply: Any, sent_at: float) -> Found:
-    """The script's answer as values; a bare message is the usual case."""
+    """The script's answer as values. Bare messages are the usual case; one alone begins with its flags."""
     if isinstance(reply, bytes):
-        return Found(Claim(Envelope(reply), sent_at))
-    again, wait_us, dead, notes, *message = reply
+        stored = (reply,) if reply[0] <= LAST_FLAGS else _unpacked(reply)
+        return Found([Claim(Envelope(one), sent_at) for one in stored])
+    if isinstance(reply[0], bytes):
+        return Found([Claim(Envelope(stored), sent_at) for stored in reply])
+    again, wait_us, dead, notes, *messages = reply
     found = Found(again=again == 1)
-    if message:
-        stored, ticket = message
-        lease, count, origin = ticket.split(b":")
-        found.claim = Claim(Envelope(stored), sent_at, int(lease), int(count), origin == b"lease")
-    if dead:
-        found.dead = [DeadLetter(dead[at].hex() or None, int(dead[at + 1])) for at in range(0, len(dead), 2)]
+    for stored, ticket in zip(messages[::2], messages[1::2], strict=True):
+        lease, count, origin, failures = ticket.split(b":")
+        reclaimed = origin == b"lease"
+        found.claims.append(Claim(Envelope(stored), sent_at, int(lease), int(count), reclaimed, int(failures)))
+    for at in range(0, len(dead), 3):
+        found.dead.append(DeadLetter(dead[at].hex() or None, int(dead[at + 1]), dead[at + 2].decode()))
     if notes:
         found.trim_error = notes.decode("utf-8", "replace")
     if wait_us >= 0:

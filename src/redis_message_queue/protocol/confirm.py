@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis_message_queue.envelope import ID_BYTES
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, PublishNotConfirmedError
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, Slot
-from redis_message_queue.protocol.port import Argument
+from redis_message_queue.protocol.port import Argument, Command
 
-FULL = -1  # the answer to a publish that was refused because there is no room
+FULL = b"-"  # the answer to a publish that was refused because there is no room
 
 
 @dataclass(slots=True, eq=False)
@@ -19,12 +19,13 @@ class Sent:
     """A publish as it went out: what it takes to send the very same once more."""
 
     slot: Slot
-    message_id: bytes
-    payload: bytes
+    command: Command
     arguments: tuple[Argument, ...]
     open_keys: tuple[str, ...]
     at: float
     owner: object  # the calls whose slot it is
+    ids: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
     answer: Any = None  # what the server said to it last
     told: frozenset[str] = frozenset()  # the dropped messages that the user has heard of
     settled: bool = False  # confirmed, or given up: its slot is in other hands
@@ -32,7 +33,7 @@ class Sent:
 
     def news(self) -> tuple[str, ...]:
         """Who had to leave for it, as far as that was not told yet."""
-        dropped = dropped_ids(self.answer) if isinstance(self.answer, bytes) else ()
+        dropped = dropped_ids(self.answer[len(self.ids) :]) if isinstance(self.answer, bytes) else ()
         news = tuple(each for each in dropped if each not in self.told)
         self.told |= frozenset(news)
         return news
@@ -89,14 +90,14 @@ class Confirmer:
             if port.now() >= deadline:
                 raise self._unconfirmed(sent, self._shortfall(have))
 
-    def repeatable(self, error: PublishNotConfirmedError, payload: bytes) -> Sent:
+    def repeatable(self, error: PublishNotConfirmedError, payloads: list[bytes]) -> Sent:
         """What the error remembers, if it is ours to repeat and Redis cannot have forgotten the call."""
         if not isinstance(error, PublishNotConfirmedError):
             raise ConfigurationTypeError(f"repeat_of must be a PublishNotConfirmedError, not {type(error).__name__}")
         calls, sent = self._calls, error.sent
         if not isinstance(sent, Sent) or sent.owner is not calls or not calls.owns(sent.slot):
             raise ConfigurationError("repeat_of is an error of another queue object; repeat it there")
-        if sent.payload != payload:
+        if sent.payloads != payloads:
             raise ConfigurationError("repeat_of is the error of another message; pass the one that it was raised for")
         if sent.repeating:
             raise ConfigurationError("repeat_of is being repeated at this moment; wait for that")
@@ -118,7 +119,7 @@ class Confirmer:
             sent.repeating = True
 
     async def _ask(self, sent: Sent, left: float) -> tuple[Any, Any]:
-        again = sent.slot.publish.spelled_out(sent.open_keys, sent.arguments)
+        again = sent.command.spelled_out(sent.open_keys, sent.arguments)
         question = self._question(min(left, self._slice))
         published, have = await self._calls.retry(
             lambda: self._converse(sent.slot.key, (again, question)), "confirm", budget=left
@@ -158,7 +159,7 @@ class Confirmer:
         error = PublishNotConfirmedError(
             f"the message was published and not confirmed within {self._patience} s ({shortfall}); it may still be "
             "there and be delivered: publish(message, repeat_of=error) asks again and never doubles it",
-            message_id=sent.message_id.hex(),
+            message_id=sent.ids[0].hex(),
             operation="publish",
         )
         error.sent = sent
@@ -166,9 +167,8 @@ class Confirmer:
         return error
 
 
-def dropped_ids(reply: bytes) -> tuple[str, ...]:
-    """The messages that a publish names in its answer because they had to leave for it."""
-    ids = reply[1:]
+def dropped_ids(ids: bytes) -> tuple[str, ...]:
+    """The messages that a publish names at the end of its answer because they had to leave for it."""
     width = ID_BYTES
     return tuple(ids[at : at + width].hex() for at in range(0, len(ids), width))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from redis_message_queue.errors import QueueDrainedError, RetryBudgetExhaustedError
 from redis_message_queue.events import EventOperation
+from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -26,12 +27,17 @@ _LOOK_AGAIN_SECONDS = 0.01
 class Gate:
     """Knows what is under way in a queue object, and shuts."""
 
-    __slots__ = ("_process", "_under_way", "is_shut")
+    __slots__ = ("_interrupt", "_process", "_under_way", "is_shut")
 
-    def __init__(self, process: Callable[[], int]) -> None:
+    def __init__(self, process: Callable[[], int], interrupt: BaseGracefulInterruptHandler | None) -> None:
         self.is_shut = False
+        self._interrupt = interrupt
         self._process = process
         self._under_way: set[Work] = set()
+
+    def is_stopped(self) -> bool:
+        """Whether no fresh work should be taken: by a drain, or by the user's own stop signal."""
+        return self.is_shut or (self._interrupt is not None and self._interrupt.is_interrupted())
 
     def enter(self) -> Entry:
         """Begin something that a drain waits for. First noted, then looked: so no drain overlooks it."""
@@ -105,9 +111,10 @@ async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
             return True
         attempt, found = recovered
         try:
-            if found.claim is not None:
-                await queue.teller.tell(EventOperation.CLAIM_RECLAIM, claim=found.claim)
-                await settler.give_back(found.claim, forgiven=True, budget=_left(queue, deadline))
+            if found.claims:
+                for claim in found.claims:
+                    await queue.teller.tell(EventOperation.CLAIM_RECLAIM, claim=claim)
+                await settler.give_back(found.claims, forgiven=True, budget=_left(queue, deadline))
             attempt.unsure = False
         finally:
             claimer.release(attempt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,11 +13,11 @@ from redis_message_queue.keys import QueueKeys
 from redis_message_queue.messages import ClaimedMessage
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Attempt
-from redis_message_queue.protocol.claim import Claim, Found, Told
+from redis_message_queue.protocol.claim import Claim, Found, Rider, Told
 from redis_message_queue.protocol.errand import on_an_errand
 from redis_message_queue.protocol.port import Answer, Runtime
-from redis_message_queue.protocol.publish import Published
-from redis_message_queue.protocol.settle import Keep, Settled
+from redis_message_queue.protocol.publish import Outgoing, Published
+from redis_message_queue.protocol.settle import Cancellations, Keep, Note, Riding, Settled
 from redis_message_queue.protocol.store import Store
 
 
@@ -40,6 +40,7 @@ class ForeignClaim(Claim):
         self.claimed_at = claimed_at
         self.delivery_count = None
         self.reclaimed = False
+        self.failures = 0
         self.stored = stored
         self._id = delivery_id
         self._token = token
@@ -74,7 +75,7 @@ class ForeignPublisher:
         self._runtime = runtime
         self._keys = keys
 
-    async def publish(
+    async def publish_one(
         self, message_id: bytes, payload: bytes, marker: str | None, stopped: Callable[[], bool]
     ) -> Published:
         message, gateway = payload.decode(), self._gateway
@@ -87,10 +88,19 @@ class ForeignPublisher:
                 answer = await self._runtime.ask(gateway.publish_message, self._keys.pending, message, marker)
                 accepted = _yes_or_no(answer, gateway, "publish_message")
         if errand.published is None:
-            return Published(accepted)
-        return replace(errand.published, accepted=accepted)
+            return Published([accepted])
+        return replace(errand.published, accepted=[accepted])
 
-    def repeat(self, error: Any, payload: bytes) -> tuple[bytes, Coroutine[Any, Any, Published]]:
+    async def publish(
+        self,
+        ids: Sequence[bytes],
+        messages: Sequence[Outgoing],
+        stopped: Callable[[], bool],
+        patience: float | None = None,
+    ) -> Published:
+        raise not_offered(self._gateway, "publishing in batches, for tenants or with a delay")
+
+    def repeat(self, error: Any, payloads: list[bytes]) -> tuple[list[bytes], Coroutine[Any, Any, Published]]:
         raise not_offered(self._gateway, "repeat_of")
 
 
@@ -103,6 +113,9 @@ class ForeignClaimer:
         self._keys = keys
         self._leased = leased
         self.unsure = _NoDoubts()
+
+    def allow_batches(self) -> None:
+        raise not_offered(self._gateway, "taking messages in batches")
 
     def attempt(self) -> Attempt:
         return ForeignAttempt()
@@ -118,7 +131,15 @@ class ForeignClaimer:
     ) -> tuple[Attempt, Found] | None:
         return None
 
-    async def claim(self, attempt: Attempt, wait_seconds: float, stopped: Callable[[], bool], told: Told) -> Found:
+    async def claim(
+        self,
+        attempt: Attempt,
+        wait_seconds: float,
+        stopped: Callable[[], bool],
+        told: Told,
+        count: int = 1,
+        rider: Rider | None = None,
+    ) -> Found:
         if stopped():
             return Found()
         wait = self._gateway.wait_for_message_and_move
@@ -131,12 +152,11 @@ class ForeignClaimer:
         finally:
             if attempt.resting is not None:
                 attempt.resting(False)
-        return Found(self._checked(_opened(answer, self._gateway, "wait_for_message_and_move")))
+        handed = _opened(answer, self._gateway, "wait_for_message_and_move")
+        return Found([] if handed is None else [self._checked(handed)])
 
-    def _checked(self, handed: Any) -> Claim | None:
+    def _checked(self, handed: Any) -> Claim:
         """What the gateway handed over, if cleaning it up can be done safely."""
-        if handed is None:
-            return None
         stored, token = handed, None
         if isinstance(handed, ClaimedMessage):
             stored, token = handed.stored_message, handed.lease_token
@@ -165,32 +185,59 @@ class ForeignSettler:
         self._keys = keys
 
     async def settle(
-        self, claim: Claim, keep: Keep | None, cancellations: list[BaseException] | None = None
+        self,
+        claims: Sequence[Claim],
+        keep: Keep | None,
+        note: Note | None = None,
+        cancellations: Cancellations | None = None,
     ) -> Settled:
+        (claim,) = claims
         assert isinstance(claim, ForeignClaim)
         noted: list[BaseException] = [] if cancellations is None else cancellations
         gateway, processing, stored = self._gateway, self._keys.processing, claim.stored
         if keep is None:
             remove = partial(gateway.remove_message, lease_token=claim.lease_token)
             answer = await self._runtime.ask_to_the_end(noted, remove, processing, stored)
-            return Settled(_yes_or_no(answer, gateway, "remove_message"))
+            return Settled([_yes_or_no(answer, gateway, "remove_message")])
         move = partial(gateway.move_message, lease_token=claim.lease_token)
         answer = await self._runtime.ask_to_the_end(noted, move, processing, keep.key, stored)
         if not _yes_or_no(answer, gateway, "move_message"):
-            return Settled(held=False)
+            return Settled([False])
         if keep.limit is None:
-            return Settled(held=True)
+            return Settled([True])
         trimmed = await self._runtime.ask_to_the_end(noted, gateway.trim_queue, keep.key, keep.limit)
-        return Settled(held=True, trim_error=None if trimmed.error is None else repr(trimmed.error))
+        return Settled([True], trim_error=None if trimmed.error is None else repr(trimmed.error))
 
-    async def give_back(self, claim: Claim, *, forgiven: bool, budget: float | None = None) -> bool:
+    def ride(self, claims: Sequence[Claim], keep: Keep | None, note: Note | None = None) -> Riding:
+        raise not_offered(self._gateway, "taking messages in batches")
+
+    async def arrive(self, riding: Riding, cancellations: Cancellations | None = None) -> Settled:
+        raise not_offered(self._gateway, "taking messages in batches")
+
+    def dismiss(self, riding: Riding) -> None:
+        raise not_offered(self._gateway, "taking messages in batches")
+
+    async def put_off(self, claim: Claim, delay_seconds: float, cancellations: Cancellations | None = None) -> bool:
+        raise not_offered(self._gateway, "retry_policy")
+
+    async def give_back(
+        self,
+        claims: Sequence[Claim],
+        *,
+        forgiven: bool,
+        cancellations: Cancellations | None = None,
+        budget: float | None = None,
+    ) -> list[bool]:
         raise not_offered(self._gateway, "giving a message back")
 
-    async def renew(self, claim: Claim, budget: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+    async def renew(
+        self, claims: Sequence[Claim], budget: float, is_over: Callable[[], bool] = lambda: False
+    ) -> list[bool]:
+        (claim,) = claims
         assert isinstance(claim, ForeignClaim)
         renew = partial(self._gateway.renew_message_lease, is_interrupted=_Observer(is_over))
         answer = await self._runtime.ask(renew, self._keys.processing, claim.stored, claim.lease_token)
-        return _yes_or_no(answer, self._gateway, "renew_message_lease")
+        return [_yes_or_no(answer, self._gateway, "renew_message_lease")]
 
 
 class _Observer(BaseGracefulInterruptHandler):
@@ -213,6 +260,7 @@ class ForeignStore(Store):
             publisher=ForeignPublisher(gateway, runtime, keys),
             claimer=ForeignClaimer(gateway, runtime, keys, leased=leased),
             settler=ForeignSettler(gateway, runtime, keys),
+            gateway=gateway,
         )
 
 

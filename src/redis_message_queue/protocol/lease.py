@@ -1,9 +1,8 @@
-"""How a lease stays alive while its handler works, and how its loss becomes known."""
+"""How leases stay alive while their handler works, and how their loss becomes known."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.options import QueueOptions
@@ -11,83 +10,155 @@ from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.port import Pause, Runtime
 from redis_message_queue.protocol.tell import Teller, log
 
-Renew = Callable[[Claim, float, Callable[[], bool]], Awaitable[bool]]
+Renew = Callable[[Sequence[Claim], float, Callable[[], bool]], Awaitable[list[bool]]]
 
 
-@dataclass(slots=True, eq=False)
 class Lease:
-    """What this process knows of its hold on a message, by its own monotonic clock."""
+    """What this process knows of its hold on messages, by its own monotonic clock."""
 
-    claim: Claim
-    length: float | None  # None: held for good
-    port: Runtime
-    started: float
-    refused: bool = False
-    over: bool = False  # the delivery has ended, and nobody needs the lease any more
+    def __init__(self, length: float | None, port: Runtime) -> None:
+        self.port = port
+        self.over = False  # the delivery has ended, and nobody needs the lease any more
+        self.stays_open = False  # more messages will come under it
+        self._length = length  # None: held for good
+        self._started: dict[Claim, float] = {}
+        self._begun: dict[Claim, float] = {}  # since when a handler has been at work
+        self._refused: set[Claim] = set()
+
+    def add(self, claims: Iterable[Claim], *, waiting: bool = False) -> None:
+        """The server started their leases no earlier than our request left. Some wait for a handler."""
+        for claim in claims:
+            self._started[claim] = claim.claimed_at
+            if not waiting:
+                self._begun[claim] = claim.claimed_at
+
+    def begin(self, claims: Iterable[Claim]) -> None:
+        """A handler gets them now."""
+        for claim in claims:
+            self._begun[claim] = self.port.now()
+
+    def finish(self, claims: Iterable[Claim]) -> None:
+        """Their handler is done; they are held until they are settled."""
+        for claim in claims:
+            self._begun.pop(claim, None)
+
+    def worked_on(self, claim: Claim) -> float:
+        """For how long a handler has had it."""
+        now = self.port.now()
+        return now - self._begun.get(claim, now)
+
+    def left(self, claim: Claim) -> float:
+        """How long it surely lasts; nothing for a message that is not held any more."""
+        if self._length is None:
+            return float("inf")
+        return self._started.get(claim, float("-inf")) + self._length - self.port.now()
 
     @property
-    def left(self) -> float:
-        """How long it surely lasts: the server started it no earlier than our request left."""
-        return float("inf") if self.length is None else self.started + self.length - self.port.now()
+    def held(self) -> list[Claim]:
+        """What is still to be renewed."""
+        return list(self._started)
 
-    @property
-    def lost(self) -> bool:
-        return self.refused or self.left <= 0
+    def is_lost(self, claim: Claim) -> bool:
+        return claim in self._refused or (claim in self._started and self.left(claim) <= 0)
+
+    def renewed(self, claims: Iterable[Claim], sent_at: float) -> None:
+        for claim in claims:
+            if claim in self._started:
+                self._started[claim] = sent_at
+
+    def refuse(self, claim: Claim) -> None:
+        """Another consumer has this one."""
+        self._refused.add(claim)
+        self.release([claim])
+
+    def release(self, claims: Iterable[Claim]) -> None:
+        """These need no lease any more."""
+        for claim in claims:
+            self._started.pop(claim, None)
+            self._begun.pop(claim, None)
+
+    def set_aside(self, claim: Claim) -> float | None:
+        """It is being settled: whether it can still be renewed says nothing. What `resume` wants to know."""
+        return self._started.pop(claim, None)
+
+    def resume(self, claim: Claim, started: float | None) -> None:
+        """It was not settled after all."""
+        if started is not None:
+            self._started[claim] = started
 
 
 class Heartbeat:
-    """Renews one lease until it is told to stop, the lease is lost, or the handler has had its time."""
+    """Renews leases until it is told to stop, all are lost or settled, or the handler has had its time."""
 
     def __init__(self, lease: Lease, renew: Renew, options: QueueOptions, teller: Teller) -> None:
         self._lease = lease
         self._renew = renew
         self._options = options
         self._teller = teller
+        self._late: set[Claim] = set()
 
     async def beat(self, pause: Pause) -> None:
         """The life of a heartbeat, in a thread or a task of its own."""
         interval = self._options.heartbeat_interval_seconds
         assert interval is not None
         while not await pause(interval):
-            if self._has_had_its_time():
-                log.warning("a handler exceeded max_processing_seconds; its lease is no longer renewed")
-                await self._tell(EventOperation.LEASE_RENEW, EventOutcome.SKIPPED)
-                return
+            await self._let_go_of_the_late()
             if not await self._renew_once(pause):
                 return
 
-    def _has_had_its_time(self) -> bool:
-        limit = self._options.max_processing_seconds
-        return limit is not None and self._lease.port.now() - self._lease.claim.claimed_at >= limit
+    async def _let_go_of_the_late(self) -> None:
+        """A handler that has had its time is hung: its message is for others."""
+        limit, held = self._options.max_processing_seconds, self._lease.held
+        if limit is None:
+            return
+        self._late.intersection_update(held)
+        late = [claim for claim in held if claim not in self._late and self._lease.worked_on(claim) >= limit]
+        if late:
+            log.warning("a handler exceeded max_processing_seconds; its lease is no longer renewed")
+            self._late.update(late)
+            await self._tell(late, EventOperation.LEASE_RENEW, EventOutcome.SKIPPED)
 
     async def _renew_once(self, pause: Pause) -> bool:
+        """Whether there is anything left to do."""
         lease, sent_at = self._lease, self._lease.port.now()
+        claims = [claim for claim in lease.held if claim not in self._late]
+        if not claims:
+            return lease.stays_open
         try:
-            renewed = await self._renew(lease.claim, max(0.0, lease.left), lambda: lease.over)
+            budget = max(0.0, min(lease.left(claim) for claim in claims))
+            renewed = await self._renew(claims, budget, lambda: lease.over)
         except Exception as error:
             if not await pause(0):
                 log.warning("a heartbeat could not renew its lease: %s", type(error).__name__)
-                await self._tell(EventOperation.LEASE_RENEW, EventOutcome.FAILURE, error)
+                await self._tell(claims, EventOperation.LEASE_RENEW, EventOutcome.FAILURE, error)
                 await self._say_failed()
-            return False
-        if renewed:
-            lease.started = sent_at
-            await self._tell(EventOperation.LEASE_RENEW)
-            return True
-        if not await pause(0):  # a message that was settled meanwhile has no lease to lose
-            lease.refused = True
+            return lease.stays_open
+        kept = [claim for claim, is_ours in zip(claims, renewed, strict=True) if is_ours]
+        lease.renewed(kept, sent_at)
+        await self._tell(kept, EventOperation.LEASE_RENEW)
+        if len(kept) < len(claims) and not await pause(0):
+            # A message that was settled meanwhile has no lease to lose.
+            still_held = set(lease.held).difference(kept)
+            await self._lose([claim for claim in claims if claim in still_held])
+        return bool(kept) or lease.stays_open
+
+    async def _lose(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self._lease.refuse(claim)
+        if claims:
             log.warning("a lease was lost to another consumer while its handler was running")
-            await self._tell(EventOperation.STALE_LEASE_RENEW, EventOutcome.SKIPPED)
+            await self._tell(claims, EventOperation.STALE_LEASE_RENEW, EventOutcome.SKIPPED)
             await self._say_failed()
-        return False
 
     async def _tell(
         self,
+        claims: Sequence[Claim],
         operation: EventOperation,
         outcome: EventOutcome = EventOutcome.SUCCESS,
         error: Exception | None = None,
     ) -> None:
-        await self._teller.tell(operation, outcome, claim=self._lease.claim, error=error)
+        for claim in claims if self._teller.wanted else ():
+            await self._teller.tell(operation, outcome, claim=claim, error=error)
 
     async def _say_failed(self) -> None:
         if self._options.on_heartbeat_failure is not None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from redis_message_queue.checks import whole_number
 from redis_message_queue.envelope import ID_BYTES, Envelope, PayloadRules
 from redis_message_queue.errors import GatewayContractError
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys, siblings
 from redis_message_queue.messages import ClaimedMessage
-from redis_message_queue.options import GatewayOptions, whole_number
+from redis_message_queue.options import GatewayOptions
+from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.errand import errand
 from redis_message_queue.protocol.port import Argument, Port
-from redis_message_queue.protocol.settle import Keep
+from redis_message_queue.protocol.publish import chunk_ids
+from redis_message_queue.protocol.settle import Keep, Note
 from redis_message_queue.protocol.store import RedisStore
 
 
@@ -62,16 +65,21 @@ class Operations:
     def _store_of_line(self, pending: str) -> RedisStore:
         return self._store(pending, self._siblings(pending).processing)
 
+    def _calls_of_line(self, pending: str) -> Calls:
+        calls = self._store_of_line(pending).calls
+        assert calls is not None
+        return calls
+
     def _store_of_held(self, processing: str) -> RedisStore:
         return self._store(self._siblings(processing).pending, processing)
 
     async def publish_message(self, queue: str, message: Any, dedup_key: str | None) -> bool:
         payload = message if isinstance(message, bytes) else PayloadRules().encode(message)
         publisher = self._store_of_line(queue).publisher
-        message_id, sent = self._port.fresh_id(), errand()
-        published = await publisher.publish(message_id, payload, dedup_key, sent.stopped)
+        (message_id,), sent = chunk_ids(self._port.fresh_id(), 1), errand()
+        published = await publisher.publish_one(message_id, payload, dedup_key, sent.stopped)
         sent.published = replace(published, message_id=message_id)
-        return published.accepted
+        return published.accepted[0]
 
     async def add_message(self, queue: str, message: Any) -> None:
         await self.publish_message(queue, message, None)
@@ -85,7 +93,9 @@ class Operations:
             try:
                 stored = claim.read(decode=store.decodes)
             except UnicodeDecodeError:
-                await store.settler.settle(claim, Keep(store.keys.dead_letter, self._options.max_dead_letter_length))
+                limit = self._options.max_dead_letter_length
+                dead_letters = Keep(store.keys.dead_letter, store.keys.records("dlq"), limit)
+                await store.settler.settle([claim], dead_letters, Note("undecodable"))
                 continue
             return self._handed(to_queue, stored, claim.lease_token or "")
 
@@ -105,8 +115,8 @@ class Operations:
             attempt, found = recovered
             attempt.unsure = False
             store.claimer.release(attempt)
-            if found.claim is not None:
-                return found.claim
+            if found.claims:
+                return found.claims[0]
         return None
 
     async def _claim(self, store: RedisStore) -> Claim | None:
@@ -115,26 +125,28 @@ class Operations:
             found = await store.claimer.claim(
                 attempt, self._options.message_wait_interval_seconds, errand().stopped, _unheard
             )
-            if found.claim is not None:
+            if found.claims:
                 attempt.unsure = False
         finally:
             store.claimer.release(attempt)
-        return found.claim
+        return found.claims[0] if found.claims else None
 
     async def move_message(self, from_queue: str, to_queue: str, message: str | bytes, lease_token: str | None) -> bool:
-        return await self._settle(from_queue, message, lease_token, Keep(to_queue, None))
+        records = self._siblings(from_queue).records(to_queue)
+        return await self._settle(from_queue, message, lease_token, Keep(to_queue, records, None))
 
     async def remove_message(self, queue: str, message: str | bytes, lease_token: str | None) -> bool:
         return await self._settle(queue, message, lease_token, None)
 
     async def _settle(self, queue: str, message: str | bytes, lease_token: str | None, keep: Keep | None) -> bool:
         if lease_token:
-            return (await self._store_of_held(queue).settler.settle(_claim_of(lease_token), keep)).held
+            claim = _claim_of(lease_token)
+            return (await self._store_of_held(queue).settler.settle([claim], keep, Note("moved"))).held[0]
         token = self._remembered(queue, message)
         if token is None:
             return False
         try:
-            return (await self._store_of_held(queue).settler.settle(_claim_of(token), keep)).held
+            return (await self._store_of_held(queue).settler.settle([_claim_of(token)], keep, Note("moved"))).held[0]
         except BaseException:
             with self._lock:  # it may be held still, and whoever retries must find it
                 self._held.setdefault((queue, message), []).insert(0, token)
@@ -155,12 +167,14 @@ class Operations:
     ) -> bool:
         settler = self._store_of_held(queue).settler
         budget = self._options.message_visibility_timeout_seconds or 0.0
-        return await settler.renew(_claim_of(lease_token), budget, interrupt.is_interrupted if interrupt else _never)
+        is_over = interrupt.is_interrupted if interrupt else _never
+        (renewed,) = await settler.renew([_claim_of(lease_token)], budget, is_over)
+        return renewed
 
     async def trim_queue(self, queue: str, max_length: int) -> None:
         whole_number("max_length", max_length)
         trim: tuple[Argument, ...] = ("LTRIM", queue, 0, max_length - 1)
-        (answer,) = await self._store_of_line(queue).calls.retry(lambda: self._port.converse(queue, (trim,)), "trim")
+        (answer,) = await self._calls_of_line(queue).retry(lambda: self._port.converse(queue, (trim,)), "trim")
         if isinstance(answer, Exception):
             raise answer
 

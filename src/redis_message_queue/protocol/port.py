@@ -29,6 +29,10 @@ class Command:
         return ("EVAL", self.script.source, len(keys), *keys, *self.settings, *arguments)
 
 
+Call = tuple[Command, tuple[str, ...], tuple[Argument, ...]]
+"""A command, the keys that the call brings itself, and its arguments."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
     """What came of asking: a value or an error."""
@@ -117,12 +121,19 @@ class Port(Runtime, Protocol):
     retry_window: float  # how long the client itself may go on repeating a command
     born_in: int  # the process that made it
     decodes: bool  # whether its user wants text instead of bytes
+    is_cluster: bool  # whether keys of one script must share a slot
+
+    async def reaches_the_same(self, other: Port) -> bool:
+        """Whether the other one's keys are where ours are."""
 
     def inherit(self) -> None:
         """Asked once in a process that has this port from its parent: refuse, if it cannot be used there."""
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         """Run a script once."""
+
+    async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
+        """Run two scripts, in one round trip where that can be; an answer or an error of each."""
 
     async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         """Send commands on one connection to the node that holds ``key``; the answer to each, an error as a value."""

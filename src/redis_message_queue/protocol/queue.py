@@ -4,67 +4,78 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis_message_queue.envelope import content_key
-from redis_message_queue.errors import (
-    ConfigurationError,
-    PayloadTypeError,
-    PayloadValueError,
-    PublishNotConfirmedError,
-    RedisMessageQueueError,
-)
-from redis_message_queue.events import EventOperation, EventOutcome
-from redis_message_queue.options import QueueOptions, number
+from redis_message_queue.checks import number, whole_number
+from redis_message_queue.errors import ConfigurationError, PublishNotConfirmedError
+from redis_message_queue.messages import ReceivedMessage
+from redis_message_queue.options import QueueOptions
+from redis_message_queue.protocol.batch import BatchDelivery
 from redis_message_queue.protocol.delivery import Delivery
 from redis_message_queue.protocol.drain import Gate, drain
-from redis_message_queue.protocol.port import uncarried
+from redis_message_queue.protocol.handoff import HandOff
+from redis_message_queue.protocol.operator import Operator
+from redis_message_queue.protocol.outbox import Message, Outbox
 from redis_message_queue.protocol.settle import Keep
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.protocol.tell import Teller
+
+_LARGEST_BATCH = 1_000  # what one script may claim
 
 
 class QueueProtocol:
     """Publishing and delivering, with the user's rules around the store's verbs."""
 
-    def __init__(self, options: QueueOptions, store: Store) -> None:
+    def __init__(
+        self, options: QueueOptions, store: Store, message_class: type[ReceivedMessage] = ReceivedMessage
+    ) -> None:
         options.check_beside(
             visibility_timeout_seconds=store.options.message_visibility_timeout_seconds,
             overload_policy=store.options.pending_overload_policy,
         )
         self.options = options
         self.store = store
+        self.message_class = message_class
         self.port = store.port
         self.teller = Teller(options.name, options.on_event, store.port)
-        self.completed = self._keep(options.enable_completed_queue, store.keys.completed, options.max_completed_length)
-        self.failed = self._keep(options.enable_failed_queue, store.keys.failed, options.max_failed_length)
-        self.dead_letters = Keep(store.keys.dead_letter, store.options.max_dead_letter_length)
+        keys = store.keys
+        self.completed = self.failed = None
+        if options.enable_completed_queue:
+            self.completed = Keep(keys.completed, keys.records("completed"), options.max_completed_length)
+        if options.enable_failed_queue:
+            self.failed = Keep(keys.failed, keys.records("failed"), options.max_failed_length)
+        self.dead_letters = Keep(keys.dead_letter, keys.records("dlq"), store.options.max_dead_letter_length)
         self.is_drained = False
-        self.gate = Gate(store.port.process)
-        self._rules = options.payload_rules
+        self.gate = Gate(store.port.process, options.interrupt)
+        self.is_stopped = self.gate.is_stopped  # whether consumers should take no fresh work
+        # It knows the parts, not the whole: a circle would keep the client's sockets open when the queue is gone.
+        self.outbox = Outbox(options, store, self.teller, self.gate)
 
-    @staticmethod
-    def _keep(enabled: bool, key: str, limit: int | None) -> Keep | None:
-        return Keep(key, limit) if enabled else None
+    @property
+    def operator(self) -> Operator:
+        """What an operator does with this queue; custom gateways refuse it."""
+        return Operator(self)
 
-    def is_stopped(self) -> bool:
-        """Whether consumers should take no fresh work."""
-        interrupt = self.options.interrupt
-        return self.gate.is_shut or (interrupt is not None and interrupt.is_interrupted())
+    @property
+    def hand_off(self) -> HandOff:
+        """How messages of this queue become messages of others; custom gateways refuse it."""
+        return HandOff(self)
 
     def delivery(self) -> Delivery:
         """A way to at most one message, not yet begun."""
         return Delivery(self)
 
-    async def publish(self, message: str | dict[str, Any], repeat_of: PublishNotConfirmedError | None = None) -> bool:
-        """Put a message into the line; False if it was suppressed as a duplicate."""
-        entry = self.gate.enter()
-        try:
-            self.gate.refuse_if_shut()
-            return await self._publish(message, repeat_of)
-        except RedisMessageQueueError as error:
-            error.locate(self.options.name, "publish")
-            raise
-        finally:
-            self.gate.leave(entry)
+    def batch(self, max_messages: int, wait_seconds: float | None) -> BatchDelivery:
+        """A way to several messages at once, not yet begun."""
+        whole_number("max_messages", max_messages)
+        if max_messages > _LARGEST_BATCH:
+            raise ConfigurationError(f"max_messages must be at most {_LARGEST_BATCH:,}, not {max_messages}")
+        number("wait_seconds", wait_seconds, optional=True, least=0)
+        return BatchDelivery(self, max_messages, wait_seconds)
+
+    async def publish(
+        self, message: Message, repeat_of: PublishNotConfirmedError | None = None, **details: Any
+    ) -> bool:
+        """Put a message into its line; False if it was suppressed as a duplicate."""
+        return await self.outbox.publish(message, repeat_of=repeat_of, **details)
 
     async def drain(self, timeout: float | None) -> bool:
         """End this object's work; whether nothing is under way or in doubt any more."""
@@ -73,57 +84,3 @@ class QueueProtocol:
             self.is_drained = True
             return True
         return False
-
-    async def _publish(self, message: str | dict[str, Any], repeat_of: PublishNotConfirmedError | None) -> bool:
-        payload = self._rules.encode(message)
-        publisher = self.store.publisher
-        if repeat_of is None:
-            message_id = self.port.fresh_id()
-            marker = await self._marker(message) if self.options.deduplication else None
-            publishing = publisher.publish(message_id, payload, marker, self.is_stopped)
-        else:
-            message_id, publishing = publisher.repeat(repeat_of, payload)
-        started = self.port.now() if self.teller.wanted else 0.0
-        try:
-            published = await publishing
-        except Exception as error:
-            for dropped in error.dropped if isinstance(error, PublishNotConfirmedError) else ():
-                await self.teller.tell(EventOperation.DROPPED, message_id=dropped)
-            await self.teller.tell(
-                EventOperation.PUBLISH, EventOutcome.FAILURE, message_id=message_id.hex(), error=uncarried(error)
-            )
-            raise
-        if self.teller.wanted:
-            message_id = published.message_id or message_id
-            details: dict[str, Any] = {"message_id": message_id.hex(), "duration_seconds": self.port.now() - started}
-            for dropped in published.dropped:
-                await self.teller.tell(EventOperation.DROPPED, message_id=dropped)
-            if published.accepted:
-                await self.teller.tell(EventOperation.PUBLISH, **details)
-            else:
-                await self.teller.tell(EventOperation.PUBLISH_DEDUP_HIT, EventOutcome.SKIPPED, **details)
-        return published.accepted
-
-    async def _marker(self, message: str | dict[str, Any]) -> str:
-        """The key under which a repetition of this message is recognised."""
-        function = self.options.get_deduplication_key
-        if function is None:
-            return self.store.keys.deduplication(content_key(message))
-        answer = await self.port.ask(function, message)
-        key = answer.unwrap()
-        if key is None or key == "":
-            raise ConfigurationError(
-                f"get_deduplication_key returned {key!r}; return a non-empty str that names this message, "
-                "or every message without one would count as a duplicate of the others",
-            )
-        if not isinstance(key, str):
-            raise PayloadTypeError(
-                f"get_deduplication_key must return a str, not {type(key).__name__}; format it first",
-            )
-        try:
-            key.encode()
-        except UnicodeEncodeError as error:
-            raise PayloadValueError(
-                f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot carry",
-            ) from None
-        return self.store.keys.deduplication(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,22 +10,30 @@ from redis_message_queue.errors import PublishNotConfirmedError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Attempt, Calls
-from redis_message_queue.protocol.claim import Claim, Claimer, Found, Told
+from redis_message_queue.protocol.claim import Claim, Claimer, Found, Rider, Told
 from redis_message_queue.protocol.port import Port, Runtime
-from redis_message_queue.protocol.publish import Published, Publisher
-from redis_message_queue.protocol.settle import Keep, Settled, Settler
+from redis_message_queue.protocol.publish import Outgoing, Published, Publisher
+from redis_message_queue.protocol.settle import Cancellations, Keep, Note, Riding, Settled, Settler
 
 
 class Publishes(Protocol):
     """How messages get in."""
 
-    async def publish(
+    async def publish_one(
         self, message_id: bytes, payload: bytes, marker: str | None, stopped: Callable[[], bool]
     ) -> Published: ...
 
+    async def publish(
+        self,
+        ids: Sequence[bytes],
+        messages: Sequence[Outgoing],
+        stopped: Callable[[], bool],
+        patience: float | None = None,
+    ) -> Published: ...
+
     def repeat(
-        self, error: PublishNotConfirmedError, payload: bytes
-    ) -> tuple[bytes, Coroutine[Any, Any, Published]]: ...
+        self, error: PublishNotConfirmedError, payloads: list[bytes]
+    ) -> tuple[list[bytes], Coroutine[Any, Any, Published]]: ...
 
 
 class Doubts(Protocol):
@@ -42,6 +50,9 @@ class Claims(Protocol):
     @property
     def unsure(self) -> Doubts: ...
 
+    def allow_batches(self) -> None:
+        """Raise where messages come one at a time."""
+
     def attempt(self) -> Attempt: ...
 
     def hand_over(self, attempt: Attempt) -> None: ...
@@ -52,19 +63,46 @@ class Claims(Protocol):
         self, asker: object, stopped: Callable[[], bool], told: Told, budget: float | None = None
     ) -> tuple[Attempt, Found] | None: ...
 
-    async def claim(self, attempt: Attempt, wait_seconds: float, stopped: Callable[[], bool], told: Told) -> Found: ...
+    async def claim(
+        self,
+        attempt: Attempt,
+        wait_seconds: float,
+        stopped: Callable[[], bool],
+        told: Told,
+        count: int = 1,
+        rider: Rider | None = None,
+    ) -> Found: ...
 
 
 class Settles(Protocol):
     """How a message leaves."""
 
     async def settle(
-        self, claim: Claim, keep: Keep | None, cancellations: list[BaseException] | None = None
+        self,
+        claims: Sequence[Claim],
+        keep: Keep | None,
+        note: Note | None = None,
+        cancellations: Cancellations | None = None,
     ) -> Settled: ...
 
-    async def give_back(self, claim: Claim, *, forgiven: bool, budget: float | None = None) -> bool: ...
+    def ride(self, claims: Sequence[Claim], keep: Keep | None, note: Note | None = None) -> Riding: ...
 
-    async def renew(self, claim: Claim, budget: float, is_over: Callable[[], bool] = ...) -> bool: ...
+    async def arrive(self, riding: Riding, cancellations: Cancellations | None = None) -> Settled: ...
+
+    def dismiss(self, riding: Riding) -> None: ...
+
+    async def put_off(self, claim: Claim, delay_seconds: float, cancellations: Cancellations | None = None) -> bool: ...
+
+    async def give_back(
+        self,
+        claims: Sequence[Claim],
+        *,
+        forgiven: bool,
+        cancellations: Cancellations | None = None,
+        budget: float | None = None,
+    ) -> list[bool]: ...
+
+    async def renew(self, claims: Sequence[Claim], budget: float, is_over: Callable[[], bool] = ...) -> list[bool]: ...
 
 
 @dataclass(eq=False)
@@ -78,11 +116,13 @@ class Store:
     publisher: Publishes
     claimer: Claims
     settler: Settles
+    calls: Calls | None = None  # what operators use; a custom gateway has none
+    gateway: Any = None  # the custom one, or ours if it has overridden something
 
 
 class RedisStore(Store):
     """Messages in Redis, changed by our scripts."""
 
     def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions) -> None:
-        calls = self.calls = Calls(port, keys, options)
-        super().__init__(port, keys, options, port.decodes, Publisher(calls), Claimer(calls), Settler(calls))
+        calls = Calls(port, keys, options)
+        super().__init__(port, keys, options, port.decodes, Publisher(calls), Claimer(calls), Settler(calls), calls)

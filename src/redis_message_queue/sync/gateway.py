@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from redis_message_queue import options
@@ -11,6 +12,7 @@ from redis_message_queue.messages import ClaimedMessage
 from redis_message_queue.options import GatewayOptions, OverloadPolicy
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.sync.abstract import AbstractRedisGateway
+from redis_message_queue.sync.message import ReceivedMessage
 from redis_message_queue.sync.port import BlockingPort
 from redis_message_queue.sync.runtime import BlockingRuntime
 
@@ -26,6 +28,7 @@ class RedisGateway(ClientGateway, AbstractRedisGateway):
     _port_class = BlockingPort
     _runtime_class = BlockingRuntime
     _contract = AbstractRedisGateway
+    _message_class = ReceivedMessage
 
     def __init__(
         self,
@@ -41,8 +44,11 @@ class RedisGateway(ClientGateway, AbstractRedisGateway):
         dead_letter_queue: str | None = None,
         max_dead_letter_length: int | None = None,
         max_pending_length: int | None = None,
+        max_pending_per_tenant: int | None = None,
         pending_overload_policy: OverloadPolicy = "raise",
         pending_overload_block_timeout_seconds: float = 1.0,
+        tenant_weights: Mapping[str, int] | None = None,
+        message_ttl_seconds: float | None = None,
         confirm_replicas: int | None = None,
         confirm_fsync: bool = False,
         confirm_timeout_seconds: float = 1.0,

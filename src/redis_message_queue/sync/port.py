@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -12,7 +13,8 @@ from redis import exceptions
 
 from redis_message_queue import wire
 from redis_message_queue.client_port import ClientPort
-from redis_message_queue.protocol.port import Argument, Command
+from redis_message_queue.errors import RedisMessageQueueError
+from redis_message_queue.protocol.port import Argument, Call, Command
 from redis_message_queue.sync.runtime import BlockingRuntime
 
 
@@ -89,6 +91,24 @@ class BlockingPort(ClientPort, BlockingRuntime):
                 connection.disconnect()
             pool.release(connection)
 
+    async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
+        if not self._packs_by_hand:
+            return await self._call_or_error(first), await self._call_or_error(second)
+        answers = self._talk(self._client.connection_pool, (wire.pack(*first), wire.pack(*second)))
+        # A script that the server has forgotten is run again by itself; the other one has had its turn.
+        return await self._settled(answers[0], first), await self._settled(answers[1], second)
+
+    async def _settled(self, answer: Any, call: Call) -> Any:
+        if isinstance(answer, exceptions.NoScriptError):
+            return await self._call_or_error(call)
+        return wire.translated(answer, call[0].script.name) if isinstance(answer, exceptions.ResponseError) else answer
+
+    async def _call_or_error(self, call: Call) -> Any:
+        try:
+            return await self.call(*call)
+        except (exceptions.RedisError, RedisMessageQueueError) as error:
+            return error
+
     async def wait(self, bell: str, seconds: float) -> bool:
         words = ("BLPOP", bell, f"{seconds:.6f}")
         try:
@@ -99,12 +119,19 @@ class BlockingPort(ClientPort, BlockingRuntime):
             raise wire.translated(error, "claim") from error
 
     async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
-        pool = self._pool_of(key)
+        answers = self._talk(self._pool_of(key), [wire.pack_words(words) for words in commands])
+        if wire.is_cluster(self._client) and wire.has_moved(answers):
+            self._client.nodes_manager.initialize()
+            raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
+        return answers
+
+    def _talk(self, pool: Any, packed: Sequence[bytes]) -> list[Any]:
+        """Several commands on one connection; an answer or an error of each."""
         connection = self._connection_of(pool)
         answers: list[Any] = []
         try:
-            connection.send_packed_command([wire.pack_words(words) for words in commands])
-            while len(answers) < len(commands):
+            connection.send_packed_command(packed)
+            while len(answers) < len(packed):
                 try:
                     answers.append(connection.read_response(disable_decoding=True))
                 except exceptions.ResponseError as error:
@@ -112,13 +139,17 @@ class BlockingPort(ClientPort, BlockingRuntime):
         except (exceptions.ConnectionError, exceptions.TimeoutError):
             self._look_around()
             raise
+        except (AttributeError, ValueError) as error:
+            if not wire.is_cluster(self._client):
+                raise
+            # As in `_execute`: somebody else's command has closed the connections of all threads.
+            raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
         finally:
-            if len(answers) < len(commands):
+            if len(answers) < len(packed):
                 connection.disconnect()
             pool.release(connection)
-        if wire.is_cluster(self._client) and wire.has_moved(answers):
-            self._client.nodes_manager.initialize()
-            raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
+        if wire.any_is_read_only(answers):
+            wire.close_idle_connections(self._client)
         return answers
 
     def _connection_of(self, pool: Any) -> Any:

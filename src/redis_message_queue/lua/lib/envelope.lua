@@ -1,22 +1,52 @@
--- lib/envelope.lua: what envelope.py packs: flags (1 byte), id (16), time (8), [length and tenant], payload.
--- The flags are 0x80, which no text begins with, plus 1 with a tenant, plus 2 once the message has an entry in the
--- deliveries hash.
+-- lib/envelope.lua: what envelope.py packs: flags, id, time, [tenant], [extras], payload.
+-- One byte of flags, 16 of id, 8 of time; one byte of length before a tenant, two before extras. The flags are 0x80,
+-- which no text begins with, plus 1 with a tenant, plus 2 once the message has an entry in the deliveries hash, plus 4
+-- with extras: a small JSON object that travels with the payload.
+
+-- Where the payload begins, or nil if the bytes end before that.
+local function payload_at(stored)
+  local flags, at = string.byte(stored, 1), 26
+  if flags % 2 == 1 then at = at + 1 + (string.byte(stored, at) or #stored) end
+  if flags % 8 >= 4 then
+    local high, low = string.byte(stored, at, at + 1)
+    at = at + 2 + (low and high * 256 + low or #stored)
+  end
+  return at <= #stored + 1 and at or nil
+end
 
 -- The time's first byte is 0 for some thousand years to come, and rarely so in bytes that are not ours.
 local function is_message(stored)
-  local flags, century, length = string.byte(stored, 1), string.byte(stored, 18), string.byte(stored, 26)
-  if #stored < 25 or century ~= 0 or flags < 0x80 or flags > 0x83 then return false end
-  return flags % 2 == 0 or (length ~= nil and #stored >= 26 + length)
+  local flags, century = string.byte(stored, 1), string.byte(stored, 18)
+  if #stored < 25 or century ~= 0 or flags < 0x80 or flags > 0x87 then return false end
+  return payload_at(stored) ~= nil
 end
 
 local function id_of(stored)
   return string.sub(stored, 2, 17)
 end
 
+local function time_of(stored)
+  return struct.unpack('>I8', string.sub(stored, 18, 25))
+end
+
 local function payload_of(stored)
-  local start = 26
-  if string.byte(stored, 1) % 2 == 1 then start = start + 1 + string.byte(stored, 26) end
-  return string.sub(stored, start)
+  return string.sub(stored, payload_at(stored))
+end
+
+-- '' for a message without a tenant.
+local function tenant_of(stored)
+  if string.byte(stored, 1) % 2 == 0 then return '' end
+  return string.sub(stored, 27, 26 + string.byte(stored, 26))
+end
+
+-- Empty for a message without extras, or with some that are no JSON object.
+local function extras_of(stored)
+  if string.byte(stored, 1) % 8 < 4 then return {} end
+  local at = 26
+  if string.byte(stored, 1) % 2 == 1 then at = at + 1 + string.byte(stored, at) end
+  local high, low = string.byte(stored, at, at + 1)
+  local is_json, extras = pcall(cjson.decode, string.sub(stored, at + 2, at + 1 + high * 256 + low))
+  return is_json and type(extras) == 'table' and extras or {}
 end
 
 local function has_entry(stored)

@@ -1,0 +1,38 @@
+-- lib/record.lua: what is remembered of a message beside its payload in a list: a JSON object, in a list beside it.
+-- Times are text, in microseconds: as numbers they would be rounded. Length and digest tell which payload is meant.
+
+local function hex(bytes)
+  return (string.gsub(bytes, '.', function(byte) return string.format('%02x', string.byte(byte)) end))
+end
+
+local function record(stored, payload, times, finished, note)
+  local one = {bytes = #payload, sha1 = redis.sha1hex(payload), finished = string.format('%.0f', finished)}
+  for name, value in pairs(note) do one[name] = value end
+  if note.held_us then
+    one.held_us = nil
+    one.claimed = string.format('%.0f', finished - note.held_us)
+  end
+  if stored then
+    one.id, one.deliveries = hex(id_of(stored)), times
+    one.published = string.format('%.0f', time_of(stored))
+    local tenant = tenant_of(stored)
+    if tenant ~= '' then one.tenant = tenant end
+    local replayed = extras_of(stored).replay_of
+    if type(replayed) == 'string' then one.replay_of = replayed end
+  end
+  return cjson.encode(one)
+end
+
+-- Push payloads and their records, and cut both to `limit` (0: none). Records follow their list: what somebody has
+-- cut there by hand is cut here with the next write. Returns what went wrong with trimming, or ''.
+local function keep(list, records, payloads, notes, limit)
+  local length = redis.call('LPUSH', list, unpack(payloads))
+  local noted = redis.call('LPUSH', records, unpack(notes))
+  if limit > 0 and length > limit then
+    local trimmed = redis.pcall('LTRIM', list, 0, limit - 1)
+    if trimmed.err then return trimmed.err end
+    length = limit
+  end
+  if noted > length then redis.pcall('LTRIM', records, 0, length - 1) end
+  return ''
+end

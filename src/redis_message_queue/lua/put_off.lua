@@ -1,0 +1,49 @@
+-- put_off.lua: a message whose handler failed waits for its next attempt, if the caller holds it.
+-- KEYS  processing: id to stored message | leases: id by deadline | deliveries: id to lease number and count
+--       pending: the line of messages without a tenant | tenants: those with work, by virtual time
+--       delayed: id by due time | later: id to stored message | bell: a token if there is work
+--       reply: the caller's last answer
+-- ARGV  keep_ms: how long the answer is kept | leased: 1 if the queue has leases
+--       line: what the key of a tenant's line begins with
+--       returned: what the key of a tenant's returned messages begins with
+--       delay_us: how long it waits | call: the caller's number for this call | id: of the message | lease: its number
+-- Returns '1' if it waits, '0' if it was not the caller's any more and is untouched.
+local processing, leases, deliveries, pending, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local delayed, later, bell, reply = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local keep_ms, leased, line, returned, delay_us = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4], tonumber(ARGV[5])
+local call, id, lease = ARGV[6], ARGV[7], tonumber(ARGV[8])
+local size, weights -- nobody enters a line here
+--@include reply
+if answer then return answer end
+--@include envelope
+--@include ledger
+--@include lines
+--@include later
+
+local silent = redis.call('LLEN', bell) == 0
+check_lines()
+redis.call('ZCARD', delayed)
+redis.call('HLEN', later)
+redis.call('HLEN', deliveries)
+local stored = redis.call('HGET', processing, id)
+local number, times, failures
+if stored then number, times, failures = read_entry(deliveries, id, stored, 1) end
+if not stored or number ~= lease then return '0' end
+
+local tenant = tenant_of(stored)
+check_line(tenant)
+local time = redis.call('TIME')
+local due = time[1] * 1000000 + time[2] + delay_us
+local came_back = leased and redis.call('ZSCORE', returned .. tenant, id)
+-- The first write is one that a server without memory accepts. It removes nothing: in a slot that is leaving, a key
+-- that it emptied would count as moved, and the alarm of the delays could not enter it.
+redis.call('HDEL', processing, '')
+-- A failure is counted by itself: it does not use up the deliveries that are meant for crashes.
+redis.call('HSET', deliveries, id, write_entry(lease, times - 1, failures + 1))
+local is_next = put_off({due, id}, {id, with_entry(stored)})
+redis.call('HDEL', processing, id)
+if leased then redis.call('ZREM', leases, id) end
+if came_back then leave_returned(tenant, {id}) end
+if is_next and silent then redis.call('LPUSH', bell, '1') end
+redis.call('PSETEX', reply, keep_ms, call .. '1')
+return '1'

@@ -1,0 +1,84 @@
+-- sweep.lua: up to 1,000 messages are removed for good, by an operator, once for each call.
+-- KEYS  pending: the line of messages without a tenant | processing: id to stored message | leases: id by deadline
+--       deliveries: id to lease number and count | tenants: those with work, by virtual time
+--       size: how many wait in the lines of tenants | weights: tenant to weight | delayed: id by due time
+--       later: id to stored message | reply: the caller's last answer | kept: completed, failed or dlq, for a list
+--       records: what is remembered beside the payloads there
+-- ARGV  keep_ms: how long the answer is kept | line: what the key of a tenant's line begins with
+--       returned: what the key of a tenant's returned messages begins with | call: the caller's number for this call
+--       what: 'line' of a tenant with what came back to it, 'delayed', a 'list', or 'orphans', which are in flight and
+--       have no lease
+--       whose: tenant of that line, '' for those without one; for orphans where the last call has stopped looking
+-- Returns how many, a space, and '1' if there is more to do; for orphans where to go on looking, or ''.
+local pending, processing, leases, deliveries, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local size, weights, delayed, later, reply = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local kept, records = KEYS[11], KEYS[12]
+local keep_ms, line, returned, call, what, whose = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+--@include reply
+if answer then return answer end
+--@include envelope
+--@include lines
+local STEPS = 1000
+
+check_lines()
+redis.call('HLEN', deliveries)
+redis.call('HLEN', processing)
+redis.call('ZCARD', delayed)
+redis.call('HLEN', later)
+if what == 'list' then
+  redis.call('LLEN', kept)
+  redis.call('LLEN', records)
+end
+redis.call('HDEL', processing, '') -- a first write that a server without memory accepts
+local count, more = 0, ''
+if what == 'line' then
+  local tenant = whose
+  check_line(tenant)
+  local waiting = redis.call('LLEN', line_of(tenant)) + redis.call('ZCARD', returned .. tenant)
+  local came_back = redis.call('ZRANGE', returned .. tenant, 0, STEPS - 1)
+  local room = STEPS - #came_back
+  local gone = room > 0 and redis.call('RPOP', line_of(tenant), room) or {}
+  local known = {unpack(came_back)}
+  for _, stored in ipairs(gone) do
+    if is_message(stored) and has_entry(stored) then known[#known + 1] = id_of(stored) end
+  end
+  count = #gone + #came_back
+  if tenant ~= '' then shrink(#gone) end
+  if #known > 0 then redis.call('HDEL', deliveries, unpack(known)) end
+  if #came_back > 0 then
+    redis.call('HDEL', processing, unpack(came_back))
+    redis.call('ZREM', returned .. tenant, unpack(came_back))
+  end
+  if waiting > count then more = '1' else leave_ring(tenant) end
+elseif what == 'delayed' then
+  local ids, waiting = redis.call('ZRANGE', delayed, 0, STEPS - 1), redis.call('ZCARD', delayed)
+  count = #ids
+  if count > 0 then
+    redis.call('ZREM', delayed, unpack(ids))
+    redis.call('HDEL', later, unpack(ids))
+    redis.call('HDEL', deliveries, unpack(ids))
+  end
+  if waiting > count then more = '1' else redis.call('ZREM', leases, 'd') end
+elseif what == 'list' then
+  count = redis.call('LLEN', kept)
+  redis.call('UNLINK', kept, records)
+else
+  -- Orphans: a consumer without leases that died leaves its message in flight, and nothing else.
+  local scanned = redis.call('HSCAN', processing, whose == '' and '0' or whose, 'COUNT', 500)
+  local ids = {}
+  for place = 1, #scanned[2], 2 do
+    local id, stored = scanned[2][place], scanned[2][place + 1]
+    local leased = redis.call('ZSCORE', leases, id)
+      or (is_message(stored) and redis.call('ZSCORE', returned .. tenant_of(stored), id))
+    if not leased then ids[#ids + 1] = id end
+  end
+  count = #ids
+  if count > 0 then
+    redis.call('HDEL', processing, unpack(ids))
+    redis.call('HDEL', deliveries, unpack(ids))
+  end
+  if scanned[1] ~= '0' then more = scanned[1] end
+end
+answer = string.format('%d %s', count, more)
+redis.call('PSETEX', reply, keep_ms, call .. answer)
+return answer

@@ -1,0 +1,16 @@
+"""What the blocking queue says to a handler that should have been awaited."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NoReturn
+
+
+def refuse_awaitable(result: Any) -> NoReturn:
+    """The handler was an ``async def``: nothing of it has run."""
+    if inspect.iscoroutine(result):
+        result.close()
+    raise TypeError(
+        "handler returned an awaitable, which the sync queue cannot await; "
+        "use redis_message_queue.asyncio, or a plain function"
+    )
