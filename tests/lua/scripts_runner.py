@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -14,8 +16,11 @@ import redis
 from redis_message_queue import envelope
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.scripts import Script, script
+from tests.protocol.stored import unpacked
 
 KEYS = QueueKeys.of("orders")
+TARGET = QueueKeys.of("invoices")  # a queue that results are handed to
+TARGET_WORDS = ("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later")
 HOUR_US = 3_600_000_000
 FRESH, WOKEN, ON_WATCH = 0, 1, 2  # where a claim comes from
 
@@ -27,10 +32,22 @@ Held = Iterable["Taken | tuple[bytes, int]"]
 
 @cache
 def argument_names(source: str) -> tuple[str, ...]:
-    """The names in a header's ARGV paragraph, as far as they stand once; pairs that follow have none."""
+    """The names in a header's ARGV paragraph, as far as they stand once; what follows 'then' has none."""
     paragraph = _ARGUMENTS.search(source)
-    rows = re.split(r"\||\n--", paragraph[1]) if paragraph else []
-    return tuple(row.split(":")[0].strip() for row in rows if ":" in row)
+    rows = [row.strip() for row in re.split(r"\||\n--", paragraph[1])] if paragraph else []
+    once = rows[: next((place for place, row in enumerate(rows) if row.startswith("then ")), len(rows))]
+    return tuple(row.split(":")[0].strip() for row in once if ":" in row)
+
+
+@dataclass(frozen=True)
+class New:
+    """A message that is to be enqueued."""
+
+    payload: bytes
+    tenant: bytes = b""
+    due: str = ""
+    marker: str | None = None
+    extras: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -42,6 +59,8 @@ class Taken:
     lease: int
     count: int
     origin: str
+    failures: int = 0
+    tenant: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +68,7 @@ class Claimed:
     """The answer of a claim. A repetition may differ in `wait_us`: the watch is taken once."""
 
     again: bool
-    dead: tuple[tuple[bytes, int], ...]
+    dead: tuple[tuple[bytes, int, str], ...]
     notes: bytes
     taken: tuple[Taken, ...]
     wait_us: int = field(compare=False)
@@ -57,6 +76,10 @@ class Claimed:
     @property
     def payloads(self) -> list[bytes]:
         return [one.payload for one in self.taken]
+
+    @property
+    def tenants(self) -> list[str | None]:
+        return [one.tenant for one in self.taken]
 
     @property
     def only(self) -> Taken:
@@ -70,11 +93,15 @@ class Settings:
 
     lease_us: int = HOUR_US
     most: int = 0
+    ttl_us: int = 0
     limit: int = 0
+    tenant_limit: int = 0
     overload: str = "refuse"
     window_ms: int = 60_000
     dlq_limit: int = 0
     keep_ms: int = 60_000
+    line: str = KEYS.line("")
+    returned: str = KEYS.returned("")
 
 
 class Caller:
@@ -90,19 +117,20 @@ class Caller:
     # The verbs
 
     def publish(
-        self,
-        payload: bytes,
-        *,
-        id: bytes | None = None,
-        marker: str | None = None,
-        call: int | None = None,
-        tenant: bytes | None = None,
-    ) -> int | bytes:
-        head, body = envelope.head(id or fresh_id()), payload
-        if tenant is not None:
-            head, body = bytes([head[0] | envelope.HAS_TENANT]) + head[1:], bytes([len(tenant)]) + tenant + payload
+        self, payload: bytes, *, id: bytes | None = None, marker: str | None = None, call: int | None = None
+    ) -> int:
         keys = {} if marker is None else {"marker": KEYS.deduplication(marker)}
-        return self._send("publish", keys, call=self._numbered(call), head=head, body=body)
+        return self._send(
+            "publish", keys, call=self._numbered(call), head=envelope.head(id or fresh_id()), body=payload
+        )
+
+    def enqueue(
+        self, *messages: New | bytes, base: bytes | None = None, bare: bool = False, call: int | None = None
+    ) -> bytes:
+        """A chunk in its full form, or bare, where its messages are payloads alone."""
+        news = [one if isinstance(one, New) else New(one) for one in messages]
+        words = self._enqueue_words(news, base or fresh_base(), bare, call)
+        return self._send_words("enqueue", words)
 
     def claim(
         self,
@@ -122,12 +150,81 @@ class Caller:
             woken=woken,
         )
 
-    def settle(self, held: Held, *, kept: str | None = None, limit: int = 0, call: int | None = None) -> bytes:
-        keys = {} if kept is None else {"kept": kept}
-        return self._send("settle", keys, held, limit=limit, call=self._numbered(call))
+    def settle(
+        self,
+        held: Held,
+        *,
+        kept: str | None = None,
+        limit: int = 0,
+        note: dict[str, Any] | str | None = None,
+        call: int | None = None,
+    ) -> bytes:
+        keys = {} if kept is None else {"kept": kept, "records": records_beside(kept)}
+        told = note if isinstance(note, str) else "" if kept is None else json.dumps(note or {})
+        return self._send("settle", keys, held, limit=limit, note=told, call=self._numbered(call))
 
     def give_back(self, held: Held, *, forgiven: bool = False, call: int | None = None) -> bytes:
         return self._send("give_back", {}, held, forgiven=int(forgiven), call=self._numbered(call))
+
+    def put_off(self, held: Held, delay_us: int = HOUR_US, *, call: int | None = None) -> bytes:
+        """Exactly one message; in a sequence, as the other verbs of a holder want it."""
+        (pair,) = _pairs(held)
+        return self._send("put_off", {}, delay_us=delay_us, call=self._numbered(call), id=pair[0], lease=pair[1])
+
+    def hand_off(
+        self, held: Held, *news: New | bytes, keeps: bool = False, limit: int = 0, call: int | None = None
+    ) -> bytes:
+        """Exactly one message leaves, and these enter the other queue, whose limit can be set."""
+        (pair,) = _pairs(held)
+        results = [one if isinstance(one, New) else New(one) for one in news]
+        places, details = _details(results)
+        kept = 0 if keeps else -1
+        sha, own, *words = self._words(
+            "hand_off",
+            {"kept": KEYS.completed, "records": KEYS.records("completed")},
+            (),
+            limit=kept,
+            kept_limit=kept,
+            note="{}",
+            call=self._numbered(call),
+            id=pair[0],
+            lease=pair[1],
+        )
+        theirs = [getattr(TARGET, word) for word in TARGET_WORDS]
+        words[own:own] = theirs = [*theirs, *(TARGET.deduplication(marker) for marker in places)]
+        rules = [TARGET.line(""), self.settings.window_ms, limit, self.settings.tenant_limit, self.settings.overload]
+        return self._send_words(
+            "hand_off", [sha, own + len(theirs), *words, *rules, fresh_base(), len(results), *details]
+        )
+
+    def redrive(
+        self,
+        count: int,
+        *,
+        tenant: bytes = b"",
+        marker: str | None = None,
+        base: bytes | None = None,
+        call: int | None = None,
+    ) -> bytes:
+        """So many dead letters, the oldest first, all for one tenant, and with one key if any."""
+        payloads = self.client.lrange(KEYS.dead_letter, -count, -1)[::-1] if count else []
+        notes = self.client.lrange(KEYS.records("dlq"), -count, -1)[::-1] if count else []
+        keys = {} if marker is None else {"marker": KEYS.deduplication(marker)}
+        words = self._words("redrive", keys, (), call=self._numbered(call), base=base or fresh_base())
+        for place, payload in enumerate(payloads):
+            body = envelope.body(payload, tenant, b'{"replay_of": "before"}')
+            digest = hashlib.sha1(payload).hexdigest()
+            record = [place, hashlib.sha1(notes[place]).hexdigest()] if place < len(notes) else [-1, ""]
+            words += [place, digest, *record, int(marker is not None), body]
+        return self._send_words("redrive", words)
+
+    def stats(self, first: int = 0) -> list[int]:
+        return self._send("stats", {}, first=first)
+
+    def sweep(self, what: str, whose: str = "", *, call: int | None = None) -> bytes:
+        """A line, what is delayed, orphans, or the list of those that are completed."""
+        keys = {"kept": KEYS.completed, "records": KEYS.records("completed")} if what == "list" else {}
+        return self._send("sweep", keys, call=self._numbered(call), what=what, whose=whose)
 
     def renew(self, held: Held) -> bytes:
         return self._send("renew", {}, held)
@@ -152,6 +249,19 @@ class Caller:
             assert pipe.execute() == [1] * len(ids)
         return ids
 
+    def enqueue_all(self, messages: Iterable[New]) -> list[bytes]:
+        """Enqueue a thousand at a time, and say which ids the messages got."""
+        waiting, ids = list(messages), []
+        for start in range(0, len(waiting), 1_000):
+            base, some = fresh_base(), waiting[start : start + 1_000]
+            assert self.enqueue(*some, base=base) == b"1" * len(some)
+            ids += chunk_ids(base, len(some))
+        return ids
+
+    def line_up(self, tenant: str, *payloads: bytes) -> list[bytes]:
+        """Messages of one tenant enter its line."""
+        return self.enqueue_all(New(payload, tenant.encode()) for payload in payloads)
+
     def claim_one_by_one(self, times: int, woken: int = FRESH) -> list[Claimed]:
         """Claims of one message each, as quickly as the server can run them."""
         with self._pipeline("claim") as pipe:
@@ -160,10 +270,17 @@ class Caller:
                 pipe.evalsha(*words)
             return [_read_claim(reply) for reply in pipe.execute()]
 
-    def hold(self, *payloads: bytes) -> tuple[Taken, ...]:
+    def hold(self, *payloads: bytes, tenant: str | None = None) -> tuple[Taken, ...]:
         """Publish and claim at once."""
-        self.publish_all(payloads)
+        if tenant is None:
+            self.publish_all(payloads)
+        else:
+            self.line_up(tenant, *payloads)
         return self.claim(len(payloads)).taken
+
+    def weigh(self, **weights: int) -> None:
+        """Tenants get weights."""
+        self.client.hset(KEYS.weights, mapping=weights)
 
     def expire(self) -> None:
         """Every lease runs out, in the order of the deadlines."""
@@ -174,8 +291,24 @@ class Caller:
         if deadlines := self.deadlines():
             self.client.zadd(KEYS.leases, {id: deadline - microseconds for id, deadline in deadlines.items()})
 
+    def pass_delays(self, microseconds: int = 2 * HOUR_US) -> None:
+        """For the messages that wait for their time, and the alarm that knows of them."""
+        if due_times := self.due_times():
+            self.client.zadd(KEYS.delayed, {id: due - microseconds for id, due in due_times.items()})
+        if (alarm := self.client.zscore(KEYS.leases, "d")) is not None:
+            self.client.zadd(KEYS.leases, {"d": alarm - microseconds})
+
     def deadlines(self) -> dict[bytes, float]:
-        return dict(self.client.zrange(KEYS.leases, 0, -1, withscores=True))
+        """Of the leases, without the alarms beside them."""
+        return {id: score for id, score in self.client.zrange(KEYS.leases, 0, -1, withscores=True) if len(id) == 16}
+
+    def due_times(self) -> dict[bytes, float]:
+        return dict(self.client.zrange(KEYS.delayed, 0, -1, withscores=True))
+
+    def now_us(self) -> int:
+        """By the server's clock."""
+        seconds, microseconds = self.client.time()
+        return seconds * 1_000_000 + microseconds
 
     def hush(self) -> None:
         """Take the token from the bell."""
@@ -185,13 +318,26 @@ class Caller:
         """How many tokens lie in the bell."""
         return self.client.llen(KEYS.bell)
 
+    def records(self, kept: str) -> list[dict[str, Any]]:
+        """What is remembered beside a list."""
+        return [json.loads(record) for record in self.client.lrange(records_beside(kept), 0, -1)]
+
     def key(self, name: str) -> str:
-        """The key that a header calls by this name."""
+        """The key that a header calls by this name; `line` and `returned` are those of the tenant acme.
+
+        Those of a queue that results go to have their word behind `target`.
+        """
+        if name.startswith("target "):
+            word = name.removeprefix("target ")
+            return TARGET.line("acme") if word == "line" else getattr(TARGET, word)
         special = {
             "dlq": KEYS.dead_letter,
             "reply": self.reply,
             "kept": KEYS.completed,
+            "records": KEYS.records("dlq"),
             "marker": KEYS.deduplication("a key"),
+            "line": KEYS.line("acme"),
+            "returned": KEYS.returned("acme"),
         }
         return special.get(name) or getattr(KEYS, name)
 
@@ -211,8 +357,9 @@ class Caller:
         read: Callable[[Any], Any] = lambda reply: reply,
         **given: Any,
     ) -> Any:
-        words = self._words(name, keys, held, **given)
+        return self._send_words(name, self._words(name, keys, held, **given), read)
 
+    def _send_words(self, name: str, words: list[Any], read: Callable[[Any], Any] = lambda reply: reply) -> Any:
         def send() -> Any:
             try:
                 return read(self.client.evalsha(*words))
@@ -226,38 +373,67 @@ class Caller:
         wanted = script(name)
         names = self._key_names(wanted, keys)
         every = {one.name: getattr(self.settings, one.name) for one in fields(Settings)}
-        every |= {"leased": int(self.settings.lease_us > 0)} | given
-        pairs = [(one.id, one.lease) if isinstance(one, Taken) else one for one in held]
+        every |= {"leased": int(self.settings.lease_us > 0)} | _named(held) | given
         return [
             wanted.sha,
             len(names),
             *(keys.get(one) or self.key(one) for one in names),
-            *(every[one] for one in argument_names(wanted.source) if one not in self._left_out(name)),
-            *(part for pair in pairs for part in pair),
+            *(every[one] for one in argument_names(wanted.source)),
         ]
 
-    def _key_names(self, wanted: Script, given: dict[str, str]) -> list[str]:
-        """A script's keys in their order, without the last one where that may be left out and is."""
-        left_out = {"marker", "kept"} - given.keys()
-        return [name for name in wanted.keys if name not in left_out]
+    def _enqueue_words(self, news: list[New], base: bytes, bare: bool, call: int | None) -> list[Any]:
+        sha, keys, *words = self._words(
+            "enqueue", {}, (), call=self._numbered(call), base=base, form="bare" if bare else "full"
+        )
+        places, details = _details(news)
+        words[keys:keys] = [KEYS.deduplication(marker) for marker in places]
+        return [sha, keys + len(places), *words, *([one.payload for one in news] if bare else details)]
 
-    def _left_out(self, name: str) -> tuple[str, ...]:
-        """The arguments that are not sent."""
-        return ("limit", "overload") if name == "publish" and not self.settings.limit else ()
+    def _key_names(self, wanted: Script, given: dict[str, str]) -> list[str]:
+        """A script's keys in their order, without those at its end that may be left out and are."""
+        left_out = {"marker", "kept", "target"} - given.keys()
+        if wanted.name in ("settle", "sweep") and "kept" in left_out:
+            left_out.add("records")
+        return [name for name in wanted.keys if name not in left_out]
 
     def _pipeline(self, name: str) -> Any:
         self.client.script_load(script(name).source)
         return self.client.pipeline(transaction=False)
 
 
+def _pairs(held: Held) -> list[tuple[bytes, int]]:
+    return [(one.id, one.lease) if isinstance(one, Taken) else one for one in held]
+
+
+def _named(held: Held) -> dict[str, Any]:
+    """Ids in one text, and lease numbers in another unless all are 1."""
+    pairs = _pairs(held)
+    numbers = [lease for _, lease in pairs]
+    told = "" if set(numbers) <= {1} else " ".join(map(str, numbers))
+    return {"whom": b"".join(id for id, _ in pairs), "numbers": told}
+
+
+def _details(news: list[New]) -> tuple[dict[str, int], list[Any]]:
+    """The markers by their places, and what a script wants to know of each message."""
+    markers = dict.fromkeys(one.marker for one in news if one.marker is not None)
+    places = {marker: place for place, marker in enumerate(markers, 1)}
+    details: list[Any] = []
+    for one in news:
+        body = envelope.body(one.payload, one.tenant, one.extras)
+        details += [one.due, 0 if one.marker is None else places[one.marker], body]
+    return places, details
+
+
 def _read_claim(reply: Any) -> Claimed:
-    """A bare message is the usual case."""
+    """Bare messages, one or several, are the usual case."""
     if isinstance(reply, bytes):
-        return Claimed(False, (), b"", (_read_taken(reply, b"1:1:line"),), -1)
+        reply = [reply] if reply[0] < 0x90 else unpacked(reply)
+    if isinstance(reply[0], bytes):
+        return Claimed(False, (), b"", tuple(_read_taken(stored, b"1:1:line:0") for stored in reply), -1)
     again, wait_us, dead, notes, *rest = reply
     return Claimed(
         again=again == 1,
-        dead=tuple((dead[at], int(dead[at + 1])) for at in range(0, len(dead), 2)),
+        dead=tuple((dead[at], int(dead[at + 1]), dead[at + 2].decode()) for at in range(0, len(dead), 3)),
         notes=notes,
         taken=tuple(_read_taken(rest[at], rest[at + 1]) for at in range(0, len(rest), 2)),
         wait_us=wait_us,
@@ -266,17 +442,32 @@ def _read_claim(reply: Any) -> Claimed:
 
 def _read_taken(stored: bytes, ticket: bytes) -> Taken:
     opened = envelope.Envelope(stored)
-    lease, count, origin = ticket.split(b":")
-    return Taken(opened.id, opened.payload, int(lease), int(count), origin.decode())
+    lease, count, origin, failures = ticket.split(b":")
+    return Taken(opened.id, opened.payload, int(lease), int(count), origin.decode(), int(failures), opened.tenant)
+
+
+def records_beside(kept: str) -> str:
+    """The key of the records that belong to a list."""
+    return KEYS.records(kept.rsplit("::", 1)[1])
 
 
 def fresh_id() -> bytes:
     return os.urandom(16)
 
 
-def numbered(count: int) -> list[bytes]:
+def fresh_base() -> bytes:
+    """What the ids of a chunk begin with."""
+    return os.urandom(envelope.BASE_BYTES)
+
+
+def chunk_ids(base: bytes, count: int) -> list[bytes]:
+    """The ids of a chunk: the place of each message follows what they have in common."""
+    return [base + place.to_bytes(2, "big") for place in range(1, count + 1)]
+
+
+def numbered(count: int, word: str = "message") -> list[bytes]:
     """So many payloads that tell their order."""
-    return [b"message %d" % place for place in range(count)]
+    return [b"%s %d" % (word.encode(), place) for place in range(count)]
 
 
 # How each type is read whole.
@@ -300,6 +491,7 @@ def dump(client: redis.Redis) -> Dump:
 
 
 def without_deadlines(dumped: Dump) -> Dump:
-    """The same, with leases in their order alone: to renew one changes nothing else."""
-    leases = [id for id, _ in dumped.get(KEYS.leases.encode(), [])]
-    return dumped | {KEYS.leases.encode(): leases}
+    """The same, with leases in their order alone and the alarms beside them: to renew one changes nothing else."""
+    leases = dumped.get(KEYS.leases.encode(), [])
+    order = [id for id, _ in leases if len(id) == 16]
+    return dumped | {KEYS.leases.encode(): (order, sorted((id, due) for id, due in leases if len(id) != 16))}

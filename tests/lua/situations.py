@@ -4,11 +4,29 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from redis_message_queue.envelope import HEADER_BYTES, TIME_AT
 from redis_message_queue.scripts import all_names
-from tests.lua.scripts_runner import HOUR_US, KEYS, ON_WATCH, WOKEN, Caller, fresh_id
+from tests.lua.scripts_runner import HOUR_US, KEYS, ON_WATCH, WOKEN, Caller, New, Taken, fresh_id
 
 Call = Callable[[], Any]
 Situation = Callable[[Caller], Call]
+
+
+def hold_and_let_come_back(caller: Caller, *payloads: bytes, tenant: str | None = "acme") -> tuple[Taken, ...]:
+    """Their leases run out, and a claim that was after something else has given them back to their tenant."""
+    held = caller.hold(*(payloads or (b"first", b"second")), tenant=tenant)
+    caller.line_up("zeta", b"somebody else's")
+    caller.expire()
+    assert caller.claim().payloads == [b"somebody else's"]
+    assert caller.client.zcard(KEYS.returned(tenant or "")) == len(held)
+    return held
+
+
+def age(caller: Caller, line: str, microseconds: int = 2 * HOUR_US) -> None:
+    """Everything in this line was published so much earlier."""
+    for place, stored in enumerate(caller.client.lrange(line, 0, -1)):
+        published = int.from_bytes(stored[TIME_AT:HEADER_BYTES], "big") - microseconds
+        caller.client.lset(line, place, stored[:TIME_AT] + published.to_bytes(8, "big") + stored[HEADER_BYTES:])
 
 
 def publish(caller: Caller) -> Call:
@@ -16,11 +34,6 @@ def publish(caller: Caller) -> Call:
 
 
 def publish_with_a_key(caller: Caller) -> Call:
-    return partial(caller.publish, b"first", marker="a key")
-
-
-def publish_with_a_key_where_the_oldest_may_be_dropped(caller: Caller) -> Call:
-    caller.settings.limit, caller.settings.overload = 5, "drop"
     return partial(caller.publish, b"first", marker="a key")
 
 
@@ -34,17 +47,92 @@ def publish_a_duplicate(caller: Caller) -> Call:
     return partial(caller.publish, b"second", marker="a key")
 
 
-def publish_into_a_full_line(caller: Caller) -> Call:
+def enqueue(caller: Caller) -> Call:
+    return partial(caller.enqueue, b"first", b"second", bare=True)
+
+
+def enqueue_in_full(caller: Caller) -> Call:
+    return partial(caller.enqueue, b"first", b"second")
+
+
+def enqueue_with_keys(caller: Caller) -> Call:
+    return partial(caller.enqueue, New(b"first", marker="a key"), New(b"second", marker="another"), b"third")
+
+
+def enqueue_behind_others(caller: Caller) -> Call:
     caller.publish_all([b"first", b"second"])
-    caller.settings.limit = 2
-    return partial(caller.publish, b"third")
+    return partial(caller.enqueue, b"third", b"fourth")
 
 
-def publish_and_drop(caller: Caller) -> Call:
+def enqueue_duplicates(caller: Caller) -> Call:
+    caller.publish(b"first", marker="a key")
+    news = [New(b"second", marker="a key"), New(b"third", marker="fresh"), New(b"fourth", marker="fresh")]
+    return partial(caller.enqueue, *news)
+
+
+def enqueue_nothing_but_duplicates(caller: Caller) -> Call:
+    caller.publish(b"first", marker="a key")
+    return partial(caller.enqueue, New(b"second", marker="a key"), New(b"third", marker="a key"))
+
+
+def enqueue_into_a_full_line(caller: Caller) -> Call:
+    caller.publish_all([b"first", b"second"])
+    caller.settings.limit = 3
+    return partial(caller.enqueue, New(b"third", marker="a key"), b"fourth")
+
+
+def enqueue_and_drop(caller: Caller) -> Call:
     caller.give_back(caller.hold(b"first"))
     caller.publish_all([b"second", b"third"])
-    caller.settings.limit, caller.settings.overload = 2, "drop"
-    return partial(caller.publish, b"fourth")
+    caller.settings.limit, caller.settings.overload = 3, "drop"
+    return partial(caller.enqueue, b"fourth", b"fifth")
+
+
+def enqueue_for_tenants(caller: Caller) -> Call:
+    return partial(caller.enqueue, New(b"first", b"acme"), New(b"second", b"zeta"), b"third", New(b"fourth", b"acme"))
+
+
+def enqueue_behind_others_of_a_tenant(caller: Caller) -> Call:
+    caller.line_up("acme", b"first")
+    return partial(caller.enqueue, New(b"second", b"acme"))
+
+
+def enqueue_into_the_full_line_of_a_tenant(caller: Caller) -> Call:
+    caller.line_up("acme", b"first", b"second")
+    caller.settings.tenant_limit = 2
+    return partial(caller.enqueue, New(b"third", b"zeta"), New(b"fourth", b"acme"))
+
+
+def enqueue_and_drop_of_a_tenant(caller: Caller) -> Call:
+    caller.give_back(caller.hold(b"first", tenant="acme"))
+    caller.line_up("acme", b"second")
+    caller.line_up("zeta", b"third")
+    caller.settings.tenant_limit, caller.settings.overload = 2, "drop"
+    return partial(caller.enqueue, New(b"fourth", b"acme"), New(b"fifth", b"zeta"))
+
+
+def enqueue_for_later(caller: Caller) -> Call:
+    news = [New(b"first", due="+1000000000"), New(b"second", b"acme", due="+1000000000"), New(b"third", due="1")]
+    return partial(caller.enqueue, *news)
+
+
+def enqueue_for_later_behind_others(caller: Caller) -> Call:
+    caller.enqueue(New(b"first", due="+1000"))
+    return partial(caller.enqueue, New(b"second", due="+1000000000"))
+
+
+def enqueue_everything_at_once(caller: Caller) -> Call:
+    """For now and for later, with and without a tenant and a key, where the oldest has to leave."""
+    caller.give_back(caller.hold(b"first", tenant="acme"))
+    caller.settings.limit, caller.settings.overload = 4, "drop"
+    caller.hush()
+    return partial(
+        caller.enqueue,
+        New(b"second", b"acme", marker="a key"),
+        New(b"third", b"zeta"),
+        b"fourth",
+        New(b"fifth", due="+1000000000"),
+    )
 
 
 def claim_the_usual_way(caller: Caller) -> Call:
@@ -158,16 +246,107 @@ def claim_nothing_but_a_lease_without_a_body(caller: Caller) -> Call:
     return caller.claim
 
 
+def claim_past_what_is_too_old(caller: Caller) -> Call:
+    caller.publish_all([b"first", b"second"])
+    caller.settings.ttl_us = HOUR_US
+    age(caller, KEYS.pending)
+    caller.publish(b"third")
+    return caller.claim
+
+
+def claim_in_turns(caller: Caller) -> Call:
+    caller.line_up("acme", b"first", b"third")
+    caller.line_up("zeta", b"second")
+    return partial(caller.claim, 2)
+
+
+def claim_in_turns_without_leases(caller: Caller) -> Call:
+    caller.settings.lease_us = 0
+    return claim_in_turns(caller)
+
+
+def claim_one_in_turns(caller: Caller) -> Call:
+    caller.line_up("acme", b"first", b"third")
+    caller.line_up("zeta", b"second")
+    return caller.claim
+
+
+def claim_one_in_turns_when_woken(caller: Caller) -> Call:
+    caller.line_up("acme", b"first")
+    caller.line_up("zeta", b"second")
+    caller.hush()
+    return partial(caller.claim, woken=WOKEN)
+
+
+def claim_the_last_of_a_tenant(caller: Caller) -> Call:
+    caller.line_up("acme", b"first")
+    return caller.claim
+
+
+def claim_in_turns_with_messages_without_a_tenant(caller: Caller) -> Call:
+    caller.line_up("acme", b"first", b"third")
+    caller.publish(b"second")
+    return partial(caller.claim, 2)
+
+
+def claim_again_in_turns(caller: Caller) -> Call:
+    caller.hold(b"first", b"third", tenant="acme")
+    caller.hold(b"second")
+    caller.line_up("acme", b"fourth")
+    caller.expire()
+    return partial(caller.claim, 2)
+
+
+def claim_in_turns_past_dead_letters(caller: Caller) -> Call:
+    caller.settings.most = 1
+    caller.give_back(caller.hold(b"first", b"second", tenant="acme"))
+    caller.hold(b"third", tenant="zeta")
+    caller.line_up("acme", b"fourth")
+    caller.expire()
+    return partial(caller.claim, 2)
+
+
+def claim_nothing_but_dead_letters_in_turns(caller: Caller) -> Call:
+    caller.settings.most = 1
+    caller.give_back(caller.hold(b"first", b"second", tenant="acme"))
+    return partial(caller.claim, 2)
+
+
+def claim_what_is_due(caller: Caller) -> Call:
+    caller.enqueue(New(b"first", due="+1000000000"), New(b"second", due="+1000000000"))
+    caller.pass_delays()
+    return partial(caller.claim, 2)
+
+
+def claim_what_is_due_without_leases(caller: Caller) -> Call:
+    caller.settings.lease_us = 0
+    return claim_what_is_due(caller)
+
+
+def claim_what_is_due_in_turns(caller: Caller) -> Call:
+    caller.enqueue(New(b"first", b"acme", due="+1000000000"), New(b"second", b"zeta", due="+1000000000"))
+    caller.put_off(caller.hold(b"third", tenant="acme"))
+    caller.pass_delays()
+    return partial(caller.claim, 2)
+
+
+def claim_in_vain_beside_a_delay(caller: Caller) -> Call:
+    caller.enqueue(New(b"first", due="+1000000000"))
+    return partial(caller.claim, slice_us=2 * HOUR_US)
+
+
 def claim_everything_at_once(caller: Caller) -> Call:
-    """A message over its limit, one under it, foreign bytes, and one that was never delivered."""
+    """Over the limit, under it, foreign, never delivered, due by now; with a tenant and without."""
     caller.settings.most = 2
-    caller.hold(b"over the limit")
+    caller.hold(b"over the limit", tenant="acme")
     caller.expire()
     caller.claim()
     caller.hold(b"under the limit")
     caller.expire()
     caller.client.rpush(KEYS.pending, b"foreign")
     caller.publish(b"never delivered")
+    caller.enqueue(New(b"due by now", b"acme", due="+1000000000"), New(b"due by now too", b"zeta", due="+1000000000"))
+    caller.pass_delays()
     caller.hush()
     return partial(caller.claim, 10)
 
@@ -219,6 +398,14 @@ def settle_partly_in_vain(caller: Caller) -> Call:
     return partial(caller.settle, [*stale, *caller.hold(b"second")], kept=KEYS.completed)
 
 
+def settle_what_came_back(caller: Caller) -> Call:
+    return partial(caller.settle, hold_and_let_come_back(caller), kept=KEYS.completed)
+
+
+def settle_what_came_back_without_a_tenant(caller: Caller) -> Call:
+    return partial(caller.settle, hold_and_let_come_back(caller, tenant=None))
+
+
 def give_back(caller: Caller) -> Call:
     caller.publish_all([b"first", b"second", b"third"])
     taken = caller.claim(2).taken
@@ -242,8 +429,147 @@ def give_back_in_vain(caller: Caller) -> Call:
     return partial(caller.give_back, stale)
 
 
+def give_back_to_tenants(caller: Caller) -> Call:
+    caller.line_up("acme", b"first", b"third")
+    caller.publish(b"second")
+    taken = caller.claim(3).taken
+    caller.hush()
+    return partial(caller.give_back, taken)
+
+
+def give_back_what_came_back(caller: Caller) -> Call:
+    return partial(caller.give_back, hold_and_let_come_back(caller))
+
+
+def put_off(caller: Caller) -> Call:
+    return partial(caller.put_off, caller.hold(b"first"))
+
+
+def put_off_without_leases(caller: Caller) -> Call:
+    caller.settings.lease_us = 0
+    return put_off(caller)
+
+
+def put_off_what_came_back(caller: Caller) -> Call:
+    return partial(caller.put_off, hold_and_let_come_back(caller, b"first"))
+
+
+def put_off_behind_another(caller: Caller) -> Call:
+    caller.put_off(caller.hold(b"first"), 1_000)
+    return partial(caller.put_off, caller.hold(b"second"))
+
+
+def put_off_in_vain(caller: Caller) -> Call:
+    stale = caller.hold(b"first")
+    caller.expire()
+    caller.claim()
+    return partial(caller.put_off, stale)
+
+
+def hand_off(caller: Caller) -> Call:
+    return partial(caller.hand_off, caller.hold(b"first"), b"second", New(b"third", marker="a key"))
+
+
+def hand_off_without_leases(caller: Caller) -> Call:
+    caller.settings.lease_us = 0
+    return hand_off(caller)
+
+
+def hand_off_what_came_back(caller: Caller) -> Call:
+    return partial(caller.hand_off, hold_and_let_come_back(caller, b"first"), b"second")
+
+
+def hand_off_into_a_full_line(caller: Caller) -> Call:
+    return partial(caller.hand_off, caller.hold(b"first"), b"second", b"third", limit=1)
+
+
+def hand_off_in_vain(caller: Caller) -> Call:
+    stale = caller.hold(b"first")
+    caller.expire()
+    caller.claim()
+    return partial(caller.hand_off, stale, b"second")
+
+
+def hand_off_everything_at_once(caller: Caller) -> Call:
+    """What was delivered twice leaves a record, and its results go to tenants and wait for their time."""
+    caller.hold(b"first", tenant="acme")
+    caller.expire()
+    caller.settings.overload = "drop"
+    news = [b"second", New(b"third", b"acme", marker="a key"), New(b"fourth", b"acme", due="+1000000000")]
+    return partial(caller.hand_off, caller.claim().taken, *news, keeps=True, limit=3)
+
+
+def redrive(caller: Caller) -> Call:
+    caller.settle(caller.hold(b"first", b"second", b"third"), kept=KEYS.dead_letter)
+    caller.hush()
+    return partial(caller.redrive, 2)
+
+
+def redrive_duplicates(caller: Caller) -> Call:
+    caller.settle(caller.hold(b"first", b"second"), kept=KEYS.dead_letter)
+    return partial(caller.redrive, 2, marker="a key")
+
+
+def redrive_into_a_full_line(caller: Caller) -> Call:
+    caller.settings.limit = 1
+    return redrive(caller)
+
+
+def redrive_what_has_no_records(caller: Caller) -> Call:
+    caller.client.rpush(KEYS.dead_letter, b"first", b"second")
+    return partial(caller.redrive, 2)
+
+
+def redrive_everything_at_once(caller: Caller) -> Call:
+    caller.settle(caller.hold(b"first", b"second"), kept=KEYS.dead_letter)
+    caller.settings.limit = 5
+    return partial(caller.redrive, 2, tenant=b"acme", marker="a key")
+
+
+def stats(caller: Caller) -> Call:
+    caller.line_up("acme", b"first")
+    caller.publish(b"second")
+    return caller.stats
+
+
+def sweep_a_line(caller: Caller) -> Call:
+    caller.publish_all([b"first", b"second"])
+    return partial(caller.sweep, "line")
+
+
+def sweep_a_line_of_a_tenant(caller: Caller) -> Call:
+    hold_and_let_come_back(caller)
+    caller.give_back(caller.hold(b"first", tenant="acme"))
+    return partial(caller.sweep, "line", "acme")
+
+
+def sweep_what_waits_for_its_time(caller: Caller) -> Call:
+    caller.put_off(caller.hold(b"first"))
+    caller.enqueue(New(b"second", b"acme", due="+1000000000"))
+    return partial(caller.sweep, "delayed")
+
+
+def sweep_a_list(caller: Caller) -> Call:
+    caller.settle(caller.hold(b"first", b"second"), kept=KEYS.completed)
+    return partial(caller.sweep, "list")
+
+
+def sweep_orphans(caller: Caller) -> Call:
+    caller.settings.lease_us = 0
+    caller.hold(b"first", b"second", tenant="acme")
+    return partial(caller.sweep, "orphans")
+
+
 def renew(caller: Caller) -> Call:
     return partial(caller.renew, caller.hold(b"first", b"second"))
+
+
+def renew_of_tenants(caller: Caller) -> Call:
+    return partial(caller.renew, caller.hold(b"first", b"second", tenant="acme"))
+
+
+def renew_what_came_back(caller: Caller) -> Call:
+    return partial(caller.renew, hold_and_let_come_back(caller))
 
 
 def renew_in_vain(caller: Caller) -> Call:
@@ -260,11 +586,25 @@ def ring(caller: Caller) -> Call:
 PUBLISHES: tuple[Situation, ...] = (
     publish,
     publish_with_a_key,
-    publish_with_a_key_where_the_oldest_may_be_dropped,
     publish_behind_others,
     publish_a_duplicate,
-    publish_into_a_full_line,
-    publish_and_drop,
+)
+ENQUEUES: tuple[Situation, ...] = (
+    enqueue,
+    enqueue_in_full,
+    enqueue_with_keys,
+    enqueue_behind_others,
+    enqueue_duplicates,
+    enqueue_nothing_but_duplicates,
+    enqueue_into_a_full_line,
+    enqueue_and_drop,
+    enqueue_for_tenants,
+    enqueue_behind_others_of_a_tenant,
+    enqueue_into_the_full_line_of_a_tenant,
+    enqueue_and_drop_of_a_tenant,
+    enqueue_for_later,
+    enqueue_for_later_behind_others,
+    enqueue_everything_at_once,
 )
 CLAIMS: tuple[Situation, ...] = (
     claim_the_usual_way,
@@ -286,6 +626,20 @@ CLAIMS: tuple[Situation, ...] = (
     claim_nothing_but_returned_dead_letters_without_leases,
     claim_past_a_lease_without_a_body,
     claim_nothing_but_a_lease_without_a_body,
+    claim_past_what_is_too_old,
+    claim_in_turns,
+    claim_in_turns_without_leases,
+    claim_one_in_turns,
+    claim_one_in_turns_when_woken,
+    claim_the_last_of_a_tenant,
+    claim_in_turns_with_messages_without_a_tenant,
+    claim_again_in_turns,
+    claim_in_turns_past_dead_letters,
+    claim_nothing_but_dead_letters_in_turns,
+    claim_what_is_due,
+    claim_what_is_due_without_leases,
+    claim_what_is_due_in_turns,
+    claim_in_vain_beside_a_delay,
     claim_everything_at_once,
 )
 SETTLEMENTS: tuple[Situation, ...] = (
@@ -298,11 +652,54 @@ SETTLEMENTS: tuple[Situation, ...] = (
     settle_what_was_delivered_twice,
     settle_in_vain,
     settle_partly_in_vain,
+    settle_what_came_back,
+    settle_what_came_back_without_a_tenant,
 )
-RETURNS: tuple[Situation, ...] = (give_back, give_back_forgiven, give_back_without_leases, give_back_in_vain)
-RENEWALS: tuple[Situation, ...] = (renew, renew_in_vain)
-NUMBERED = (*PUBLISHES, *CLAIMS, *SETTLEMENTS, *RETURNS)
-EVERY = (*NUMBERED, *RENEWALS, ring)
+RETURNS: tuple[Situation, ...] = (
+    give_back,
+    give_back_forgiven,
+    give_back_without_leases,
+    give_back_in_vain,
+    give_back_to_tenants,
+    give_back_what_came_back,
+)
+PUT_OFFS: tuple[Situation, ...] = (
+    put_off,
+    put_off_without_leases,
+    put_off_what_came_back,
+    put_off_behind_another,
+    put_off_in_vain,
+)
+HAND_OFFS: tuple[Situation, ...] = (
+    hand_off,
+    hand_off_without_leases,
+    hand_off_what_came_back,
+    hand_off_into_a_full_line,
+    hand_off_in_vain,
+    hand_off_everything_at_once,
+)
+REDRIVES: tuple[Situation, ...] = (
+    redrive,
+    redrive_duplicates,
+    redrive_into_a_full_line,
+    redrive_what_has_no_records,
+    redrive_everything_at_once,
+)
+RENEWALS: tuple[Situation, ...] = (
+    renew,
+    renew_of_tenants,
+    renew_what_came_back,
+    renew_in_vain,
+)
+SWEEPS: tuple[Situation, ...] = (
+    sweep_a_line,
+    sweep_a_line_of_a_tenant,
+    sweep_what_waits_for_its_time,
+    sweep_a_list,
+    sweep_orphans,
+)
+NUMBERED = (*PUBLISHES, *ENQUEUES, *CLAIMS, *SETTLEMENTS, *RETURNS, *PUT_OFFS, *HAND_OFFS, *REDRIVES, *SWEEPS)
+EVERY = (*NUMBERED, *RENEWALS, stats, ring)
 
 
 def script_of(situation: Situation) -> str:

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.lua.scripts_runner import KEYS, Caller, Taken, dump, fresh_id
-from tests.lua.situations import title
+from tests.lua.situations import hold_and_let_come_back, title
+from tests.lua.state import faults
 
 VERBS = {
     "settle": lambda caller, held: caller.settle(held),
@@ -11,6 +12,7 @@ VERBS = {
     "give back": lambda caller, held: caller.give_back(held),
     "give back, forgiven": lambda caller, held: caller.give_back(held, forgiven=True),
     "renew": lambda caller, held: caller.renew(held),
+    "put off": lambda caller, held: b"".join(caller.put_off([one]) for one in held),
 }
 every_verb = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 
@@ -34,6 +36,16 @@ def given_back_and_taken(caller: Caller, other: Caller, taken: tuple[Taken, ...]
     other.claim()
 
 
+def put_off(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    other.put_off(taken)
+
+
+def put_off_and_taken(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    other.put_off(taken, 0)
+    caller.pass_delays(1_000_000)
+    other.claim()
+
+
 def settled(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
     other.settle(taken)
 
@@ -49,14 +61,27 @@ def dead(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
     other.claim()
 
 
-LOSSES = [taken_over, taken_over_twice, given_back, given_back_and_taken, settled, settled_by_another, dead]
+LOSSES = [
+    taken_over,
+    taken_over_twice,
+    given_back,
+    given_back_and_taken,
+    put_off,
+    put_off_and_taken,
+    settled,
+    settled_by_another,
+    dead,
+]
 
 
 @every_verb
+@pytest.mark.parametrize("tenant", [None, "acme"])
 @pytest.mark.parametrize("loss", LOSSES, ids=title)
-def test_a_holder_that_has_lost_its_message_changes_nothing(caller: Caller, other: Caller, loss, verb):
+def test_a_holder_that_has_lost_its_message_changes_nothing(
+    caller: Caller, other: Caller, loss, tenant: str | None, verb
+):
     """Its lease number is no longer the message's, whatever has become of it."""
-    taken = caller.hold(b"first")
+    taken = caller.hold(b"first", tenant=tenant)
     loss(caller, other, taken)
     before = dump(caller.client)
     assert verb(caller, taken) == b"0"
@@ -75,7 +100,7 @@ def test_the_second_holder_is_not_disturbed(caller: Caller, other: Caller, verb)
 
 
 @every_verb
-@pytest.mark.parametrize("loss", [given_back, given_back_and_taken, settled], ids=title)
+@pytest.mark.parametrize("loss", [given_back, given_back_and_taken, put_off, put_off_and_taken, settled], ids=title)
 def test_without_leases_a_holder_is_fenced_off_just_the_same(caller: Caller, other: Caller, loss, verb):
     """The lease number grows with or without deadlines."""
     caller.settings.lease_us = other.settings.lease_us = 0
@@ -110,11 +135,30 @@ def test_a_batch_is_judged_message_by_message(caller: Caller, other: Caller, ver
 
 
 @every_verb
-def test_an_expired_lease_that_nobody_has_taken_is_still_the_holders(caller: Caller, verb):
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_an_expired_lease_that_nobody_has_taken_is_still_the_holders(caller: Caller, tenant: str | None, verb):
     """Late but first: no work is done twice for it."""
-    taken = caller.hold(b"first")
+    taken = caller.hold(b"first", tenant=tenant)
     caller.expire()
     assert verb(caller, taken) == b"1"
+
+
+@every_verb
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_a_message_that_came_back_to_its_tenant_is_still_the_holders(caller: Caller, tenant: str | None, verb):
+    """It waits for its tenant's turn; until then the holder may finish, and nobody gets it a second time."""
+    taken = hold_and_let_come_back(caller, b"first", tenant=tenant)
+    assert verb(caller, taken) == b"1"
+    assert caller.repeat() == b"1"
+    assert faults(caller.client) == []
+
+
+def test_a_message_that_came_back_and_was_renewed_is_not_claimed(caller: Caller, other: Caller):
+    """The holder works on, and its message has left the returned ones."""
+    taken = hold_and_let_come_back(caller, b"first")
+    assert caller.renew(taken) == b"1"
+    assert other.claim(9).taken == ()
+    assert caller.settle(taken) == b"1"
 
 
 def test_a_renewed_lease_is_as_long_as_a_new_one(caller: Caller):

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.conftest import StartServer
-from tests.lua.scripts_runner import KEYS, Caller, fresh_id
-from tests.lua.situations import EVERY, Situation, script_of, title
+from tests.lua.scripts_runner import KEYS, Caller, New, fresh_id, records_beside
+from tests.lua.situations import NUMBERED, Situation, hold_and_let_come_back, title
 
 
 def left_behind(caller: Caller) -> set[str]:
@@ -42,24 +42,78 @@ def asked_in_vain(caller: Caller) -> None:
     caller.claim()
 
 
+def handled_in_turns(caller: Caller) -> None:
+    caller.line_up("acme", b"first", b"second")
+    caller.line_up("zeta", b"third")
+    caller.publish(b"fourth")
+    caller.settle(caller.claim(3).taken)
+    caller.settle(caller.claim(3).taken)
+
+
+def handled_at_its_time(caller: Caller) -> None:
+    caller.enqueue(New(b"first", due="+1000000000"), New(b"second", b"acme", due="+1000000000"))
+    caller.pass_delays()
+    caller.settle(caller.claim(2).taken)
+
+
+def handled_at_the_second_attempt(caller: Caller) -> None:
+    for tenant in (None, "acme"):
+        caller.put_off(caller.hold(b"first", tenant=tenant))
+        caller.pass_delays()
+        caller.settle(caller.claim().taken)
+
+
+def handled_by_a_holder_that_was_late(caller: Caller) -> None:
+    for tenant in (None, "acme"):
+        held = caller.hold(b"first", b"second", tenant=tenant)
+        caller.line_up("zeta", b"somebody else's")
+        caller.expire()
+        caller.settle(caller.claim().taken)
+        caller.settle(held[:1])
+        caller.settle(held[1:])
+
+
+def handled_after_coming_back(caller: Caller) -> None:
+    held = hold_and_let_come_back(caller)
+    caller.settle(caller.claim(2).taken)
+    caller.settle(held)
+    caller.expire()
+    caller.settle(caller.claim().taken)
+
+
 def settled_in_vain(caller: Caller) -> None:
     caller.settle([(fresh_id(), 1)])
     caller.give_back([(fresh_id(), 1)])
+    caller.put_off([(fresh_id(), 1)])
     caller.renew([(fresh_id(), 1)])
 
 
 def dropped(caller: Caller) -> None:
     caller.settings.limit, caller.settings.overload = 1, "drop"
     caller.publish_all([b"first"])
-    caller.publish(b"second")
+    caller.enqueue(b"second")
     caller.settle(caller.claim(2).taken)
 
 
 def given_back_and_dropped(caller: Caller) -> None:
     caller.give_back(caller.hold(b"first"))
     caller.settings.limit, caller.settings.overload = 1, "drop"
-    caller.publish(b"second")
+    caller.enqueue(b"second")
     caller.settle(caller.claim(2).taken)
+
+
+def given_back_and_dropped_of_a_tenant(caller: Caller) -> None:
+    caller.give_back(caller.hold(b"first", tenant="acme"))
+    caller.settings.limit, caller.settings.overload = 1, "drop"
+    caller.enqueue(New(b"second", b"acme"))
+    caller.settle(caller.claim(2).taken)
+
+
+def refused(caller: Caller) -> None:
+    caller.settings.limit, caller.settings.tenant_limit = 1, 1
+    caller.enqueue(b"first", New(b"second", b"acme", marker="a key"))
+    caller.enqueue(New(b"first", b"acme"), New(b"second", b"acme", marker="a key"))
+    caller.enqueue(New(b"first", due="+1000000000"), New(b"second", due="+1000000000"))
 
 
 LIVES = [
@@ -68,11 +122,19 @@ LIVES = [
     handled_after_expiry,
     handled_after_giving_back,
     handled_after_forgiving,
+    handled_in_turns,
+    handled_at_its_time,
+    handled_at_the_second_attempt,
+    handled_by_a_holder_that_was_late,
+    handled_after_coming_back,
     asked_in_vain,
     settled_in_vain,
     dropped,
     given_back_and_dropped,
+    given_back_and_dropped_of_a_tenant,
+    refused,
 ]
+NEED_LEASES = (handled_after_expiry, handled_by_a_holder_that_was_late, handled_after_coming_back)
 
 
 @pytest.mark.parametrize("life", LIVES, ids=title)
@@ -82,7 +144,7 @@ def test_nothing_is_left_of_a_message_that_has_gone(life, caller: Caller):
     assert left_behind(caller) == set()
 
 
-@pytest.mark.parametrize("life", [life for life in LIVES if life is not handled_after_expiry], ids=title)
+@pytest.mark.parametrize("life", [life for life in LIVES if life not in NEED_LEASES], ids=title)
 def test_nothing_is_left_without_leases(life, caller: Caller):
     """The same in a queue whose messages are held for good."""
     caller.settings.lease_us = 0
@@ -91,23 +153,26 @@ def test_nothing_is_left_without_leases(life, caller: Caller):
 
 
 @pytest.mark.parametrize("kept", [KEYS.completed, KEYS.failed, KEYS.dead_letter])
-def test_only_the_list_is_left_where_something_is_kept(kept: str, caller: Caller):
-    """And in it the payload alone."""
+def test_only_the_list_and_its_records_are_left_where_something_is_kept(kept: str, caller: Caller):
+    """And in the list the payload alone."""
     caller.hold(b"first")
     caller.expire()
     caller.settle(caller.claim().taken, kept=kept)
-    assert left_behind(caller) == {kept}
+    assert left_behind(caller) == {kept, records_beside(kept)}
     assert caller.client.lrange(kept, 0, -1) == [b"first"]
 
 
 @pytest.mark.parametrize("how", ["expired", "given back"])
-def test_only_the_dead_letter_is_left_of_a_message_that_was_delivered_too_often(how: str, caller: Caller):
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_only_the_dead_letter_is_left_of_a_message_that_was_delivered_too_often(
+    tenant: str | None, how: str, caller: Caller
+):
     """Its numbers go with it."""
     caller.settings.most = 1
-    taken = caller.hold(b"first")
+    taken = caller.hold(b"first", tenant=tenant)
     caller.expire() if how == "expired" else caller.give_back(taken)
     caller.claim()
-    assert left_behind(caller) == {KEYS.dead_letter}
+    assert left_behind(caller) == {KEYS.dead_letter, KEYS.records("dlq")}
 
 
 def test_a_message_that_is_delivered_once_has_no_entry_in_the_deliveries(caller: Caller):
@@ -118,7 +183,7 @@ def test_a_message_that_is_delivered_once_has_no_entry_in_the_deliveries(caller:
     assert not caller.client.exists(KEYS.deliveries)
 
 
-@pytest.mark.parametrize("situation", [one for one in EVERY if script_of(one) not in ("renew", "ring")], ids=title)
+@pytest.mark.parametrize("situation", NUMBERED, ids=title)
 def test_every_answer_ends_by_itself(situation: Situation, caller: Caller):
     """The key of a caller that has gone is forgotten when its time is over."""
     situation(caller)()
@@ -126,6 +191,17 @@ def test_every_answer_ends_by_itself(situation: Situation, caller: Caller):
         assert 0 < caller.client.pttl(key) <= caller.settings.keep_ms
     for key in (KEYS.watch, KEYS.deduplication("a key")):
         assert caller.client.pttl(key) != -1
+
+
+def test_a_queue_without_tenants_and_delays_has_no_keys_for_them(caller: Caller):
+    """It pays for neither."""
+    caller.publish_all([b"first", b"second", b"third"])
+    caller.give_back(caller.claim(2).taken)
+    caller.claim()
+    caller.expire()
+    caller.claim()
+    expected = {KEYS.pending, KEYS.processing, KEYS.leases, KEYS.deliveries}
+    assert left_behind(caller) == expected
 
 
 def test_ten_thousand_messages_fit(start_server: StartServer):

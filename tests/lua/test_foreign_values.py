@@ -3,12 +3,14 @@
 import struct
 
 import pytest
+import redis
 
 from redis_message_queue import envelope
-from tests.lua.scripts_runner import KEYS, Caller
+from tests.lua.scripts_runner import KEYS, Caller, New, dump, numbered
 
 MARK = envelope.head(bytes(16))[:1]
 MARK_WITH_TENANT = bytes([MARK[0] | envelope.HAS_TENANT])
+MARK_WITH_EXTRAS = bytes([MARK[0] | envelope.HAS_EXTRAS])
 NOW = struct.pack(">Q", 1_800_000_000_000_000)
 
 FOREIGN = {
@@ -27,6 +29,10 @@ FOREIGN = {
     # The flag of a tenant without one: neither a claim nor a settlement could find the payload.
     "a message cut off before its tenant": MARK_WITH_TENANT + bytes(16) + NOW,
     "a message cut off in its tenant": MARK_WITH_TENANT + bytes(16) + NOW + b"\x09tenant",
+    "a message cut off before its extras": MARK_WITH_EXTRAS + bytes(16) + NOW,
+    "a message cut off in the length of its extras": MARK_WITH_EXTRAS + bytes(16) + NOW + b"\x00",
+    "a message cut off in its extras": MARK_WITH_EXTRAS + bytes(16) + NOW + b"\x00\x03{}",
+    "a message with flags that nobody knows": bytes([MARK[0] | 0x08]) + bytes(16) + NOW + b"payload",
 }
 every_kind = pytest.mark.parametrize("value", FOREIGN.values(), ids=FOREIGN)
 
@@ -39,7 +45,7 @@ def test_a_foreign_value_becomes_a_dead_letter_as_it_is(value: bytes, caller: Ca
     caller.publish(b"first")
     claimed = caller.claim()
     assert claimed.payloads == [b"first"]
-    assert claimed.dead == ((b"", 0), (b"", 0))
+    assert claimed.dead == ((b"", 0, "foreign"),) * 2
     assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value, value]
     assert not caller.client.exists(KEYS.pending)
 
@@ -89,23 +95,63 @@ def test_a_dropped_foreign_value_has_no_id(value: bytes, caller: Caller):
     caller.client.lpush(KEYS.pending, value)
     (first,) = caller.publish_all([b"first"])
     caller.settings.limit, caller.settings.overload = 1, "drop"
-    assert caller.publish(b"second") == b"d" + first
+    assert caller.enqueue(b"second") == b"1" + first
     caller.client.lpush(KEYS.pending, value)
     assert caller.claim().payloads == [b"second"]
-    assert caller.publish(b"third") == b"d"
+    assert caller.enqueue(b"third") == b"1"
+
+
+@every_kind
+def test_a_foreign_value_in_the_line_of_a_tenant_becomes_a_dead_letter_too(value: bytes, caller: Caller):
+    """What waits behind it is delivered by the same claim."""
+    caller.line_up("acme", b"first")
+    caller.client.rpush(KEYS.line("acme"), value)
+    caller.client.incr(KEYS.size)
+    claimed = caller.claim()
+    assert claimed.payloads == [b"first"]
+    assert claimed.dead == ((b"", 0, "foreign"),)
+    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value]
+    assert not caller.client.exists(KEYS.line("acme"), KEYS.tenants, KEYS.size)
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"\xd0\xff\x00", "Привет".encode(), b"y" * 10_000])
-@pytest.mark.parametrize("tenant", [None, b"", b"acme", b"t" * 255], ids=["none", "empty", "short", "long"])
-def test_a_payload_of_any_bytes_comes_out_whole(payload: bytes, tenant: bytes | None, caller: Caller):
-    """Delivered, kept in a list or dead: the bytes are those that were published, without header and tenant."""
+@pytest.mark.parametrize("extras", [b"", b"{}", b'{"note": "' + b"x" * 60_000 + b'"}'], ids=["none", "short", "long"])
+@pytest.mark.parametrize("tenant", [b"", b"acme", b"t" * 255], ids=["none", "short", "long"])
+def test_a_payload_of_any_bytes_comes_out_whole(payload: bytes, tenant: bytes, extras: bytes, caller: Caller):
+    """Delivered, kept in a list or dead: the bytes are those that were published, without what stands before them."""
     caller.settings.most = 1
-    for _ in range(2):
-        caller.publish(payload, tenant=tenant)
+    caller.enqueue(*[New(payload, tenant, extras=extras)] * 2)
     first, second = caller.claim(2).taken
     assert first.payload == second.payload == payload
+    assert first.tenant == second.tenant == (tenant.decode() or None)
     caller.settle([first], kept=KEYS.completed)
     caller.expire()
-    assert caller.claim().dead == ((second.id, 1),)
+    assert caller.claim().dead == ((second.id, 1, "deliveries"),)
     assert caller.client.lrange(KEYS.completed, 0, -1) == [payload]
     assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [payload]
+
+
+# What nobody should have put there, and somebody may have
+
+WEIGHTS = [b"", b"heavy", b"0", b"-1", b"-0.5", b"nan", b"inf", b"1e400", b"1e-400", b"0x"]
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_a_weight_that_is_none_counts_as_one(weight: bytes, caller: Caller):
+    """Nobody starves for it, and nobody is kept from publishing."""
+    caller.client.hset(KEYS.weights, "acme", weight)
+    caller.line_up("acme", *numbered(3, "acme"))
+    caller.line_up("zeta", *numbered(3, "zeta"))
+    assert sorted(one.only.tenant for one in caller.claim_one_by_one(2)) == ["acme", "zeta"]
+    assert sorted(caller.claim(2).tenants) == ["acme", "zeta"]
+    assert sorted(caller.claim(2).tenants) == ["acme", "zeta"]
+
+
+@pytest.mark.parametrize("size", [b"", b"many", b"1.5"])
+def test_a_size_that_is_no_number_keeps_messages_out_and_changes_nothing(size: bytes, caller: Caller):
+    """How many wait cannot be told, so nothing is let in; a line is never written to without being counted."""
+    caller.client.set(KEYS.size, size)
+    before = dump(caller.client)
+    with pytest.raises(redis.ResponseError):
+        caller.enqueue(New(b"first", b"acme"))
+    assert dump(caller.client) == before

@@ -11,8 +11,9 @@ import redis
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.conftest import StartServer
 from tests.lua import situations
-from tests.lua.scripts_runner import FRESH, ON_WATCH, WOKEN, Caller, dump
-from tests.lua.situations import RENEWALS, RETURNS, SETTLEMENTS, Situation, title
+from tests.lua.scripts_runner import FRESH, ON_WATCH, WOKEN, Caller, New, dump
+from tests.lua.situations import PUT_OFFS, RENEWALS, RETURNS, SETTLEMENTS, SWEEPS, Situation, title
+from tests.lua.state import faults
 
 SECOND_US = 1_000_000
 OUT_OF_MEMORY = r"OOM|maxmemory"
@@ -21,7 +22,17 @@ REFUSED = (
     situations.publish,
     situations.publish_with_a_key,
     situations.publish_behind_others,
-    situations.publish_and_drop,
+    situations.enqueue,
+    situations.enqueue_in_full,
+    situations.enqueue_with_keys,
+    situations.enqueue_behind_others,
+    situations.enqueue_and_drop,
+    situations.enqueue_for_tenants,
+    situations.enqueue_behind_others_of_a_tenant,
+    situations.enqueue_and_drop_of_a_tenant,
+    situations.enqueue_for_later,
+    situations.enqueue_for_later_behind_others,
+    situations.enqueue_everything_at_once,
     situations.claim_the_usual_way,
     situations.claim_the_usual_way_without_leases,
     situations.claim_when_woken,
@@ -35,7 +46,28 @@ REFUSED = (
     situations.claim_nothing_but_expired_dead_letters,
     situations.claim_past_returned_dead_letters,
     situations.claim_nothing_but_returned_dead_letters,
+    situations.claim_past_what_is_too_old,
+    situations.claim_in_turns,
+    situations.claim_in_turns_without_leases,
+    situations.claim_one_in_turns,
+    situations.claim_one_in_turns_when_woken,
+    situations.claim_the_last_of_a_tenant,
+    situations.claim_in_turns_with_messages_without_a_tenant,
+    situations.claim_again_in_turns,
+    situations.claim_in_turns_past_dead_letters,
+    situations.claim_nothing_but_dead_letters_in_turns,
+    situations.claim_what_is_due,
+    situations.claim_what_is_due_without_leases,
+    situations.claim_what_is_due_in_turns,
     situations.claim_everything_at_once,
+    situations.hand_off,
+    situations.hand_off_without_leases,
+    situations.hand_off_what_came_back,
+    situations.hand_off_everything_at_once,
+    situations.redrive,
+    situations.redrive_duplicates,
+    situations.redrive_everything_at_once,
+    situations.redrive_what_has_no_records,
 )
 
 
@@ -53,6 +85,12 @@ def caller(limited: EmbeddedRedis) -> Iterator[Caller]:
         client.config_set("maxmemory", 0)
         client.flushall()
         yield Caller(client)
+
+
+@pytest.fixture
+def other_slot(caller: Caller) -> Caller:
+    """A second caller of the same queue."""
+    return Caller(caller.client, "b")
 
 
 def run_out_of_memory(client: redis.Redis) -> None:
@@ -73,15 +111,17 @@ def test_what_brings_something_in_is_refused_and_has_changed_nothing(situation: 
     assert dump(caller.client) == before
 
 
-@pytest.mark.parametrize("situation", [*SETTLEMENTS, *RETURNS, *RENEWALS], ids=title)
+@pytest.mark.parametrize("situation", [*SETTLEMENTS, *RETURNS, *PUT_OFFS, *RENEWALS, *SWEEPS], ids=title)
 def test_what_a_holder_does_succeeds(situation: Situation, caller: Caller):
-    """It settles, into a list too, gives back and renews, with the same outcome as ever."""
+    """It settles, into a list too, gives back, puts off and renews, with the same outcome as ever."""
     expected = situation(caller)()
     caller.client.flushall()
     call = situation(caller)
     run_out_of_memory(caller.client)
     assert call() == expected
-    assert caller.repeat() == expected
+    if situation not in SWEEPS:
+        assert caller.repeat() == expected
+    assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
 
 
 @pytest.mark.parametrize("woken", [FRESH, WOKEN, ON_WATCH])
@@ -102,6 +142,30 @@ def test_a_claim_sent_again_finds_what_it_took(caller: Caller, leased: bool):
     held = caller.hold(b"first", b"second")
     run_out_of_memory(caller.client)
     assert caller.claim(0, call=caller.number).taken == held
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_a_claim_sent_again_finds_what_came_back_to_its_tenant(caller: Caller, other_slot: Caller, tenant: str | None):
+    """To lease it anew needs no memory."""
+    caller.hold(b"first", b"second", tenant=tenant)
+    ask, held = caller.last, caller.repeat().taken
+    other_slot.line_up("zeta", b"somebody else's")
+    caller.expire()
+    assert other_slot.claim().payloads == [b"somebody else's"]
+    run_out_of_memory(caller.client)
+    assert ask().taken == held
+    assert faults(caller.client) == []
+
+
+@pytest.mark.parametrize("leased", [True, False], ids=["with leases", "without leases"])
+def test_an_empty_claim_beside_a_delay_answers_that_it_is_empty(caller: Caller, leased: bool):
+    """It need not write the alarm anew: the one that is there rings early enough."""
+    caller.settings.lease_us *= leased
+    caller.enqueue(New(b"later", due="+900000"), New(b"much later", due="+9000000000"))
+    run_out_of_memory(caller.client)
+    claimed = caller.claim(slice_us=SECOND_US)
+    assert (claimed.taken, claimed.dead, claimed.again) == ((), (), False)
+    assert faults(caller.client, leased=leased) == []
 
 
 def test_asking_with_count_0_shuts_out_a_claim_that_never_arrived(caller: Caller):

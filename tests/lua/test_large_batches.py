@@ -4,8 +4,9 @@ import pytest
 import redis
 
 from redis_message_queue import envelope
-from tests.lua.scripts_runner import KEYS, Caller, Taken, dump, fresh_id, numbered
-from tests.lua.situations import title
+from tests.lua.scripts_runner import KEYS, Caller, New, Taken, dump, fresh_id, numbered
+from tests.lua.situations import hold_and_let_come_back, title
+from tests.lua.state import faults
 
 # What the protocol may put into one call. Lua unpacks no more than 7,999 values, and half as many pairs.
 MOST = 1_000
@@ -16,6 +17,7 @@ VERBS = {
     "give back": lambda caller, held: caller.give_back(held),
     "renew": lambda caller, held: caller.renew(held),
 }
+every_tenant = pytest.mark.parametrize("tenant", [None, "acme"])
 
 
 def hold_many(caller: Caller, count: int) -> list[Taken]:
@@ -26,14 +28,24 @@ def hold_many(caller: Caller, count: int) -> list[Taken]:
     return taken
 
 
-@pytest.mark.parametrize("count", [999, 1_000, 1_001])
-def test_a_claim_takes_up_to_a_thousand(caller: Caller, count: int):
+@pytest.mark.parametrize("count", [999, 1_000])
+@every_tenant
+def test_a_claim_takes_up_to_a_thousand(caller: Caller, count: int, tenant: str | None):
     """In their order; what is wanted beyond is left for the next call."""
-    caller.publish_all(numbered(1_500))
+    caller.enqueue_all(New(payload, (tenant or "").encode()) for payload in numbered(1_500))
     claimed = caller.claim(count)
-    assert claimed.payloads == numbered(min(count, 1_000))
+    assert claimed.payloads == numbered(count)
     assert caller.repeat() == claimed
-    assert caller.client.hlen(KEYS.processing) == caller.client.zcard(KEYS.leases) == min(count, 1_000)
+    assert caller.client.hlen(KEYS.processing) == len(caller.deadlines()) == count
+
+
+def test_a_claim_of_more_is_refused(caller: Caller):
+    """A caller that forgets the limit hears of it, and has changed nothing."""
+    caller.publish_all(numbered(3))
+    before = dump(caller.client)
+    with pytest.raises(redis.ResponseError, match="at most 1,000 messages"):
+        caller.claim(1_001)
+    assert dump(caller.client) == before
 
 
 def test_a_claim_takes_up_to_a_thousand_expired_ones(caller: Caller):
@@ -48,13 +60,23 @@ def test_a_claim_takes_up_to_a_thousand_expired_ones(caller: Caller):
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 @pytest.mark.parametrize("delivered", ["once", "twice"])
-def test_a_thousand_messages_go_in_one_call(caller: Caller, verb, delivered: str):
+@every_tenant
+def test_a_thousand_messages_go_in_one_call(caller: Caller, verb, delivered: str, tenant: str | None):
     """As many as a claim may take."""
-    held = caller.hold(*numbered(MOST))
+    held = caller.hold(*numbered(MOST), tenant=tenant)
     if delivered == "twice":
         caller.expire()
         held = caller.claim(MOST).taken
     assert verb(caller, held) == b"1" * MOST
+    assert faults(caller.client) == []
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_a_thousand_messages_that_came_back_go_in_one_call(caller: Caller, verb):
+    """Late but first, all of them."""
+    held = hold_and_let_come_back(caller, *numbered(MOST))
+    assert verb(caller, held) == b"1" * MOST
+    assert faults(caller.client) == []
 
 
 def test_a_thousand_messages_that_are_given_back_keep_their_order(caller: Caller):

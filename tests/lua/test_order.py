@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.lua.scripts_runner import FRESH, KEYS, WOKEN, Caller, numbered
+from tests.lua.scripts_runner import FRESH, HOUR_US, KEYS, WOKEN, Caller, New, Taken, numbered
+from tests.lua.situations import age
 
 
 @pytest.mark.parametrize("woken", [FRESH, WOKEN], ids=["fresh", "woken"])
@@ -94,19 +95,27 @@ def test_a_part_that_is_given_back_goes_to_the_head(caller: Caller):
 
 # Lease number and delivery count
 
+
+def put_off_and_wait(caller: Caller, taken: tuple[Taken, ...]) -> None:
+    caller.put_off(taken)
+    caller.pass_delays()
+
+
 RETURNS = {
     "expired": (lambda caller, taken: caller.expire(), 1),
     "given back": (lambda caller, taken: caller.give_back(taken), 1),
     "given back, forgiven": (lambda caller, taken: caller.give_back(taken, forgiven=True), 0),
+    "put off": (lambda caller, taken: put_off_and_wait(caller, taken), 0),
 }
 
 
 @pytest.mark.parametrize("comes_back, counts", RETURNS.values(), ids=RETURNS)
+@pytest.mark.parametrize("tenant", [b"", b"acme"], ids=["no tenant", "a tenant"])
 def test_the_lease_number_grows_with_every_claim_and_the_count_with_those_that_count(
-    caller: Caller, comes_back, counts: int
+    caller: Caller, comes_back, counts: int, tenant: bytes
 ):
     """Forgiven, a delivery is as if it had not been; the lease number never goes back."""
-    caller.publish(b"first")
+    caller.enqueue(New(b"first", tenant))
     numbers = []
     for _ in range(5):
         taken = caller.claim().taken
@@ -137,7 +146,7 @@ def test_a_message_over_its_limit_becomes_a_dead_letter(caller: Caller, how: str
         assert [one.count for one in taken] == [count]
         RETURNS[how][0](caller, taken)
     claimed = caller.claim()
-    assert (claimed.taken, claimed.dead, claimed.notes) == ((), ((id, most),), b"")
+    assert (claimed.taken, claimed.dead, claimed.notes) == ((), ((id, most, "deliveries"),), b"")
     assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"poison"]
     assert not caller.client.exists(KEYS.pending, KEYS.processing, KEYS.leases, KEYS.deliveries)
 
@@ -151,6 +160,29 @@ def test_a_forgiven_message_never_becomes_a_dead_letter(caller: Caller):
     assert caller.claim().payloads == [b"first"]
 
 
+def test_failures_are_counted_by_themselves(caller: Caller):
+    """With a limit of one delivery it is tried as often as it is put off, and the next attempt knows how often."""
+    caller.settings.most = 1
+    caller.publish(b"first")
+    for failures in range(5):
+        taken = caller.claim().taken
+        assert [(one.lease, one.count, one.failures) for one in taken] == [(failures + 1, 1, failures)]
+        put_off_and_wait(caller, taken)
+    caller.expire()
+    caller.claim()
+    caller.expire()
+    assert caller.claim().dead[0][1:] == (1, "deliveries")
+
+
+@pytest.mark.parametrize("how", ["expired", "given back", "given back, forgiven"])
+def test_failures_are_not_forgotten_when_a_message_comes_back_in_another_way(caller: Caller, how: str):
+    """Neither an expiry nor giving back makes an attempt undone."""
+    caller.publish(b"first")
+    put_off_and_wait(caller, caller.claim().taken)
+    RETURNS[how][0](caller, caller.claim().taken)
+    assert caller.claim().only.failures == 1
+
+
 def test_without_a_limit_no_message_becomes_a_dead_letter(caller: Caller):
     """However often it comes back."""
     caller.publish(b"first")
@@ -158,6 +190,35 @@ def test_without_a_limit_no_message_becomes_a_dead_letter(caller: Caller):
         assert caller.claim().payloads == [b"first"]
         caller.expire()
     assert not caller.client.exists(KEYS.dead_letter)
+
+
+# Age
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("leased", [True, False], ids=["with leases", "without leases"])
+@pytest.mark.parametrize("tenant", [b"", b"acme"], ids=["no tenant", "a tenant"])
+def test_a_message_that_is_too_old_becomes_a_dead_letter(caller: Caller, count: int, leased: bool, tenant: bytes):
+    """The same claim goes on to what is young enough, and says what it put aside and why."""
+    caller.settings.ttl_us, caller.settings.lease_us = HOUR_US, HOUR_US * leased
+    ids = caller.enqueue_all([New(b"too old", tenant), New(b"too old as well", tenant)])
+    age(caller, KEYS.line(tenant.decode()) if tenant else KEYS.pending)
+    caller.enqueue(New(b"young", tenant))
+    claimed = caller.claim(count)
+    assert claimed.payloads == [b"young"]
+    assert claimed.dead == tuple((id, 0, "expired") for id in ids)
+    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"too old as well", b"too old"]
+
+
+def test_a_message_that_grew_too_old_in_flight_becomes_a_dead_letter(caller: Caller):
+    """When its lease runs out it is not delivered again."""
+    caller.settings.ttl_us = HOUR_US
+    caller.publish(b"first")
+    age(caller, KEYS.pending, HOUR_US - 60_000_000)
+    (held,) = caller.claim().taken
+    caller.settings.ttl_us = 1
+    caller.expire()
+    assert caller.claim().dead == ((held.id, 1, "expired"),)
 
 
 # Lists that are kept, newest left

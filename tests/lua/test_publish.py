@@ -1,11 +1,11 @@
-"""What publishing writes, refuses and drops."""
+"""What publishing a message without a tenant, a delay or a limit writes."""
 
 import time
 
 import pytest
 
 from redis_message_queue import envelope
-from tests.lua.scripts_runner import KEYS, Caller, dump, fresh_id, numbered
+from tests.lua.scripts_runner import KEYS, Caller, fresh_id, numbered
 
 
 def test_the_server_stamps_the_time(caller: Caller):
@@ -49,52 +49,6 @@ def test_a_duplicate_leaves_the_marker_as_it_is(caller: Caller):
     assert caller.publish(b"second", marker="a key") == 0
     assert caller.client.get(KEYS.deduplication("a key")) == held_by
     assert caller.client.pttl(KEYS.deduplication("a key")) <= 30_000
-
-
-@pytest.mark.parametrize("overload", ["refuse", "drop"])
-def test_a_duplicate_is_a_duplicate_in_a_full_line_too(caller: Caller, overload: str):
-    """It needs no room, so it neither is refused nor drops anybody."""
-    caller.settings.limit, caller.settings.overload = 1, overload
-    caller.publish(b"first", marker="a key")
-    assert caller.publish(b"second", marker="a key") == 0
-    assert caller.claim(9).payloads == [b"first"]
-
-
-def test_a_full_line_refuses_without_a_trace(caller: Caller):
-    """Up to the limit all get in; then only the caller's own answer changes, and the key stays free."""
-    caller.settings.limit = 3
-    assert [caller.publish(payload) for payload in numbered(3)] == [1, 1, 1]
-    before = dump(caller.client)
-    assert caller.publish(b"too many", marker="a key") == -1
-    after = dump(caller.client)
-    assert after.pop(caller.reply.encode()) != before.pop(caller.reply.encode())
-    assert after == before
-    caller.claim()
-    assert caller.publish(b"again", marker="a key") == 1
-
-
-def test_a_full_line_drops_its_oldest(caller: Caller):
-    """The newcomer gets in, and the answer names who had to leave, the oldest first."""
-    ids = caller.publish_all(numbered(4))
-    caller.settings.limit, caller.settings.overload = 3, "drop"
-    assert caller.publish(b"newest") == b"d" + ids[0] + ids[1]
-    assert caller.claim(9).payloads == [b"message 2", b"message 3", b"newest"]
-
-
-def test_a_line_just_below_its_limit_drops_nobody(caller: Caller):
-    """The limit itself is allowed."""
-    caller.settings.limit, caller.settings.overload = 2, "drop"
-    assert [caller.publish(payload) for payload in numbered(2)] == [1, 1]
-
-
-def test_a_lowered_limit_is_reached_in_steps_of_a_thousand(caller: Caller):
-    """No publish blocks the server to drop a whole backlog."""
-    ids = caller.publish_all(numbered(2_500))
-    caller.settings.limit, caller.settings.overload = 10, "drop"
-    assert caller.publish(b"newest") == b"d" + b"".join(ids[:1_000])
-    assert caller.publish(b"newest") == b"d" + b"".join(ids[1_000:2_000])
-    caller.publish(b"newest")
-    assert caller.client.llen(KEYS.pending) == 10
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 3])

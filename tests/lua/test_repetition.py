@@ -3,28 +3,57 @@
 import pytest
 import redis
 
-from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, dump, without_deadlines
-from tests.lua.situations import EVERY, NUMBERED, PUBLISHES, RETURNS, SETTLEMENTS, Situation, ring, title
+from tests.lua.scripts_runner import HOUR_US, KEYS, TARGET, Caller, New, dump, without_deadlines
+from tests.lua.situations import (
+    CLAIMS,
+    EVERY,
+    NUMBERED,
+    RENEWALS,
+    Situation,
+    title,
+)
+from tests.lua.state import faults
 
 # A claim and a renewal that are sent again begin the lease anew, and an empty claim may leave the watch alone.
-LASTING = (*PUBLISHES, *SETTLEMENTS, *RETURNS)
+LASTING = [one for one in NUMBERED if one not in CLAIMS]
 
 ANSWERS = {
     "publish": 1,
     "publish_behind_others": 1,
     "publish_a_duplicate": 0,
-    "publish_into_a_full_line": -1,
+    "enqueue": b"11",
+    "enqueue_with_keys": b"111",
+    "enqueue_duplicates": b"010",
+    "enqueue_nothing_but_duplicates": b"00",
+    "enqueue_into_a_full_line": b"-",
+    "enqueue_for_tenants": b"1111",
+    "enqueue_into_the_full_line_of_a_tenant": b"-",
+    "enqueue_for_later": b"111",
     "settle": b"11",
     "settle_in_vain": b"00",
     "settle_partly_in_vain": b"01",
     "give_back": b"11",
     "give_back_in_vain": b"0",
+    "give_back_to_tenants": b"111",
+    "put_off": b"1",
+    "put_off_in_vain": b"0",
+    "hand_off": b"111" + b"\0\0",
+    "hand_off_in_vain": b"0",
+    "hand_off_into_a_full_line": b"-1",
+    "redrive": b"11",
+    "redrive_duplicates": b"10",
+    "redrive_into_a_full_line": b"-",
+    "sweep_a_line": b"2 ",
+    "sweep_a_line_of_a_tenant": b"3 ",
+    "sweep_what_waits_for_its_time": b"2 ",
+    "sweep_a_list": b"2 ",
+    "sweep_orphans": b"2 ",
     "renew": b"11",
     "renew_in_vain": b"0",
 }
 
 
-@pytest.mark.parametrize("situation", [one for one in EVERY if one is not ring], ids=title)
+@pytest.mark.parametrize("situation", [*NUMBERED, *RENEWALS], ids=title)
 def test_a_call_that_is_sent_twice_gives_the_same_answer_and_changes_nothing(situation: Situation, caller: Caller):
     """The second time everything stays as it is; only leases that are held may begin anew."""
     answer = situation(caller)()
@@ -33,6 +62,15 @@ def test_a_call_that_is_sent_twice_gives_the_same_answer_and_changes_nothing(sit
     for _ in range(2):
         assert caller.repeat() == answer
         assert without_deadlines(dump(caller.client)) == without_deadlines(before)
+
+
+@pytest.mark.parametrize("situation", EVERY, ids=title)
+def test_everything_is_in_order_after_a_call_and_after_its_repetition(situation: Situation, caller: Caller):
+    """Every message in one place, tenants in the ring if and only if they wait, counts and alarms as they should be."""
+    call = situation(caller)
+    for send in (call, caller.repeat):
+        send()
+        assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
 
 
 @pytest.mark.parametrize("situation", LASTING, ids=title)
@@ -90,12 +128,23 @@ def test_ringing_twice_leaves_one_token(caller: Caller):
 
 
 def test_dropped_messages_are_named_again(caller: Caller):
-    """The repetition of a publish that made room tells the same ids and drops no more."""
+    """The repetition of a chunk that made room tells the same ids and drops no more."""
     ids = caller.publish_all([b"first", b"second", b"third"])
     caller.settings.limit, caller.settings.overload = 2, "drop"
-    assert caller.publish(b"fourth") == b"d" + ids[0] + ids[1]
-    assert caller.repeat() == b"d" + ids[0] + ids[1]
+    assert caller.enqueue(b"fourth") == b"1" + ids[0] + ids[1]
+    assert caller.repeat() == b"1" + ids[0] + ids[1]
     assert caller.client.llen(KEYS.pending) == 2
+
+
+def test_a_refused_hand_off_stays_refused_when_there_is_room(caller: Caller):
+    """What was told "full" is not done by a repetition: its caller has gone on with the message in hand."""
+    held = caller.hold(b"first")
+    caller.client.lpush(TARGET.pending, b"in the way")
+    assert caller.hand_off(held, b"second", limit=1) == b"-1"
+    caller.client.delete(TARGET.pending)
+    assert caller.repeat() == b"-1"
+    assert caller.renew(held) == b"1"
+    assert not caller.client.exists(TARGET.pending)
 
 
 def test_a_duplicate_stays_one_when_its_window_has_ended(caller: Caller):
@@ -111,9 +160,9 @@ def test_a_refused_message_stays_out_when_there_is_room(caller: Caller, other: C
     """What was told "full" is not let in by a repetition."""
     caller.publish(b"first")
     caller.settings.limit = 1
-    assert caller.publish(b"second") == -1
+    assert caller.enqueue(b"second") == b"-"
     assert other.claim().payloads == [b"first"]
-    assert caller.repeat() == -1
+    assert caller.repeat() == b"-"
     assert caller.client.llen(KEYS.pending) == 0
 
 
@@ -128,10 +177,11 @@ def test_a_claim_sent_again_gives_the_message_under_the_same_lease(caller: Calle
     assert caller.repeat().only == taken
 
 
+@pytest.mark.parametrize("tenant", [None, "acme"])
 @pytest.mark.parametrize("expired", [False, True], ids=["before its end", "after its end"])
-def test_a_claim_sent_again_renews_the_lease_in_full(caller: Caller, expired: bool):
+def test_a_claim_sent_again_renews_the_lease_in_full(caller: Caller, expired: bool, tenant: str | None):
     """The caller learns of its messages only now, so their time begins now; and they stay in their order."""
-    held = caller.hold(b"first", b"second", b"third")
+    held = caller.hold(b"first", b"second", b"third", tenant=tenant)
     in_full = caller.deadlines()
     caller.pass_time(2 * HOUR_US if expired else HOUR_US // 2)
     assert caller.repeat().taken == held
@@ -146,8 +196,9 @@ def test_a_claim_sent_again_renews_the_lease_in_full(caller: Caller, expired: bo
         lambda other, taken: other.settle(taken),
         lambda other, taken: other.settle(taken, kept=KEYS.completed),
         lambda other, taken: other.give_back(taken),
+        lambda other, taken: other.put_off(taken),
     ],
-    ids=["acknowledged", "kept in a list", "given back"],
+    ids=["acknowledged", "kept in a list", "given back", "put off"],
 )
 def test_a_claim_sent_again_leaves_out_what_has_left(caller: Caller, other: Caller, leave):
     """What was settled or given back meanwhile is not handed out a second time."""
@@ -167,6 +218,37 @@ def test_a_claim_sent_again_leaves_out_what_another_holds(caller: Caller, other:
     before = dump(caller.client)
     assert caller.repeat().taken == ()
     assert dump(caller.client) == before
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_a_claim_sent_again_gives_what_came_back_to_its_tenant(caller: Caller, other: Caller, tenant: str | None):
+    """Nobody has taken it since: it is leased anew, and does not wait for its tenant's turn any more."""
+    held = caller.hold(b"first", b"second", tenant=tenant)
+    ask_again = caller.last
+    other.line_up("zeta", b"somebody else's")
+    caller.expire()
+    assert other.claim().payloads == [b"somebody else's"]
+    assert ask_again().taken == held
+    assert list(caller.deadlines())[-2:] == [one.id for one in held]
+    assert faults(caller.client) == []
+    assert other.claim(9).taken == ()
+
+
+def test_a_batch_sent_again_tells_the_numbers_of_each_message(caller: Caller):
+    """Lease, count, failures, origin and tenant: of one that is new, one that failed, and one that expired."""
+    caller.put_off(caller.hold(b"failed", tenant="acme"))
+    caller.hold(b"expired")
+    caller.expire()
+    caller.pass_delays()
+    caller.enqueue(New(b"new", b"zeta"))
+    claimed = caller.claim(9)
+    numbers = {one.payload: (one.lease, one.count, one.failures, one.origin, one.tenant) for one in claimed.taken}
+    assert numbers == {
+        b"failed": (2, 1, 1, "line", "acme"),
+        b"expired": (2, 2, 0, "lease", None),
+        b"new": (1, 1, 0, "line", "zeta"),
+    }
+    assert caller.repeat() == claimed
 
 
 def test_a_claim_sent_again_takes_nothing_new(caller: Caller):

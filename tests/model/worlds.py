@@ -1,6 +1,7 @@
 """The same queue twice, in memory and on a server, and how each is asked and looked at."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
@@ -9,15 +10,22 @@ import redis
 
 from redis_message_queue.envelope import HAS_ENTRY
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import GatewayOptions
+from redis_message_queue.options import GatewayOptions, QueueOptions
 from redis_message_queue.protocol.port import Argument, Command, finish
+from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.sync.port import BlockingPort
-from tests.protocol.memory import MemoryRedis, argument_names, by_deadline, id_of, is_message, payload_of
+from tests.protocol.header import argument_names
+from tests.protocol.lines import Place, alarms, by_score, size_of_lines
+from tests.protocol.memory import MemoryRedis
 from tests.protocol.port import Lost, MemoryPort
+from tests.protocol.stored import Entry, id_of, is_message, payload_of, tenant_of
 
-NAME = "orders"
+NAME, OTHER = "orders", "refunds"  # a queue, and one that gets what the handlers of the first hand off
 OBJECTS = 2  # queue objects in each world
+KEPT = ("completed", "failed", "dlq")
+KEPT_AT_MOST = 3
+LONG_AGO = (1).to_bytes(8, "big")  # a time of publication
 
 
 class Call(NamedTuple):
@@ -35,6 +43,11 @@ class Call(NamedTuple):
     def given(self) -> dict[str, Any]:
         names = argument_names(self.command.script.source)
         return dict(zip(names, (*self.command.settings, *self.arguments), strict=False))
+
+    @property
+    def rest(self) -> tuple[Argument, ...]:
+        """The arguments without a name of their own."""
+        return (*self.command.settings, *self.arguments)[len(argument_names(self.command.script.source)) :]
 
 
 class UnreliablePort:
@@ -72,25 +85,104 @@ class UnreliablePort:
         return next(self._names).to_bytes(8, "big") * 2
 
 
+class Seen(NamedTuple):
+    """A message as both worlds tell of it; when it was published, only a clock could say."""
+
+    id: bytes
+    tenant: bytes
+    payload: bytes
+
+
 @dataclass
 class State:
-    """Everything that can be seen of a queue, without what only a clock could tell."""
+    """Every key there is, those of the queue without its name, and without what only a clock could tell."""
 
-    pending: list[Any]  # the next one first
-    processing: dict[bytes, bytes]
-    leases: list[bytes]  # the earliest deadline first
-    deliveries: dict[bytes, tuple[int, int]]
-    completed: list[bytes]
-    failed: list[bytes]
-    dead: list[bytes]
-    bell: int
-    watched: bool
-    markers: set[str]
-    slots: dict[str, int]  # the number of the last call that each remembers
-    flagged: set[bytes] | None = field(default=None, compare=False)  # ids that say of themselves to have an entry
+    keys: dict[str, Any]
+    flagged: set[bytes] = field(default_factory=set, compare=False)  # ids that say of themselves to have an entry
+    due: Mapping[bytes, float] = field(default_factory=dict, compare=False)  # of leases and alarms, on the server
+    delays: Mapping[bytes, float] = field(default_factory=dict, compare=False)
 
-    def lists(self) -> list[list[bytes]]:
-        return [self.completed, self.failed, self.dead]
+    def __getitem__(self, word: str) -> Any:
+        empty = {"LIST": [], "ZSET": [], "HASH": {}, "STRING": 0}
+        return self.keys.get(word, empty[_TYPES[word.partition("::")[0]]])
+
+    def places(self, message_id: bytes) -> int:
+        """How often a message is anywhere, in this queue or in the other."""
+        values = (one.values() if isinstance(one, dict) else one for one in self.keys.values())
+        messages = [seen for one in values if not isinstance(one, bool | int | bytes) for seen in one]
+        return sum(isinstance(one, Seen) and one.id == message_id for one in messages)
+
+    def by_tenant(self, word: str) -> dict[bytes, list[Any]]:
+        """The lines, or the returned messages, of all tenants."""
+        return {
+            name.partition("::")[2].encode(): value for name, value in self.keys.items() if name.startswith(f"{word}::")
+        }
+
+    @property
+    def waiting(self) -> list[Any]:
+        """What waits in the line and the lines of tenants."""
+        return [*self["pending"], *(one for line in self.by_tenant("line").values() for one in line)]
+
+    @property
+    def returned(self) -> list[bytes]:
+        """What came back because its lease ran out, and waits for its tenant's turn."""
+        return [one for ids in self.by_tenant("returned").values() for one in ids]
+
+    @property
+    def leased(self) -> list[bytes]:
+        """What is under a lease, the earliest deadline first."""
+        return [one for one in self["leases"] if one not in (b"r", b"d")]
+
+
+_TYPES = {
+    **dict.fromkeys(("pending", "line", "completed", "failed", "dlq", "records", "bell"), "LIST"),
+    **dict.fromkeys(("leases", "delayed", "returned", "tenants"), "ZSET"),
+    **dict.fromkeys(("processing", "deliveries", "later", "weights"), "HASH"),
+    **dict.fromkeys(("size", "watch", "reply", "deduplication"), "STRING"),
+}
+
+
+def _seen(stored: bytes) -> Any:
+    """Bytes that are no message as they are."""
+    return Seen(id_of(stored), tenant_of(stored), payload_of(stored)) if is_message(stored) else stored
+
+
+def _time(score: float | Place) -> int:
+    """The virtual time of a tenant. Its order among those of one time is told by the order of the ring."""
+    return score.time if isinstance(score, Place) else int(score)
+
+
+def _without_times(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if name in ("finished", "published", "claimed") else value for name, value in record.items()}
+
+
+# What both worlds tell of a key; what is not here they tell as it is.
+_READ: dict[str, Callable[[Any], Any]] = {
+    "pending": lambda line: [_seen(one) for one in reversed(line)],  # the next one first
+    "line": lambda line: [_seen(one) for one in reversed(line)],
+    "processing": lambda bodies: {name: _seen(one) for name, one in bodies.items()},
+    "later": lambda bodies: {name: _seen(one) for name, one in bodies.items()},
+    "tenants": lambda ring: [(tenant, _time(ring[tenant])) for tenant in by_score(ring)],
+    "leases": by_score,
+    "delayed": by_score,
+    "returned": by_score,
+    "records": lambda records: [_without_times(one) for one in records],
+    "watch": lambda _: True,
+}
+
+
+def _told(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What there is; empty things do not exist."""
+    return {
+        name.removeprefix(f"{NAME}::"): _READ.get(_kind(name), lambda same: same)(value)
+        for name, value in found.items()
+        if value not in ([], {}, None)
+    }
+
+
+def _kind(name: str) -> str:
+    """The second word of a key's name says what it is."""
+    return name.split("::")[1]
 
 
 class World:
@@ -102,6 +194,12 @@ class World:
         names = count(1)
         self.ports = [UnreliablePort(port, names, self.calls) for _ in range(OBJECTS)]
         self.stores = [RedisStore(one, self.keys, options) for one in self.ports]
+        # One of them keeps what was handled.
+        kept = {"enable_completed_queue": True, "max_completed_length": KEPT_AT_MOST}
+        of_objects = [QueueOptions(name=NAME, **kept), QueueOptions(name=NAME)]
+        self.queues = [QueueProtocol(*one) for one in zip(of_objects, self.stores, strict=True)]
+        other = RedisStore(self.ports[0], QueueKeys.of(OTHER), GatewayOptions(max_pending_length=3))
+        self.other = QueueProtocol(QueueOptions(name=OTHER), other)
 
     def executed(self) -> list[tuple[Call, Any]]:
         return [one for port in self.ports for one in port.executed]
@@ -118,24 +216,32 @@ class MemoryWorld(World):
         super().__init__(options, MemoryPort(self.memory))
 
     def state(self) -> State:
-        memory, keys = self.memory, self.keys
-        return State(
-            pending=[_line(stored) for stored in reversed(memory.lists[keys.pending])],
-            processing={name: payload_of(stored) for name, stored in memory.hashes[keys.processing].items()},
-            leases=by_deadline(memory.zsets[keys.leases]),
-            deliveries={name: tuple(entry) for name, entry in memory.hashes[keys.deliveries].items()},
-            completed=memory.lists[keys.completed],
-            failed=memory.lists[keys.failed],
-            dead=memory.lists[keys.dead_letter],
-            bell=len(memory.lists[keys.bell]),
-            watched=memory.get(keys.watch) is not None,
-            markers={key for key in memory.strings if "deduplication" in key},
-            slots={key: value[0] for key, (value, _) in memory.strings.items() if "reply" in key},
-        )
+        memory = self.memory
+        strings = {key: memory.get(key) for key in memory.strings}
+        found = {**memory.lists, **memory.hashes, **memory.zsets, **strings}
+        found |= {key: value[0] for key, value in strings.items() if "reply" in key and value is not None}
+        for keys in (self.keys, self.other.store.keys):
+            leases, ring, delayed = (memory.zsets[key] for key in (keys.leases, keys.tenants, keys.delayed))
+            found[keys.leases] = leases | alarms(ring, delayed)
+            found[keys.size] = size_of_lines(memory.lists, keys.line("")) or None
+        return State(_told(found))
 
     def let_run_out(self, ids: dict[bytes, int]) -> None:
         leases = self.memory.zsets[self.keys.leases]
         leases.update({name: score for name, score in ids.items() if name in leases})
+
+    def let_delays_end(self, ids: dict[bytes, int]) -> None:
+        self.memory.zsets[self.keys.delayed].update(ids)
+
+    def let_grow_old(self, ids: set[bytes]) -> None:
+        memory, keys = self.memory, self.keys
+        for line in memory.lists.values():
+            line[:] = [_grown_old(one, ids) for one in line]
+        for key in (keys.processing, keys.later):
+            memory.hashes[key].update({name: _grown_old(one, ids) for name, one in memory.hashes[key].items()})
+
+    def put_in_front(self, line: str, values: list[bytes]) -> None:
+        self.memory.lists[line] += values
 
     def push_foreign(self, values: list[bytes]) -> None:
         self.memory.lists[self.keys.pending][:0] = reversed(values)
@@ -153,37 +259,58 @@ class RealWorld(World):
         super().__init__(options, BlockingPort(client))
 
     def state(self) -> State:
+        found = self._everything()
         keys = self.keys
-        with self.client.pipeline() as asked:
-            for name in (keys.pending, keys.completed, keys.failed, keys.dead_letter):
-                asked.lrange(name, 0, -1)
-            asked.hgetall(keys.processing).zrange(keys.leases, 0, -1).hgetall(keys.deliveries)
-            asked.llen(keys.bell).exists(keys.watch).keys("*")
-            pending, completed, failed, dead, processing, leases, deliveries, bell, watched, names = asked.execute()
-        texts = [name.decode() for name in names]
-        replies = sorted(name for name in texts if "reply" in name)
-        stored = [*processing.values(), *(one for one in pending if is_message(one))]
+        bodies = [body for key in (keys.processing, keys.later) for body in found.get(key, {}).values()]
+        lines = [line for key, line in found.items() if key == keys.pending or key.startswith(keys.line(""))]
+        stored = [*bodies, *(one for line in lines for one in line if is_message(one))]
         return State(
-            pending=[_line(one) for one in reversed(pending)],
-            processing={name: payload_of(one) for name, one in processing.items()},
-            leases=leases,
-            deliveries={name: tuple(map(int, entry.split(b":"))) for name, entry in deliveries.items()},
-            completed=completed,
-            failed=failed,
-            dead=dead,
-            bell=bell,
-            watched=bool(watched),
-            markers={name for name in texts if "deduplication" in name},
-            slots={name: int(value[:12]) for name, value in zip(replies, self._read(replies), strict=True)},
+            _told(found),
             flagged={id_of(one) for one in stored if one[0] & HAS_ENTRY},
+            due=found.get(keys.leases, {}),
+            delays=found.get(keys.delayed, {}),
         )
 
-    def _read(self, names: list[str]) -> list[bytes]:
-        return self.client.mget(names) if names else []
+    def _everything(self) -> dict[str, Any]:
+        names = sorted(name.decode() for name in self.client.keys("*"))
+        with self.client.pipeline(transaction=False) as asked:
+            for name in names:
+                kind = _TYPES[_kind(name)]
+                if kind == "LIST":
+                    asked.lrange(name, 0, -1)
+                elif kind == "ZSET":
+                    asked.zrange(name, 0, -1, withscores=True)
+                elif kind == "HASH":
+                    asked.hgetall(name)
+                else:
+                    asked.get(name)
+            answers = asked.execute()
+        return {name: _parsed(_kind(name), answer) for name, answer in zip(names, answers, strict=True)}
 
     def let_run_out(self, ids: dict[bytes, int]) -> None:
         if ids:
             self.client.zadd(self.keys.leases, ids, xx=True)
+
+    def let_delays_end(self, ids: dict[bytes, int]) -> None:
+        """The alarm goes with the first of them, as it does where a clock runs."""
+        self.client.zadd(self.keys.delayed, ids)
+        ((_, first),) = self.client.zrange(self.keys.delayed, 0, 0, withscores=True)
+        self.client.zadd(self.keys.leases, {b"d": first})
+
+    def let_grow_old(self, ids: set[bytes]) -> None:
+        keys = self.keys
+        lines = [name.decode() for name in self.client.keys(keys.line("*"))]
+        with self.client.pipeline() as changed:
+            for key in (keys.pending, *lines):
+                for place, one in enumerate(self.client.lrange(key, 0, -1)):
+                    changed.lset(key, place, _grown_old(one, ids))
+            for key in (keys.processing, keys.later):
+                for name, one in self.client.hgetall(key).items():
+                    changed.hset(key, name, _grown_old(one, ids))
+            changed.execute()
+
+    def put_in_front(self, line: str, values: list[bytes]) -> None:
+        self.client.rpush(line, *values)
 
     def push_foreign(self, values: list[bytes]) -> None:
         self.client.lpush(self.keys.pending, *values)
@@ -192,6 +319,21 @@ class RealWorld(World):
         return self.client.lpop(self.keys.bell) is not None
 
 
-def _line(stored: bytes) -> Any:
-    """A message by its id and payload; other bytes as they are."""
-    return (id_of(stored), payload_of(stored)) if is_message(stored) else stored
+def _parsed(kind: str, answer: Any) -> Any:
+    """What redis-py gives for a key, as the memory has it."""
+    if _TYPES[kind] == "ZSET":
+        return dict(answer)
+    if kind == "records":
+        return [json.loads(one) for one in answer]
+    if kind == "deliveries":
+        return {name: Entry(*map(int, entry.split(b":"))) for name, entry in answer.items()}
+    if kind == "weights":
+        return {name: int(weight) for name, weight in answer.items()}
+    if kind == "size":
+        return int(answer)
+    return int(answer[:12]) if kind == "reply" else answer
+
+
+def _grown_old(stored: Any, ids: set[bytes]) -> Any:
+    is_meant = isinstance(stored, bytes) and is_message(stored) and id_of(stored) in ids
+    return stored[:17] + LONG_AGO + stored[25:] if is_meant else stored

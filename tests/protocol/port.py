@@ -8,9 +8,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from redis_message_queue.errors import LuaScriptError
-from redis_message_queue.protocol.port import Answer, Argument, Command, Pause
+from redis_message_queue.protocol.port import Answer, Argument, Call, Command, Pause
 from redis_message_queue.scripts import Script, all_names, script
-from tests.protocol.memory import SECOND, MemoryRedis, argument_names, to_us
+from tests.protocol.claiming import SECOND
+from tests.protocol.header import argument_names
+from tests.protocol.memory import MemoryRedis, to_us
 
 MOST_CALLS = 1000  # of one port: no story needs a tenth of it
 
@@ -77,19 +79,10 @@ class Turn:
 class Sent(NamedTuple):
     """A call as it left the port."""
 
-    command: Command
-    arguments: tuple[Argument, ...]
+    verb: str
+    keys: tuple[str, ...]
+    given: dict[str, Any]  # the arguments, by the names of the script's header
     at: float
-
-    @property
-    def verb(self) -> str:
-        return self.command.script.name
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The arguments, by the names of the script's header."""
-        names = argument_names(self.command.script.source)
-        return dict(zip(names, (*self.command.settings, *self.arguments), strict=False))
 
 
 class Talk(NamedTuple):
@@ -110,8 +103,13 @@ class Talk(NamedTuple):
     @property
     def spelled_out(self) -> Sent:
         """The call that it begins with, as if it had been sent by itself."""
-        command, _, arguments = _called(self.commands[0])
-        return Sent(command, arguments, self.at)
+        return _sent(_called(self.commands[0]), self.at)
+
+
+def _sent(call: Call, at: float) -> Sent:
+    command, _, arguments = call
+    given = dict(zip(argument_names(command.script.source), (*command.settings, *arguments), strict=False))
+    return Sent(command.script.name, command.keys, given, at)
 
 
 @dataclass
@@ -127,12 +125,13 @@ class Followers:
 class MemoryPort:
     """A `Port` of one queue object. It never suspends, or it does so before each call: as the test says.
 
-    ``losses`` tells by its place (0, 1, ...) which call is lost, and how. ``break_at`` are the numbers of points, of
-    all those where a real port could be broken off: before and after whatever it is asked to do. A port that
-    ``suspends`` can do so ``between`` execution and answer as well.
+    ``losses`` tells by its place (0, 1, ...) which round trip is lost, and how. ``break_at`` are the numbers of
+    points, of all those where a real port could be broken off: before and after whatever it is asked to do. A port
+    that ``suspends`` can do so ``between`` execution and answer as well.
     """
 
     retry_window = 0.0
+    is_cluster = False
     born_in = 1
 
     def __init__(
@@ -159,9 +158,10 @@ class MemoryPort:
         self.socket_timeout = socket_timeout
         self.latency = latency  # of the way to the server, and of the way back
         self.followers = followers or Followers()
-        self.pid = 1
+        self.pid = self.born_in = 1
         self.luck = 0.5
         self.sent: list[Sent | Talk] = []
+        self.exchanges = 0  # round trips so far
         self.waits: list[float] = []
         self.sleeps: list[float] = []
         self.points: list[str] = []
@@ -172,25 +172,55 @@ class MemoryPort:
         return [sent.verb for sent in self.sent]
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
-        verb, loss = command.script.name, self.losses.get(len(self.sent))
-        self.sent.append(Sent(command, arguments, self.now()))
-        assert len(self.sent) <= MOST_CALLS, "the protocol goes round in circles"
-        await self._point(f"before {verb} is sent")
+        self._note((command, open_keys, arguments))
+        return await self._exchange(
+            command.script.name,
+            lambda: self.memory.run(command, open_keys, arguments),
+            lambda: self._arrive_late(command, open_keys, arguments),
+        )
+
+    async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
+        """In one round trip: a loss is the loss of both."""
+        calls = (first, second)
+        for call in calls:
+            self._note(call)
+        answers: list[Any] = await self._exchange(
+            " and ".join(call[0].script.name for call in calls),
+            lambda: [self._run_or_error(call) for call in calls],
+            lambda: [self._arrive_late(*call) for call in calls],
+        )
+        return answers[0], answers[1]
+
+    def _note(self, call: Call) -> None:
+        self.sent.append(_sent(call, self.now()))
+
+    async def _exchange(self, what: str, execute: Callable[[], Any], arrive_late: Callable[[], Any]) -> Any:
+        """There and back, unless it is lost on the way."""
+        loss = self.losses.get(self.exchanges)
+        self.exchanges += 1
+        assert self.exchanges <= MOST_CALLS, "the protocol goes round in circles"
+        await self._point(f"before {what} is sent")
         if self.suspends:
             await Turn()
         self._travel()
         if loss is not None and not loss.executed:
             if loss.late_by is not None:
-                self.memory.deliver_late(loss.late_by, lambda: self._arrive_late(command, open_keys, arguments))
-            raise Lost(f"the request of {verb} was lost")
-        answer = self.memory.run(command, open_keys, arguments)
+                self.memory.deliver_late(loss.late_by, arrive_late)
+            raise Lost(f"the request of {what} was lost")
+        answer = execute()
         self._travel()
-        await self._point(f"after {verb} was executed")
+        await self._point(f"after {what} was executed")
         if self.suspends and self.between:
             await Turn()
         if loss is not None:
-            raise Lost(f"the reply of {verb} was lost")
+            raise Lost(f"the reply of {what} was lost")
         return answer
+
+    def _run_or_error(self, call: Call) -> Any:
+        try:
+            return self.memory.run(*call)
+        except LuaScriptError as error:
+            return error
 
     def _travel(self) -> None:
         if self.latency:
@@ -202,9 +232,10 @@ class MemoryPort:
 
     async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         """One request and one reply, however many commands there are: both are lost as a whole."""
-        talk, loss = Talk(commands, self.now()), self.losses.get(len(self.sent))
+        talk, loss = Talk(commands, self.now()), self.losses.get(self.exchanges)
         self.sent.append(talk)
-        assert len(self.sent) <= MOST_CALLS, "the protocol goes round in circles"
+        self.exchanges += 1
+        assert self.exchanges <= MOST_CALLS, "the protocol goes round in circles"
         await self._point(f"before {talk.verb} is sent")
         if self.suspends:
             await Turn()
@@ -230,6 +261,8 @@ class MemoryPort:
                 return self.memory.run(*_called(words))
             except LuaScriptError as error:
                 return error
+        if verb not in ("WAIT", "WAITAOF"):
+            return self.memory.obey(words)
         *wanted, milliseconds = map(int, words[1:])
         if verb == "WAIT":
             await self._pass_time(milliseconds / 1000, lambda: followers.in_step >= wanted[0])
@@ -290,6 +323,9 @@ class MemoryPort:
 
     def process(self) -> int:
         return self.pid
+
+    async def reaches_the_same(self, other: "MemoryPort") -> bool:
+        return self.memory is other.memory
 
     def is_transient(self, error: BaseException) -> bool:
         return isinstance(error, Lost)

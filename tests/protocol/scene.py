@@ -9,11 +9,16 @@ from redis_message_queue.options import GatewayOptions, QueueOptions
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
+from redis_message_queue.retry_policy import RetryPolicy
 from redis_message_queue.sync.queue import ProcessMessage
-from tests.protocol.memory import MemoryRedis, payload_of
+from tests.protocol.lines import by_score
+from tests.protocol.memory import MemoryRedis
 from tests.protocol.port import MemoryPort
+from tests.protocol.stored import payload_of
 
 LEASE = 30.0
+DELAY = 2.0  # of messages that wait for their time, or for their next attempt
+LATER = RetryPolicy(initial_delay_seconds=DELAY, multiplier=1, jitter=0)
 
 
 class HandlerError(Exception):
@@ -47,7 +52,26 @@ class Scene:
     @property
     def pending(self) -> list[bytes]:
         """The payloads in line, the next one first."""
-        return [payload_of(stored) for stored in reversed(self.memory.lists[self.keys.pending])]
+        return self._waiting_in(self.keys.pending)
+
+    def line(self, tenant: str) -> list[bytes]:
+        """The same for one tenant."""
+        return self._waiting_in(self.keys.line(tenant))
+
+    def _waiting_in(self, key: str) -> list[bytes]:
+        return [payload_of(stored) for stored in reversed(self.memory.lists[key])]
+
+    @property
+    def in_lines(self) -> list[bytes]:
+        """The payloads in the lines of all tenants."""
+        keys = [key for key in self.memory.lists if key.startswith(self.keys.line(""))]
+        return [payload for key in keys for payload in self._waiting_in(key)]
+
+    @property
+    def later(self) -> list[bytes]:
+        """The payloads that wait for their time, the next one first."""
+        bodies = self.memory.hashes[self.keys.later]
+        return [payload_of(bodies[key]) for key in by_score(self.memory.zsets[self.keys.delayed])]
 
     @property
     def processing(self) -> list[bytes]:
@@ -66,20 +90,32 @@ class Scene:
         return self.memory.lists[self.keys.dead_letter]
 
     @property
+    def waiting(self) -> list[bytes]:
+        """The payloads that wait, for their turn or for their time."""
+        return [*self.pending, *self.in_lines, *self.later]
+
+    @property
     def places(self) -> Counter[bytes]:
         """In how many places each message is."""
-        return Counter([*self.pending, *self.processing, *self.completed, *self.failed, *self.dead])
+        return Counter([*self.waiting, *self.processing, *self.completed, *self.failed, *self.dead])
 
     @property
     def rings(self) -> bool:
         """Whether a token lies in the bell."""
         return bool(self.memory.lists[self.keys.bell])
 
+    def let_delays_end(self) -> None:
+        self.memory.pass_time(DELAY)
+
     def let_leases_run_out(self) -> None:
         self.memory.pass_time((self.settings.message_visibility_timeout_seconds or 0) + 1)
 
 
-_settings = cache(GatewayOptions)  # they are frozen, and there are thousands of scenes
+def _settings(**given: Any) -> GatewayOptions:
+    return GatewayOptions(**given) if "tenant_weights" in given else _frozen(**given)
+
+
+_frozen = cache(GatewayOptions)  # there are thousands of scenes, and they do not change
 
 
 async def nobody_listens(error: Exception, tries: int) -> None:
@@ -88,7 +124,8 @@ async def nobody_listens(error: Exception, tries: int) -> None:
 
 async def give_back(queue: QueueProtocol, claim: Claim, *, forgiven: bool) -> bool:
     """Return a message to the line."""
-    return await queue.store.settler.give_back(claim, forgiven=forgiven)
+    (given,) = await queue.store.settler.give_back([claim], forgiven=forgiven)
+    return given
 
 
 def check_that_slots_are_lent_once(queue: QueueProtocol) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from tests.protocol.memory import SECOND, MemoryRedis
+from tests.protocol.claiming import SECOND
+from tests.protocol.memory import MemoryRedis
 from tests.protocol.port import Turn
 
 Actor = Coroutine[Any, Any, Any]

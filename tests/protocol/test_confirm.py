@@ -506,7 +506,7 @@ def test_two_threads_that_begin_a_repetition_together_free_one_slot():
     queue = scene.queue(port)
     error = unconfirmed(queue)
     port.followers.in_step = 1
-    begun = [queue.store.publisher.repeat(error, b"a")[1] for _ in range(2)]
+    begun = [queue.store.publisher.repeat(error, [b"a"])[1] for _ in range(2)]
     assert finish(begun[0]).accepted
     with suppress(ConfigurationError):
         finish(begun[1])

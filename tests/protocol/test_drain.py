@@ -18,18 +18,25 @@ leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "
 CLAIM = 2  # the place of the first claim among the calls of a scene's port
 
 
-def left_in_doubt(lease: float | None, kind: Loss = REPLY, unsure: int = 1) -> tuple[Scene, MemoryPort, QueueProtocol]:
-    """Two messages were published by one object, and so many of its claims were lost."""
+def left_in_doubt(
+    lease: float | None,
+    kind: Loss = REPLY,
+    unsure: int = 1,
+    *,
+    count: int = 1,
+    tenants: tuple[str | None, str | None] = (None, None),
+) -> tuple[Scene, MemoryPort, QueueProtocol]:
+    """Two messages were published by one object, and so many of its claims, each of so many messages, were lost."""
     scene = Scene(message_visibility_timeout_seconds=lease, retry_budget_seconds=0, max_delivery_count=lease and 1)
     port = scene.port(dict.fromkeys(range(CLAIM, CLAIM + unsure), kind))
     queue = scene.queue(port)
-    for payload in ("0", "1"):
-        finish(queue.publish(payload))
+    for payload, tenant in zip("01", tenants, strict=True):
+        finish(queue.publish(payload, tenant=tenant))
     claimer = queue.store.claimer
     attempts = [claimer.attempt() for _ in range(unsure)]
     for attempt in attempts:
         with pytest.raises(Lost):
-            finish(claimer.claim(attempt, 0, lambda: False, nobody_listens))
+            finish(claimer.claim(attempt, 0, lambda: False, nobody_listens, count))
         claimer.release(attempt)
     assert len(claimer.unsure) == unsure
     return scene, port, queue
@@ -56,6 +63,22 @@ def test_a_drain_gives_unsure_claims_back_at_once_and_uncounted(lease, kind, uns
         check_that_another_object_gets_everything(scene, queue)
 
 
+TENANTS = [(None, None), ("ann", "ann"), ("ann", "bob"), ("ann", None)]
+of_tenants = pytest.mark.parametrize("tenants", TENANTS, ids=lambda pair: "-".join(map(str, pair)))
+
+
+@leased_or_not
+@of_tenants
+@pytest.mark.parametrize("kind", [REQUEST, REPLY], ids=str)
+def test_a_drain_gives_an_unsure_batch_back_in_its_order_and_uncounted(lease, kind, tenants):
+    scene, _, queue = left_in_doubt(lease, kind, count=2, tenants=tenants)
+    assert Counter(scene.processing) == (Counter() if kind is REQUEST else {b"0": 1, b"1": 1})
+    assert finish(queue.drain(None)) is True
+    assert (len(queue.store.claimer.unsure), scene.processing) == (0, [])
+    assert Counter(scene.waiting) == {b"0": 1, b"1": 1}
+    check_that_another_object_gets_everything(scene, queue)
+
+
 def losses_during(calls: int) -> Iterator[dict[int, Loss]]:
     """Up to two of the calls of a drain are lost, in any way."""
     for losses in (1, 2):
@@ -65,9 +88,10 @@ def losses_during(calls: int) -> Iterator[dict[int, Loss]]:
 
 
 @leased_or_not
-def test_a_drain_that_loses_calls_can_be_repeated_until_nothing_is_in_doubt(lease):
+@pytest.mark.parametrize(("count", "tenants"), [(1, (None, None)), (2, (None, None)), (2, ("ann", "bob"))])
+def test_a_drain_that_loses_calls_can_be_repeated_until_nothing_is_in_doubt(lease, count, tenants):
     for losses in losses_during(calls=4):
-        scene, port, queue = left_in_doubt(lease)
+        scene, port, queue = left_in_doubt(lease, count=count, tenants=tenants)
         port.losses = losses
         for _ in range(3):
             finish(queue.drain(None))
@@ -78,9 +102,10 @@ def test_a_drain_that_loses_calls_can_be_repeated_until_nothing_is_in_doubt(leas
 
 @leased_or_not
 @pytest.mark.parametrize("broken_by", [KeyboardInterrupt, Cancelled])
-def test_a_drain_that_is_broken_off_anywhere_can_be_repeated(lease, broken_by):
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_drain_that_is_broken_off_anywhere_can_be_repeated(lease, broken_by, batch):
     for more in count():
-        scene, port, queue = left_in_doubt(lease)
+        scene, port, queue = left_in_doubt(lease, count=batch)
         port.break_at, port.break_with = (len(port.points) + more,), broken_by
         points = len(port.points)
         with suppress(broken_by):

@@ -138,7 +138,7 @@ def test_a_handler_within_its_time_is_renewed():
 def take_over(scene: Scene) -> None:
     """The lease runs out on the server, and another consumer gets the message."""
     leases = scene.memory.zsets[scene.keys.leases]
-    leases.update(dict.fromkeys(leases, 0))
+    leases.update(dict.fromkeys(leases, 1))
     other = ProcessMessage(scene.queue())
     assert other.__enter__() == b"a"
 

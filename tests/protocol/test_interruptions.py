@@ -4,15 +4,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
 import pytest
 
 from redis_message_queue.events import EventOperation, QueueEvent
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.sync.batch import ProcessMessages
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import Cancelled, MemoryPort
-from tests.protocol.scene import LEASE, HandlerError, Scene, check_that_slots_are_lent_once, process_all
+from tests.protocol.scene import (
+    DELAY,
+    LATER,
+    LEASE,
+    HandlerError,
+    Scene,
+    check_that_slots_are_lent_once,
+    process_all,
+)
 
 either_way = pytest.mark.parametrize("broken_by", [KeyboardInterrupt, Cancelled])
 leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "at-most-once"])
@@ -21,10 +31,10 @@ leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "
 class Consumer:
     """One queue object over a port that is broken off here and there, and what its handler saw."""
 
-    def __init__(self, scene: Scene, port: MemoryPort) -> None:
+    def __init__(self, scene: Scene, port: MemoryPort, **options: Any) -> None:
         self.scene = scene
         self.port = port
-        self.queue: QueueProtocol = scene.queue(port, on_event=self._hear)
+        self.queue: QueueProtocol = scene.queue(port, on_event=self._hear, **options)
         self.seen: Counter[bytes] = Counter()
         self.events: list[QueueEvent] = []
 
@@ -40,12 +50,23 @@ class Consumer:
             if error is not None:
                 raise error
 
+    def handle_batch(self, error: Exception | None = None) -> None:
+        """The same with up to two messages at once."""
+        with suppress(HandlerError, KeyboardInterrupt, Cancelled), ProcessMessages(self.queue.batch(2, 0)) as batch:
+            self.seen.update(message.payload for message in batch)
+            if batch and error is not None:
+                raise error
+
     def fail_one(self) -> None:
         self.handle_one(HandlerError())
 
     def publish_one(self) -> None:
         with suppress(KeyboardInterrupt, Cancelled):
             finish(self.queue.publish("2"))
+
+    def publish_many(self) -> None:
+        with suppress(KeyboardInterrupt, Cancelled):
+            finish(self.queue.outbox.publish_many(["2", "3"], tenant="ann", delay_seconds=DELAY))
 
     def handle_the_rest(self) -> None:
         """Nobody breaks off any more; the same object goes on."""
@@ -57,13 +78,24 @@ class Consumer:
 Play = Callable[[Consumer], None]
 
 
-def played(play: Play, broken_by: type[BaseException], points: tuple[int, ...], scene: Scene, **options) -> Consumer:
-    consumer = Consumer(scene, scene.port(break_at=points, break_with=broken_by, **options))
+def played(
+    play: Play,
+    broken_by: type[BaseException],
+    points: tuple[int, ...],
+    scene: Scene,
+    *,
+    decodes: bool = False,
+    **options: Any,
+) -> Consumer:
+    port = scene.port(break_at=points, break_with=broken_by, decodes=decodes)
+    consumer = Consumer(scene, port, **options)
     play(consumer)
     return consumer
 
 
-def break_everywhere(play: Play, check: Play, broken_by: type[BaseException], scene: Callable[[], Scene], **options):
+def break_everywhere(
+    play: Play, check: Play, broken_by: type[BaseException], scene: Callable[[], Scene], **options: Any
+) -> None:
     """Play and check, once for each point where the port can be broken off."""
     for at in count():
         consumer = played(play, broken_by, (at,), scene(), **options)
@@ -82,11 +114,11 @@ def check_at(check: Play, consumer: Consumer, *points: int) -> None:
         raise
 
 
-def filled(lease: float | None = LEASE, **settings: object) -> Scene:
+def filled(lease: float | None = LEASE, tenants: tuple[str | None, str | None] = (None, None)) -> Scene:
     """Two messages wait."""
-    scene = Scene(message_visibility_timeout_seconds=lease, **settings)
-    for payload in ("0", "1"):
-        finish(scene.queue().publish(payload))
+    scene = Scene(message_visibility_timeout_seconds=lease)
+    for payload, tenant in zip("01", tenants, strict=True):
+        finish(scene.queue().publish(payload, tenant=tenant))
     return scene
 
 
@@ -122,6 +154,56 @@ def test_what_was_broken_off_while_it_was_settled_comes_back_with_its_lease(brok
         assert not consumer.scene.processing
 
     break_everywhere(Consumer.handle_one, check, broken_by, filled)
+
+
+either_line = pytest.mark.parametrize(
+    "tenants", [(None, None), ("ann", "bob"), ("ann", None)], ids=["one line", "two tenants", "a tenant and nobody"]
+)
+
+
+@either_way
+@leased_or_not
+@either_line
+def test_a_batch_that_was_broken_off_anywhere_is_found_again(broken_by, lease, tenants):
+    """Its messages are seen once, though the next to ask wants fewer: what it does not want waits at the head again."""
+    break_everywhere(Consumer.handle_batch, check_each_was_handled_once, broken_by, lambda: filled(lease, tenants))
+
+
+@either_way
+@either_line
+def test_a_batch_that_was_broken_off_while_it_was_given_back_is_there_once(broken_by, tenants):
+    """Its handler failed: each message is in its line or still held, and comes back with its lease at the latest."""
+
+    def play(consumer: Consumer) -> None:
+        consumer.handle_batch(HandlerError())
+
+    def check(consumer: Consumer) -> None:
+        assert consumer.scene.places == {b"0": 1, b"1": 1}
+        consumer.handle_the_rest()
+        held = Counter(consumer.scene.processing)
+        consumer.scene.let_leases_run_out()
+        assert Counter(process_all(consumer.queue)) == held
+        assert consumer.scene.places == {b"0": 1, b"1": 1}
+        assert not consumer.scene.processing
+
+    break_everywhere(play, check, broken_by, lambda: filled(tenants=tenants))
+
+
+@either_way
+@leased_or_not
+def test_a_retry_that_was_broken_off_anywhere_happens_once_or_is_left_to_the_lease(broken_by, lease):
+    """The message waits for its next attempt or is still held: nobody gets it before its time."""
+
+    def check(consumer: Consumer) -> None:
+        assert consumer.scene.places == {b"0": 1, b"1": 1}
+        consumer.handle_the_rest()
+        assert consumer.seen == {b"0": 1, b"1": 1}
+        put_off = consumer.scene.later
+        consumer.scene.let_delays_end()
+        assert process_all(consumer.queue) == put_off
+        assert consumer.scene.places == {b"0": 1, b"1": 1}
+
+    break_everywhere(Consumer.fail_one, check, broken_by, lambda: filled(lease), retry_policy=LATER)
 
 
 def pairs_of_points(play: Play, broken_by: type[BaseException]) -> Iterator[tuple[int, int]]:
@@ -182,6 +264,24 @@ def test_a_publish_that_was_broken_off_anywhere_counts_once_or_not_at_all(broken
 
 
 @either_way
+def test_a_chunk_that_was_broken_off_anywhere_counts_once_or_not_at_all(broken_by):
+    """All of it, or none."""
+
+    def play(consumer: Consumer) -> None:
+        consumer.publish_many()
+        consumer.publish_many()
+        consumer.handle_one()
+
+    def check(consumer: Consumer) -> None:
+        consumer.scene.let_delays_end()
+        consumer.handle_the_rest()
+        assert 1 <= consumer.seen[b"2"] == consumer.seen[b"3"] <= 2
+        assert consumer.scene.places == consumer.seen
+
+    break_everywhere(play, check, broken_by, filled)
+
+
+@either_way
 @leased_or_not
 def test_what_cannot_be_decoded_is_buried_once_wherever_that_is_broken_off(broken_by, lease):
     """It went to no handler, so it is found again; it lies among the dead letters once, and the line moves on."""
@@ -190,7 +290,7 @@ def test_what_cannot_be_decoded_is_buried_once_wherever_that_is_broken_off(broke
         fresh = Scene(message_visibility_timeout_seconds=lease)
         for payload in (b"\xff", b"1"):
             publisher = fresh.store().publisher
-            finish(publisher.publish(fresh.port().fresh_id(), payload, None, lambda: False))
+            finish(publisher.publish_one(fresh.port().fresh_id(), payload, None, lambda: False))
         return fresh
 
     def check(consumer: Consumer) -> None:

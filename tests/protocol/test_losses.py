@@ -1,18 +1,24 @@
 """Whatever is lost between a queue object and Redis, no message is lost, doubled or handled twice for it."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 
 from redis_message_queue.errors import CleanupFailedError, QueueBackpressureError, RetryBudgetExhaustedError
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.publish import chunk_ids
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.sync.batch import ProcessMessages
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import REPLY, REQUEST, Loss, Lost, late
 from tests.protocol.scene import (
+    DELAY,
+    LATER,
     HandlerError,
     Scene,
     check_that_slots_are_lent_once,
@@ -25,10 +31,26 @@ PATIENT = {"retry_budget_seconds": 10.0}
 IMPATIENT = {"retry_budget_seconds": 0.0}  # every lost call is reported at once, and its outcome is unknown
 
 
+class FailsForNow(Exception):
+    """What a handler raises when another attempt may help."""
+
+
+ONLY_FOR_NOW = dataclasses.replace(LATER, retry_on=(FailsForNow,))
+PUBLISHING: dict[str, dict[str, Any]] = {
+    "p": {},
+    "t": {"tenant": "ann"},
+    "d": {"delay_seconds": DELAY},
+    "m": {"number": 3},
+    "n": {"number": 3, "tenant": "bob"},
+}
+
+
 class Story:
     """What one queue object is asked to do, letter by letter, over a port that loses some of its calls.
 
-    p publishes; a handles a message and acks it, f fails it, r renews its lease and then acks it, b gives it back.
+    p publishes a message, t one of a tenant, d one for later, m several at once, n several of a tenant at once;
+    a handles a message and acks it, f fails it, y fails it for now, r renews its lease and then acks it, b gives it
+    back; c handles a batch, e gives one back because its handler fails.
     """
 
     def __init__(self, letters: str, losses: dict[int, Loss], **settings: object) -> None:
@@ -36,7 +58,7 @@ class Story:
         self.settings = settings
         self.scene = Scene(**settings)
         self.port = self.scene.port(losses)
-        self.queue: QueueProtocol = self.scene.queue(self.port)
+        self.queue: QueueProtocol = self.scene.queue(self.port, retry_policy=ONLY_FOR_NOW)
         self.accepted: set[bytes] = set()
         self.in_doubt: set[bytes] = set()
         self.seen: Counter[bytes] = Counter()
@@ -48,21 +70,28 @@ class Story:
 
     def _do(self, letter: str) -> None:
         try:
-            if letter == "p":
-                self._publish()
+            if letter in PUBLISHING:
+                self._publish(**PUBLISHING[letter])
+            elif letter in "ce":
+                self._process_batch(letter)
             else:
                 self._process(letter)
-        except HandlerError:
+        except (HandlerError, FailsForNow):
             pass
         except (RetryBudgetExhaustedError, CleanupFailedError, Lost) as error:
             self.errors.append(error)
 
-    def _publish(self) -> None:
-        payload = b"%d" % (len(self.accepted) + len(self.in_doubt))
-        self.in_doubt.add(payload)
-        assert finish(self.queue.publish(payload.decode()))
-        self.in_doubt.remove(payload)
-        self.accepted.add(payload)
+    def _publish(self, number: int = 1, **details: object) -> None:
+        first = len(self.accepted) + len(self.in_doubt)
+        payloads = {b"%d" % place for place in range(first, first + number)}
+        self.in_doubt |= payloads
+        messages = sorted(payload.decode() for payload in payloads)
+        if number == 1:
+            assert finish(self.queue.publish(messages[0], **details))
+        else:
+            assert finish(self.queue.outbox.publish_many(messages, **details)) == [True] * number
+        self.in_doubt -= payloads
+        self.accepted |= payloads
 
     def _process(self, letter: str) -> None:
         context = ProcessMessage(self.queue)
@@ -73,16 +102,29 @@ class Story:
             delivery = context._delivery
             if letter == "f":
                 raise HandlerError
+            if letter == "y":
+                self.given_back[payload] += 1
+                raise FailsForNow
             if letter == "r":
-                assert finish(self.queue.store.settler.renew(delivery.claim, 10.0))
+                assert finish(self.queue.store.settler.renew([delivery.claim], 10.0)) == [True]
             if letter == "b":
                 delivery.hands_off = True
                 self.given_back[payload] += 1  # also in doubt: then it may be seen again, and need not be
                 assert finish(give_back(self.queue, delivery.claim, forgiven=True))
 
+    def _process_batch(self, letter: str) -> None:
+        with ProcessMessages(self.queue.batch(2, 0)) as batch:
+            payloads = [message.payload for message in batch]
+            self.seen.update(payloads)
+            if letter == "e":
+                self.given_back.update(payloads)
+                raise HandlerError
+
     def handle_the_rest(self) -> None:
-        """The losses are over; the same object goes on."""
+        """The losses are over; the same object goes on, until nothing waits any more."""
         self.port.losses.clear()
+        self.seen.update(process_all(self.queue))
+        self.scene.let_delays_end()
         self.seen.update(process_all(self.queue))
 
     def check_that_nothing_is_lost_or_doubled(self) -> None:
@@ -123,7 +165,7 @@ def told(story: str, losses: dict[int, Loss], **settings: object) -> Story:
     one = Story(story, losses, **settings)
     one.handle_the_rest()
     one.check_that_nothing_is_lost_or_doubled()
-    assert not one.scene.pending
+    assert not one.scene.waiting
     return one
 
 
@@ -133,6 +175,10 @@ def ids(settings: list[dict[str, object]]) -> list[str]:
 
 LEASED, AT_MOST_ONCE = ({"message_visibility_timeout_seconds": lease} for lease in (30.0, None))
 leased_or_not = pytest.mark.parametrize("lease", [LEASED, AT_MOST_ONCE], ids=ids([LEASED, AT_MOST_ONCE]))
+
+
+TENANTS_AND_DELAYS = ["tpa", "tba", "tfa", "da", "dya", "tya", "ptya"]
+BATCHES = ["mc", "nc", "mec", "tpc", "tpec", "mba", "my"]
 
 
 # With patience: each call is repeated under its number, and gives the answer that it gave before
@@ -147,7 +193,7 @@ def check_as_if_nothing_had_happened(story: str, losses: dict[int, Loss], undist
     assert not disturbed.scene.processing
 
 
-@pytest.mark.parametrize("story", [*stories("pafrb", 3), "ppafa"])
+@pytest.mark.parametrize("story", [*stories("pafrb", 3), "ppafa", *TENANTS_AND_DELAYS, *BATCHES])
 def test_two_losses_anywhere_are_as_if_nothing_had_happened(story):
     undisturbed = told(story, {}, **PATIENT | LEASED)
     for losses in losses_of(undisturbed, 2, (REQUEST, REPLY)):
@@ -155,7 +201,7 @@ def test_two_losses_anywhere_are_as_if_nothing_had_happened(story):
             check_as_if_nothing_had_happened(story, losses, undisturbed)
 
 
-@pytest.mark.parametrize("story", ["pa", "pf", "pba", "ppa"])
+@pytest.mark.parametrize("story", ["pa", "pf", "pba", "ppa", "tda", "mc", "nec", "tya"])
 def test_two_losses_without_leases_are_as_if_nothing_had_happened(story):
     undisturbed = told(story, {}, **PATIENT | AT_MOST_ONCE)
     for losses in losses_of(undisturbed, 2, (REQUEST, REPLY)):
@@ -163,7 +209,7 @@ def test_two_losses_without_leases_are_as_if_nothing_had_happened(story):
             check_as_if_nothing_had_happened(story, losses, undisturbed)
 
 
-@pytest.mark.parametrize("story", ["pa", "pf", "pr", "pb", "pba"])
+@pytest.mark.parametrize("story", ["pa", "pf", "pr", "pb", "pba", "py", "nc"])
 def test_three_losses_in_a_row_or_apart_are_as_if_nothing_had_happened(story):
     undisturbed = told(story, {}, **PATIENT | LEASED)
     for losses in losses_of(undisturbed, 3, (REQUEST, REPLY)):
@@ -172,7 +218,7 @@ def test_three_losses_in_a_row_or_apart_are_as_if_nothing_had_happened(story):
 
 
 @leased_or_not
-@pytest.mark.parametrize("story", ["ppaa", "pbfa", "papa"])
+@pytest.mark.parametrize("story", ["ppaa", "pbfa", "papa", "tpy", "mcd"])
 def test_a_straggler_that_arrives_after_its_repetition_changes_nothing(story, lease):
     """Its number has been answered, or is lower than one that has."""
     undisturbed = told(story, {}, **PATIENT | lease)
@@ -185,7 +231,7 @@ def test_a_straggler_that_arrives_after_its_repetition_changes_nothing(story, le
 
 
 @leased_or_not
-@pytest.mark.parametrize("story", [*stories("pab", 3), "pfa", "ppf"])
+@pytest.mark.parametrize("story", [*stories("pab", 3), "pfa", "ppf", "tba", "tpa", "dya", "tya", "mc", "nec"])
 def test_after_an_unknown_outcome_every_message_is_in_one_place_and_seen_once(story, lease):
     """A claim whose reply was lost is found again; what was in doubt is there once, or not at all."""
     for losses in losses_of(told(story, {}, **IMPATIENT | lease), 2, (REQUEST, REPLY, late(1))):
@@ -197,7 +243,10 @@ def test_after_an_unknown_outcome_every_message_is_in_one_place_and_seen_once(st
                 assert one.seen[payload] <= 1 + one.given_back[payload]
 
 
-@pytest.mark.parametrize(("story", "most"), [("pa", 3), ("pr", 3), ("pfa", 2), ("pba", 2), ("ppaa", 2)])
+@pytest.mark.parametrize(
+    ("story", "most"),
+    [("pa", 3), ("pr", 3), ("pfa", 2), ("pba", 2), ("ppaa", 2), ("py", 2), ("tpa", 2), ("mca", 2), ("nec", 2)],
+)
 def test_what_could_not_be_settled_comes_back_when_its_lease_runs_out(story, most):
     """Then, and only then, a handler sees a message a second time."""
     for losses in losses_of(told(story, {}, **IMPATIENT | LEASED), most, (REQUEST, REPLY)):
@@ -294,10 +343,10 @@ def test_a_deduplicated_publish_whose_reply_was_lost_is_not_its_own_duplicate():
 def test_a_dropped_message_is_told_of_though_the_reply_was_lost():
     scene = Scene(max_pending_length=1, pending_overload_policy="drop_oldest", **PATIENT)
     publisher = scene.store(scene.port({1: REPLY})).publisher
-    first, second = b"1" * 16, b"2" * 16
-    finish(publisher.publish(first, b"a", None, lambda: False))
-    published = finish(publisher.publish(second, b"b", None, lambda: False))
-    assert (published.accepted, published.dropped) == (True, (first.hex(),))
+    (first,), (second,) = chunk_ids(b"1" * 16, 1), chunk_ids(b"2" * 16, 1)
+    finish(publisher.publish_one(first, b"a", None, lambda: False))
+    published = finish(publisher.publish_one(second, b"b", None, lambda: False))
+    assert (published.accepted, published.dropped) == ([True], (first.hex(),))
     assert scene.pending == [b"b"]
 
 

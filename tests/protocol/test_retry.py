@@ -85,7 +85,7 @@ class Broken(MemoryPort):
 
     async def call(self, command, open_keys, arguments):
         self.memory.pass_time(0.001)
-        self.losses[len(self.sent)] = REQUEST
+        self.losses[self.exchanges] = REQUEST
         return await super().call(command, open_keys, arguments)
 
 

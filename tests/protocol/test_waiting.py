@@ -1,4 +1,4 @@
-"""A consumer without a message sleeps by the bell, wakes for work or a deadline, and is never told a wrong 'empty'."""
+"""A consumer without a message sleeps by the bell, wakes for work or its time, and is never told a wrong 'empty'."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +52,7 @@ def test_a_message_that_is_there_is_claimed_without_waiting():
     scene = Scene()
     publish(scene, "a")
     waiter = Waiter(scene)
-    assert waiter.claim(5.0).claim.envelope.payload == b"a"
+    assert waiter.claim(5.0).claims[0].envelope.payload == b"a"
     assert (waiter.port.verbs(), waiter.port.waits) == (["claim"], [])
 
 
@@ -60,14 +60,14 @@ def test_a_waiting_consumer_is_woken_by_the_publish():
     scene = Scene()
     scene.memory.at(2.3, lambda: publish(scene, "a"))
     waiter = Waiter(scene)
-    assert waiter.claim(5.0).claim.envelope.payload == b"a"
+    assert waiter.claim(5.0).claims[0].envelope.payload == b"a"
     assert waiter.took == pytest.approx(2.3, abs=MOMENT)
 
 
 def test_every_return_from_the_bell_is_followed_by_a_claim():
     """By token or by timeout: two commands a second, and the last slice ends with the time to wait."""
     waiter = Waiter(Scene())
-    assert waiter.claim(3.5).claim is None
+    assert not waiter.claim(3.5).claims
     assert waiter.port.waits == pytest.approx([1.0, 1.0, 1.0, 0.5], abs=0.001)
     assert waiter.port.verbs() == ["claim"] * 5
     assert waiter.took == pytest.approx(3.5, abs=MOMENT)
@@ -89,7 +89,7 @@ def test_a_slice_ends_before_the_socket_stops_listening(timeout, slice_seconds):
 
 def test_a_consumer_that_does_not_wait_looks_once():
     waiter = Waiter(Scene())
-    assert waiter.claim(0).claim is None
+    assert not waiter.claim(0).claims
     assert (waiter.port.verbs(), waiter.port.waits, waiter.port.sleeps) == (["claim"], [], [])
 
 
@@ -99,7 +99,7 @@ def test_a_token_without_work_costs_one_more_claim():
     process_all(scene.queue())
     assert scene.rings
     waiter = Waiter(scene)
-    assert waiter.claim(1.0).claim is None
+    assert not waiter.claim(1.0).claims
     assert waiter.took == pytest.approx(1.0, abs=MOMENT)
 
 
@@ -112,7 +112,7 @@ def test_where_the_bell_cannot_be_heard_a_consumer_polls_without_a_storm():
 
     waiter.port.wait = broken
     scene.memory.at(1.1, lambda: publish(scene, "a"))
-    assert waiter.claim(5.0).claim is not None
+    assert waiter.claim(5.0).claims
     assert waiter.took == pytest.approx(1.25, abs=MOMENT)
     assert len(waiter.port.sent) == 6
 
@@ -135,7 +135,7 @@ def test_a_stopped_consumer_claims_nothing():
     scene = Scene()
     publish(scene, "a")
     waiter = Waiter(scene)
-    assert waiter.claim(5.0, lambda: True).claim is None
+    assert not waiter.claim(5.0, lambda: True).claims
     assert waiter.port.sent == []
     assert not waiter.attempt.unsure
 
@@ -144,7 +144,7 @@ def test_a_consumer_that_is_stopped_while_it_waits_leaves_within_a_slice():
     scene = Scene()
     waiter = Waiter(scene)
     stopped_at = waiter.port.now() + 2.5
-    assert waiter.claim(60.0, lambda: waiter.port.now() >= stopped_at).claim is None
+    assert not waiter.claim(60.0, lambda: waiter.port.now() >= stopped_at).claims
     assert waiter.took <= 3.0 + MOMENT
 
 
@@ -153,7 +153,7 @@ def test_a_token_that_was_taken_and_will_not_be_used_is_passed_on():
     waiter = Waiter(scene)
     stopped: list[bool] = []
     scene.memory.at(0.5, lambda: (publish(scene, "a"), stopped.append(True)))
-    assert waiter.claim(5.0, lambda: bool(stopped)).claim is None
+    assert not waiter.claim(5.0, lambda: bool(stopped)).claims
     assert waiter.port.verbs() == ["claim", "ring"]
     assert (scene.pending, scene.rings) == ([b"a"], True)
 
@@ -173,7 +173,7 @@ def test_a_token_is_passed_on_though_the_claim_that_should_have_used_it_was_lost
     scene = Scene()
     waiter = Waiter(scene, scene.port({1: REQUEST}))
     scene.memory.at(0.5, lambda: publish(scene, "a"))
-    assert waiter.claim(5.0, lambda: bool(waiter.told)).claim is None
+    assert not waiter.claim(5.0, lambda: bool(waiter.told)).claims
     assert (scene.pending, scene.rings) == ([b"a"], True)
 
 
@@ -184,7 +184,7 @@ def test_each_failed_try_of_a_claim_is_told():
     scene = Scene()
     publish(scene, "a")
     waiter = Waiter(scene, scene.port({0: REQUEST, 1: REPLY}))
-    assert waiter.claim(5.0).claim is not None
+    assert waiter.claim(5.0).claims
     assert [(type(error), tries) for error, tries in waiter.told] == [(Lost, 1), (Lost, 2)]
 
 
@@ -203,7 +203,7 @@ def test_after_its_deadline_a_claim_only_asks_what_it_took_in_time():
     found = waiter.claim(2.0)
     counts = [(sent.at - waiter.started < 2.0, sent.given["count"]) for sent in waiter.port.sent]
     assert set(counts) == {(True, 1), (False, 0)}
-    assert (found.claim, scene.pending) == (None, [b"a"])
+    assert (found.claims, scene.pending) == ([], [b"a"])
 
 
 def test_what_a_claim_took_in_time_is_found_after_its_deadline():
@@ -211,7 +211,7 @@ def test_what_a_claim_took_in_time_is_found_after_its_deadline():
     publish(scene, "a")
     waiter = Waiter(scene)
     lost_until(7.0, waiter, REPLY)
-    assert waiter.claim(2.0).claim.envelope.payload == b"a"
+    assert waiter.claim(2.0).claims[0].envelope.payload == b"a"
     assert len(set(waiter.claims("call"))) == 1
 
 
@@ -229,7 +229,7 @@ def test_a_consumer_that_looks_once_may_still_take_a_message_after_a_loss():
     publish(scene, "a")
     waiter = Waiter(scene)
     lost_until(3.0, waiter, REQUEST)
-    assert waiter.claim(0).claim is not None
+    assert waiter.claim(0).claims
     assert set(waiter.claims("count")) == {1}
 
 
@@ -237,7 +237,7 @@ def test_a_stopped_consumer_only_asks_what_it_took_before():
     scene = Scene()
     publish(scene, "a")
     waiter = Waiter(scene, scene.port({0: REQUEST}))
-    assert waiter.claim(5.0, lambda: bool(waiter.told)).claim is None
+    assert not waiter.claim(5.0, lambda: bool(waiter.told)).claims
     assert waiter.claims("count") == [1, 0]
     assert scene.pending == [b"a"]
 
@@ -246,7 +246,7 @@ def test_a_consumer_that_was_stopped_during_its_claim_does_not_go_to_sleep_once_
     for kind in (REQUEST, REPLY):
         scene = Scene()
         waiter = Waiter(scene, scene.port({0: kind}))
-        assert waiter.claim(5.0, lambda waiter=waiter: bool(waiter.told)).claim is None
+        assert not waiter.claim(5.0, lambda waiter=waiter: bool(waiter.told)).claims
         assert waiter.port.waits == []
 
 
@@ -255,7 +255,7 @@ def test_a_stopped_consumer_that_cannot_ask_leaves_the_question_to_the_next():
     scene = Scene()
     publish(scene, "a")
     waiter = Waiter(scene, scene.port({0: REPLY, 1: REQUEST}))
-    assert waiter.claim(5.0, lambda: bool(waiter.told)).claim is None
+    assert not waiter.claim(5.0, lambda: bool(waiter.told)).claims
     assert waiter.attempt.unsure
     assert scene.processing == [b"a"]
 
@@ -290,7 +290,7 @@ def test_again_is_followed_at_once_until_a_message_is_found():
     scene = poisoned(25, steps=10)
     waiter = Waiter(scene)
     found = waiter.claim(5.0)
-    assert found.claim.envelope.payload == b"good"
+    assert found.claims[0].envelope.payload == b"good"
     assert waiter.port.verbs() == ["claim"] * 3
     assert (waiter.port.waits, waiter.port.sleeps) == ([], [])
     assert len(set(waiter.claims("call"))) == 3
@@ -299,7 +299,7 @@ def test_again_is_followed_at_once_until_a_message_is_found():
 def test_the_dead_of_all_rounds_are_told():
     scene = poisoned(25, steps=10)
     found = Waiter(scene).claim(0)
-    assert found.claim.envelope.payload == b"good"
+    assert found.claims[0].envelope.payload == b"good"
     assert len(found.dead) == 25
     assert {dead.delivery_count for dead in found.dead} == {1}
     assert sorted(scene.dead, key=int) == [b"%d" % number for number in range(25)]
@@ -308,7 +308,7 @@ def test_the_dead_of_all_rounds_are_told():
 def test_after_the_last_round_an_empty_queue_is_empty():
     scene = poisoned(25, steps=10)
     process_all(scene.queue())
-    assert Waiter(scene).claim(0).claim is None
+    assert not Waiter(scene).claim(0).claims
 
 
 # The next deadline
@@ -322,7 +322,8 @@ def test_a_waiter_wakes_exactly_when_the_next_lease_ends():
     scene.memory.pass_time(0.3)
     waiter = Waiter(scene)
     found = waiter.claim(60.0)
-    assert (found.claim.envelope.payload, found.claim.reclaimed) == (b"a", True)
+    (claim,) = found.claims
+    assert (claim.envelope.payload, claim.reclaimed) == (b"a", True)
     assert waiter.took == pytest.approx(LEASE - 0.3, abs=MOMENT)
 
 
@@ -348,11 +349,11 @@ def test_a_watcher_that_leaves_with_other_work_rings_for_its_successor():
     Waiter(scene).claim(0)
     watcher = Waiter(scene)
     scene.memory.at(0.3, lambda: publish(scene, "b"))
-    assert watcher.claim(5.0).claim.envelope.payload == b"b"
+    assert watcher.claim(5.0).claims[0].envelope.payload == b"b"
     assert watcher.claims("woken")[-1] == 2
     assert scene.rings
     successor = Waiter(scene)
-    assert successor.claim(5.0).claim.envelope.payload == b"a"
+    assert successor.claim(5.0).claims[0].envelope.payload == b"a"
     assert successor.took == pytest.approx(0.6, abs=MOMENT)
 
 
@@ -363,10 +364,78 @@ def test_a_watcher_that_only_ends_its_wait_rings_as_well():
     scene.memory.lists[scene.keys.bell].clear()
     watcher = Waiter(scene)
     scene.memory.pass_time(0.4)
-    assert watcher.claim(0.3).claim is None
+    assert not watcher.claim(0.3).claims
     assert not scene.rings  # its sleep was shorter than the lease: it was never on watch
     watcher = Waiter(scene)
     scene.memory.at(0.1, lambda: finish(scene.store().claimer.ring()))
     stop_at = watcher.port.now() + 0.05
-    assert watcher.claim(0.5, lambda: watcher.port.now() > stop_at).claim is None
+    assert not watcher.claim(0.5, lambda: watcher.port.now() > stop_at).claims
     assert scene.rings
+
+
+# The next delay
+
+
+@pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "at-most-once"])
+@pytest.mark.parametrize("tenant", [None, "ann"])
+def test_a_waiter_wakes_exactly_when_the_next_delay_ends(lease, tenant):
+    scene = Scene(message_visibility_timeout_seconds=lease)
+    finish(scene.queue().publish("a", tenant=tenant, delay_seconds=3.3))
+    waiter = Waiter(scene)
+    assert waiter.claim(60.0).claims[0].envelope.payload == b"a"
+    assert waiter.took == pytest.approx(3.3, abs=MOMENT)
+    assert waiter.port.waits[1:] == pytest.approx([1.0, 1.0, 1.0, 0.3], abs=MOMENT)  # the publish had rung
+
+
+def test_a_delayed_message_is_not_there_before_its_time_and_enters_at_the_tail():
+    scene = Scene()
+    queue = scene.queue()
+    finish(queue.publish("later", delay_seconds=1.0))
+    assert process_all(queue) == []
+    scene.memory.pass_time(1.0)
+    finish(queue.publish("before"))
+    assert process_all(queue) == [b"before", b"later"]
+
+
+def test_a_waiter_wakes_when_a_failed_message_is_to_be_tried_again():
+    scene = Scene()
+    publish(scene, "a")
+    store = scene.store()
+    (claim,) = finish(store.claimer.claim(store.claimer.attempt(), 0, lambda: False, nobody_listens)).claims
+    scene.memory.at(0.5, lambda: finish(store.settler.put_off(claim, 1.7)))
+    waiter = Waiter(scene)
+    (again,) = waiter.claim(60.0).claims
+    assert waiter.took == pytest.approx(2.2, abs=MOMENT)
+    assert (again.lease, again.delivery_count, again.failures) == (2, 1, 1)
+
+
+def test_a_watcher_hears_of_a_delay_that_ends_before_what_it_waits_for():
+    scene = Scene()
+    finish(scene.queue().publish("late", delay_seconds=0.9))
+    scene.memory.at(0.2, lambda: finish(scene.queue().publish("early", delay_seconds=0.3)))
+    waiter = Waiter(scene)
+    assert waiter.claim(60.0).claims[0].envelope.payload == b"early"
+    assert waiter.took == pytest.approx(0.5, abs=MOMENT)
+
+
+@pytest.mark.parametrize("tenant", [None, "ann"])
+def test_more_delays_than_one_script_may_end_hide_no_message(tenant):
+    scene = Scene()
+    scene.memory.STEPS = 10
+    messages = [str(number) for number in range(25)]
+    finish(scene.queue().outbox.publish_many(messages, tenant=tenant, delay_seconds=1.0))
+    scene.memory.pass_time(1.0)
+    assert sorted(process_all(scene.queue())) == sorted(message.encode() for message in messages)
+
+
+def test_messages_that_are_too_old_hide_none_that_is_not():
+    """More of them than one script may bury: they are told as dead, each with its reason."""
+    scene = Scene(message_ttl_seconds=10.0)
+    scene.memory.STEPS = 10
+    publish(scene, *(str(number) for number in range(25)))
+    scene.memory.pass_time(10.0)
+    publish(scene, "good")
+    found = Waiter(scene).claim(0)
+    assert [claim.envelope.payload for claim in found.claims] == [b"good"]
+    assert {(dead.reason, dead.delivery_count) for dead in found.dead} == {("expired", 0)}
+    assert len(found.dead) == len(scene.dead) == 25

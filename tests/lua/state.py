@@ -1,0 +1,169 @@
+"""Reads a whole queue and says what is wrong with it, without asking the scripts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from redis_message_queue.envelope import HAS_ENTRY, HEADER_BYTES, TIME_AT, Envelope
+from tests.lua.scripts_runner import KEYS, dump, records_beside
+
+LISTS = (KEYS.completed, KEYS.failed, KEYS.dead_letter)
+_LINE, _RETURNED = KEYS.line("").encode(), KEYS.returned("").encode()
+
+
+@dataclass
+class State:
+    """A queue as it lies in Redis, without foreign values. The tenant of messages without one is ''."""
+
+    lines: dict[str, list[bytes]] = field(default_factory=dict)
+    returned: dict[str, dict[bytes, float]] = field(default_factory=dict)
+    processing: dict[bytes, bytes] = field(default_factory=dict)
+    leases: dict[bytes, float] = field(default_factory=dict)
+    alarms: dict[bytes, float] = field(default_factory=dict)
+    deliveries: dict[bytes, bytes] = field(default_factory=dict)
+    delayed: dict[bytes, float] = field(default_factory=dict)
+    later: dict[bytes, bytes] = field(default_factory=dict)
+    ring: dict[str, float] = field(default_factory=dict)
+    size: int | None = None
+    tokens: int = 0
+    lists: dict[str, tuple[list[bytes], list[bytes]]] = field(default_factory=dict)
+
+    @property
+    def stored(self) -> list[bytes]:
+        """Every message that is anywhere in the queue, as often as it is there."""
+        waiting = [stored for line in self.lines.values() for stored in line]
+        return [*waiting, *self.processing.values(), *self.later.values()]
+
+    @property
+    def ids(self) -> list[bytes]:
+        return [Envelope(stored).id for stored in self.stored]
+
+
+def read(client: redis.Redis) -> State:
+    """The queue's state."""
+    everything = dump(client)
+
+    def get(key: str, otherwise: Any) -> Any:
+        return everything.get(key.encode(), otherwise)
+
+    leases = dict(get(KEYS.leases, []))
+    size = get(KEYS.size, None)
+    lines = {key[len(_LINE) :].decode(): value for key, value in everything.items() if key.startswith(_LINE)}
+    lines[""] = get(KEYS.pending, [])
+    returned = {
+        key[len(_RETURNED) :].decode(): dict(value) for key, value in everything.items() if key.startswith(_RETURNED)
+    }
+    return State(
+        lines={tenant: [one for one in line if _is_message(one)] for tenant, line in lines.items()},
+        returned=returned,
+        processing=get(KEYS.processing, {}),
+        leases={id: score for id, score in leases.items() if len(id) == 16},
+        alarms={id: score for id, score in leases.items() if len(id) != 16},
+        deliveries=get(KEYS.deliveries, {}),
+        delayed=dict(get(KEYS.delayed, [])),
+        later=get(KEYS.later, {}),
+        ring={tenant.decode(): score for tenant, score in get(KEYS.tenants, [])},
+        size=None if size is None else int(size),
+        tokens=len(get(KEYS.bell, [])),
+        lists={kept: (get(kept, []), get(records_beside(kept), [])) for kept in LISTS},
+    )
+
+
+def _is_message(stored: bytes) -> bool:
+    return len(stored) >= HEADER_BYTES and stored[0] >> 3 == 0x10 and stored[TIME_AT] == 0
+
+
+def faults(client: redis.Redis, *, leased: bool = True) -> list[str]:
+    """Sentences about everything that should not be so; none, if all is well."""
+    state = read(client)
+    return [
+        *_in_one_place(state),
+        *_held_once(state, leased),
+        *_in_the_right_line(state),
+        *_in_the_ring(state),
+        *_counted(state),
+        *_remembered(state),
+        *_alarmed(state),
+        *_recorded(state),
+    ]
+
+
+def _in_one_place(state: State) -> list[str]:
+    wrong = [f"{id.hex()} is in {times} places" for id, times in Counter(state.ids).items() if times > 1]
+    for name, bodies in (("processing", state.processing), ("later", state.later)):
+        wrong += [f"{id.hex()} in {name} is another message" for id in bodies if Envelope(bodies[id]).id != id]
+    if state.later.keys() != state.delayed.keys():
+        wrong.append("delayed and later hold different messages")
+    return wrong
+
+
+def _held_once(state: State, leased: bool) -> list[str]:
+    if not leased:
+        return ["a lease in a queue without leases"] if state.leases or state.returned else []
+    hold = Counter([*state.leases, *(id for ids in state.returned.values() for id in ids)])
+    wrong = [f"{id.hex()} is held {hold[id]} times" for id in state.processing if hold[id] != 1]
+    return wrong + [f"{id.hex()} is held and not there" for id in hold if id not in state.processing]
+
+
+def _in_the_right_line(state: State) -> list[str]:
+    wrong = [
+        f"{tenant!r} has a message of {Envelope(stored).tenant!r} in its line"
+        for tenant, line in state.lines.items()
+        for stored in line
+        if (Envelope(stored).tenant or "") != tenant
+    ]
+    for tenant, ids in state.returned.items():
+        there = [Envelope(state.processing[id]).tenant or "" for id in ids if id in state.processing]
+        wrong += [f"a message of {other!r} has come back to {tenant!r}" for other in there if other != tenant]
+    return wrong
+
+
+def _in_the_ring(state: State) -> list[str]:
+    waiting = {tenant for tenant, line in state.lines.items() if line} | state.returned.keys()
+    wrong = [f"{tenant!r} waits and is not in the ring" for tenant in waiting - state.ring.keys() if tenant]
+    if "" in state.returned and "" not in state.ring:
+        wrong.append("messages without a tenant have come back and are not in the ring")
+    wrong += [f"{tenant!r} is in the ring and has nothing" for tenant in state.ring.keys() - waiting]
+    return wrong
+
+
+def _counted(state: State) -> list[str]:
+    waiting = sum(len(line) for tenant, line in state.lines.items() if tenant)
+    wrong = [] if state.size == (waiting or None) else [f"size is {state.size}, and {waiting} wait"]
+    return wrong + ([f"{state.tokens} tokens lie in the bell"] if state.tokens > 1 else [])
+
+
+def _remembered(state: State) -> list[str]:
+    flagged = {Envelope(stored).id for stored in state.stored if stored[0] & HAS_ENTRY}
+    wrong = [f"{id.hex()} has an entry that nobody looks at" for id in state.deliveries.keys() - flagged]
+    return wrong + [f"{id.hex()} has lost its entry" for id in flagged - state.deliveries.keys()]
+
+
+def _alarmed(state: State) -> list[str]:
+    wrong = []
+    if state.alarms.get(b"r") != (0 if state.ring else None):
+        wrong.append(f"the alarm of the ring is {state.alarms.get(b'r')}, and {len(state.ring)} tenants are in it")
+    first = min(state.delayed.values(), default=None)
+    alarm = state.alarms.get(b"d")
+    # Early does no harm, not even when there is no delay any more.
+    if first is not None and (alarm is None or alarm > first):
+        wrong.append(f"the alarm of the delays is {alarm}, and the first is due at {first}")
+    return wrong + [f"a stranger among the leases: {alarm!r}" for alarm in state.alarms.keys() - {b"r", b"d"}]
+
+
+def _recorded(state: State) -> list[str]:
+    wrong = []
+    for kept, (payloads, records) in state.lists.items():
+        if len(payloads) != len(records):
+            wrong.append(f"{kept} has {len(payloads)} payloads and {len(records)} records")
+        for payload, record in zip(payloads, records, strict=False):
+            known = json.loads(record)
+            if (known["bytes"], known["sha1"]) != (len(payload), hashlib.sha1(payload).hexdigest()):
+                wrong.append(f"a record in {kept} belongs to another payload")
+    return wrong

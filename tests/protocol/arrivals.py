@@ -1,0 +1,100 @@
+"""Messages on their way into the lines of a queue in memory: all of them or none."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.protocol.lines import NOBODY, Lines, by_tenant
+from tests.protocol.stored import id_of, is_message
+
+if TYPE_CHECKING:
+    from tests.protocol.memory import MemoryRedis
+
+
+class Arrival(NamedTuple):
+    """When a message is due, as the scripts are told; the key that suppresses its repetition; flags and body."""
+
+    due: str
+    marker: str | None
+    body: bytes
+
+
+class Arrivals:
+    """First a plan, for which the queue is only looked at; then it can be carried out."""
+
+    def __init__(self, memory: "MemoryRedis", keys: Any, given: Any, arrivals: Sequence[Arrival]) -> None:
+        self._memory, self._keys, self._given = memory, keys, given
+        self._lines = Lines(memory, keys, given)
+        self._markers: dict[str, None] = {}
+        self._due: dict[bytes, int] = {}
+        self._later: dict[bytes, bytes] = {}
+        self.marks = b""
+        entering = []
+        for place, one in enumerate(arrivals, 1):
+            is_new = self._is_new(one.marker)
+            self.marks += b"1" if is_new else b"0"
+            if is_new:
+                stored = one.body[:1] + given.base + place.to_bytes(2, "big") + memory.stamp() + one.body[1:]
+                entering += self._unless_later(stored, one.due)
+        self._entering = by_tenant(entering)
+        self._leaving = self._make_room(len(entering) + len(self._later))
+        self.has_room = self._leaving is not None
+
+    def _is_new(self, marker: str | None) -> bool:
+        if marker is None:
+            return True
+        is_new = marker not in self._markers and self._memory.get(marker) is None
+        if is_new:
+            self._markers[marker] = None
+        return is_new
+
+    def _unless_later(self, stored: bytes, due: str) -> list[bytes]:
+        now = self._memory.clock_us
+        due_us = now + int(due) if due.startswith("+") else int(due or 0)
+        if due_us <= now:
+            return [stored]
+        self._due[id_of(stored)], self._later[id_of(stored)] = due_us, stored
+        return []
+
+    def _make_room(self, new: int) -> dict[bytes, int] | None:
+        """How many must leave which line, as few as will do; None if that is not allowed or not enough.
+
+        The publisher's own lines give way, nobody else's, and at most a thousand messages, so that no publish blocks
+        the server.
+        """
+        given, lines, drops = self._given, self._lines, self._given.overload == "drop"
+        leaving: dict[bytes, int] = {}
+        most = self._memory.STEPS
+        for tenant, messages in self._entering.items():
+            bound = given.tenant_limit if tenant != NOBODY else 0
+            over = max(len(lines.line(tenant)) + len(messages) - bound, 0) if bound else 0
+            if over and (not drops or len(messages) > bound):
+                return None
+            leaving[tenant] = min(over, most)
+            most -= leaving[tenant]
+        over = lines.size() + new - sum(leaving.values()) - given.limit if given.limit and new else 0
+        if over > 0 and not drops:
+            return None
+        for tenant in self._entering:
+            more = max(min(over, len(lines.line(tenant)) - leaving[tenant], most), 0)
+            leaving[tenant] += more
+            over, most = over - more, most - more
+        return leaving if over <= 0 or most == 0 else None
+
+    def carry_out(self) -> bytes:
+        """Everybody enters, and the ids of those who had to leave are told."""
+        work = [self._lines.enter(tenant, messages) for tenant, messages in self._entering.items()]
+        if self._later:
+            work.append(self._lines.put_off(self._due, self._later))
+        for marker in self._markers:
+            self._memory.set(marker, b"", self._given.window_ms)
+        if any(work):
+            self._memory.ring(self._keys)
+        return b"".join(self._drop())
+
+    def _drop(self) -> list[bytes]:
+        leaving = self._leaving or {}
+        dropped = [self._lines.line(tenant).pop() for tenant, number in leaving.items() for _ in range(number)]
+        ids = [id_of(stored) for stored in dropped if is_message(stored)]
+        for key in ids:
+            self._memory.hashes[self._keys.deliveries].pop(key, None)
+        return ids
