@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import inspect
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -77,6 +79,10 @@ class Losses:
         """The server never hears of it."""
         self._fates += ["request"] * times
 
+    def pass_on(self, times: int = 1) -> None:
+        """Nothing happens to it."""
+        self._fates += ["nothing"] * times
+
     def heal(self) -> None:
         """The connection is good again."""
         self._fates.clear()
@@ -89,8 +95,7 @@ class Losses:
                 raise redis.exceptions.ConnectionError("cut before the request")
 
     def after(self, command: str) -> None:
-        if command in ("EVALSHA", "EVAL") and self._fates[:1] == ["reply"]:
-            self._fates.pop(0)
+        if command in ("EVALSHA", "EVAL") and self._fates and self._fates.pop(0) == "reply":
             raise redis.exceptions.ConnectionError("cut after the execution")
 
 
@@ -195,15 +200,34 @@ async def until(happened: Callable[[], Any], within_seconds: float = PATIENCE_SE
 
 
 class BlockingQueue:
-    """The sync queue with the asyncio queue's shape; each call is made inline, in the thread of the caller."""
+    """The sync queue with the asyncio queue's shape; each call is made inline, in the thread of the caller.
 
-    def __init__(self, queue: redis_message_queue.RedisMessageQueue) -> None:
+    Only `run`, which would hold that thread until it is stopped, has one of its own.
+    """
+
+    def __init__(self, queue: redis_message_queue.RedisMessageQueue, start: Callable[..., Awaitable[Any]]) -> None:
         self.queue = queue
         self.key = queue.key
         self.current_message = queue.current_message
+        self._start = start
 
-    async def publish(self, message: Any) -> bool:
-        return self.queue.publish(message)
+    async def publish(self, message: Any, **details: Any) -> bool:
+        return self.queue.publish(message, **details)
+
+    async def publish_many(self, messages: Any, **details: Any) -> list[bool]:
+        return self.queue.publish_many(messages, **details)
+
+    def process_messages(self, *arguments: Any, **options: Any) -> BlockingBatchContext:
+        return BlockingBatchContext(self.queue.process_messages(*arguments, **options))
+
+    async def run(self, *arguments: Any, **options: Any) -> Any:
+        return await self._start(lambda: self.queue.run(*arguments, **options))
+
+    async def stats(self) -> Any:
+        return self.queue.stats()
+
+    async def records(self, *arguments: Any, **options: Any) -> list[Any]:
+        return self.queue.records(*arguments, **options)
 
     async def process_message_callback(self, handler: Any) -> bool:
         return self.queue.process_message_callback(handler)
@@ -226,6 +250,30 @@ class BlockingContext:
         return self._context.__exit__(*error)
 
 
+class BlockingBatchContext(BlockingContext):
+    async def __aenter__(self) -> Any:
+        return BlockingBatch(self._context.__enter__())
+
+
+class BlockingBatch(Sequence[Any]):
+    """The sync queue's batch with the asyncio batch's shape."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.batch[place]
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    async def ack(self, message: Any) -> bool:
+        return bool(self.batch.ack(message))
+
+    async def fail(self, message: Any, error: Any) -> bool:
+        return bool(self.batch.fail(message, error))
+
+
 class AsyncioQueue:
     """The asyncio queue, with the way to the object itself that `BlockingQueue` has."""
 
@@ -234,6 +282,11 @@ class AsyncioQueue:
         self.key = queue.key
         self.current_message = queue.current_message
         self.publish = queue.publish
+        self.publish_many = queue.publish_many
+        self.process_messages = queue.process_messages
+        self.run = queue.run
+        self.stats = queue.stats
+        self.records = queue.records
         self.process_message = queue.process_message
         self.process_message_callback = queue.process_message_callback
         self.drain = queue.drain
@@ -310,6 +363,10 @@ class Shell(ABC):
 
         return awaited
 
+    def handler(self, work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Callable[[Any], Any]:
+        """A coroutine function as a handler of `run` in this shell, so that it can wait without holding up others."""
+        return (lambda message: asyncio.run(work(message))) if self.name == "sync" else work
+
     def payload(self, text: str) -> str | bytes:
         """What a handler receives for this text, as the client decodes."""
         return text if self.wiring.decode_responses else text.encode()
@@ -327,16 +384,29 @@ class Shell(ABC):
         return list(self.redis.lrange(key, 0, -1))
 
     def leftovers(self, queue: Any) -> set[bytes]:
-        """The keys of a queue besides its bell and its reply cache."""
+        """The keys of a queue besides its bell, its reply cache and the records beside its lists."""
         prefix = f"{queue.key.prefix}{queue.key.separator}"
-        spared = (f"{prefix}bell".encode(), f"{prefix}reply{queue.key.separator}".encode())
+        spared = tuple(f"{prefix}{word}".encode() for word in ("bell", "reply", "records"))
         return {key for key in self.redis.keys("*") if not key.startswith(spared)}
 
     def lapse(self, queue: Any) -> None:
         """End every lease now, in their order, as if its time were over."""
-        held = self.redis.zrange(queue.key.leases, 0, -1)
+        held = [one for one in self.redis.zrange(queue.key.leases, 0, -1) if len(one) == 16]  # the others are alarms
         assert held, "nothing is leased"
         self.redis.zadd(queue.key.leases, {message_id: place + 1.0 for place, message_id in enumerate(held)})
+
+    def ripen(self, queue: Any) -> None:
+        """End every delay now, in their order, as if its time were over."""
+        waiting = self.redis.zrange(queue.key.delayed, 0, -1)
+        assert waiting, "nothing is delayed"
+        self.redis.zadd(queue.key.delayed, {message_id: place + 1.0 for place, message_id in enumerate(waiting)})
+        self.redis.zadd(queue.key.leases, {b"d": 1.0})  # the alarm
+
+    @property
+    def server_time(self) -> datetime:
+        """What the server's clock says."""
+        seconds, microseconds = self.redis.time()
+        return datetime.fromtimestamp(int(seconds), UTC) + timedelta(microseconds=int(microseconds))
 
     # Running
 
@@ -379,11 +449,15 @@ class SyncShell(Shell):
         self._threads: list[threading.Thread] = []
 
     def beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
+        return self._start(lambda: asyncio.run(work()))
+
+    def _start(self, work: Callable[[], Any]) -> Awaitable[Any]:
+        """In a thread of its own; awaiting it gives the result."""
         result: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def run() -> None:
             try:
-                result.set_result(asyncio.run(work()))
+                result.set_result(work())
             except BaseException as error:
                 result.set_exception(error)
 
@@ -393,7 +467,7 @@ class SyncShell(Shell):
         return asyncio.wrap_future(result)
 
     def _facade(self, queue: Any) -> BlockingQueue:
-        return BlockingQueue(queue)
+        return BlockingQueue(queue, self._start)
 
     def _connect(self, options: dict[str, Any], *, subclassed: bool) -> Any:
         return SubclassedRedis.from_url(self.server.url, **options) if subclassed else self.server.client(**options)
@@ -482,3 +556,36 @@ async def fail(queue: Any, error: Exception) -> Any:
         async with queue.process_message() as message:
             raise error
     return message
+
+
+class Awaited:
+    """The methods of a queue, a tenant or a message of either colour, awaitable in both."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing.queue if isinstance(thing, BlockingQueue | AsyncioQueue) else thing
+
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        method = getattr(self._thing, name)
+
+        async def ask(*arguments: Any, **options: Any) -> Any:
+            answer = method(*arguments, **options)
+            return await answer if inspect.isawaitable(answer) else answer
+
+        return ask
+
+
+def silent_gateway(shell: Shell) -> Any:
+    """A custom gateway with all seven operations, none of which the queue should get as far as to call."""
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("not to be called")
+
+    async def refuse_awaited(*arguments: Any, **options: Any) -> Any:
+        refuse()
+
+    operations = (
+        *("publish_message", "add_message", "move_message", "remove_message", "renew_message_lease"),
+        *("wait_for_message_and_move", "trim_queue"),
+    )
+    body = dict.fromkeys(operations, refuse if shell.name == "sync" else refuse_awaited)
+    return type("Mine", (shell.module.AbstractRedisGateway,), body)()

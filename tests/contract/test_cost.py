@@ -8,6 +8,13 @@ import pytest
 from tests.contract.shells import Shell, claim_and_die, fail, take
 
 FEW, MANY = 10, 2_000
+FULL = 100
+FULL_LISTS = {
+    "enable_completed_queue": True,
+    "max_completed_length": FULL,
+    "enable_failed_queue": True,
+    "max_failed_length": FULL,
+}
 # What takes time with the size of a key, whatever it is asked for.
 LINEAR = {
     *("lrem", "linsert", "lpos", "hgetall", "hkeys", "hvals", "smembers", "sort", "del"),
@@ -30,7 +37,7 @@ async def cost(shell: Shell, work: Callable[[], Awaitable[Any]]) -> dict[str, in
 
 
 async def fill(shell: Shell, queue: Any, count: int) -> None:
-    """So many messages in flight, twice as many in the line, and lists of that length."""
+    """So many messages in flight, twice as many in the line, and lists that are full."""
     for number in range(3):
         await queue.publish(str(number))
     await claim_and_die(queue)
@@ -44,8 +51,9 @@ async def fill(shell: Shell, queue: Any, count: int) -> None:
             for place in (2 * number, 2 * number + 1):
                 twin = (1 << 64 | place).to_bytes(16, "big")
                 pipeline.lpush(queue.key.pending, waiting[:1] + twin + waiting[17:])
-            pipeline.lpush(queue.key.completed, "old")
-            pipeline.lpush(queue.key.failed, "old")
+        for word in ("completed", "failed"):
+            pipeline.lpush(getattr(queue.key, word), *["old"] * FULL)
+            pipeline.lpush(queue.key.records(word), *["{}"] * FULL)
         pipeline.execute()
 
 
@@ -63,7 +71,7 @@ async def test_an_operation_takes_the_same_steps_beside_many_as_beside_few(shell
     spent = []
     for count in (FEW, MANY):
         shell.redis.flushall()
-        queue = shell.queue(wait=0, enable_completed_queue=True, enable_failed_queue=True)
+        queue = shell.queue(wait=0, **FULL_LISTS)
         await fill(shell, queue, count)
         spent.append(await cost(shell, lambda queue=queue: OPERATIONS[operation](shell, queue)))
     assert spent[0] == spent[1]

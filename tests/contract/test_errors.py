@@ -26,6 +26,7 @@ TREE = {
     "PublishNotConfirmedError": (),
     "QueueDrainedError": (),
     "CleanupFailedError": (),
+    "LeaseLostError": (),
     "CorruptMessageError": (ValueError,),
     "EmbeddedServerError": (RuntimeError,),
 }

@@ -18,7 +18,7 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 OPERATIONS = {
     *("publish", "publish_dedup_hit", "dropped"),
     *("claim", "claim_empty", "claim_reclaim"),
-    *("ack", "nack", "completed", "failed", "dlq"),
+    *("ack", "nack", "completed", "failed", "retried", "given_back", "redriven", "handed_off", "dlq"),
     *("lease_renew", "stale_lease_ack", "stale_lease_nack", "stale_lease_renew"),
     *("cleanup_failed", "trim_failed", "retry_attempt", "retry_exhausted"),
 }

@@ -1285,10 +1285,12 @@ def built_in(shell: Shell, **settings: Any) -> Any:
 
 
 def remains(shell: Shell, queue: Any) -> set[bytes]:
-    """The keys of a queue besides its bell and its replies, whatever stands in their names."""
+    """The keys of a queue besides its bell, its replies, and the records beside a list that is there."""
     prefix = f"{queue.key.prefix}{queue.key.separator}"
+    keys = shell.redis.keys("*")
+    records = tuple(queue.key.records(key.decode()).encode() for key in keys)
     spared = (f"{prefix}bell".encode(), f"{prefix}reply".encode())
-    return {key for key in shell.redis.keys("*") if not key.startswith(spared)}
+    return {key for key in keys if not key.startswith(spared) and key not in records}
 
 
 def token_of(claimed: Any) -> Any:

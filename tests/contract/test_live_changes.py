@@ -643,7 +643,8 @@ async def of_the_other_colour(shell: Shell, **options: Any) -> AsyncIterator[Que
             yield AsyncioQueue(shell.other_module.RedisMessageQueue("q", client=client, **options))
     else:
         with shell.server.client() as client:
-            yield BlockingQueue(shell.other_module.RedisMessageQueue("q", client=client, **options))
+            queue = shell.other_module.RedisMessageQueue("q", client=client, **options)
+            yield BlockingQueue(queue, asyncio.to_thread)
 
 
 async def with_an_unsure_claim(shell: Shell, **options: Any) -> Any:

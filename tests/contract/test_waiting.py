@@ -206,7 +206,7 @@ async def test_a_wait_ends_at_its_time_with_one_event(shell: Shell) -> None:
 async def test_a_blocking_read_is_shorter_than_the_client_listens(shell: Shell) -> None:
     """With a short socket timeout the slices are shorter still: no retry, and nothing to be seen of it outside."""
     events = shell.events()
-    queue = shell.queue(client=shell.new_client(socket_timeout=0.5), wait=0.7, on_event=events.listen)
+    queue = shell.queue(client=shell.new_client(socket_timeout=0.5), wait=1.5, on_event=events.listen)
     with Sent(shell.server) as sent:
         assert await take(queue) is None
     asked = [float(line.rsplit(" ", 1)[1]) for line in sent.lines if line.startswith("BLPOP")]

@@ -1,0 +1,514 @@
+"""Redrives, purges and hand-offs lose and double nothing: whatever is cut, killed, late or going on beside them."""
+
+import asyncio
+import contextlib
+import inspect
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import redis
+import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from redis_message_queue import LeaseLostError, RedisMessageQueue, RetryPolicy
+from tests.faults.meanwhile import PATIENCE_SECONDS, beside, start, until
+from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS, STRAGGLE, delayed
+from tests.faults.shells import AsyncioShell, BlockingShell
+from tests.faults.stepping import LIBRARY, Cancellation, CtrlC
+
+CUTS = [(CUT_BEFORE,), (CUT_AFTER, CUT_AFTER), (PASS, CUT_AFTER, CUT_BEFORE)]
+every_cut = pytest.mark.parametrize("cuts", CUTS, ids=lambda cuts: ", ".join(map(str, cuts)))
+
+
+def done(shell, answer):
+    """The result of a method of either colour."""
+    return shell.runner.run(answer) if inspect.iscoroutine(answer) else answer
+
+
+def plain(truth, name="faults", **options):
+    """A queue past all faults."""
+    return RedisMessageQueue(name, client=truth.client, message_wait_interval_seconds=0, **options)
+
+
+def bury(truth, texts, tenant=None):
+    """Make dead letters of these, the first one first."""
+    queue = plain(truth, max_delivery_count=1, visibility_timeout_seconds=0.001)
+    queue.publish_many(texts, tenant=tenant)
+    left = len(texts)
+    while left:
+        with contextlib.suppress(SystemExit), queue.process_messages(min(left, 1_000)) as batch:
+            left -= len(batch)
+            raise SystemExit
+    time.sleep(0.005)
+    with queue.process_messages(1) as batch:
+        assert list(batch) == []
+    assert truth.client.llen(truth.key.dead_letter) == truth.client.llen(truth.key.records("dlq"))
+
+
+def handed_off(shell, queue, results, meanwhile=lambda: None):
+    """Take a message and hand it off to the results, in the colour of the shell."""
+
+    async def awaited():
+        async with queue.process_messages(1) as batch:
+            meanwhile()
+            for message in batch:
+                await message.complete(publish=[(results, f"of {message.payload.decode()}")])
+
+    if isinstance(shell, AsyncioShell):
+        return shell.runner.run(awaited())
+    with queue.process_messages(1) as batch:
+        meanwhile()
+        for message in batch:
+            message.complete(publish=[(results, f"of {message.payload.decode()}")])
+    return None
+
+
+def results_of(truth):
+    return [one.payload for one in plain(truth, "results").peek(1_000)]
+
+
+def two_queues(shell, **options):
+    """The queue under test and the one that gets its results, behind the same proxy."""
+    client = shell.client()
+    queue = shell.queue(client, **options)
+    return queue, shell.queue_class("results", client=client)
+
+
+# Lost requests and answers
+
+
+@every_cut
+def test_a_redrive_sends_each_letter_back_once(proxy, truth, shell, cuts):
+    """Six hundred letters are two pages; a repeated page gives its first answer."""
+    bury(truth, [str(number) for number in range(600)])
+    queue = shell.queue()
+    proxy.meet("redrive", *cuts)
+    summary = done(shell, queue.redrive_dead_letters(where=lambda letter: int(letter.payload) % 4 > 0))
+    assert (summary.matched, summary.redriven, summary.suppressed) == (450, 450, 0)
+    waiting = [int(one.payload) for one in plain(truth).peek(2_000)]
+    assert waiting == [number for number in range(600) if number % 4]
+    assert [int(one) for one in truth.dead] == list(range(0, 600, 4))
+    assert all(one.id for one in plain(truth).records(max_records=400))
+
+
+@every_cut
+def test_a_hand_off_happens_once(proxy, truth, shell, cuts):
+    """The message is gone and its result is there, whatever was lost and sent again."""
+    queue, results = two_queues(shell, enable_completed_queue=True)
+    for letter in "ab":
+        shell.publish(queue, letter)
+    proxy.meet("hand_off", *cuts)
+    for _ in range(2):
+        handed_off(shell, queue, results)
+    assert results_of(truth) == [b"of a", b"of b"]
+    assert truth.completed == [b"a", b"b"]
+    assert truth.is_empty
+
+
+@every_cut
+def test_a_purge_removes_everything(proxy, truth, shell, cuts):
+    """Only its count may miss a step whose answer was lost; what it should not touch it does not."""
+    plain(truth).publish_many(["m"] * 2_500)
+    plain(truth).publish_many(["m"] * 10, tenant="t")
+    plain(truth).publish("later", delay_seconds=100)
+    with pytest.raises(LookupError), plain(truth, enable_failed_queue=True).process_message():
+        raise LookupError
+    queue = shell.queue()
+    proxy.meet("sweep", *cuts)
+    assert 2_509 - 1_000 * len(cuts) <= done(shell, queue.purge("pending")) <= 2_509
+    stats = plain(truth).stats()
+    assert (stats.pending, stats.tenants, stats.processing, stats.delayed, stats.failed) == (0, 0, 0, 1, 1)
+    proxy.meet("sweep", *cuts)
+    assert done(shell, queue.purge("delayed")) <= 1
+    assert truth.is_empty
+    proxy.meet("UNLINK", *cuts)
+    assert done(shell, queue.purge("failed")) <= 1
+    assert truth.failed == []
+
+
+@every_cut
+def test_looks_are_repeated(proxy, truth, shell, cuts):
+    """stats, peek, records and tenants give what is there."""
+    plain(truth).publish_many(["a", "b"], tenant="t")
+    queue = shell.queue()
+    for name in ("stats", "LRANGE", "ZRANGE"):
+        proxy.meet(name, *cuts)
+    assert done(shell, queue.stats()).pending == 2
+    assert [one.payload for one in done(shell, queue.peek())] == [b"a", b"b"]
+    assert done(shell, queue.tenants()) == {"t": 2}
+    assert done(shell, queue.records()) == []
+
+
+def test_scripts_that_the_server_has_forgotten_are_sent_again(proxy, truth, shell):
+    """After SCRIPT FLUSH every verb of operators and the hand-off work as ever."""
+    bury(truth, ["dead"])
+    queue, results = two_queues(shell)
+    for work in (
+        lambda: done(shell, queue.stats()),
+        lambda: done(shell, queue.redrive_dead_letters()),
+        lambda: handed_off(shell, queue, results),
+        lambda: done(shell, queue.purge("pending")),
+    ):
+        truth.client.script_flush()
+        work()
+    assert results_of(truth) == [b"of dead"]
+    assert truth.is_empty
+
+
+# Requests that arrive late
+
+
+def test_a_straggling_redrive_redrives_nothing(proxy, truth, shell):
+    """Neither what its repetition has sent back, nor what has died since."""
+    bury(truth, ["old"])
+    queue = shell.queue()
+    proxy.meet("redrive", STRAGGLE)
+    assert done(shell, queue.redrive_dead_letters()).redriven == 1
+    assert shell.process(queue) == b"old"
+    bury(truth, ["old"])
+    proxy.let_stragglers_through()
+    assert (truth.pending, truth.dead) == (0, [b"old"])
+
+
+def test_a_straggling_hand_off_publishes_nothing(proxy, truth, shell):
+    """After its repetition it is the same call; after its message was taken over it is nobody's."""
+    queue, results = two_queues(shell)
+    shell.publish(queue, "a")
+    proxy.meet("hand_off", STRAGGLE)
+    handed_off(shell, queue, results)
+    proxy.let_stragglers_through()
+    assert results_of(truth) == [b"of a"]
+
+    impatient, results = two_queues(shell, gateway={"retry_budget_seconds": 0})
+    shell.publish(impatient, "b")
+    proxy.meet("hand_off", STRAGGLE)
+    with pytest.raises(RedisConnectionError):
+        handed_off(shell, impatient, results)
+    # It was given back; somebody else takes it, and then the hand-off arrives.
+    with plain(truth).process_message() as message:
+        assert message == b"b"
+        proxy.let_stragglers_through()
+    assert results_of(truth) == [b"of a"]
+    assert truth.is_empty
+
+
+@pytest.mark.parametrize("target", ["pending", "delayed", "dead_letters"])
+def test_a_straggling_purge_removes_nothing_new(proxy, truth, shell, target):
+    """What came after the purge was never meant by it."""
+
+    def fill(text):
+        if target == "dead_letters":
+            bury(truth, [text])
+        else:
+            plain(truth).publish(text, delay_seconds=100 if target == "delayed" else None)
+
+    fill("old")
+    queue = shell.queue()
+    for name in ("sweep", "UNLINK"):
+        proxy.meet(name, STRAGGLE)
+    assert done(shell, queue.purge(target)) <= 1
+    proxy.relent()
+    fill("new")
+    proxy.let_stragglers_through()
+    assert [one.payload for one in plain(truth).peek(source=target)] == [b"new"]
+
+
+# Interruptions
+
+
+def test_a_hand_off_that_is_cancelled_happens_once_or_not_at_all(proxy, truth):
+    """At every await of it; the cancellation comes out, and the message is gone or still in hand."""
+    proxy.always("EVALSHA", delayed(0.003))  # no answer is there before it is awaited
+    shell = AsyncioShell(proxy.port, redis.asyncio.Redis)
+
+    async def hand_off(queue, results, cancellation):
+        async with queue.process_messages(1) as batch:
+            await cancellation.of(batch[0].complete(publish=[(results, "r")]))
+
+    async def cancel_everywhere():
+        awaits, outcomes = 0, Counter()
+        while True:
+            awaits += 1
+            queue, results = two_queues(shell)
+            plain(truth).publish("m")
+            cancellation = Cancellation(awaits)
+            task = asyncio.ensure_future(hand_off(queue, results, cancellation))
+            await asyncio.wait({task})
+            assert task.cancelled() == cancellation.came
+            outcome = (truth.processing, len(results_of(truth)))
+            outcomes[outcome] += 1
+            truth.client.flushdb()
+            if not cancellation.came:
+                return outcomes
+
+    try:
+        outcomes = shell.runner.run(cancel_everywhere())
+    finally:
+        shell.close()
+    assert set(outcomes) <= {(0, 1), (1, 0)}
+    assert outcomes[0, 1] >= 2
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_ctrl_c_in_a_hand_off_lets_it_happen_once_or_not_at_all(server, truth):
+    """At every other moment inside the library; the next call on the same objects works as ever."""
+    shell = BlockingShell(server.port, redis.Redis)
+    queue, results = two_queues(shell)
+    moment, came, outcomes = 0, True, Counter()
+    while came:
+        moment += 2
+        queue.publish("m")
+        with contextlib.suppress(KeyboardInterrupt), queue.process_messages(1) as batch:
+            interruption = CtrlC(moment, LIBRARY)
+            with contextlib.suppress(KeyboardInterrupt), interruption:
+                batch[0].complete(publish=[(results, "r")])
+            came = interruption.came
+            raise KeyboardInterrupt
+        outcomes[truth.processing, len(results_of(truth))] += 1
+        truth.client.flushdb()
+    shell.close()
+    assert moment > 20
+    assert set(outcomes) == {(0, 1), (1, 0)}
+
+
+# SIGKILL
+
+
+def process(port, verb):
+    command = [sys.executable, "-W", "error", str(Path(__file__).with_name("mortal_operator.py")), str(port), verb]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def test_killing_workers_doubles_and_loses_no_result(server, truth):
+    """Two workers, six kills: consume, process, produce without a gap means one result for each message."""
+    chance = random.Random(11)
+    expected = [b"%d" % number for number in range(180)]
+    workers = [process(server.port, "hand off") for _ in range(2)]
+    try:
+        until(lambda: truth.client.scard("ready") >= 2)
+        queue = plain(truth)
+        for number, message in enumerate(expected):
+            queue.publish(message.decode())
+            if number % 30 == 0:
+                time.sleep(chance.random() * 0.03)
+                place = chance.randrange(2)
+                workers[place].send_signal(signal.SIGKILL)
+                workers[place].communicate()
+                workers[place] = process(server.port, "hand off")
+        until(lambda: truth.is_empty)
+        truth.client.set("go home", 1)
+        complaints = [worker.communicate(timeout=PATIENCE_SECONDS) for worker in workers]
+        statuses = [worker.returncode for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    assert (statuses, complaints) == ([0, 0], [(b"", b"")] * 2)
+    assert sorted(results_of(truth)) == sorted(expected)
+
+
+# What becomes of a step when its operator is killed: it never arrives, or it was done and nobody heard of it. What
+# the operator sends after that is not heard either, so he is in the middle of it however long the killer takes.
+STEPS = {"its step never arrives": (BLACK_HOLE,), "its step was done": (CUT_AFTER, BLACK_HOLE)}
+every_step = pytest.mark.parametrize("last", STEPS.values(), ids=STEPS)
+
+
+def kill_in_the_middle(proxy, verb, script, before, last):
+    """Let an operator do so many steps, and kill him while he waits for the answer to his last request."""
+    proxy.meet(script, *[PASS] * before, *last)
+    with process(proxy.port, verb) as victim:
+        try:
+            until(lambda: proxy.seen[script] == before + len(last) or victim.poll() is not None)
+            assert victim.poll() is None, victim.stderr.read()
+        finally:
+            victim.kill()
+        assert victim.communicate(timeout=PATIENCE_SECONDS) == (b"", b"")
+    assert victim.returncode == -signal.SIGKILL
+    assert proxy.seen[script] == before + len(last)
+    return before + last.count(CUT_AFTER)
+
+
+@every_step
+def test_a_redrive_that_is_killed_has_sent_back_whole_pages(proxy, truth, last):
+    """Each letter is dead or waiting, with its record or its lineage; the next redrive does the rest."""
+    bury(truth, [str(number) for number in range(3_000)])
+    ids = {one.payload: one.id for one in plain(truth).records(max_records=3_000)}
+    pages = kill_in_the_middle(proxy, "redrive", "redrive", 2, last)
+    waiting = {one.payload: one.replay_of for one in plain(truth).peek(3_000)}
+    assert sorted(map(int, waiting)) == list(range(0, 500 * pages, 2))
+    assert len(waiting) == truth.pending
+    assert sorted([*waiting, *truth.dead]) == sorted(ids)
+    assert len(truth.dead) == truth.client.llen(truth.key.records("dlq"))
+    assert all(ids[payload] == replayed for payload, replayed in waiting.items())
+    summary = plain(truth).redrive_dead_letters(where=lambda letter: int(letter.payload) % 2 == 0)
+    assert summary.redriven == 1_500 - len(waiting)
+    assert sorted(map(int, truth.dead)) == list(range(1, 3_000, 2))
+
+
+@every_step
+def test_a_purge_that_is_killed_leaves_a_queue_in_order(proxy, truth, last):
+    """What is left is counted, claimed and purged as ever."""
+    queue = plain(truth)
+    for tenant in (None, *"abcdefgh"):
+        queue.publish_many(["m"] * 3_000, tenant=tenant)
+    steps = kill_in_the_middle(proxy, "purge", "sweep", 13, last)
+    stats = queue.stats()
+    assert stats.pending == 27_000 - 1_000 * steps
+    assert stats.pending == truth.pending + sum(queue.tenants().values())
+    assert stats.tenants == len(queue.tenants())
+    with queue.process_message() as message:
+        assert message == b"m"
+    assert queue.purge("pending") == stats.pending - 1
+    assert truth.is_empty
+    assert queue.stats().pending == 0
+
+
+# A live queue
+
+
+class Mourner:
+    """A consumer to whose queue operators send the dead back: what is new dies, what is back is done."""
+
+    def __init__(self, truth, **options):
+        policy = RetryPolicy(max_attempts=1)
+        self.queue = plain(truth, retry_policy=policy, **options)
+        self.born = {}  # payload to id
+        self.done = []  # payload, tenant and the id that it repeats
+        self.stopped = False
+
+    def work(self):
+        while True:
+            with self.queue.process_messages(50) as batch:
+                if not batch and self.stopped:
+                    return
+                for message in batch:
+                    if message.replay_of is None:
+                        self.born[message.payload] = message.id
+                        batch.fail(message, ValueError("dies"))
+                    else:
+                        self.done.append((message.payload, message.tenant, message.replay_of))
+
+
+def is_chosen(letter):
+    return int(letter.payload) % 3 > 0
+
+
+@pytest.mark.parametrize("limit", [None, 50], ids=["every letter is kept", "old letters are trimmed"])
+def test_a_redrive_on_a_live_queue_confuses_nothing(server, truth, limit):
+    """While letters arrive, are trimmed and are redriven by another: each is back once, as itself, or stays dead."""
+    numbers = range(900)
+    mourner = Mourner(truth, max_dead_letter_length=limit)
+
+    def publish():
+        with server.client() as client:
+            queue = RedisMessageQueue("faults", client=client)
+            for at in range(0, len(numbers), 3):
+                # The same tenant for all of a chunk, and payloads that come once.
+                queue.publish_many([str(number) for number in numbers[at : at + 3]], tenant=f"t{at % 5}")
+
+    def redrive(publishing):
+        with server.client() as client:
+            queue = RedisMessageQueue("faults", client=client)
+            while not publishing.done():
+                queue.redrive_dead_letters(where=is_chosen)
+
+    with beside(mourner.work) as working:
+        try:
+            publishing = start(publish)
+            for operator in [start(redrive, publishing) for _ in range(2)]:
+                operator.result(PATIENCE_SECONDS)
+            publishing.result(PATIENCE_SECONDS)
+            until(lambda: len(mourner.born) == len(numbers) or working.done())
+            until(lambda: truth.is_empty or working.done())
+            plain(truth).redrive_dead_letters(where=is_chosen)
+        finally:
+            mourner.stopped = True
+    back = Counter(int(payload) for payload, _, _ in mourner.done)
+    dead = Counter(int(payload) for payload in truth.dead)
+    assert set(back.values()) == set(dead.values()) == {1}
+    assert all(mourner.born[payload] == replayed for payload, _, replayed in mourner.done)
+    assert all(tenant == f"t{int(payload) // 3 * 3 % 5}" for payload, tenant, _ in mourner.done)
+    assert set(dead) == set(numbers[::3]) if limit is None else set(dead) <= set(numbers[::3])
+    assert set(back) == {number for number in numbers if number % 3} if limit is None else not set(back) & set(dead)
+    assert truth.client.llen(truth.key.records("dlq")) == len(truth.dead)
+
+
+def test_a_purge_ends_though_others_go_on_publishing(server, truth):
+    """It removes what was there when it was called, and does not chase what comes after."""
+    stopped = []
+
+    def publish():
+        with server.client() as client:
+            queue, count = RedisMessageQueue("faults", client=client), 0
+            while not stopped:
+                queue.publish("m", tenant=f"t{count % 7}")
+                count += 1
+
+    publishers = [start(publish) for _ in range(3)]
+    try:
+        until(lambda: plain(truth).stats().tenants == 7)
+        assert start(plain(truth).purge, "pending").result(PATIENCE_SECONDS / 3) > 0
+    finally:
+        stopped.append(True)
+        for publisher in publishers:
+            publisher.result(PATIENCE_SECONDS)
+    plain(truth).purge("pending")
+    assert truth.is_empty
+
+
+def test_lines_that_are_deleted_under_everybodys_hands_stay_in_order(server, truth):
+    """While one publishes, one consumes and one deletes lines, nothing is left in the ring that should not be."""
+    expected, handled, stopped = 900, [], []
+
+    def publish():
+        with server.client() as client:
+            queue = RedisMessageQueue("faults", client=client)
+            for number in range(expected):
+                queue.publish(str(number), tenant=f"t{number % 3}")
+
+    def consume():
+        with server.client() as client:
+            queue = RedisMessageQueue("faults", client=client, message_wait_interval_seconds=0)
+            while True:
+                with queue.process_messages(3) as batch:
+                    handled.extend(message.payload for message in batch)
+                    if not batch and stopped:
+                        return
+
+    consuming, publishing = start(consume), start(publish)
+    deleted = 0
+    while not publishing.done():
+        for tenant in ("t0", "t1", "t2"):
+            deleted += plain(truth).tenant(tenant).delete()
+            time.sleep(0.002)
+    stopped.append(True)
+    publishing.result(PATIENCE_SECONDS)
+    consuming.result(PATIENCE_SECONDS)
+    assert len(handled) + deleted == expected
+    assert len(set(handled)) == len(handled)
+    leftovers = (truth.key.tenants, truth.key.size, *(truth.key.line(f"t{number}") for number in range(3)))
+    assert truth.is_empty
+    assert truth.client.exists(*leftovers) == 0
+
+
+def test_of_two_holders_one_hands_off(proxy, truth, shell):
+    """A message that was taken over while its hand-off was on the way has the results of its new holder alone."""
+    queue, results = two_queues(shell)
+    shell.publish(queue, "m")
+
+    def take_over():
+        (held,) = [one for one in truth.client.zrange(truth.key.leases, 0, -1) if len(one) == 16]
+        truth.client.zadd(truth.key.leases, {held: 1})
+        with plain(truth).process_messages(1) as batch:
+            batch[0].complete(publish=[(plain(truth, "results"), "of the new holder")])
+
+    with pytest.raises(LeaseLostError):
+        handed_off(shell, queue, results, meanwhile=take_over)
+    assert results_of(truth) == [b"of the new holder"]
+    assert truth.is_empty
