@@ -145,10 +145,12 @@ class Cluster:
         return set().union(*(node.keys() for node in self.primaries))
 
     def leftovers(self, queue: Any) -> set[bytes]:
-        """The keys on all primaries, besides the queue's bell and its reply cache."""
+        """The keys on all primaries, besides the queue's bell, its reply cache, and records of lists that are there."""
         prefix = f"{queue.key.prefix}{queue.key.separator}"
+        keys = set(self.every_key())
+        records = {queue.key.records(key.decode()).encode() for key in keys}
         spared = (f"{prefix}bell".encode(), f"{prefix}reply{queue.key.separator}".encode())
-        return {key for key in self.every_key() if not key.startswith(spared)}
+        return {key for key in keys if not key.startswith(spared)} - records
 
     def dump(self) -> Dump:
         """Everything that is in the cluster, by the port where it is."""

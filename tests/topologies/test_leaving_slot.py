@@ -13,12 +13,13 @@ import redis
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.scripts import script
 from tests.lua import scripts_runner, situations
-from tests.lua.scripts_runner import WOKEN, Caller, fresh_id
+from tests.lua.scripts_runner import WOKEN, Caller, Taken, fresh_id
 from tests.lua.situations import EVERY, Call, Situation, script_of, title
 from tests.topologies.cluster import Cluster
 from tests.topologies.migration import Migration
 
 TAGGED = QueueKeys.of("orders", hash_tag=True)
+TARGET = QueueKeys.of("{orders} invoices")  # in the same slot
 FAR_AWAY = 4e15  # a deadline in the next century, in microseconds
 A_MINUTE_MS = 60_000
 
@@ -53,7 +54,45 @@ def renew_the_last_lease(caller: Caller) -> Call:
     return partial(caller.renew, caller.hold(b"first"))
 
 
+def hold_what_came_back(caller: Caller) -> tuple[Taken, ...]:
+    """A lease of acme and one of nobody's have run out, and wait for their turn; more of both waits in the lines."""
+    held = caller.hold(b"first", tenant="acme") + caller.hold(b"second")
+    caller.expire()
+    caller.line_up("zeta", b"third")
+    assert caller.claim().only.payload in (b"first", b"second", b"third")
+    caller.line_up("acme", b"fourth")
+    caller.publish(b"fifth")
+    return held
+
+
+def claim_the_last_of_everybody(caller: Caller) -> Call:
+    hold_what_came_back(caller)
+    return partial(caller.claim, 10)
+
+
+def settle_the_last_that_came_back(caller: Caller) -> Call:
+    return partial(caller.settle, hold_what_came_back(caller))
+
+
+def give_back_the_last_that_came_back(caller: Caller) -> Call:
+    return partial(caller.give_back, hold_what_came_back(caller))
+
+
+def renew_the_last_that_came_back(caller: Caller) -> Call:
+    return partial(caller.renew, hold_what_came_back(caller))
+
+
+def sweep_the_last_of_a_tenant(caller: Caller) -> Call:
+    hold_what_came_back(caller)
+    return partial(caller.sweep, "line", "acme")
+
+
 LAST: tuple[Situation, ...] = (
+    claim_the_last_of_everybody,
+    settle_the_last_that_came_back,
+    give_back_the_last_that_came_back,
+    renew_the_last_that_came_back,
+    sweep_the_last_of_a_tenant,
     publish_and_drop_two_that_came_back,
     claim_the_last_when_woken,
     claim_the_last_that_came_back,
@@ -67,7 +106,8 @@ def caller(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Caller:
     """A caller that speaks with the owner of the slot, as a cluster client would."""
     for module in (scripts_runner, situations):
         monkeypatch.setattr(module, "KEYS", TAGGED)
-    return Caller(cluster.owner(TAGGED.pending).redis)
+    monkeypatch.setattr(scripts_runner, "TARGET", TARGET)
+    return Caller(cluster.owner(TAGGED.pending).redis, line=TAGGED.line(""), returned=TAGGED.returned(""))
 
 
 def fill_the_gaps(caller: Caller, name: str) -> None:
@@ -75,7 +115,7 @@ def fill_the_gaps(caller: Caller, name: str) -> None:
 
     An empty line and a new deduplication key stay as they are: filled, they would be another situation.
     """
-    client = caller.client
+    client, later = caller.client, fresh_id()
     fillers = {
         "processing": lambda key: client.hset(key, fresh_id(), b"somebody else's"),
         "leases": lambda key: client.zadd(key, {fresh_id(): FAR_AWAY}),
@@ -84,6 +124,10 @@ def fill_the_gaps(caller: Caller, name: str) -> None:
         "watch": lambda key: client.set(key, b"somebody", px=A_MINUTE_MS),
         "dlq": lambda key: client.lpush(key, b"somebody else's"),
         "kept": lambda key: client.lpush(key, b"somebody else's"),
+        "records": lambda key: client.lpush(key, b"{}"),
+        "weights": lambda key: client.hset(key, "zeta", 2),
+        "delayed": lambda key: client.zadd(key, {later: FAR_AWAY}),
+        "later": lambda key: client.hset(key, later, b"somebody else's"),
         "reply": lambda key: client.set(key, b"%012d" % caller.number, px=A_MINUTE_MS),
     }
     for word in script(name).keys:
