@@ -84,6 +84,11 @@ TELLINGS: dict[EventOperation, tuple[Telling, ...]] = {
             ("message_id", "delivery_count"),
         ),
         Telling(
+            "after `nack`: a retry policy has given the message up, or its attempts are used up",
+            _SUCCESS,
+            (*_TIMED, *_ERROR),
+        ),
+        Telling(
             "the same for a payload that is not UTF-8 where the client decodes; the error is a `CorruptMessageError`",
             _SUCCESS,
             (*_LEASE, *_ERROR),
@@ -93,6 +98,19 @@ TELLINGS: dict[EventOperation, tuple[Telling, ...]] = {
             _SUCCESS,
             ("delivery_count",),
         ),
+    ),
+    EventOperation.RETRIED: (
+        Telling("after `failed`: a retry policy lets the message wait for its next attempt", _SUCCESS, _TIMED),
+    ),
+    EventOperation.GIVEN_BACK: (
+        Telling("a loop ends and returns what it had not begun to the head of its line", _SUCCESS, _TIMED),
+        Telling("a batch was left by an exception, and this message was not settled yet", _SUCCESS, (*_TIMED, *_ERROR)),
+    ),
+    EventOperation.REDRIVEN: (
+        Telling("a dead letter is a message again; the id is its new one", _SUCCESS, ("message_id",)),
+    ),
+    EventOperation.HANDED_OFF: (
+        Telling("after `ack`: `complete()` has published what the message led to, in the same step", _SUCCESS, _TIMED),
     ),
     EventOperation.LEASE_RENEW: (
         Telling("a heartbeat renewed the lease", _SUCCESS, _LEASE),

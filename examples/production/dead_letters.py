@@ -54,17 +54,14 @@ def main() -> None:
         time.sleep(LEASE_SECONDS)
         run_once(queue)  # the poison has had its two chances: it is put aside on the way to the next message
 
-        # The list holds the payloads as they were published, the newest first: any Redis tool can read it.
-        for payload in client.lrange(queue.key.dead_letter, 0, -1):
-            print(f"dead letter: {payload}")
+        # The list holds the payloads as they were published, the newest first; beside it is what is known of them.
+        for letter in queue.records("dead_letters"):
+            print(f"dead letter: {letter.payload}, delivered {letter.delivery_count} times")
 
-        # Once the bug is mended, give the oldest one another chance: publish it before it is removed.
-        oldest = client.lindex(queue.key.dead_letter, -1)
-        if oldest is not None:
-            queue.publish(str(oldest))
-            client.rpop(queue.key.dead_letter)
-        print(f"{client.llen(queue.key.pending)} message is pending again")
-        client.delete(queue.key.pending)  # this bug will not be mended: leave nothing behind
+        # Once the bug is mended, give it another chance, with a fresh delivery budget.
+        summary = queue.redrive_dead_letters(where=lambda letter: letter.payload == "poison")
+        print(f"{summary.redriven} message is pending again")
+        queue.purge("pending")  # this bug will not be mended: leave nothing behind
 
 
 if __name__ == "__main__":

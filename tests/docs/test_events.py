@@ -21,6 +21,7 @@ from redis_message_queue import (
     RedisGateway,
     RedisMessageQueue,
     RetryBudgetExhaustedError,
+    RetryPolicy,
 )
 from redis_message_queue.embedded import EmbeddedRedis
 
@@ -98,6 +99,9 @@ def test_every_event_comes_as_the_page_says(
     come_too_late(queue)
     keep_alive(queue, client, ear)
     fail_to_clean_up(queue, client, clean_server)
+    try_again(queue)
+    give_back(queue)
+    hand_on(queue)
     lose_the_server(ear)
     for operation in EventOperation:
         came = {kind for kind in ear.kinds if kind[0] == operation}
@@ -202,13 +206,44 @@ def fail_to_clean_up(queue: MakeQueue, client: redis.Redis, server: EmbeddedRedi
     with server.client(username="no-scissors", password="any") as blunt:
         growing = {"max_delivery_count": 1, "max_dead_letter_length": 1, "visibility_timeout_seconds": LEASE}
         crowded = queue("crowded", client=blunt, enable_completed_queue=True, max_completed_length=1, **growing)
-        crowded.publish("a")
-        take(crowded)
-        crowded.publish("b")
-        take_and_die(crowded)
-        time.sleep(LEASE)
-        take(crowded)
+        for _ in range(2):
+            crowded.publish("a")
+            take(crowded)
+        for _ in range(2):
+            crowded.publish("b")
+            take_and_die(crowded)
+            time.sleep(LEASE)
+            take(crowded)
     client.acl_deluser("no-scissors")
+
+
+def try_again(queue: MakeQueue) -> None:
+    policy = RetryPolicy(max_attempts=2, initial_delay_seconds=0)
+    stubborn = queue("stubborn", retry_policy=policy)
+    stubborn.publish("a")
+    take_and_raise(stubborn)
+    take_and_raise(stubborn)
+    stubborn.redrive_dead_letters()
+
+
+def give_back(queue: MakeQueue) -> None:
+    many = queue("many")
+    many.publish_many(["a", "b"])
+    with contextlib.suppress(ValueError), many.process_messages(2):
+        raise ValueError("not now")
+    with contextlib.suppress(SystemExit):
+        many.run(leave, prefetch=2)
+
+
+def leave(message: object) -> None:
+    raise SystemExit
+
+
+def hand_on(queue: MakeQueue) -> None:
+    first, second = queue("first"), queue("second")
+    first.publish("a")
+    with first.process_message():
+        first.current_message().complete(publish=[(second, "b")])
 
 
 def lose_the_server(ear: Ear) -> None:

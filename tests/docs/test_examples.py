@@ -48,7 +48,7 @@ SAYS = {
         "handling: poison\n  crashed",
         "alert: a message went to the dead letters after 2 deliveries",
         "handling: harmless",
-        "dead letter: poison\n1 message is pending again",
+        "dead letter: poison, delivered 2 times\n1 message is pending again",
     ],
 }
 # Those that need another one first, which leaves them something to do.
