@@ -22,6 +22,10 @@ _RATES = {
     ("asyncio", "publish"): 0.9,
     ("asyncio", "dedup"): 0.9,
     ("asyncio", "consume"): 0.9,
+    ("sync", "publish_batch"): 2.0,
+    ("sync", "consume_batch"): 2.0,
+    ("sync", "run_1"): 1.0,
+    ("sync", "run_100"): 20.0,
 }
 # At most so many times the median delay of a raw blocking read.
 _LATENCY = 2.0

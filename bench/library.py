@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -14,7 +15,24 @@ from bench.payload import identity
 _PILE_LEASE_SECONDS = 7200
 
 
-class SyncQueue:
+_TENANTS = 10
+
+
+def _ignore(_: object) -> None:
+    """A handler that costs nothing."""
+
+
+class Checks:
+    """What both colours share."""
+
+    _turn = 0
+
+    def _check(self, summary: Any, messages: list[str]) -> None:
+        if summary.handled != len(messages):
+            raise RuntimeError(f"{summary.handled} of {len(messages)} messages were handled")
+
+
+class SyncQueue(Checks):
     """Two queue objects on the same keys, one of them with deduplication."""
 
     def __init__(self, url: str, name: str) -> None:
@@ -34,6 +52,27 @@ class SyncQueue:
             if message is None:
                 raise RuntimeError("the pre-filled queue ran empty")
 
+    def publish_batch(self, messages: list[str]) -> None:
+        self._queue.publish_many(messages)
+
+    def consume_batch(self, messages: list[str]) -> None:
+        with self._queue.process_messages(len(messages)) as batch:
+            if len(batch) < len(messages):
+                raise RuntimeError("the pre-filled queue ran empty")
+
+    def run_1(self, messages: list[str]) -> None:
+        self._check(self._queue.run(_ignore, prefetch=1, until_empty=True), messages)
+
+    def run_100(self, messages: list[str]) -> None:
+        self._check(self._queue.run(_ignore, prefetch=100, until_empty=True), messages)
+
+    def publish_for_tenants(self, message: str) -> None:
+        self._turn = (self._turn + 1) % _TENANTS
+        self._queue.publish(message, tenant=f"tenant {self._turn}")
+
+    def consume_of_tenants(self, message: str) -> None:
+        self.consume(message)
+
     def listen(self, handle: Callable[[str | bytes], None]) -> None:
         while True:
             with self._queue.process_message() as message:
@@ -41,7 +80,7 @@ class SyncQueue:
                     return handle(message)
 
 
-class AsyncQueue:
+class AsyncQueue(Checks):
     """The same through the asyncio package."""
 
     def __init__(self, url: str, name: str) -> None:
@@ -60,6 +99,27 @@ class AsyncQueue:
         async with self._queue.process_message() as message:
             if message is None:
                 raise RuntimeError("the pre-filled queue ran empty")
+
+    async def publish_batch(self, messages: list[str]) -> None:
+        await self._queue.publish_many(messages)
+
+    async def consume_batch(self, messages: list[str]) -> None:
+        async with self._queue.process_messages(len(messages)) as batch:
+            if len(batch) < len(messages):
+                raise RuntimeError("the pre-filled queue ran empty")
+
+    async def run_1(self, messages: list[str]) -> None:
+        self._check(await self._queue.run(_ignore, prefetch=1, until_empty=True), messages)
+
+    async def run_100(self, messages: list[str]) -> None:
+        self._check(await self._queue.run(_ignore, prefetch=100, until_empty=True), messages)
+
+    async def publish_for_tenants(self, message: str) -> None:
+        self._turn = (self._turn + 1) % _TENANTS
+        await self._queue.publish(message, tenant=f"tenant {self._turn}")
+
+    async def consume_of_tenants(self, message: str) -> None:
+        await self.consume(message)
 
     async def listen(self, handle: Callable[[str | bytes], None]) -> None:
         while True:

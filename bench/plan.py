@@ -6,7 +6,10 @@ from itertools import product
 from bench.placement import possible
 
 COLOURS = ("sync", "asyncio")
-RATES = ("publish", "dedup", "duplicate", "consume")
+RATES = (
+    *("publish", "dedup", "duplicate", "consume"),
+    *("publish_batch", "consume_batch", "run_1", "run_100", "tenants"),
+)
 MEASURES = (*RATES, "latency", "ack", "memory")
 # A duplicate has no target, so it is measured when asked for.
 _USUAL = tuple(measure for measure in MEASURES if measure != "duplicate")

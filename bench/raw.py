@@ -51,6 +51,33 @@ class SyncQueue:
         message = self._client.lmove(key.pending, key.processing, "RIGHT", "LEFT")
         self._client.lrem(key.processing, 1, message)
 
+    def publish_batch(self, messages: list[str]) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        for message in messages:
+            pipe.lpush(self._key.pending, message)
+        pipe.execute()
+
+    def consume_batch(self, messages: list[str]) -> None:
+        key, pipe = self._key, self._client.pipeline(transaction=False)
+        for _ in messages:
+            pipe.lmove(key.pending, key.processing, "RIGHT", "LEFT")
+        taken = pipe.execute()
+        for message in taken:
+            pipe.lrem(key.processing, 1, message)
+        pipe.execute()
+
+    def run_1(self, messages: list[str]) -> None:
+        for message in messages:
+            self.consume(message)
+
+    run_100 = run_1  # nobody prefetches by hand
+
+    def publish_for_tenants(self, message: str) -> None:
+        self.publish(message)
+
+    def consume_of_tenants(self, message: str) -> None:
+        self.consume(message)
+
     def listen(self, handle: Callable[[bytes], None]) -> None:
         key, message = self._key, None
         while message is None:
@@ -78,6 +105,33 @@ class AsyncQueue:
         key = self._key
         message = await self._client.lmove(key.pending, key.processing, "RIGHT", "LEFT")
         await self._client.lrem(key.processing, 1, message)
+
+    async def publish_batch(self, messages: list[str]) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        for message in messages:
+            pipe.lpush(self._key.pending, message)
+        await pipe.execute()
+
+    async def consume_batch(self, messages: list[str]) -> None:
+        key, pipe = self._key, self._client.pipeline(transaction=False)
+        for _ in messages:
+            pipe.lmove(key.pending, key.processing, "RIGHT", "LEFT")
+        taken = await pipe.execute()
+        for message in taken:
+            pipe.lrem(key.processing, 1, message)
+        await pipe.execute()
+
+    async def run_1(self, messages: list[str]) -> None:
+        for message in messages:
+            await self.consume(message)
+
+    run_100 = run_1  # nobody prefetches by hand
+
+    async def publish_for_tenants(self, message: str) -> None:
+        await self.publish(message)
+
+    async def consume_of_tenants(self, message: str) -> None:
+        await self.consume(message)
 
     async def listen(self, handle: Callable[[bytes], None]) -> None:
         key, message = self._key, None

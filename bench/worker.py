@@ -21,7 +21,14 @@ WORKLOADS = {
     "dedup": (None, "publish_once"),
     "duplicate": ("publish_once", "publish_once"),
     "consume": ("publish", "consume"),
+    "publish_batch": (None, "publish_batch"),
+    "consume_batch": ("publish_batch", "consume_batch"),
+    "run_1": ("publish_batch", "run_1"),
+    "run_100": ("publish_batch", "run_100"),
+    "tenants": ("publish_for_tenants", "consume_of_tenants"),
 }
+# How many messages these get at once; the others get one.
+_AT_ONCE = {"publish_batch": 100, "consume_batch": 100, "run_1": 10_000, "run_100": 10_000}
 _PACKAGES = {"raw": ("redis", "hiredis"), "library": ("redis", "hiredis", "redis-message-queue")}
 
 
@@ -47,10 +54,10 @@ class Worker:
         queue, each, batch = self._queues[colour], self._each[colour], payloads(count)
         before, measured = WORKLOADS[workload]
         if before is not None:
-            each(getattr(queue, before), batch)
+            each(getattr(queue, before), _pieces(before, batch))
         gc.collect()
         with self._meter.running() as cost:
-            each(getattr(queue, measured), batch)
+            each(getattr(queue, measured), _pieces(measured, batch))
         return cost
 
     def send(self, colour: str) -> None:
@@ -85,6 +92,11 @@ class Worker:
             for context in oldest:
                 context.__exit__(None, None, None)
         return cost
+
+
+def _pieces(operation: str, messages: list[str]) -> list[Any]:
+    size = _AT_ONCE.get(operation)
+    return messages if size is None else [messages[at : at + size] for at in range(0, len(messages), size)]
 
 
 def _each(operation: Callable[[Any], object], batch: Iterable[Any]) -> None:
