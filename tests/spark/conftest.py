@@ -7,8 +7,8 @@ from pyspark.sql import SparkSession
 
 from redis_message_queue.spark import session
 
-# Java's second compiler and its many collector threads pay off after minutes; without them a session on two busy
-# cores is up in 11 s instead of 28. And Spark would make 200 partitions of every shuffle, for tables of a few rows.
+# Java's second compiler and its parallel collector pay off in long runs: without them a session on two busy cores is up
+# in 6 to 12 s instead of 18 to 37. And Spark would make 200 partitions of every shuffle, for tables of a few rows.
 QUICKLY: dict[str, str | int] = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": 2,
