@@ -1,0 +1,125 @@
+"""Options are read whatever their case, and a wrong one is one clear error that shows no password."""
+
+import pytest
+
+from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.spark.options import SinkOptions, SourceOptions, TableOptions, refuse_unknown
+
+HERE = {"url": "redis://:hush@localhost:6379/0", "queue": "orders"}
+
+
+def least(kind: type) -> dict[str, str]:
+    """The fewest options that will do."""
+    return HERE | ({"table": "pending"} if kind is TableOptions else {})
+
+
+def test_what_is_not_given_has_its_default():
+    assert SourceOptions.of(HERE) == SourceOptions(
+        url=HERE["url"],
+        queue="orders",
+        consumer_group="spark",
+        max_messages_per_trigger=100_000,
+        min_partitions=None,
+        lease_seconds=10,
+        fail_on_data_loss=True,
+        payload_format="string",
+    )
+
+
+def test_names_are_read_in_any_case():
+    """Spark lower-cases them on some of their ways."""
+    for name in ("maxMessagesPerTrigger", "maxmessagespertrigger", "MAXMESSAGESPERTRIGGER"):
+        assert SourceOptions.of(HERE | {name: "7"}).max_messages_per_trigger == 7
+
+
+def test_values_become_what_they_mean():
+    options = SinkOptions.of(
+        HERE | {"batchSize": "500", "pressureTimeoutSeconds": "0.5", "dedupKeyColumn": "key", "maxPendingLength": "10"}
+    )
+    assert (options.batch_size, options.pressure_timeout_seconds) == (500, 0.5)
+    assert (options.dedup_key_column, options.max_pending_length) == ("key", 10)
+    assert SourceOptions.of(HERE | {"failOnDataLoss": "FALSE"}).fail_on_data_loss is False
+    assert TableOptions.of(HERE | {"table": "Dead_Letters"}).table == "dead_letters"
+
+
+def test_what_spark_adds_is_ignored():
+    added = {"path": "x", "checkpointLocation": "/somewhere", "queryName": "q"}
+    assert SinkOptions.of(HERE | added) == SinkOptions.of(HERE)
+    refuse_unknown(HERE | added)
+
+
+@pytest.mark.parametrize("missing", ["url", "queue"])
+@pytest.mark.parametrize("kind", [SourceOptions, SinkOptions, TableOptions])
+def test_a_missing_option_is_named_with_what_it_is(kind, missing):
+    given = {name: value for name, value in HERE.items() if name != missing}
+    with pytest.raises(
+        ConfigurationError, match=rf"option {missing} is missing: .*; add \.option\('{missing}', \.\.\.\)"
+    ):
+        kind.of(given)
+
+
+def test_a_table_must_be_named():
+    with pytest.raises(ConfigurationError, match="option table is missing: what to read: one of pending, processing"):
+        TableOptions.of(HERE)
+
+
+def test_an_unknown_option_is_told_what_it_may_have_meant():
+    with pytest.raises(ConfigurationError, match=r"option dedupColumn is unknown; did you mean dedupKeyColumn\?"):
+        refuse_unknown(HERE | {"dedupColumn": "key"})
+    with pytest.raises(ConfigurationError, match=r"option xyzzy is unknown; there are: batchSize, consumerGroup"):
+        refuse_unknown(HERE | {"xyzzy": "1"})
+
+
+def test_an_option_of_another_part_is_not_swallowed():
+    with pytest.raises(ConfigurationError, match="dedupKeyColumn is for the sink, and would do nothing for the stream"):
+        SourceOptions.of(HERE | {"dedupKeyColumn": "key"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "says"),
+    [
+        (SourceOptions, "queue", " ", "option queue must not be empty"),
+        (
+            SourceOptions,
+            "maxMessagesPerTrigger",
+            "0",
+            "maxMessagesPerTrigger must be a whole number of 1 or more, not '0'",
+        ),
+        (SourceOptions, "minPartitions", "1.5", "minPartitions must be a whole number of 1 or more, not '1.5'"),
+        (
+            SourceOptions,
+            "leaseSeconds",
+            "soon",
+            "leaseSeconds must be a number of seconds of at least 0.001, not 'soon'",
+        ),
+        (SourceOptions, "leaseSeconds", "nan", "leaseSeconds must be a number of seconds"),
+        (SourceOptions, "failOnDataLoss", "yes", "failOnDataLoss must be true or false, not 'yes'"),
+        (SourceOptions, "payloadFormat", "avro", "payloadFormat must be one of string, binary, not 'avro'"),
+        (SinkOptions, "batchSize", "1001", "batchSize must be a whole number from 1 to 1,000, not '1001'"),
+        (
+            SinkOptions,
+            "pressureTimeoutSeconds",
+            "-1",
+            "pressureTimeoutSeconds must be a number of seconds of at least 0",
+        ),
+        (SinkOptions, "maxPayloadBytes", "1e3", "maxPayloadBytes must be a whole number from 1 to 100,000,000"),
+        (TableOptions, "table", "dead", "table must be one of pending, processing, .*, journal, not 'dead'"),
+        (TableOptions, "source", "pending", "source must be one of completed, failed, dead_letters, not 'pending'"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_would_do(kind, name, value, says):
+    with pytest.raises(ConfigurationError, match=says):
+        kind.of(least(kind) | {name: value})
+
+
+@pytest.mark.parametrize("url", ["http://:hush@localhost", "redis://:hush@localhost:port/0", "hush", "redis://[hush"])
+def test_a_url_that_is_none_is_not_shown(url):
+    with pytest.raises(ConfigurationError, match="option url is no URL of a Redis server") as caught:
+        SinkOptions.of(HERE | {"url": url})
+    assert "hush" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("kind", [SourceOptions, SinkOptions, TableOptions])
+def test_options_do_not_show_the_password(kind):
+    assert "hush" not in repr(kind.of(least(kind)))
