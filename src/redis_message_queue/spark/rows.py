@@ -1,0 +1,333 @@
+"""Messages as Spark sees them: the columns, and Arrow batches made of stored messages or of the JSON inside them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from functools import cached_property
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from redis_message_queue.envelope import HAS_EXTRAS, HAS_TENANT, HEADER_BYTES, LAST_FLAGS, TIME_AT
+from redis_message_queue.errors import ConfigurationError, CorruptMessageError
+from redis_message_queue.spark.options import PayloadFormat
+
+CORRUPT = "_corrupt_record"
+
+
+def payload_type(payload_format: PayloadFormat) -> t.DataType:
+    """What a payload is to Spark."""
+    return t.StringType() if payload_format == "string" else t.BinaryType()
+
+
+def messages_schema(payload_format: PayloadFormat = "string") -> t.StructType:
+    """The columns of a message."""
+    return (
+        t.StructType()
+        .add("id", t.StringType())
+        .add("payload", payload_type(payload_format))
+        .add("tenant", t.StringType())
+        .add("published_at", t.TimestampType())
+        .add("delivery_count", t.LongType())
+        .add("queue", t.StringType())
+    )
+
+
+class Columns:
+    """Columns of Python values become Arrow batches of one schema, exactly as Spark wants them."""
+
+    def __init__(self, schema: t.StructType) -> None:
+        self.schema = schema
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be made anew is not sent to executors."""
+        return {name: value for name, value in vars(self).items() if name not in ("_arrow", "_read")}
+
+    @cached_property
+    def _arrow(self) -> pa.Schema:
+        # Spark compares the first batch with this very schema.
+        return to_arrow_schema(self.schema, timezone="UTC")
+
+    def of_columns(self, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+        """The values of each column, in the order of the schema. Bytes will do for text, microseconds for a time."""
+        arrays = [_array(values, one) for values, one in zip(columns, self._arrow, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+
+def _array(values: Sequence[Any], column: pa.Field) -> pa.Array:
+    try:
+        return pa.array(values, column.type)
+    except pa.ArrowInvalid:
+        if column.name != "payload":
+            raise
+        raise CorruptMessageError(
+            "a payload is not UTF-8; read it as bytes: .option('payloadFormat', 'binary')"
+        ) from None
+
+
+Opened = tuple[bytes | None, bytes, str | None, int | None]
+"""Id, payload, tenant, and microseconds of the publish; of bytes that somebody else has put there the payload alone."""
+
+
+def open_stored(stored: bytes) -> Opened:
+    """The parts of a stored message, in one go: `Envelope` looks for each of them anew."""
+    if len(stored) < HEADER_BYTES or not 0x80 <= stored[0] <= LAST_FLAGS:
+        return None, stored, None, None
+    flags, at, tenant = stored[0], HEADER_BYTES, None
+    if flags & HAS_TENANT:
+        end = at + 1 + stored[at]
+        tenant, at = stored[at + 1 : end].decode(errors="replace"), end
+    if flags & HAS_EXTRAS:
+        at += 2 + int.from_bytes(stored[at : at + 2], "big")
+    return stored[1:TIME_AT], stored[at:], tenant, int.from_bytes(stored[TIME_AT:HEADER_BYTES], "big")
+
+
+class Rows(Protocol):
+    """Stored messages in, an Arrow batch out. It can be pickled, and so sent to executors."""
+
+    schema: t.StructType
+
+    def batch(self, stored: Sequence[bytes], delivery_counts: Sequence[int]) -> pa.RecordBatch:
+        """One row for each message, with the number of deliveries beside it."""
+
+
+def rows_of(schema: t.StructType, queue: str, payload_format: PayloadFormat = "string") -> Rows:
+    """What makes rows of this schema: the columns of a message, or JSON parsed into whatever else it is.
+
+    Call it where the schema arrives (`reader`, `streamReader`), so that one that does not fit is an error there.
+    """
+    if schema.fieldNames() == messages_schema().fieldNames():
+        return MessageRows(schema, queue, payload_format)
+    return JsonRows(schema)
+
+
+class MessageRows(Columns):
+    """A row is a message: its payload as it is, and what is known of it."""
+
+    def __init__(self, schema: t.StructType, queue: str, payload_format: PayloadFormat) -> None:
+        wanted = messages_schema(payload_format)
+        for given, own in zip(schema, wanted, strict=True):
+            if given.dataType != own.dataType:
+                raise ConfigurationError(
+                    f"column {given.name} is {given.dataType.simpleString()} in the given schema and "
+                    f"{own.dataType.simpleString()} in a message; leave the schema out, or set payloadFormat"
+                )
+        super().__init__(wanted)
+        self._queue = queue
+
+    def batch(self, stored: Sequence[bytes], delivery_counts: Sequence[int]) -> pa.RecordBatch:
+        if not stored:
+            return self.of_columns([[]] * len(self.schema))
+        ids, payloads, tenants, times = zip(*map(open_stored, stored), strict=True)
+        hexes = [None if one is None else one.hex() for one in ids]
+        return self.of_columns((hexes, payloads, tenants, times, delivery_counts, [self._queue] * len(stored)))
+
+
+class JsonRows(Columns):
+    """A row is what the JSON of a payload says; what does not parse is whole in `_corrupt_record`."""
+
+    def __init__(self, schema: t.StructType) -> None:
+        fit(schema)
+        super().__init__(schema)
+
+    @cached_property
+    def _read(self) -> Callable[[Any], Any]:
+        fields = [one for one in self.schema if one.name != CORRUPT]
+        return _reader_of(t.StructType(fields))
+
+    def batch(self, stored: Sequence[bytes], delivery_counts: Sequence[int]) -> pa.RecordBatch:
+        return self.parse([open_stored(one)[1] for one in stored])
+
+    def parse(self, payloads: Sequence[bytes]) -> pa.RecordBatch:
+        """One row for each payload."""
+        rows = [self._row(payload) for payload in payloads]
+        return self.of_columns([[row.get(name) for row in rows] for name in self.schema.fieldNames()])
+
+    def _row(self, payload: bytes) -> dict[str, Any]:
+        try:
+            row: dict[str, Any] | None = self._read(json.loads(payload))
+        except (_Misfit, ValueError, RecursionError):
+            row = None
+        return {CORRUPT: payload.decode(errors="replace")} if row is None else row
+
+
+def fit(schema: t.StructType) -> None:
+    """Raise for a schema into which JSON cannot be parsed without losing any."""
+    if CORRUPT not in schema.fieldNames() or schema[CORRUPT].dataType != t.StringType():
+        raise ConfigurationError(
+            f"the given schema has no column '{CORRUPT} string', where payloads go that do not parse into it; add it, "
+            "or leave the schema out to get the payloads as they are"
+        )
+    names = schema.fieldNames()
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(f"the given schema has more than one column {twice[0]}; rename one")
+    for one in schema:
+        if not one.nullable:
+            raise ConfigurationError(
+                f"column {one.name} of the given schema is NOT NULL, and a payload may lack it; make it nullable"
+            )
+        _check_type(one.dataType, one.name)
+
+
+def _check_type(kind: t.DataType, path: str) -> None:
+    if isinstance(kind, t.StructType):
+        for one in kind:
+            _check_type(one.dataType, f"{path}.{one.name}")
+    elif isinstance(kind, t.ArrayType):
+        _check_type(kind.elementType, f"{path}[]")
+    elif isinstance(kind, t.MapType):
+        if kind.keyType != t.StringType():
+            raise ConfigurationError(f"the keys of {path} must be strings, as they are in JSON")
+        _check_type(kind.valueType, f"{path}{{}}")
+    elif not isinstance(kind, tuple(_READERS)):
+        raise ConfigurationError(
+            f"column {path} of the given schema is {kind.simpleString()}, which JSON cannot be parsed into; "
+            "read it as string and cast it"
+        )
+
+
+class _Misfit(Exception):
+    """A value that is not of its column's type."""
+
+
+def _whole(most: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if type(value) is not int or not -most - 1 <= value <= most:
+            raise _Misfit
+        return value
+
+    return read
+
+
+def _float(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise _Misfit
+    try:
+        return float(value)
+    except OverflowError:
+        raise _Misfit from None
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _Misfit
+    return value
+
+
+def _text(value: Any) -> str:
+    """What is no text is shown as the JSON that it was, as Spark's own reader does."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text.encode()  # a lone surrogate is an UnicodeEncodeError, which is a ValueError
+    return text
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise _Misfit
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error:
+        raise _Misfit from None
+
+
+def _decimal(kind: t.DecimalType) -> Callable[[Any], Decimal]:
+    step, bound = Decimal(1).scaleb(-kind.scale), Decimal(10) ** (kind.precision - kind.scale)
+
+    def read(value: Any) -> Decimal:
+        if type(value) not in (int, float, str):
+            raise _Misfit
+        try:
+            exact = Decimal(str(value)).quantize(step)
+        except InvalidOperation:
+            raise _Misfit from None
+        if abs(exact) >= bound:
+            raise _Misfit
+        return exact
+
+    return read
+
+
+def _date(value: Any) -> date:
+    if not isinstance(value, str):
+        raise _Misfit
+    return date.fromisoformat(value)
+
+
+def _moment(value: Any) -> datetime:
+    """ISO 8601; without an offset it is UTC."""
+    if not isinstance(value, str):
+        raise _Misfit
+    moment = datetime.fromisoformat(value)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def _moment_without_zone(value: Any) -> datetime:
+    if not isinstance(value, str) or (moment := datetime.fromisoformat(value)).tzinfo is not None:
+        raise _Misfit
+    return moment
+
+
+# By Spark's type, and for each a reader of that very type.
+_READERS: dict[type[t.DataType], Callable[[Any], Callable[[Any], Any]]] = {
+    t.StringType: lambda kind: _text,
+    t.BooleanType: lambda kind: _flag,
+    t.ByteType: lambda kind: _whole(2**7 - 1),
+    t.ShortType: lambda kind: _whole(2**15 - 1),
+    t.IntegerType: lambda kind: _whole(2**31 - 1),
+    t.LongType: lambda kind: _whole(2**63 - 1),
+    t.FloatType: lambda kind: _float,
+    t.DoubleType: lambda kind: _float,
+    t.DecimalType: _decimal,
+    t.DateType: lambda kind: _date,
+    t.TimestampType: lambda kind: _moment,
+    t.TimestampNTZType: lambda kind: _moment_without_zone,
+    t.BinaryType: lambda kind: _bytes,
+}
+
+
+def _reader_of(kind: t.DataType) -> Callable[[Any], Any]:
+    """What takes a parsed value and gives the one for Arrow, or a misfit; null fits everywhere."""
+    read: Callable[[Any], Any]
+    if isinstance(kind, t.StructType):
+        read = _struct_reader({one.name: _reader_of(one.dataType) for one in kind})
+    elif isinstance(kind, t.ArrayType):
+        read = _list_reader(_reader_of(kind.elementType))
+    elif isinstance(kind, t.MapType):
+        read = _map_reader(_reader_of(kind.valueType))
+    else:
+        read = next(make for each, make in _READERS.items() if isinstance(kind, each))(kind)
+    return lambda value: None if value is None else read(value)
+
+
+def _struct_reader(readers: dict[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _Misfit
+        return {name: inner(value.get(name)) for name, inner in readers.items()}
+
+    return read
+
+
+def _list_reader(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise _Misfit
+        return [inner(one) for one in value]
+
+    return read
+
+
+def _map_reader(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> list[tuple[str, Any]]:
+        if not isinstance(value, dict):
+            raise _Misfit
+        return [(name, inner(one)) for name, one in value.items()]
+
+    return read

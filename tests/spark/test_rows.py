@@ -1,0 +1,204 @@
+"""Messages become rows of exactly the schema that Spark wants, and JSON rows lose nothing that does not parse."""
+
+import json
+import pickle
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pytest
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from redis_message_queue import RedisMessageQueue, envelope
+from redis_message_queue.errors import ConfigurationError, CorruptMessageError
+from redis_message_queue.spark.rows import messages_schema, open_stored, rows_of
+
+
+def stored(payload: bytes, tenant: bytes = b"", extras: bytes = b"") -> bytes:
+    """As the scripts store it: the id 7 times 0x07 and so on, published in the second 1."""
+    body = envelope.body(payload, tenant, extras)
+    return body[:1] + b"\x07" * 16 + (1_000_000).to_bytes(8, "big") + body[1:]
+
+
+def schema_of(**columns: t.DataType) -> t.StructType:
+    schema = t.StructType()
+    for name, kind in columns.items():
+        schema.add(name, kind)
+    return schema.add("_corrupt_record", t.StringType())
+
+
+def parsed(kind: t.DataType, value: object) -> object:
+    """What becomes of one JSON value in a column of that type; the corrupt record if it does not fit."""
+    (row,) = rows_of(schema_of(x=kind), "q").batch([stored(json.dumps({"x": value}).encode())], [1]).to_pylist()
+    return row["_corrupt_record"] or row["x"]
+
+
+# Messages
+
+
+def test_a_message_is_a_row():
+    rows = rows_of(messages_schema(), "orders")
+    batch = rows.batch([stored(b"one"), stored("zwölf".encode(), b"acme", b'{"replay_of":"x"}')], [1, 3])
+    assert batch.schema == to_arrow_schema(messages_schema(), timezone="UTC")
+    assert batch.to_pylist() == [
+        {
+            "id": "07" * 16,
+            "payload": "one",
+            "tenant": None,
+            "published_at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+            "delivery_count": 1,
+            "queue": "orders",
+        },
+        {
+            "id": "07" * 16,
+            "payload": "zwölf",
+            "tenant": "acme",
+            "published_at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+            "delivery_count": 3,
+            "queue": "orders",
+        },
+    ]
+
+
+def test_what_is_opened_at_once_is_what_the_envelope_says(client):
+    queue = RedisMessageQueue("orders", client=client)
+    queue.publish("plain")
+    queue.publish("owned", tenant="acme")
+    for key in (queue.key.pending, queue.key.line("acme")):
+        (whole,) = client.lrange(key, 0, -1)
+        said = envelope.Envelope(whole)
+        message_id, payload, tenant, at = open_stored(whole)
+        assert (message_id, payload, tenant, at / 1_000_000) == (said.id, said.payload, said.tenant, said.published_at)
+
+
+def test_no_messages_are_an_empty_batch_of_the_same_schema():
+    assert rows_of(messages_schema(), "q").batch([], []).schema == to_arrow_schema(messages_schema(), timezone="UTC")
+
+
+def test_bytes_that_somebody_else_has_put_there_are_a_payload_without_an_id():
+    (row,) = rows_of(messages_schema(), "q").batch([b"by hand"], [1]).to_pylist()
+    assert (row["id"], row["payload"], row["published_at"]) == (None, "by hand", None)
+
+
+def test_a_payload_that_is_no_text_says_how_to_read_it():
+    with pytest.raises(
+        CorruptMessageError, match=r"not UTF-8; read it as bytes: \.option\('payloadFormat', 'binary'\)"
+    ):
+        rows_of(messages_schema(), "q").batch([stored(b"\xff\xfe")], [1])
+
+
+def test_as_binary_a_payload_may_be_anything():
+    (row,) = rows_of(messages_schema("binary"), "q", "binary").batch([stored(b"\xff\xfe")], [1]).to_pylist()
+    assert row["payload"] == b"\xff\xfe"
+
+
+def test_rows_travel_to_executors():
+    rows = rows_of(messages_schema(), "q")
+    rows.batch([stored(b"x")], [1])
+    assert pickle.loads(pickle.dumps(rows)).batch([stored(b"x")], [1]).num_rows == 1
+    of_json = rows_of(schema_of(x=t.LongType()), "q")
+    of_json.batch([stored(b"{}")], [1])
+    assert pickle.loads(pickle.dumps(of_json)).batch([stored(b'{"x":1}')], [1]).num_rows == 1
+
+
+# JSON
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "becomes"),
+    [
+        (t.StringType(), "text", "text"),
+        (t.StringType(), 5, "5"),
+        (t.StringType(), {"a": [1]}, '{"a": [1]}'),
+        (t.IntegerType(), 2**31 - 1, 2**31 - 1),
+        (t.LongType(), -(2**63), -(2**63)),
+        (t.DoubleType(), 1, 1.0),
+        (t.BooleanType(), True, True),
+        (t.DecimalType(10, 2), "1.50", Decimal("1.50")),
+        (t.DecimalType(10, 2), 1.5, Decimal("1.50")),
+        (t.DateType(), "2026-01-31", date(2026, 1, 31)),
+        (t.TimestampType(), "2026-01-31T12:00:00+02:00", datetime(2026, 1, 31, 10, tzinfo=UTC)),
+        (t.TimestampType(), "2026-01-31T12:00:00", datetime(2026, 1, 31, 12, tzinfo=UTC)),
+        (t.TimestampNTZType(), "2026-01-31T12:00:00", datetime(2026, 1, 31, 12)),
+        (t.BinaryType(), "AP8=", b"\x00\xff"),
+        (t.ArrayType(t.IntegerType()), [1, None], [1, None]),
+        (t.MapType(t.StringType(), t.IntegerType()), {"a": 1}, [("a", 1)]),
+        (t.StructType().add("y", t.LongType()), {"y": 1, "z": 2}, {"y": 1}),
+        (t.LongType(), None, None),
+    ],
+)
+def test_json_is_parsed_into_the_columns(kind, value, becomes):
+    assert parsed(kind, value) == becomes
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (t.IntegerType(), 2**31),
+        (t.LongType(), 1.5),
+        (t.LongType(), True),
+        (t.LongType(), "1"),
+        (t.DoubleType(), "1"),
+        (t.BooleanType(), 0),
+        (t.DecimalType(4, 2), "100"),
+        (t.DecimalType(4, 2), "many"),
+        (t.DateType(), "yesterday"),
+        (t.TimestampType(), 17),
+        (t.TimestampNTZType(), "2026-01-31T12:00:00Z"),
+        (t.BinaryType(), "not base64!"),
+        (t.ArrayType(t.IntegerType()), {"a": 1}),
+        (t.ArrayType(t.IntegerType()), ["a"]),
+        (t.MapType(t.StringType(), t.IntegerType()), [1]),
+        (t.StructType().add("y", t.LongType()), 5),
+        (t.StringType(), "\ud800"),
+    ],
+)
+def test_a_value_that_does_not_fit_makes_the_whole_payload_corrupt(kind, value):
+    assert parsed(kind, value) == json.dumps({"x": value})
+
+
+@pytest.mark.parametrize("payload", [b"not json", b"[1]", b"5", b"null", b"", b'{"x":', b"\xff", b"[" * 100_000])
+def test_what_is_no_object_is_kept_whole_beside_the_rest(payload):
+    rows = rows_of(schema_of(x=t.LongType()), "q").batch([stored(b'{"x":1}'), stored(payload)], [1, 1]).to_pylist()
+    assert rows == [
+        {"x": 1, "_corrupt_record": None},
+        {"x": None, "_corrupt_record": payload.decode(errors="replace")},
+    ]
+
+
+def test_the_batch_has_the_schema_that_was_given():
+    schema = schema_of(
+        a=t.ArrayType(t.StructType().add("b", t.TimestampType())), m=t.MapType(t.StringType(), t.DateType())
+    )
+    batch = rows_of(schema, "q").batch([stored(b'{"a":[{"b":"2026-01-01"}],"m":{"k":"2026-01-01"}}')], [1])
+    assert batch.schema == to_arrow_schema(schema, timezone="UTC")
+
+
+# Schemas that do not fit
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        (t.StructType().add("x", t.LongType()), "has no column '_corrupt_record string'.*; add it"),
+        (t.StructType().add("_corrupt_record", t.LongType()), "has no column '_corrupt_record string'"),
+        (schema_of(x=t.DayTimeIntervalType()), "column x of the given schema is interval .*; read it as string"),
+        (
+            schema_of(x=t.ArrayType(t.StructType().add("y", t.YearMonthIntervalType()))),
+            r"column x\[\]\.y of the given schema is interval",
+        ),
+        (schema_of(x=t.MapType(t.LongType(), t.LongType())), "the keys of x must be strings"),
+        (t.StructType().add("x", t.LongType(), nullable=False).add("_corrupt_record", t.StringType()), "x .* NOT NULL"),
+        (schema_of(x=t.LongType()).add("x", t.LongType()), "more than one column x"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_one_clear_error(schema, says):
+    with pytest.raises(ConfigurationError, match=says):
+        rows_of(schema, "q")
+
+
+def test_the_columns_of_a_message_have_their_own_types():
+    with pytest.raises(
+        ConfigurationError, match=r"column payload is string in the given schema and binary in a message"
+    ):
+        rows_of(messages_schema("string"), "q", "binary")
