@@ -89,6 +89,13 @@ def open_stored(stored: bytes) -> Opened:
     return stored[1:TIME_AT], stored[at:], tenant, int.from_bytes(stored[TIME_AT:HEADER_BYTES], "big")
 
 
+def message_columns(stored: Sequence[bytes], delivery_counts: Sequence[int], queue: str) -> list[Sequence[Any]]:
+    """The columns of messages, in the order of `messages_schema`."""
+    ids, payloads, tenants, times = zip(*map(open_stored, stored), strict=True) if stored else ((), (), (), ())
+    hexes = [None if one is None else one.hex() for one in ids]
+    return [hexes, payloads, tenants, times, delivery_counts, [queue] * len(stored)]
+
+
 class Rows(Protocol):
     """Stored messages in, an Arrow batch out. It can be pickled, and so sent to executors."""
 
@@ -123,11 +130,7 @@ class MessageRows(Columns):
         self._queue = queue
 
     def batch(self, stored: Sequence[bytes], delivery_counts: Sequence[int]) -> pa.RecordBatch:
-        if not stored:
-            return self.of_columns([[]] * len(self.schema))
-        ids, payloads, tenants, times = zip(*map(open_stored, stored), strict=True)
-        hexes = [None if one is None else one.hex() for one in ids]
-        return self.of_columns((hexes, payloads, tenants, times, delivery_counts, [self._queue] * len(stored)))
+        return self.of_columns(message_columns(stored, delivery_counts, self._queue))
 
 
 class JsonRows(Columns):

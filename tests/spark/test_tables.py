@@ -1,0 +1,261 @@
+"""The tables show what the queue holds, and leave it as it is."""
+
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import datasource as spark
+from pyspark.sql import types as t
+
+from redis_message_queue import RedisMessageQueue
+from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.spark import tables
+from redis_message_queue.spark.options import TableOptions
+from redis_message_queue.spark.tables import TableReader, table_schema
+
+
+@pytest.fixture
+def queue(client):
+    return RedisMessageQueue(
+        "orders", client=client, enable_completed_queue=True, enable_failed_queue=True, max_completed_length=None
+    )
+
+
+@pytest.fixture
+def read(clean_server):
+    """All rows of a table, part by part; with filters as Spark hands them over."""
+
+    def rows(table, *filters, **options):
+        reader = reader_of(clean_server.url, table, **options)
+        if filters:
+            assert reader.pushFilters(list(filters)) == list(filters)
+        parts = reader.partitions()
+        return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+
+    return rows
+
+
+def reader_of(url, table, **options):
+    given = TableOptions.of({"url": url, "queue": "orders", "table": table} | options)
+    return TableReader(given, table_schema(given))
+
+
+def everything(client):
+    """The whole state of the server, to see that it stays."""
+    return {key: client.dump(key) for key in client.scan_iter()}
+
+
+@pytest.fixture(params=[1_000, 3])
+def page(request, monkeypatch):
+    """With pages as they are, and with small ones, so that a few rows need several."""
+    monkeypatch.setattr(tables, "PAGE", request.param)
+    return request.param
+
+
+# Live tables
+
+
+def test_what_waits_is_a_table(queue, read, client, page):
+    queue.publish_many(f"order {number}" for number in range(10))
+    queue.publish("for acme", tenant="acme")
+    queue.publish("for globex", tenant="globex")
+    before = everything(client)
+    rows = read("pending")
+    assert [row["payload"] for row in rows[:10]] == [f"order {number}" for number in range(10)]
+    assert {row["tenant"]: row["payload"] for row in rows[10:]} == {"acme": "for acme", "globex": "for globex"}
+    assert {row["queue"] for row in rows} == {"orders"}
+    assert {row["delivery_count"] for row in rows} == {0}
+    assert {row["id"] for row in rows} == {one.id for one in queue.peek(12)}
+    assert everything(client) == before
+
+
+def test_a_message_that_came_back_has_its_count(queue, read):
+    queue.publish("again")
+    with pytest.raises(ValueError), queue.process_messages(1):
+        raise ValueError
+    assert [(row["payload"], row["delivery_count"]) for row in read("pending")] == [("again", 1)]
+
+
+def test_what_is_in_flight_is_a_table_with_its_leases(queue, read, page):
+    queue.publish_many(f"order {number}" for number in range(8))
+    with queue.process_messages(5):
+        rows = read("processing")
+        assert {row["payload"] for row in rows} == {f"order {number}" for number in range(5)}
+        assert {row["delivery_count"] for row in rows} == {1}
+        assert min(row["lease_until"] for row in rows) > datetime.now(UTC) + timedelta(seconds=60)
+
+
+def test_what_is_delayed_is_a_table_by_its_time(queue, read, page):
+    for number in range(8):
+        queue.publish(f"order {number}", delay_seconds=3_600 + number)
+    rows = read("delayed", minPartitions="3")
+    assert [row["payload"] for row in rows] == [f"order {number}" for number in range(8)]
+    assert rows[0]["due_at"] - rows[0]["published_at"] == timedelta(hours=1)
+
+
+def test_many_that_are_due_at_the_same_time_are_all_there(queue, read, page):
+    due = datetime.now(UTC) + timedelta(days=1)
+    queue.publish_many((f"order {number}" for number in range(10)), at=due)
+    assert {row["payload"] for row in read("delayed", minPartitions="4")} == {f"order {number}" for number in range(10)}
+
+
+# Lists and records
+
+
+def test_what_has_left_is_a_table_with_what_became_of_it(queue, read, client, page):
+    queue.publish_many(["good 1", "good 2", "bad"])
+    with queue.process_messages(3) as batch:
+        for message in batch:
+            if message.payload == b"bad":
+                batch.fail(message, ValueError("no address"))
+    before = everything(client)
+    assert [row["payload"] for row in read("completed")] == ["good 1", "good 2"]
+    (failed,) = read("failed")
+    assert (failed["payload"], failed["error_type"], failed["error"]) == ("bad", "ValueError", "no address")
+    assert failed["published_at"] <= failed["claimed_at"] <= failed["finished_at"]
+    assert everything(client) == before
+
+
+def test_records_are_a_table_without_payloads(queue, read, page):
+    queue.publish_many(f"order {number}" for number in range(10))
+    with queue.process_messages(10):
+        pass
+    rows = read("records", source="completed", minPartitions="3")
+    assert [row["id"] for row in rows] == [one.id for one in reversed(queue.records("completed"))]
+    assert {row["payload_bytes"] for row in rows} == {7}
+    assert "payload" not in rows[0]
+
+
+def test_dead_letters_are_a_table(client, read):
+    queue = RedisMessageQueue("orders", client=client, max_delivery_count=1)
+    queue.publish("poison", tenant="acme")
+    with pytest.raises(ValueError), queue.process_messages(1):
+        raise ValueError
+    with queue.process_messages(1, wait_seconds=0) as batch:
+        assert not batch
+    (row,) = read("dead_letters")
+    assert (row["payload"], row["tenant"], row["delivery_count"]) == ("poison", "acme", 1)
+    assert row["reason"]
+    (record,) = read("records")
+    assert record["id"] == row["id"]
+
+
+def test_payloads_find_their_records_after_a_list_was_cut_by_hand(queue, read, client, page):
+    queue.publish_many(f"order {number}" for number in range(10))
+    with queue.process_messages(10):
+        pass
+    client.lrem(queue.key.completed, 1, "order 4")
+    client.rpush(queue.key.completed, "by hand")
+    client.lpop(queue.key.records("completed"))
+    rows = read("completed", minPartitions="3")
+    assert [row["payload"] for row in rows] == ["by hand", *(f"order {number}" for number in range(10) if number != 4)]
+    assert [row["payload"] for row in rows if row["id"] is None] == ["by hand", "order 9"]
+
+
+def test_a_record_of_somebody_elses_does_not_spoil_the_table(queue, read, client):
+    queue.publish("order")
+    with queue.process_messages(1):
+        pass
+    client.lpush(queue.key.records("completed"), '{"id": 7, "deliveries": "many", "error": {}}', "no record")
+    assert [row["id"] for row in read("records", source="completed")][1:] == [None]
+
+
+# The journal
+
+
+def write_journal(client, count=10, at=1_000_000_000_000):
+    """As the scripts write it, a second apart."""
+    for number in range(1, count + 1):
+        fields = {"n": number, "at": (at + number * 1_000) * 1_000, "event": "claimed", "id": "0" * 32, "tenant": ""}
+        client.xadd("orders::journal", fields | {"count": 1}, id=f"{at + number * 1_000}-1")
+
+
+def test_the_journal_is_a_table(read, client, page):
+    write_journal(client)
+    client.xadd(
+        "orders::journal",
+        {"n": 11, "at": 1_700_000_000_000_000, "event": "retried", "id": "1" * 32, "tenant": "acme"}
+        | {"due": 1_700_000_005_000_000, "failures": 2, "error_type": "ValueError", "payload": "body"},
+    )
+    rows = read("journal", minPartitions="4")
+    assert [row["n"] for row in rows] == list(range(1, 12))
+    assert (rows[0]["event"], rows[0]["tenant"], rows[0]["count"], rows[0]["payload"]) == ("claimed", None, 1, None)
+    assert rows[0]["at"] == datetime.fromtimestamp(1_000_000_001, UTC)
+    last = rows[-1]
+    assert (last["tenant"], last["failures"], last["error_type"], last["payload"]) == ("acme", 2, "ValueError", "body")
+    assert (last["due"] - last["at"], last["queue"]) == (timedelta(seconds=5), "orders")
+
+
+def test_the_journal_is_entered_at_a_time(read, client, page):
+    write_journal(client)
+    since = datetime.fromtimestamp(1_000_000_008, UTC)
+    assert [row["n"] for row in read("journal", spark.GreaterThanOrEqual(("at",), since))] == [8, 9, 10]
+
+
+# Parts and filters
+
+
+@pytest.mark.parametrize(
+    "table", ["pending", "processing", "delayed", "completed", "dead_letters", "records", "journal"]
+)
+def test_a_table_of_a_queue_that_is_not_there_is_empty(read, table):
+    assert read(table) == []
+
+
+def test_a_table_is_shared_out_in_ranges(queue, clean_server, read, monkeypatch):
+    monkeypatch.setattr(tables, "RANGE", 10)
+    queue.publish_many(str(number) for number in range(25))
+    assert len(reader_of(clean_server.url, "pending").partitions()) == 3
+    assert len(reader_of(clean_server.url, "pending", minPartitions="5").partitions()) == 5
+    assert [row["payload"] for row in read("pending")] == [str(number) for number in range(25)]
+
+
+def test_many_small_lines_share_a_part(queue, clean_server, read):
+    for number in range(50):
+        queue.publish("x", tenant=f"tenant {number}")
+    assert len(reader_of(clean_server.url, "pending").partitions()) == 1
+    assert len({row["tenant"] for row in read("pending", minPartitions="7")}) == 50
+
+
+@pytest.mark.parametrize(
+    ("one", "left"),
+    [
+        (spark.EqualTo(("tenant",), "a"), {"a"}),
+        (spark.In(("tenant",), ("a", "b", "nobody")), {"a", "b"}),
+        (spark.IsNull(("tenant",)), {None}),
+        (spark.EqualNullSafe(("tenant",), None), {None}),
+        (spark.Not(spark.EqualTo(("tenant",), "a")), {"a", "b", None}),
+        (spark.EqualTo(("payload",), "a"), {"a", "b", None}),
+    ],
+)
+def test_only_the_lines_of_tenants_that_are_asked_for_are_read(queue, read, one, left):
+    for tenant in ("a", "b", None):
+        queue.publish("x", tenant=tenant)
+    assert {row["tenant"] for row in read("pending", one)} == left
+
+
+def test_only_due_times_that_are_asked_for_are_read(queue, read):
+    start = datetime.now(UTC) + timedelta(days=1)
+    for hour in range(5):
+        queue.publish(str(hour), at=start + timedelta(hours=hour))
+    after = spark.GreaterThanOrEqual(("due_at",), start + timedelta(hours=1))
+    before = spark.LessThan(("due_at",), start + timedelta(hours=3))
+    assert [row["payload"] for row in read("delayed", after, before)] == ["1", "2", "3"]  # Spark drops the last
+
+
+def test_a_schema_of_ones_own_is_one_clear_error(clean_server):
+    options = TableOptions.of({"url": clean_server.url, "queue": "orders", "table": "pending"})
+    with pytest.raises(ConfigurationError, match=r"not that of the table pending: struct<id:string.*; leave it out"):
+        TableReader(options, t.StructType().add("a", t.LongType()))
+
+
+def test_payloads_can_be_bytes(queue, read, client):
+    client.lpush(queue.key.completed, b"\xff")
+    assert read("completed", payloadFormat="binary")[0]["payload"] == b"\xff"
+
+
+def test_batches_have_the_schema_that_spark_wants(queue, clean_server):
+    queue.publish("x")
+    reader = reader_of(clean_server.url, "pending")
+    (batch,) = reader.read(reader.partitions()[0])
+    assert batch.schema.field("published_at").type == pa.timestamp("us", tz="UTC")
