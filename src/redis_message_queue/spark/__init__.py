@@ -3,6 +3,7 @@
 from redis_message_queue.spark import session
 
 spark = session("my job")
+orders = spark.readStream.format("redis_message_queue").option("url", url).option("queue", "orders").load()
 """
 
 import importlib
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from redis_message_queue.spark.extra import require_extra
 
 if TYPE_CHECKING:
+    from redis_message_queue.spark.connector import register
     from redis_message_queue.spark.driver import prepare, session
 
-__all__ = ["prepare", "session"]
+__all__ = ["prepare", "register", "session"]
 
 # Where each public name lives. PySpark takes most of a second to import, and may not be there at all.
-_HOMES = {"prepare": "driver", "session": "driver"}
+_HOMES = {"prepare": "driver", "register": "connector", "session": "driver"}
 
 
 def __getattr__(name: str) -> Any:
