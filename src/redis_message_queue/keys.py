@@ -60,7 +60,9 @@ KEY_MAP = (
         "the messages of one claim of a streaming query in their order, with the delivery count before those whose "
         "count is not 1",
     ),
-    KeyKind("groups", "HASH", "consumer group to how many messages lie in its claims; under the empty name all of them"),
+    KeyKind(
+        "groups", "HASH", "consumer group to how many messages lie in its claims; under the empty name all of them"
+    ),
 )
 
 

@@ -1,19 +1,27 @@
 -- acknowledge.lua: everything up to a claim of a consumer group is handled, and a bounded part of it goes.
 -- KEYS  deliveries: id to lease number and count | group: what is known of the consumer group
 --       members: the messages of the claim to be cleared | groups: how many messages lie in each group
--- ARGV  name: the group's name | epoch: the caller's | upto: the last claim that is handled
+-- ARGV  whose: the group's name | epoch: the caller's | upto: the last claim that is handled
 --       number: of the claim to be cleared, the first that is not
+--       jump: 1 if claims that Redis does not know are lost and given up, and numbers go on behind them
 -- Returns {acked, cleared}: up to which claims are handled, and up to which they are gone.
 local deliveries, group, members, groups = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local name, epoch, upto, number = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local whose, epoch, upto, number = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local jump = ARGV[5] == '1'
 local STEPS = 1000
 --@include group
 --@include member
 --@include envelope
-if upto > sealed then error('OVERTAKEN: claims are sealed up to number ' .. sealed, 0) end
 redis.call('HLEN', groups)
 redis.call('HLEN', deliveries)
 redis.call('LLEN', members)
+if upto > sealed then
+  local empty = cleared == sealed and counted(sealed + 1) == 0
+  if not jump or not empty then error('OVERTAKEN: claims are sealed up to number ' .. sealed, 0) end
+  redis.call('HDEL', group, '')
+  redis.call('HSET', group, 'sealed', upto, 'acked', upto, 'cleared', upto)
+  return {upto, upto}
+end
 local handled, clears = math.max(acked, upto), number == cleared + 1 and number <= math.max(acked, upto)
 if handled == acked and not clears then return {acked, cleared} end
 

@@ -9,7 +9,7 @@
 -- ARGV  line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
 --       most: how often a message may be delivered, 0 for any number | dlq_limit: length of dlq, 0 for any
---       ttl_us: how old a message may be, 0 for any age | name: the group's name
+--       ttl_us: how old a message may be, 0 for any age | whose: the group's name
 --       epoch: the caller's | number: of the open claim | part: which call this is for that number, from 1
 --       count: how many to take, at most 10,000
 -- Returns {part, added, length, again}
@@ -20,7 +20,7 @@ local pending, processing, leases, deliveries, bell = KEYS[1], KEYS[2], KEYS[3],
 local dlq, records, tenants, size, weights = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local delayed, later, group, members, groups = KEYS[11], KEYS[12], KEYS[13], KEYS[14], KEYS[15]
 local line, returned, most, dlq_limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local ttl_us, name, epoch, number = tonumber(ARGV[5]), ARGV[6], ARGV[7], tonumber(ARGV[8])
+local ttl_us, whose, epoch, number = tonumber(ARGV[5]), ARGV[6], ARGV[7], tonumber(ARGV[8])
 local part, count = tonumber(ARGV[9]), tonumber(ARGV[10])
 if count > 10000 then error('at most 10,000 messages in one call', 0) end
 --@include group

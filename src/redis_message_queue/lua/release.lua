@@ -6,12 +6,12 @@
 --       members: the messages of the claim to be given back | groups: how many messages lie in each group
 -- ARGV  line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
---       name: the group's name | epoch: the caller's | number: of the claim to be given back, the last one that is left
+--       whose: the group's name | epoch: the caller's | number: of the claim to be given back, the last one that is left
 --       keep: how many of its messages stay there for another call, at most 1,000 less than there are
 -- Returns {releasing, left}: the claim that is next and how many messages lie there; {0, 0} when all is done.
 local pending, leases, deliveries, bell, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local size, weights, group, members, groups = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local line, returned, name, epoch = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local line, returned, whose, epoch = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local number, keep = tonumber(ARGV[5]), tonumber(ARGV[6])
 --@include group
 --@include member

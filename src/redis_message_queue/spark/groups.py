@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -24,7 +25,9 @@ from redis_message_queue.protocol.port import Argument, Command, finish
 from redis_message_queue.scripts import script
 from redis_message_queue.sync.port import BlockingPort
 
-PART = 10_000  # messages that one script moves at the most: about 10 ms of the server's time
+log = logging.getLogger("redis_message_queue")
+
+PART = 10_000  # messages that one script moves at the most: some 20 ms of the server's time
 _STEP = 1_000  # messages that one script gives back
 _SLICE_SECONDS = 1.0  # the longest sleep at the bell: a token may be lost with its consumer
 
@@ -55,14 +58,18 @@ class Groups:
     """The claims of one consumer group of one queue. All that writes needs `take_over` first."""
 
     def __init__(
-        self, client: redis.Redis | str, queue: str, group: str, *, lease_seconds: float = 10.0, rules: Rules | None = None
+        self,
+        client: redis.Redis | str,
+        queue: str,
+        group: str,
+        *,
+        lease_seconds: float = 10.0,
+        rules: Rules | None = None,
     ) -> None:
         self._client: Any = connected(client) if isinstance(client, str) else client
         rules = rules or Rules()
         self.queue, self.group, self.lease_seconds = queue, group, lease_seconds
-        self.keys = QueueKeys.of(
-            queue, dead_letter=rules.dead_letter_queue, hash_tag=wire.is_cluster(self._client)
-        )
+        self.keys = QueueKeys.of(queue, dead_letter=rules.dead_letter_queue, hash_tag=wire.is_cluster(self._client))
         _check_name(group, self.keys.separator)
         self._port = BlockingPort(self._client)
         self._calls = Calls(self._port, self.keys, GatewayOptions())
@@ -135,11 +142,13 @@ class Groups:
     # -- what a query does
 
     def adopt(self) -> int:
-        """Seal what is found open, end a release that was begun; the last sealed number."""
-        self._refresh()
-        if self.progress().releasing:
+        """Seal what is found open, and end what was begun and not ended; the last sealed number."""
+        progress = self.progress()
+        if progress.releasing:
             self._give_back()
-            self._refresh()
+        elif progress.cleared < progress.acked:
+            self._clear(progress.acked)
+        self._refresh()
         return self.seal()
 
     def gather(self, limit: int) -> int:
@@ -183,15 +192,19 @@ class Groups:
             return
         self._clear(number)
 
-    def _clear(self, upto: int) -> None:
-        acked, cleared = upto, self.progress().cleared
+    def jump(self, number: int) -> None:
+        """Claims up to this number are lost and given up: whatever else was claimed goes back, and numbers go on."""
+        self.release()
+        self._clear(number, jump=1)
+        self._refresh()
+
+    def _clear(self, upto: int, jump: int = 0) -> None:
+        cleared = self.progress().cleared
         while True:
-            acked, cleared = self._send(
-                self._acknowledge, self.epoch, upto, cleared + 1, open_keys={"members": cleared + 1}
-            )
-            if cleared >= acked:
+            arguments = (self.epoch, upto, cleared + 1, jump)
+            self.acked, cleared = self._send(self._acknowledge, *arguments, open_keys={"members": cleared + 1})
+            if cleared >= self.acked:
                 break
-        self.acked = acked
 
     def release(self) -> int:
         """Give everything that was claimed and not handled back to the heads of its lines; how many messages.
@@ -270,7 +283,11 @@ class Groups:
     # -- how it is said
 
     def _key(self, name: str) -> str:
-        special = {"dlq": self.keys.dead_letter, "records": self.keys.records("dlq"), "group": self.keys.group(self.group)}
+        special = {
+            "dlq": self.keys.dead_letter,
+            "records": self.keys.records("dlq"),
+            "group": self.keys.group(self.group),
+        }
         return special.get(name) or str(getattr(self.keys, name))
 
     def _command(self, verb: str, *settings: Argument) -> Command:
@@ -325,13 +342,14 @@ class Renewal:
             except ConsumerGroupLostError as error:
                 self.lost = error
                 return
-            except Exception:  # noqa: S112 - the next one may succeed; if none does, the epoch fences us off
-                continue
+            except Exception as error:
+                # The next one may succeed; if none does, the epoch fences us off.
+                log.warning("the lease of a consumer group was not renewed: %s", type(error).__name__)
 
     def stop(self) -> None:
-        """No renewal is under way any more when this returns."""
+        """No further renewal begins. One that hangs is not waited for."""
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(timeout=1)
 
 
 def connected(url: str) -> redis.Redis:

@@ -1,4 +1,4 @@
-"""The streaming source: the offset of a micro-batch is the number of a claim, so a replay reads the very same messages."""
+"""The streaming source: the offset of a micro-batch is the number of a claim, so a replay reads the same messages."""
 
 from __future__ import annotations
 
@@ -200,7 +200,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _acknowledge(self, groups: Groups, number: int) -> None:
         if number > groups.sealed:
             self._mourn(_why_gone(number, groups.sealed, 0))
-        groups.acknowledge(min(number, groups.sealed))
+            groups.jump(number)
+        groups.acknowledge(number)
 
     def _wanted(self, groups: Groups, limit: ReadLimit) -> int:
         """How many messages the next claim may have."""
@@ -228,9 +229,7 @@ def split(sizes: dict[int, int], wanted: int | None) -> list[Part]:
     total = sum(sizes.values())
     count = max(wanted or 1, -(-total // _ROWS_A_TASK))
     length = max(1, total // count) if wanted else _ROWS_A_TASK
-    return [
-        Part(number, at, min(at + length, size)) for number, size in sizes.items() for at in range(0, size, length)
-    ]
+    return [Part(number, at, min(at + length, size)) for number, size in sizes.items() for at in range(0, size, length)]
 
 
 def opened(members: Sequence[bytes]) -> tuple[list[bytes], list[int]]:

@@ -27,6 +27,6 @@ local function count_members(number, count, known, entered)
   else
     redis.call('HDEL', group, number)
   end
-  redis.call('HINCRBY', groups, name, entered)
+  redis.call('HINCRBY', groups, whose, entered)
   redis.call('HINCRBY', groups, '', entered)
 end
