@@ -273,6 +273,52 @@ def test_what_was_gathered_and_not_sealed_is_sealed_by_the_next_query(queue, cli
     assert payloads(groups, 1) == numbered(10)[:5]
 
 
+def test_a_server_that_is_killed_and_restarted_from_its_log_goes_on_where_it_was(start_server, tmp_path):
+    """Between any two steps of a query, and while it calls: the calls wait and are sent again."""
+    durable = start_server(directory=tmp_path, append_only=True, config={"appendfsync": "always"})
+    with durable.client() as client:
+        queue = RedisMessageQueue(QUEUE, client=client, visibility_timeout_seconds=300)
+        queue.publish_many(numbered(50))
+        groups, seen = holding(client), []
+        for number in range(1, 6):
+            durable.kill()
+            back = threading.Timer(0.2, durable.restart)
+            back.start()
+            groups.gather(10)
+            back.join()
+            durable.restart()
+            assert groups.seal() == number
+            durable.restart()
+            seen += payloads(groups, number)
+            groups.acknowledge(number)
+        assert seen == numbered(50)
+        assert queue.stats().processing == 0
+
+
+def test_a_query_and_consumers_share_a_queue_and_each_message_goes_to_one(queue, client, server):
+    queue.publish_many(numbered(3_000))
+    queue.publish_many(numbered(500, "acme"), tenant="acme")
+    handled: list[str] = []
+
+    def consume() -> None:
+        with server.client() as own:
+            mine = RedisMessageQueue(QUEUE, client=own, visibility_timeout_seconds=300)
+            while batch := drained(mine, 20):
+                handled.extend(batch)
+
+    consumers = [threading.Thread(target=consume) for _ in range(2)]
+    for consumer in consumers:
+        consumer.start()
+    spark = Log()
+    run(Groups(client, QUEUE, GROUP), spark, 100)
+    for consumer in consumers:
+        consumer.join()
+    assert handled, "the query took everything"
+    assert sorted([*handled, *itertools.chain(*spark.sink.values())]) == sorted(
+        [*numbered(3_000), *numbered(500, "acme")]
+    )
+
+
 # Holders
 
 

@@ -182,8 +182,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         groups = self._groups
         if self._renewal is None:
             groups.take_over()
-            groups.adopt()
             self._renewal = Renewal(groups)
+            groups.adopt()
         if self._renewal.lost is not None:
             raise ConsumerGroupLostError(str(self._renewal.lost), queue=self._options.queue)
         return groups
