@@ -54,9 +54,6 @@ def source_class() -> type:
             super().__init__(options, rows)
             self.die, self.kill = options.die, options.kill
 
-        def __setstate__(self, state: dict[str, Any]) -> None:
-            self.__init__(state["_options"], state["_rows"])  # type: ignore[misc] # as in the class above
-
         def latestOffset(self, start: Any, limit: Any) -> Any:
             end = super().latestOffset(start, limit)
             self.die_at("latestOffset", end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConsumerGroupLostError, DataLossError
-from redis_message_queue.spark.groups import Groups
+from redis_message_queue.spark.groups import Groups, Rules
 from redis_message_queue.spark.source import Part, QueueStreamReader, opened, split
 from tests.spark.conftest import QUICKLY
 from tests.spark.streaming_query import start
@@ -108,8 +109,25 @@ TEN = ReadMaxRows(10)
 
 def test_making_a_reader_has_no_effects(client, reader):
     one = reader(url="redis://127.0.0.1:1/0")
-    assert one.__getstate__().keys() == {"_options", "_rows"}
+    pickle.dumps(one.__getstate__())
     assert client.keys() == []
+
+
+def test_a_reader_travels_to_the_executors_without_its_connections(queue, reader):
+    queue.publish_many(numbered(10))
+    one = reader()
+    parts = one.partitions({"number": 0}, one.latestOffset({"number": 0}, TEN))
+    there = pickle.loads(pickle.dumps(one))
+    assert [len(batch) for part in parts for batch in there.read(part)] == [10]
+
+
+def test_what_consumers_would_not_deliver_is_not_read_either(queue, reader):
+    """The rules of a queue are its consumers' options, so the source must be told them."""
+    queue.publish("too old")
+    one = reader()
+    one._rules = Rules(message_ttl_seconds=0.000001)
+    assert one.latestOffset({"number": 0}, TEN) == {"number": 0}
+    assert queue.stats().dead_letters == 1
 
 
 def test_batches_follow_each_other(queue, reader):

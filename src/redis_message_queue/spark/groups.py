@@ -94,7 +94,8 @@ class Groups:
 
         A holder that renews its lease all the time is not waited for longer than three of our leases.
         """
-        patience = 3 * self.lease_seconds if patience_seconds is None else patience_seconds
+        # A second at least: a lease may be shorter than a call takes on a busy machine.
+        patience = max(1.0, 3 * self.lease_seconds) if patience_seconds is None else patience_seconds
         give_up_at = time.monotonic() + patience
         after = self.progress().epoch
         while True:

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from redis_message_queue.errors import ConsumerGroupLostError, DataLossError, RedisMessageQueueError
-from redis_message_queue.spark.groups import Groups, Renewal
+from redis_message_queue.spark.groups import Groups, Renewal, Rules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,19 +65,19 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     comes first and needs it, which after a crash may be `partitions`.
     """
 
-    def __init__(self, options: SourceOptions, rows: Rows) -> None:
+    # Only the process on the driver that Spark asks for offsets ever has these.
+    _connected: Groups | None = None
+    _renewal: Renewal | None = None
+    _left: int | None = None  # how many messages an AvailableNow query may still take
+
+    def __init__(self, options: SourceOptions, rows: Rows, rules: Rules | None = None) -> None:
         self._options = options
         self._rows = rows
-        self._connected: Groups | None = None
-        self._renewal: Renewal | None = None
-        self._left: int | None = None  # how many messages an AvailableNow query may still take
+        self._rules = rules
 
     def __getstate__(self) -> dict[str, Any]:
         """For the executors, which only read."""
-        return {"_options": self._options, "_rows": self._rows}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_options"], state["_rows"])  # type: ignore[misc] # it has no effects
+        return {name: value for name, value in vars(self).items() if name not in ("_connected", "_renewal", "_left")}
 
     # -- on the driver
 
@@ -174,7 +174,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _groups(self) -> Groups:
         if self._connected is None:
             one = self._options
-            self._connected = Groups(one.url, one.queue, one.consumer_group, lease_seconds=one.lease_seconds)
+            self._connected = Groups(
+                one.url, one.queue, one.consumer_group, lease_seconds=one.lease_seconds, rules=self._rules
+            )
         return self._connected
 
     def _held(self) -> Groups:
