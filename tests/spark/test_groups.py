@@ -346,6 +346,11 @@ def test_a_start_waits_out_the_lease_of_a_query_that_died(queue, client):
     assert holding(client, SOON).epoch == 2
 
 
+def test_a_longer_lease_than_ones_own_is_waited_out_too(queue, client):
+    holding(client, 10 * SOON)
+    assert holding(client, 0.001).epoch == 2
+
+
 def test_a_start_beside_a_query_that_goes_on_is_an_error(queue, client):
     first = holding(client, SOON)
     renewal = Renewal(first)

@@ -92,25 +92,22 @@ class Groups:
     def take_over(self, patience_seconds: float | None = None) -> None:
         """Become the holder, in the next epoch; the lease of another one is waited out.
 
-        A holder that renews its lease all the time is not waited for longer than three of our leases.
+        One that goes on renewing its lease is given two of ours more: its process may be about to end.
         """
-        # A second at least: a lease may be shorter than a call takes on a busy machine.
-        patience = max(1.0, 3 * self.lease_seconds) if patience_seconds is None else patience_seconds
-        give_up_at = time.monotonic() + patience
-        after = self.progress().epoch
+        after, give_up_at = self.progress().epoch, None
         while True:
             taken, epoch, wait_us = self._ask_for_lease(self.lease_seconds, after)
             if taken:
                 break
-            if epoch == after and time.monotonic() >= give_up_at:
-                raise ConsumerGroupBusyError(
-                    f"consumer group {self.group!r} of queue {self.queue!r} is held by another query that goes on; "
-                    "stop that one, or use another consumerGroup",
-                    queue=self.queue,
-                    operation="take_over",
-                )
             if epoch == after:
-                time.sleep(max(0.01, min(wait_us / 1_000_000, give_up_at - time.monotonic())))
+                wait, now = wait_us / 1_000_000, time.monotonic()
+                if give_up_at is None:
+                    # A second at least: a lease may be shorter than a call takes on a busy machine.
+                    usual = wait + max(1.0, 2 * self.lease_seconds)
+                    give_up_at = now + (usual if patience_seconds is None else patience_seconds)
+                if now >= give_up_at:
+                    raise self._busy()
+                time.sleep(max(0.01, min(wait, give_up_at - now)))
             after = epoch
         self._after = after
         self._refresh()
@@ -311,6 +308,14 @@ class Groups:
 
     def _look(self, *commands: tuple[Argument, ...]) -> list[Any]:
         return finish(self._calls.converse(self.keys.pending, commands, "look"))
+
+    def _busy(self) -> ConsumerGroupBusyError:
+        return ConsumerGroupBusyError(
+            f"consumer group {self.group!r} of queue {self.queue!r} is held by another query that goes on; "
+            "stop that one, or use another consumerGroup",
+            queue=self.queue,
+            operation="take_over",
+        )
 
     def _lost(self, how: str) -> ConsumerGroupLostError:
         return ConsumerGroupLostError(
