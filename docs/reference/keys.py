@@ -26,7 +26,8 @@ def keys_page() -> str:
             For operators: {", ".join(code(f"queue.key.{name}") for name in CONTRACT)}. Their names and types stay.
             `completed`, `failed` and `dlq` hold the payloads as they were published, one list entry each, the newest
             left: any Redis tool can read, cut or empty them. `LLEN` of `pending` says how many wait, `HLEN` of
-            `processing` how many are in flight, with those whose consumer has died.
+            `processing` how many are in flight, with those whose consumer has died; `HGET` of `groups` with an empty
+            field, how many lie in the claims of streaming queries.
 
             What `pending` and `processing` hold is a payload with a header, and internal; so are all other keys. Do not
             write to them. Bytes in `pending` that are no message of this library are put among the dead letters as they
@@ -57,8 +58,8 @@ def accessors(keys: QueueKeys) -> Iterator[tuple[str, str]]:
             yield getattr(keys, field.name), field.name
     for name, method in inspect.getmembers(QueueKeys, inspect.isfunction):
         if not name.startswith("_"):
-            argument = list(inspect.signature(method).parameters)[1]
-            yield method(keys, f"<{argument}>"), f"{name}({argument})"
+            arguments = list(inspect.signature(method).parameters)[1:]
+            yield method(keys, *(f"<{one}>" for one in arguments)), f"{name}({', '.join(arguments)})"
 
 
 def _other_names() -> Iterator[tuple[str, str]]:

@@ -103,3 +103,15 @@ class MissingExtraError(RedisMessageQueueError, ImportError):
 
 class JavaError(RedisMessageQueueError, RuntimeError):
     """Spark has no Java to run on, or one that is too old or broken: the text says what was found and what would do."""
+
+
+class ConsumerGroupBusyError(RedisMessageQueueError):
+    """Another streaming query holds the consumer group and goes on renewing it: stop it, or use another group."""
+
+
+class ConsumerGroupLostError(RedisMessageQueueError):
+    """Another streaming query has taken the consumer group over, and nothing was changed: this one must end."""
+
+
+class DataLossError(RedisMessageQueueError):
+    """Messages that a streaming query is to read are not there any more: the text says which, and what would do."""

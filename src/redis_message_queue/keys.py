@@ -48,6 +48,21 @@ KEY_MAP = (
     KeyKind("reply::<caller>", "STRING, TTL", "number and answer of that caller's last call"),
     KeyKind("bell", "LIST", "at most one token: there is work"),
     KeyKind("watch", "STRING, TTL", "somebody is awake when the next lease ends"),
+    KeyKind(
+        "group::<group>",
+        "HASH",
+        "how far a streaming query has come: its `epoch`, its `holder` and until when (`deadline`), the numbers of its "
+        "claims up to which they are `sealed`, `acked`, `cleared` and `released`, and for each number what lies there",
+    ),
+    KeyKind(
+        "group::<group>::<number>",
+        "LIST",
+        "the messages of one claim of a streaming query in their order, with the delivery count before those whose "
+        "count is not 1",
+    ),
+    KeyKind(
+        "groups", "HASH", "consumer group to how many messages lie in its claims; under the empty name all of them"
+    ),
 )
 
 
@@ -78,6 +93,7 @@ class QueueKeys:
     tenants: str
     size: str
     weights: str
+    groups: str
 
     @classmethod
     def of(
@@ -108,6 +124,7 @@ class QueueKeys:
             tenants=key("tenants"),
             size=key("size"),
             weights=key("weights"),
+            groups=key("groups"),
         )
 
     def _sibling(self, *words: str) -> str:
@@ -133,6 +150,14 @@ class QueueKeys:
     def reply(self, caller: str) -> str:
         """The key that remembers the answer to a caller's last call."""
         return self._sibling("reply", caller)
+
+    def group(self, group: str) -> str:
+        """What is known of a consumer group."""
+        return self._sibling("group", group)
+
+    def members(self, group: str, number: int) -> str:
+        """The messages of one claim of a consumer group."""
+        return self._sibling("group", group, str(number))
 
 
 def siblings(key: str) -> QueueKeys:

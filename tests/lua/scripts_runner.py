@@ -338,6 +338,8 @@ class Caller:
             "marker": KEYS.deduplication("a key"),
             "line": KEYS.line("acme"),
             "returned": KEYS.returned("acme"),
+            "group": KEYS.group("reports"),
+            "members": KEYS.members("reports", 1),
         }
         return special.get(name) or getattr(KEYS, name)
 

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from redis_message_queue.scripts import all_names, script
-from tests.lua import situations
+from tests.lua import group_situations, situations
 from tests.lua.scripts_runner import KEYS, ON_WATCH, TARGET_WORDS, Caller, Taken, dump, records_beside
 from tests.lua.situations import EVERY, NUMBERED, Situation, script_of, title
 from tests.lua.state import faults
@@ -28,6 +28,11 @@ FULLEST: list[tuple[Situation, set[str]]] = [
     (situations.sweep_a_list, {"pending", "line", "returned"}),
     (situations.renew_what_came_back, {"pending", "tenants"}),
     (situations.ring, set()),
+    (group_situations.take_over, set()),
+    (group_situations.gather_everything_at_once, {"returned"}),
+    (group_situations.seal, set()),
+    (group_situations.acknowledge_what_was_delivered_twice, set()),
+    (group_situations.release_to_tenants, set()),
 ]
 OF_A_TENANT = {
     "enqueue": {"line"},
@@ -39,6 +44,8 @@ OF_A_TENANT = {
     "redrive": {"line"},
     "stats": {"line"},
     "sweep": {"line", "returned"},
+    "gather": {"line", "returned"},
+    "release": {"line", "returned"},
 }
 ASIDE = "aside"
 WRONG = {
@@ -49,7 +56,8 @@ WRONG = {
 }
 RIGHT = {
     **dict.fromkeys(("pending", "line", "bell", "dlq", "kept", "records", "completed", "failed"), "list"),
-    **dict.fromkeys(("processing", "deliveries", "later", "weights"), "hash"),
+    "members": "list",
+    **dict.fromkeys(("processing", "deliveries", "later", "weights", "group", "groups"), "hash"),
     **dict.fromkeys(("reply", "marker", "size"), "string"),
     **dict.fromkeys(("leases", "returned", "delayed", "tenants"), "zset"),
 }

@@ -1,0 +1,315 @@
+"""Claims of a streaming query: every script can be sent twice, fails whole, and obeys the holder alone."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from redis_message_queue.embedded import EmbeddedRedis
+from tests.lua import group_situations as groups
+from tests.lua.group_situations import EVERY, GROUP, Holder, holding, sealed
+from tests.lua.scripts_runner import KEYS, Caller, Dump, dump, numbered
+from tests.lua.situations import Situation, script_of, title
+from tests.lua.state import faults
+from tests.lua.test_wrong_types import RIGHT, keys_of, put_right, spoil
+
+
+def without_deadline(dumped: Dump) -> Dump:
+    """The same without the moment until which the group is held."""
+    known = dict(dumped.get(KEYS.group(GROUP).encode(), {}))
+    known.pop(b"deadline", None)
+    return dumped | {KEYS.group(GROUP).encode(): known}
+
+
+def counts_of(client: redis.Redis) -> tuple[int, int, int]:
+    """How many messages lie in claims: by the lists, by the group's counter, by the one of all."""
+    lists = sum(client.llen(key) for key in client.scan_iter(f"{KEYS.group(GROUP)}::*"))
+    return lists, int(client.hget(KEYS.groups, GROUP) or 0), int(client.hget(KEYS.groups, "") or 0)
+
+
+@pytest.mark.parametrize("situation", EVERY, ids=title)
+def test_a_call_sent_twice_counts_once(situation: Situation, caller: Caller):
+    """The answer is the same, and so is everything that the server holds."""
+    answer = situation(caller)()
+    after = without_deadline(dump(caller.client))
+    repeated = caller.repeat()
+    if script_of(situation) == "take_over":
+        assert repeated[:2] == answer[:2]
+    elif script_of(situation) != "release":  # which says where it is, and that it is done
+        assert repeated == answer
+    assert without_deadline(dump(caller.client)) == after
+
+
+@pytest.mark.parametrize("situation", EVERY, ids=title)
+def test_a_message_is_in_one_place_and_counted(situation: Situation, caller: Caller):
+    situation(caller)()
+    known = [wrong for wrong in faults(caller.client) if "an entry that nobody looks at" not in wrong]
+    assert known == []  # entries of messages that lie in claims are looked at when these end
+    assert len(set(counts_of(caller.client))) == 1
+
+
+@pytest.mark.parametrize("situation", EVERY, ids=title)
+def test_a_script_fails_whole_or_does_without_the_key(situation: Situation, client: redis.Redis):
+    """In no situation is half of the work done before a key of a wrong type is found, whichever it is."""
+    for key in keys_of(situation, set()):
+        client.flushall()
+        caller = Caller(client)
+        call = situation(caller)
+        name = spoil(caller, situation, key, "list" if RIGHT[key] == "string" else "string")
+        before = dump(client)
+        try:
+            call()
+        except redis.ResponseError:
+            if script_of(situation) == "gather" and key in ("line", "returned"):
+                # It learns whose turn it is when it has brought in what is due: that may have happened, and no more.
+                put_right(caller, name)
+                assert faults(client) == [], key
+            else:
+                assert dump(client) == before, key
+        else:
+            assert dump(client)[name.encode()] == before[name.encode()], key
+
+
+@pytest.mark.parametrize("situation", [one for one in EVERY if one not in groups.TAKE_OVERS], ids=title)
+def test_whoever_was_overtaken_is_refused_and_has_changed_nothing(situation: Situation, caller: Caller):
+    """Another holder has come in between; it is the epoch that tells, not the time."""
+    call = situation(caller)
+    caller.client.hincrby(KEYS.group(GROUP), "epoch", 1)
+    before = dump(caller.client)
+    with pytest.raises(redis.ResponseError, match="STALE epoch 1 of a consumer group that is at epoch 2"):
+        call()
+    assert dump(caller.client) == before
+
+
+@pytest.mark.parametrize("field", ["sealed", "acked", "cleared", "part", "1"])
+def test_a_foreign_value_in_the_group_fails_a_gathering(field: str, caller: Caller):
+    call = groups.gather(caller)
+    caller.client.hset(KEYS.group(GROUP), field, "something else")
+    before = dump(caller.client)
+    with pytest.raises(redis.ResponseError, match="foreign value"):
+        call()
+    assert dump(caller.client) == before
+
+
+# Holding
+
+
+def test_a_held_group_is_not_taken_over_before_its_time(caller: Caller):
+    holding(caller)
+    taken, epoch, wait_us = Holder(caller, "b").take_over(1)
+    assert (taken, epoch) == (0, 1)
+    assert 0 < wait_us <= 60_000_000
+
+
+def test_a_group_whose_holder_is_silent_goes_to_the_next_in_the_next_epoch(caller: Caller):
+    holding(caller).take_over(lease_us=0)
+    assert Holder(caller, "b").take_over(1) == [1, 2, 0]
+
+
+def test_whoever_was_overtaken_cannot_renew(caller: Caller):
+    first = holding(caller)
+    first.take_over(lease_us=0)
+    Holder(caller, "b").take_over(1)
+    assert first.take_over(0)[:2] == [0, 2]
+
+
+def test_a_take_over_that_was_on_its_way_for_long_takes_nothing(caller: Caller):
+    """It comes after an epoch that is over, although nobody holds the group at the moment."""
+    first = holding(caller)
+    first.take_over(lease_us=0)
+    Holder(caller, "b").take_over(1, lease_us=0)
+    assert first.take_over(0)[:2] == [0, 2]
+
+
+def test_a_holder_that_was_silent_for_long_and_not_missed_goes_on(caller: Caller):
+    first = holding(caller)
+    first.take_over(lease_us=0)
+    assert first.take_over(0) == [1, 1, 0]
+
+
+# Gathering
+
+
+def test_messages_are_gathered_in_their_order_and_leave_the_line(caller: Caller):
+    caller.publish_all(numbered(25))
+    holder = holding(caller)
+    assert holder.gather(10) == [1, 10, 10, 0]
+    assert holder.gather(10) == [2, 10, 20, 0]
+    assert [one[25:] for one in holder.members()] == numbered(25)[:20]
+    assert caller.claim(10).payloads == numbered(25)[20:]
+
+
+def test_a_part_that_comes_late_is_refused(caller: Caller):
+    caller.publish_all(numbered(30))
+    holder = holding(caller)
+    for _ in range(2):
+        holder.gather(10)
+    with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
+        holder.gather(10, part=1)
+    holder.seal()
+    with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
+        holder.gather(10, part=3)
+    assert caller.client.llen(KEYS.pending) == 10
+
+
+def test_a_part_that_found_nothing_writes_nothing_and_leaves_its_number_free(caller: Caller):
+    holder = holding(caller)
+    before = dump(caller.client)
+    assert holder.gather() == [0, 0, 0, 0]
+    assert dump(caller.client) == before
+    caller.publish(b"first")
+    assert holder.gather(part=1) == [1, 1, 1, 0]
+
+
+def test_what_came_back_is_counted_as_delivered_twice_and_nobody_else_holds_it(caller: Caller):
+    held = caller.hold(b"first", b"second")
+    caller.expire()
+    holder = holding(caller)
+    assert holder.gather()[1] == 2
+    assert [one[:2] for one in holder.members()] == [b"2:", b"2:"]
+    assert caller.settle(held) == b"00"
+    assert caller.client.hlen(KEYS.processing) == caller.client.zcard(KEYS.leases) == 0
+
+
+def test_tenants_are_gathered_in_turn(caller: Caller):
+    caller.line_up("acme", *numbered(3, "acme"))
+    caller.line_up("zeta", *numbered(1, "zeta"))
+    holder = holding(caller)
+    holder.gather()
+    tails = [one.rpartition(b" ")[0][-4:] for one in holder.members()]
+    assert tails == [b"acme", b"zeta", b"acme", b"acme"]
+    assert not caller.client.exists(KEYS.tenants, KEYS.size)
+
+
+def test_dead_letters_on_the_way_are_told_once(caller: Caller):
+    call = groups.gather_everything_at_once(caller)
+    part, added, length, again = call()
+    assert (part, added, length, again) == (1, 4, 4, 0)
+    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"foreign", b"over the limit"]
+
+
+def test_what_is_too_old_is_not_gathered_the_quick_way_either(caller: Caller):
+    caller.settings.ttl_us = 1
+    caller.publish_all([b"first", b"second"])
+    holder = holding(caller)
+    assert holder.gather()[1] == 0
+    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"second", b"first"]
+
+
+def test_whoever_leaves_work_behind_rings(caller: Caller):
+    caller.publish_all(numbered(3))
+    caller.hush()
+    holding(caller).gather(2)
+    assert caller.rings() == 1
+
+
+def test_after_delays_and_tenants_are_gone_the_quick_way_is_open_again(caller: Caller):
+    """Neither alarm stays behind."""
+    groups.gather_everything_at_once(caller)()
+    assert caller.client.zrange(KEYS.leases, 0, -1) == []
+
+
+def test_large_messages_are_gathered_in_smaller_parts(caller: Caller):
+    caller.publish_all([b"x" * 3_000_000] * 5)
+    assert holding(caller).gather(5)[1] == 3
+
+
+# Ending
+
+
+def test_what_is_acknowledged_is_gone_with_its_entries(caller: Caller):
+    groups.acknowledge_what_was_delivered_twice(caller)()
+    assert not caller.client.exists(KEYS.deliveries, KEYS.members(GROUP, 1), KEYS.processing)
+    assert counts_of(caller.client) == (0, 0, 0)
+
+
+def test_many_messages_with_entries_are_acknowledged_in_bounded_steps(caller: Caller):
+    caller.publish_all(numbered(1_500))
+    caller.claim(1_000)
+    caller.claim(500)
+    caller.expire()
+    holder = holding(caller)
+    assert [holder.gather(10_000)[1] for _ in range(2)] == [1_000, 500]
+    holder.seal()
+    assert holder.acknowledge(1) == [1, 0]
+    assert counts_of(caller.client) == (500, 500, 500)
+    assert holder.acknowledge(1) == [1, 1]
+    assert not caller.client.exists(KEYS.deliveries, KEYS.members(GROUP, 1))
+
+
+def test_what_is_not_sealed_cannot_be_acknowledged(caller: Caller):
+    with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
+        holding(caller).acknowledge(1)
+
+
+def test_lost_claims_are_not_jumped_over_while_others_lie_there(caller: Caller):
+    caller.publish(b"first")
+    holder = sealed(caller)
+    with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
+        holder.acknowledge(7, jump=1)
+
+
+def test_what_is_released_stands_at_the_head_in_its_order(caller: Caller):
+    caller.publish_all(numbered(5))
+    holder = sealed(caller, 3)
+    assert holder.release(1) == [1, 1]
+    assert holder.release(0) == [0, 0]
+    claimed = caller.claim(5)
+    assert claimed.payloads == numbered(5)
+    assert [one.count for one in claimed.taken] == [2, 2, 2, 1, 1]
+    assert faults(caller.client) == []
+
+
+def test_what_is_released_to_tenants_keeps_its_order_and_ring(caller: Caller):
+    groups.release_to_tenants(caller)()
+    assert faults(caller.client) == []
+    assert caller.rings() == 1
+
+
+def test_a_released_claim_does_not_come_back_under_its_number(caller: Caller):
+    caller.publish(b"first")
+    holder = sealed(caller)
+    holder.release()
+    holder.part = 0
+    with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
+        holder.gather()
+    holder.number = 2
+    assert holder.gather(part=1)[1] == 1
+
+
+# Full memory
+
+
+@pytest.fixture(scope="module")
+def limited(server_setting: str) -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(binary=server_setting, config={"maxmemory-policy": "noeviction"}) as started:
+        yield started
+
+
+@pytest.fixture
+def tight(limited: EmbeddedRedis) -> Iterator[Caller]:
+    """A caller whose server has memory until the test takes it away."""
+    with limited.client() as client:
+        client.config_set("maxmemory", 0)
+        client.flushall()
+        yield Caller(client)
+
+
+@pytest.mark.parametrize("situation", groups.GATHERINGS, ids=title)
+def test_a_server_without_memory_refuses_to_gather_and_nothing_has_changed(situation: Situation, tight: Caller):
+    call = situation(tight)
+    before = dump(tight.client)
+    tight.client.config_set("maxmemory", 1)
+    with pytest.raises(redis.ResponseError, match=r"OOM|maxmemory"):
+        call()
+    assert dump(tight.client) == before
+
+
+@pytest.mark.parametrize("situation", [*groups.TAKE_OVERS, groups.gather_in_vain, *groups.ENDS], ids=title)
+def test_a_server_without_memory_can_be_emptied(situation: Situation, tight: Caller):
+    """Everything but to gather succeeds as ever."""
+    expected = situation(tight)()
+    tight.client.flushall()
+    call = situation(tight)
+    tight.client.config_set("maxmemory", 1)
+    assert call()[:2] == expected[:2] if isinstance(expected, list) else call() == expected

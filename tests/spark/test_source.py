@@ -1,0 +1,457 @@
+"""Every message reaches the sink exactly once, whatever dies on the way, and what is shown of it is true."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from redis_message_queue import RedisMessageQueue
+from redis_message_queue.errors import ConsumerGroupLostError, DataLossError
+from redis_message_queue.spark.groups import Groups, Rules
+from redis_message_queue.spark.source import Part, QueueStreamReader, opened, split
+from tests.spark.conftest import QUICKLY
+from tests.spark.streaming_query import start
+
+NOW = {"availableNow": True}
+QUEUE = "orders"
+
+
+@pytest.fixture
+def queue(client) -> RedisMessageQueue:
+    return RedisMessageQueue(QUEUE, client=client, visibility_timeout_seconds=300)
+
+
+def numbered(count: int, first: int = 0) -> list[str]:
+    return [f"message {place}" for place in range(first, first + count)]
+
+
+def wait_for(condition: Callable[[], Any], query: Any = None) -> None:
+    """Until it holds. A query that fails meanwhile is the reason why it will not."""
+    give_up = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < give_up
+        if query is not None and not query.isActive:
+            query.awaitTermination()
+            assert condition()
+        time.sleep(0.05)
+
+
+# The reader without Spark: the calls that Spark makes, in its order
+
+
+class Told:
+    """Rows as they are, for tests that look at what is read."""
+
+    def batch(self, stored: Any, delivery_counts: Any) -> Any:
+        return list(zip([one[25:].decode() for one in stored], delivery_counts, strict=True))
+
+
+class Readers:
+    """Readers of one queue, one run after the other."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.running: list[QueueStreamReader] = []
+
+    def __call__(self, **options: Any) -> QueueStreamReader:
+        usual = {
+            "url": self.url,
+            "queue": QUEUE,
+            "consumer_group": "reports",
+            "max_messages_per_trigger": 10,
+            "min_partitions": None,
+            "lease_seconds": 0.5,
+            "fail_on_data_loss": True,
+        }
+        self.running.append(QueueStreamReader(SimpleNamespace(**usual | options), Told()))
+        return self.running[-1]
+
+    def crash(self) -> None:
+        """The process of the last reader is gone: nothing is renewed, and nothing was left in order."""
+        reader = self.running.pop()
+        if reader._renewal is not None:
+            reader._renewal.stop()
+            reader._groups.close()
+
+
+@pytest.fixture
+def reader(clean_server) -> Iterator[Readers]:
+    readers = Readers(clean_server.url)
+    yield readers
+    for one in readers.running:
+        one.stop()
+
+
+def rows(reader: QueueStreamReader, start: dict[str, int], end: dict[str, int]) -> list[str]:
+    parts = reader.partitions(start, end)
+    return [payload for part in parts for batch in reader.read(part) for payload, _ in batch]  # type: ignore[misc]
+
+
+TEN = ReadMaxRows(10)
+
+
+def test_making_a_reader_has_no_effects(client, reader):
+    one = reader(url="redis://127.0.0.1:1/0")
+    pickle.dumps(one.__getstate__())
+    assert client.keys() == []
+
+
+def test_a_reader_travels_to_the_executors_without_its_connections(queue, reader):
+    queue.publish_many(numbered(10))
+    one = reader()
+    parts = one.partitions({"number": 0}, one.latestOffset({"number": 0}, TEN))
+    there = pickle.loads(pickle.dumps(one))
+    assert [len(batch) for part in parts for batch in there.read(part)] == [10]
+
+
+def test_what_consumers_would_not_deliver_is_not_read_either(queue, reader):
+    """The rules of a queue are its consumers' options, so the source must be told them."""
+    queue.publish("too old")
+    one = reader()
+    one._rules = Rules(message_ttl_seconds=0.000001)
+    assert one.latestOffset({"number": 0}, TEN) == {"number": 0}
+    assert queue.stats().dead_letters == 1
+
+
+def test_batches_follow_each_other(queue, reader):
+    queue.publish_many(numbered(25))
+    one = reader()
+    assert one.initialOffset() == {"number": 0}
+    seen, at = [], {"number": 0}
+    for _ in range(3):
+        end = one.latestOffset(at, TEN)
+        seen.append(rows(one, at, end))
+        at = end
+    assert seen == [numbered(10), numbered(10, 10), numbered(5, 20)]
+    assert queue.stats().processing == 5
+    assert one.latestOffset(at, TEN) == at
+    assert queue.stats().processing == 0
+
+
+def test_a_claim_that_never_reached_the_offset_log_is_adopted(queue, reader):
+    queue.publish_many(numbered(25))
+    reader().latestOffset({"number": 0}, TEN)
+    reader.crash()
+    one = reader()
+    assert one.initialOffset() == {"number": 0}
+    assert one.latestOffset({"number": 0}, TEN) == {"number": 1}
+    assert rows(one, {"number": 0}, {"number": 1}) == numbered(10)
+    assert queue.stats().pending == 15
+
+
+def test_after_a_crash_partitions_may_be_the_first_call(queue, reader):
+    queue.publish_many(numbered(25))
+    first = reader()
+    at = first.latestOffset({"number": 0}, TEN)
+    first.latestOffset(at, TEN)
+    reader.crash()
+    one = reader()
+    assert rows(one, {"number": 1}, {"number": 2}) == numbered(10, 10)
+    assert queue.stats().processing == 10  # the first claim was acknowledged, though no commit came for it
+
+
+def test_what_an_older_run_does_late_is_refused(queue, reader):
+    queue.publish_many(numbered(25))
+    late = reader(lease_seconds=0.01)
+    late.latestOffset({"number": 0}, TEN)
+    reader.crash()
+    reader().latestOffset({"number": 0}, TEN)
+    late._renewal = SimpleNamespace(lost=None, stop=lambda: None)  # it does not know yet
+    with pytest.raises(ConsumerGroupLostError, match="taken consumer group 'reports' of queue 'orders' over"):
+        late.commit({"number": 1})
+    assert queue.stats().processing == 10
+
+
+def test_a_run_that_has_lost_its_group_says_so_at_its_next_call(queue, reader, client):
+    one = reader(lease_seconds=0.1)
+    one.initialOffset()
+    client.hset(queue.key.group("reports"), mapping={"epoch": 9, "holder": "another"})
+    wait_for(lambda: one._renewal is not None and one._renewal.lost)
+    with pytest.raises(ConsumerGroupLostError):
+        one.latestOffset({"number": 0}, TEN)
+
+
+def test_a_reader_that_waits_is_woken_by_a_publish(queue, reader, client):
+    one = reader()
+    one.initialOffset()
+    client.delete(queue.key.bell)
+    timer = threading.Timer(0.2, lambda: queue.publish("message 0"))
+    timer.start()
+    assert one.latestOffset({"number": 0}, TEN) == {"number": 1}
+    timer.join()
+
+
+def test_available_now_stops_at_the_depth_noted_at_its_start(queue, reader):
+    queue.publish_many(numbered(15))
+    one = reader()
+    one.prepareForTriggerAvailableNow()
+    queue.publish_many(numbered(15, 15))
+    at, sizes = {"number": 0}, []
+    while (end := one.latestOffset(at, TEN)) != at:
+        sizes.append(len(rows(one, at, end)))
+        at = end
+    assert sizes == [10, 5]
+    assert queue.stats().pending == 15
+    assert one._renewal is None  # so that the next run need not wait for the lease
+
+
+def test_a_replay_does_not_count_against_the_depth_of_available_now(queue, reader):
+    queue.publish_many(numbered(15))
+    reader().latestOffset({"number": 0}, TEN)
+    reader.crash()
+    one = reader()
+    one.prepareForTriggerAvailableNow()
+    assert one.latestOffset({"number": 0}, TEN) == {"number": 1}
+    assert rows(one, {"number": 1}, one.latestOffset({"number": 1}, TEN)) == numbered(5, 10)
+
+
+def test_a_trigger_that_runs_once_takes_everything_that_waits(queue, reader):
+    queue.publish_many(numbered(12_345))
+    one = reader()
+    end = one.latestOffset({"number": 0}, ReadAllAvailable())
+    assert rows(one, {"number": 0}, end) == numbered(12_345)
+
+
+def test_the_report_shows_depth_and_age(queue, reader):
+    queue.publish_many(numbered(15))
+    one = reader()
+    one.latestOffset({"number": 0}, TEN)
+    told = one.reportLatestOffset()
+    assert told is not None
+    assert (told["number"], told["depth"], told["oldest_seconds"] > 0) == (1, 5, True)
+    json.dumps(told)
+
+
+def test_a_claim_that_was_cut_is_a_data_loss(queue, reader, client):
+    queue.publish_many(numbered(10))
+    one = reader()
+    (part,) = one.partitions({"number": 0}, one.latestOffset({"number": 0}, TEN))
+    client.rpop(queue.key.members("reports", 1), 3)
+    with pytest.raises(DataLossError, match=r"claim 1 should have 10 messages .* and 7 are there\. Start with a new"):
+        list(one.read(part))
+    assert sum(len(batch) for batch in reader(fail_on_data_loss=False).read(part)) == 7
+
+
+def lost_by_flush(queue: RedisMessageQueue, client: Any) -> None:
+    client.flushall()
+
+
+def lost_by_release(queue: RedisMessageQueue, client: Any) -> None:
+    groups = Groups(client, QUEUE, "reports")
+    groups.take_over()
+    groups.release()
+    groups.leave()
+
+
+@pytest.mark.parametrize(
+    ("lose", "told"),
+    [
+        (lost_by_flush, r"claim 1 is in the checkpoint and unknown to Redis, where claims end at 0"),
+        (lost_by_release, r"claim 1 was released by an operator, and its messages went back to the queue"),
+    ],
+)
+def test_a_claim_that_is_gone_is_a_data_loss_and_can_be_given_up(lose, told, queue, reader, client):
+    queue.publish_many(numbered(10))
+    reader().latestOffset({"number": 0}, TEN)
+    reader.crash()
+    lose(queue, client)
+    with pytest.raises(DataLossError, match=told):
+        reader().partitions({"number": 0}, {"number": 1})
+    reader.running.pop().stop()
+    one = reader(fail_on_data_loss=False)
+    assert one.partitions({"number": 0}, {"number": 1}) == []
+    queue.publish("the next")
+    end = one.latestOffset({"number": 1}, ReadMaxRows(20))
+    assert end == {"number": 2}
+    assert rows(one, {"number": 1}, end)[-1] == "the next"
+
+
+def test_a_checkpoint_that_is_older_than_what_was_acknowledged_is_a_data_loss(queue, reader):
+    queue.publish_many(numbered(20))
+    one = reader()
+    at = one.latestOffset({"number": 0}, TEN)
+    one.latestOffset(at, TEN)
+    with pytest.raises(DataLossError, match="claim 1 was acknowledged before, and its messages are gone"):
+        one.partitions({"number": 0}, {"number": 1})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted", "parts"),
+    [
+        ({}, None, []),
+        ({1: 3}, None, [(1, 0, 3)]),
+        ({1: 25_000}, None, [(1, 0, 10_000), (1, 10_000, 20_000), (1, 20_000, 25_000)]),
+        ({1: 10}, 2, [(1, 0, 5), (1, 5, 10)]),
+        ({1: 3, 2: 3}, 2, [(1, 0, 3), (2, 0, 3)]),
+        ({1: 2}, 5, [(1, 0, 1), (1, 1, 2)]),
+    ],
+)
+def test_claims_are_read_in_stretches(sizes, wanted, parts):
+    assert split(sizes, wanted) == [Part(*one) for one in parts]
+
+
+def test_a_delivery_count_stands_before_messages_that_came_before():
+    assert opened([b"\x80plain", b"12:\x82often"]) == ([b"\x80plain", b"\x82often"], [1, 12])
+
+
+# With Spark
+
+
+def written(directory: Path, spark: Any) -> list[str]:
+    """What the sink says that it has: files of batches that were not committed do not count."""
+    if not (directory / "rows" / "_spark_metadata").exists():
+        return []
+    return [row.payload for row in spark.read.schema("payload string").parquet(str(directory / "rows")).collect()]
+
+
+def doubled(payloads: list[str]) -> dict[str, int]:
+    return {payload: times for payload, times in Counter(payloads).items() if times > 1}
+
+
+def test_available_now_brings_every_column_and_ends(spark, queue, server, tmp_path):
+    queue.publish_many(["first", "second"])
+    queue.publish("third", tenant="acme")
+    start(spark, tmp_path, NOW, url=server.url, queue=QUEUE, minPartitions=2).awaitTermination()
+    got = {row.payload: row for row in spark.read.parquet(str(tmp_path / "rows")).collect()}
+    assert got.keys() == {"first", "second", "third"}
+    assert {(row.tenant, row.delivery_count, row.queue) for row in got.values()} == {
+        (None, 1, QUEUE),
+        ("acme", 1, QUEUE),
+    }
+    assert all(len(row.id) == 32 and row.published_at is not None for row in got.values())
+    queue.publish("fourth")
+    start(spark, tmp_path, NOW, url=server.url, queue=QUEUE).awaitTermination()
+    assert sorted(written(tmp_path, spark)) == ["first", "fourth", "second", "third"]
+    assert queue.stats().processing == 0  # Spark commits no last batch; but it asks once more, in vain
+
+
+def test_a_running_query_takes_what_comes_and_shows_its_progress(spark, queue, server, tmp_path):
+    queue.publish_many(numbered(20))
+    trigger = {"processingTime": "100 milliseconds"}
+    options = {"url": server.url, "queue": QUEUE, "maxMessagesPerTrigger": 7}
+    query = start(spark, tmp_path, trigger, **options)
+    try:
+        wait_for(lambda: len(written(tmp_path, spark)) == 20, query)
+        queue.publish_many(numbered(10, 20))
+        wait_for(lambda: len(written(tmp_path, spark)) == 30, query)
+        shown = json.loads(query.lastProgress.json)["sources"][0]["latestOffset"]
+        assert {"number", "depth", "oldest_seconds"} == (json.loads(shown) if isinstance(shown, str) else shown).keys()
+    finally:
+        query.stop()
+    queue.publish_many(numbered(5, 30))
+    start(spark, tmp_path, NOW, **options).awaitTermination()
+    assert sorted(written(tmp_path, spark)) == sorted(numbered(35))
+
+
+def test_the_source_dies_in_every_window_and_every_message_arrives_once(spark, queue, server, tmp_path):
+    """One checkpoint; the source's process is killed where Spark has just asked it for something."""
+    queue.publish_many(numbered(3_000))
+    options = {"url": server.url, "queue": QUEUE, "maxMessagesPerTrigger": 100, "leaseSeconds": 0.5}
+    spark.sparkContext.setLogLevel("OFF")
+    for place in ("latestOffset 1", "partitions 2", "latestOffset 3", "before commit 3", "commit 4"):
+        query = start(spark, tmp_path, {"processingTime": "0 seconds"}, die=place, **options)
+        with pytest.raises(PySparkException):
+            query.awaitTermination()
+    start(spark, tmp_path, NOW, **options | {"maxMessagesPerTrigger": 3_000}).awaitTermination()
+    assert doubled(written(tmp_path, spark)) == {}
+    assert sorted(written(tmp_path, spark)) == sorted(numbered(3_000))
+
+
+def test_a_task_that_fails_half_way_is_repeated_with_the_same_messages(spark, queue, server, tmp_path):
+    queue.publish_many(numbered(12_000))
+    options = {"url": server.url, "queue": QUEUE, "minPartitions": 2, "die": "read 1"}
+    spark.sparkContext.setLogLevel("OFF")
+    start(spark, tmp_path, NOW, **options).awaitTermination()
+    assert sorted(written(tmp_path, spark)) == sorted(numbered(12_000))
+
+
+def test_lost_data_is_one_clear_error(spark, queue, server, client, tmp_path):
+    queue.publish_many(numbered(10))
+    spark.sparkContext.setLogLevel("OFF")
+    start(spark, tmp_path, NOW, url=server.url, queue=QUEUE).awaitTermination()
+    client.flushall()
+    with pytest.raises(PySparkException, match=r"DataLossError: queue 'orders', consumerGroup 'reports': claim 1 is"):
+        start(spark, tmp_path, NOW, url=server.url, queue=QUEUE).awaitTermination()
+
+
+# Killed drivers
+
+
+class Driver:
+    """A driver in a process of its own, with its JVM and its workers."""
+
+    def __init__(self, directory: Path, trigger: dict[str, Any], **options: Any) -> None:
+        scratch = directory / "scratch"  # whoever is killed does not tidy up
+        scratch.mkdir(exist_ok=True)
+        told = {
+            "directory": str(directory),
+            "trigger": trigger,
+            "options": options,
+            "conf": QUICKLY | {"spark.local.dir": str(scratch)},
+        }
+        program = Path(__file__).with_name("streaming_query.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(program), json.dumps(told)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(scratch)},
+        )
+        assert self._process.stdout is not None
+        first = self._process.stdout.readline()
+        assert first, self._process.communicate()[1]
+        self._doomed: list[int] = json.loads(first)
+
+    def kill(self) -> None:
+        """The JVM first, then the driver; their workers notice."""
+        for process in self._doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def wait(self) -> int:
+        self._process.communicate(timeout=100)
+        return self._process.returncode
+
+
+# A driver takes ten seconds to start, on a busy machine forty. For a long run: SPARK_KILLS=10 SPARK_MESSAGES=100000.
+KILLS = int(os.environ.get("SPARK_KILLS", "2"))
+MESSAGES = int(os.environ.get("SPARK_MESSAGES", "20000"))
+
+
+@pytest.mark.timeout(120 + 60 * KILLS)
+def test_drivers_are_killed_and_every_message_arrives_once(spark, queue, server, tmp_path):
+    """Driver and JVM by SIGKILL, on one checkpoint: between claim and offset log first, then at random moments."""
+    total = MESSAGES
+    queue.publish_many(numbered(total))
+    options = {"url": server.url, "queue": QUEUE, "maxMessagesPerTrigger": 500, "leaseSeconds": 1}
+    always = {"processingTime": "0 seconds"}
+    assert Driver(tmp_path, always, die="latestOffset 2", **options).wait() != 0
+    chance = random.Random(5)
+    for _ in range(KILLS - 1):
+        driver = Driver(tmp_path, always, **options)
+        before = len(list((tmp_path / "checkpoint" / "offsets").iterdir()))
+        wait_for(lambda before=before: len(list((tmp_path / "checkpoint" / "offsets").iterdir())) > before)
+        time.sleep(chance.random())
+        driver.kill()
+        driver.wait()
+    assert len(written(tmp_path, spark)) < total, "all was done before the last one was killed"
+    start(spark, tmp_path, NOW, **options | {"maxMessagesPerTrigger": total}).awaitTermination()
+    assert doubled(written(tmp_path, spark)) == {}
+    assert sorted(written(tmp_path, spark)) == sorted(numbered(total))
