@@ -165,11 +165,12 @@ class Archiver:
     def _refuse_another_journal(self, manifest: Manifest, end: Census) -> None:
         begins = self._journal.after(manifest.last_id)
         behind = end.last < manifest.last_id or end.serial < manifest.last_serial
+        goes_on = begins[1] if begins else end.serial
         if behind or (begins is not None and begins[1] <= manifest.last_serial):
             raise ArchiveError(
                 f"the journal of {self._options.queue!r} is not the one that this archive was made from: the archive "
-                f"ends at serial {manifest.last_serial} and the journal goes on at {begins[1] if begins else end.serial}"
-                ". It was deleted, or the server lost data. Archive it under another path.",
+                f"ends at serial {manifest.last_serial} and the journal goes on at {goes_on}. "
+                "It was deleted, or the server lost data. Archive it under another path.",
                 queue=self._options.queue,
             )
 

@@ -144,7 +144,7 @@ class HadoopFiles:
         self._put(path, content, self._jvm.org.apache.hadoop.fs.Options.Rename.OVERWRITE)
 
     def _put(self, path: str, content: bytes, how: Any) -> bool:
-        from py4j.protocol import Py4JJavaError
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
 
         target = self._path(path)
         temporary = self._jvm.org.apache.hadoop.fs.Path(target.getParent(), f"_{uuid.uuid4().hex}.tmp")

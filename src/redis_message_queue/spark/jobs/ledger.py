@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
-from redis_message_queue.spark.journal import BEGINNING, StreamId
 from redis_message_queue.spark.jobs.errors import ArchiveConflictError, ArchiveError
 from redis_message_queue.spark.jobs.files import Files
+from redis_message_queue.spark.journal import BEGINNING, StreamId
 
 _FORMAT = 1
 _QUEUE = "queue="
@@ -150,7 +150,7 @@ class Ledger:
     # -- directories that no reader needs
 
     def rubbish(self, grace_seconds: float) -> list[str]:
-        """Directories that a compaction has replaced, or that a run left that died, all older than ``grace_seconds``."""
+        """Directories that a compaction has replaced, or that a dead run left, older than ``grace_seconds``."""
         manifest, now = self.read(), time.time()
         live = {one.path for one in manifest.segments}
         retired = {one.path: one.at for one in manifest.retired}
