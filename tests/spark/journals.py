@@ -99,7 +99,7 @@ class Teller:
             if end < 0.87:
                 self._say(at, "given_back", message_id, tenant)
                 continue
-            if count >= 3:
+            if count >= 2:
                 self._die(message_id, tenant, at, count, payload)
                 return
             failures += 1

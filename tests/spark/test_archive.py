@@ -1,9 +1,11 @@
 """An archive has every entry of the journal once, whatever moment a run dies at, and says which it never saw."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -320,3 +322,45 @@ def test_files_of_hadoop_behave_like_local_ones(spark, tmp_path):
     ledger = Ledger(files, "orders / all")
     ledger.commit(lambda now: now)
     assert ledger.read() == Manifest("orders / all", version=1)
+
+
+def test_a_spark_driver_killed_while_it_writes_leaves_nothing_doubled_and_nothing_lost(
+    spark, server, client, options, tmp_path
+):
+    """The files of dead tasks lie there, and no manifest names them."""
+    written = write_journal(client, options, Teller(15).story(200))
+    program = """
+        import os, sys, threading, time
+        from pathlib import Path
+        from redis_message_queue.spark import session
+        from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
+        from tests.spark.conftest import QUICKLY
+
+        url, path = sys.argv[1:]
+        spark = session("mortal", "local[2]", **QUICKLY)
+
+        def die_in_the_middle():
+            while not any(Path(path).glob("*/date=*/*/_temporary/**/*.parquet")):
+                time.sleep(0.001)
+            os.kill(os.getpid(), 9)
+
+        threading.Thread(target=die_in_the_middle, daemon=True).start()
+        archive(spark, ArchiveOptions(url=url, queue="orders", path=path, partition_rows=40))
+        """
+    place = tmp_path / "mortal.py"
+    place.write_text(textwrap.dedent(program))
+    root = Path(__file__).parents[2]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join((str(root), os.environ.get("PYTHONPATH", ""))),
+        "TMPDIR": str(tmp_path),  # a driver that is killed does not clean up behind it
+    }
+    ended = subprocess.run(
+        [sys.executable, place, server.url, options.path], capture_output=True, text=True, timeout=100, env=environment
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert any(Path(options.path).glob("*/date=*/*")), "it had begun to write"
+    assert serials(options.path) == []
+    patient = ArchiveOptions(url=server.url, queue="orders", path=options.path, grace_seconds=0)
+    assert archive(spark, patient).rows == len(written)
+    found = read_archive(spark, options.path, "orders").selectExpr("count(*)", "count(distinct serial)").first()
+    assert tuple(found) == (len(written), len(written))

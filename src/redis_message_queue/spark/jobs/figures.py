@@ -137,24 +137,24 @@ def _minutes(timed: "DataFrame") -> "DataFrame":
 
 
 def _tenants(timed: "DataFrame") -> "DataFrame":
-    from pyspark.sql.functions import expr
+    from pyspark.sql.functions import desc, expr
 
     rows = timed.where("id is not null").groupBy("tenant")
     counted = rows.agg(*map(expr, _counts()), expr(_quantiles("waited", "waiting")))
-    return counted.selectExpr("tenant", *_COUNTED, *_spread("waiting")).orderBy("delivered", "tenant", ascending=False)
+    return counted.selectExpr("tenant", *_COUNTED, *_spread("waiting")).orderBy(desc("delivered"), "tenant")
 
 
 def _failures(timed: "DataFrame") -> "DataFrame":
-    from pyspark.sql.functions import expr
+    from pyspark.sql.functions import desc, expr
 
     failed = timed.where(f"{_in('failed', 'retried', 'dead')} and error_type is not null").groupBy("error_type")
     columns = [f"count_if(event = '{one}') as {one}" for one in ("failed", "retried", "dead")]
     counted = failed.agg(*map(expr, columns), expr("count(*) as total"), expr("count(distinct id) as messages"))
-    return counted.orderBy(expr("total desc"), "error_type")
+    return counted.orderBy(desc("total"), "error_type")
 
 
 def _dead_letters(timed: "DataFrame") -> "DataFrame":
-    from pyspark.sql.functions import expr
+    from pyspark.sql.functions import desc, expr
 
     letters = timed.where("event = 'dead'").groupBy("error_type", "reason")
     counted = letters.agg(
@@ -164,7 +164,7 @@ def _dead_letters(timed: "DataFrame") -> "DataFrame":
         expr("unix_micros(max(at)) as last_at"),
         expr("max_by(id, serial) as newest_id"),
     )
-    return counted.orderBy(expr("letters desc"), "error_type", "reason")
+    return counted.orderBy(desc("letters"), "error_type", "reason")
 
 
 def _summary(timed: "DataFrame") -> Row:

@@ -71,6 +71,7 @@ _ACCOUNTS = {
     "purged": "Purged or deleted by an operator",
     "remaining": "Still in the queue, by the journal",
 }
+_ALWAYS = ("entered", "acked", "dead", "remaining")  # also where there are none
 _MOST_ROWS = 50  # of a table on the page; the files have all
 
 
@@ -109,7 +110,7 @@ def _tiles(summary: Row) -> str:
     minutes = max(1.0, (summary["last_at"] - summary["first_at"]).total_seconds() / 60)
     tiles = [
         ("Published", amount(summary["published"]), f"{amount(summary['published'] / minutes)} a minute"),
-        ("Acknowledged", amount(summary["acked"]), f"{amount(summary['acked'] / minutes)} a minute"),
+        ("Handled", amount(summary["acked"]), f"{amount(summary['acked'] / minutes)} a minute"),
         ("Failed", amount(summary["failed"]), f"{amount(summary['retried'])} retries"),
         ("Dead-lettered", amount(summary["dead"]), f"{amount(summary['redriven'])} redriven"),
         ("Waiting, median", duration(summary["waiting_p50"]), _tail(summary, "waiting")),
@@ -133,7 +134,8 @@ def _plots(minutes: Sequence[Row]) -> list[str]:
         return []
     step = bucket_minutes(minutes[0]["minute"], minutes[-1]["minute"])
     times, buckets = _buckets(minutes, step)
-    every = "each minute" if step == 1 else f"each {duration(step * 60)}"
+    each = f"each {duration(step * 60)}"
+    average = "" if step == 1 else f", the average of {each}"
 
     def rate(name: str) -> list[float | None]:
         return [sum(one[name] for one in bucket) / step for bucket in buckets]
@@ -143,8 +145,9 @@ def _plots(minutes: Sequence[Row]) -> list[str]:
 
     backlog: list[float | None] = []
     for bucket in buckets:
-        backlog.append(bucket[-1]["backlog"] if bucket else backlog[-1] if backlog else 0)
-    counts = [("Published", 1, "published"), ("Acknowledged", 2, "acked"), ("Retried", 3, "retried")]
+        known = bucket[-1]["backlog"] if bucket else backlog[-1] if backlog else 0
+        backlog.append(max(0, known or 0))  # below 0 where the journal began later than the queue
+    counts = [("Published", 1, "published"), ("Handled", 2, "acked"), ("Retried", 3, "retried")]
     flow = [Line(name, colour, rate(column)) for name, colour, column in counts]
     lost = zip(rate("failed"), rate("dead"), strict=True)
     flow.append(Line("Failed or dead", 4, [(failed or 0) + (dead or 0) for failed, dead in lost]))
@@ -153,10 +156,16 @@ def _plots(minutes: Sequence[Row]) -> list[str]:
         pairs = ((50, 2), (95, 3), (99, 4))
         return [Line(f"{quantile} %", colour, worst(f"{name}_p{quantile}")) for quantile, colour in pairs]
 
-    tops = "" if step == 1 else f" The worst minute of {every}."
+    tops = "" if step == 1 else f" The worst minute of {each}."
     return [
-        _figure("Throughput", times, flow, "count", f"Messages a minute, {every}."),
-        _figure("In the queue", times, [Line("Messages", 1, backlog)], "count", "Entered and not yet gone."),
+        _figure("Throughput", times, flow, "count", f"Messages a minute{average}."),
+        _figure(
+            "In the queue",
+            times,
+            [Line("Messages", 1, backlog)],
+            "count",
+            "Entered and not yet gone, as far as the journal tells.",
+        ),
         _figure("Waiting time", times, spread("waiting"), "seconds", f"From deliverable to claimed.{tops}"),
         _figure("Processing time", times, spread("processing"), "seconds", f"From claimed to its outcome.{tops}"),
     ]
@@ -217,7 +226,7 @@ def _tenants(rows: Sequence[Row], fairness: float | None) -> str:
         ("", lambda row: percent(row["share"]), False),
         ("Deliveries", _number("delivered"), False),
         ("Published", _number("published"), False),
-        ("Acknowledged", _number("acked"), False),
+        ("Handled", _number("acked"), False),
         ("Failed or dead", lambda row: amount(row["failed"] + row["dead"]), False),
         ("Waiting, median", lambda row: duration(row["waiting_p50"]), False),
         ("95 %", lambda row: duration(row["waiting_p95"]), False),
@@ -260,18 +269,18 @@ def _dead_letters(rows: Sequence[Row]) -> str:
 
 
 def _conservation(rows: Sequence[Row], conservation: Row) -> str:
-    said = "".join(
-        f"<tr{' class=sum' if row['account'] in ('entered', 'remaining') else ''}>"
-        f"<td>{_ACCOUNTS[row['account']]}</td><td>{amount(row['messages'])}</td></tr>"
-        for row in rows
-        if row["messages"] or row["account"] in ("entered", "acked", "dead", "remaining")
-    )
+    said = "".join(_account(row) for row in rows if row["messages"] or row["account"] in _ALWAYS)
     held = "was not noted" if conservation["held"] is None else amount(conservation["held"])
     said += f'<tr class="sum"><td>Held by the queue at the last entry</td><td>{held}</td></tr>'
     return (
         '<h2>Where every message is</h2><p class="soft">Each message counts once, by the last thing known of it.</p>'
         f'<div class="scroll"><table><tbody>{said}</tbody></table></div>'
     )
+
+
+def _account(row: Row) -> str:
+    sum_line = ' class="sum"' if row["account"] in ("entered", "remaining") else ""
+    return f"<tr{sum_line}><td>{_ACCOUNTS[row['account']]}</td><td>{amount(row['messages'])}</td></tr>"
 
 
 def _missing(rows: Sequence[Row]) -> str:
@@ -289,12 +298,12 @@ def _missing(rows: Sequence[Row]) -> str:
 
 _NOTES = """<h2>How it is counted</h2>
 <details><summary>Definitions</summary>
-<p>All times are those of the Redis server, in UTC. <b>Waiting</b> begins when a message can be taken: it was published
-or given back, or its delay or the pause before its retry ended; it ends with the claim. A message taken over from a
-lost lease has no waiting time, since nobody knows when its consumer died. <b>Processing</b> is from the claim to the
-handler's outcome. <b>Duplicates</b> are publishes that deduplication suppressed, among all publishes.
-<b>Redelivered</b> are deliveries that were not the first of their message, among all deliveries. Quantiles are exact,
-with linear interpolation.</p></details>"""
+<p>All times are those of the Redis server, in UTC. <b>Waiting</b> begins when a message can be taken: it was
+published or given back, or its delay or the pause before its retry ended; it ends with the claim. A message taken
+over from a lost lease has no waiting time, since nobody knows when its consumer died. <b>Processing</b> is from the
+claim to the handler's outcome. <b>Handled</b> messages were acknowledged or handed off. <b>Duplicates</b> are
+publishes that deduplication suppressed, among all publishes. <b>Redelivered</b> are deliveries that were not the
+first of their message, among all deliveries. Quantiles are exact, with linear interpolation.</p></details>"""
 
 
 def everything(figures: Figures) -> dict[str, Any]:
