@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
 from pyspark.errors import PySparkException
 
-from redis_message_queue import errors
 from redis_message_queue.errors import RedisMessageQueueError
 
 
@@ -26,27 +26,36 @@ class SelectionError(JobError, ValueError):
     """A selection or a source of rows cannot be read: the text has Spark's reason and the columns there are."""
 
 
-_OURS = re.compile(r"redis_message_queue\.(?:[\w.]+\.)?(\w+Error): (.+)")
+_OURS = re.compile(r"redis_message_queue\.(?:[\w.]+\.)?(\w+): (.+)")
+_SPARKS = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .+")
 
 
 @contextmanager
 def one_clear_error(doing: str) -> Iterator[None]:
-    """Spark wraps what a task raises into dozens of lines; ours is found in them, or Spark's own first line."""
+    """Spark wraps what a task raises into dozens of lines; ours is found in them, or Spark's own reason."""
     try:
         yield
-    except PySparkException as error:
-        raise told(error, doing) from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise told(str(error), doing) from error
 
 
-def told(error: PySparkException, doing: str) -> RedisMessageQueueError:
+def told(text: str, doing: str) -> RedisMessageQueueError:
     """The error that one of our tasks raised, as far as it can be told; else a JobError."""
-    text = str(error)
     if found := _OURS.search(text):
-        kind = getattr(errors, found[1], None)
-        ours = kind if isinstance(kind, type) and issubclass(kind, RedisMessageQueueError) else JobError
-        return ours(found[2].strip())
-    return JobError(f"{doing} failed: {first_line(error)}")
+        kind = next((one for one in _kinds(RedisMessageQueueError) if one.__name__ == found[1]), JobError)
+        return kind(found[2].strip())
+    return JobError(f"{doing} failed: {reason(text)}")
 
 
-def first_line(error: PySparkException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _kinds(kind: type[RedisMessageQueueError]) -> Iterator[type[RedisMessageQueueError]]:
+    yield kind
+    for one in kind.__subclasses__():
+        yield from _kinds(one)
+
+
+def reason(text: str) -> str:
+    """Spark's own words among the lines of a trace: what happened, and what caused it in the end."""
+    found = _SPARKS.findall(text)
+    if not found:
+        return next((line.strip() for line in text.splitlines() if line.strip()), "for a reason that it did not give")
+    return " ".join(dict.fromkeys((found[0], found[-1])))

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
+
 from redis_message_queue import checks
 from redis_message_queue.errors import ConfigurationError
 
@@ -144,8 +146,6 @@ class HadoopFiles:
         self._put(path, content, self._jvm.org.apache.hadoop.fs.Options.Rename.OVERWRITE)
 
     def _put(self, path: str, content: bytes, how: Any) -> bool:
-        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
-
         target = self._path(path)
         temporary = self._jvm.org.apache.hadoop.fs.Path(target.getParent(), f"_{uuid.uuid4().hex}.tmp")
         stream = self._files.create(temporary, False)

@@ -10,7 +10,7 @@ from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.protocol.records import pair, record_of
 from redis_message_queue.spark.jobs.archive import read_archive
-from redis_message_queue.spark.jobs.errors import SelectionError, first_line, one_clear_error
+from redis_message_queue.spark.jobs.errors import SelectionError, one_clear_error, reason
 from redis_message_queue.spark.jobs.figures import ENTERING, LEAVING
 from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard
 from redis_message_queue.spark.jobs.publishing import OUTCOME, PublishOptions, digest, publish_batches, publish_slowly
@@ -165,7 +165,7 @@ def select(found: "DataFrame", options: ReplayOptions) -> "DataFrame":
         chosen = found if options.where is None else found.where(options.where)
     except (AnalysisException, ParseException) as error:
         raise SelectionError(
-            f"where is not a condition that Spark can read here: {first_line(error)} "
+            f"where is not a condition that Spark can read here: {reason(str(error))} "
             f"Columns: {', '.join(found.columns)}."
         ) from error
     if options.max_messages is not None:
