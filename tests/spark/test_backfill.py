@@ -141,7 +141,7 @@ def test_bad_rows_and_sources_are_one_clear_error_each(spark, server, client, tm
     with pytest.raises(PayloadValueError, match="a row has no deduplication key"):
         backfill(spark, BackfillOptions(**given, source=source, dedup_key_column="k"))
     (tmp_path / "bad.json").write_text('{"k": "a"}\n{"k": ')
-    with pytest.raises(JobError):
+    with pytest.raises(JobError, match=r"the backfill failed: \[FAILED_READ_FILE.*bad\.json.* \[MALFORMED_RECORD"):
         backfill(spark, BackfillOptions(**given, source=str(tmp_path / "bad.json"), schema="k string"))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from redis_message_queue import checks
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
-from redis_message_queue.spark.jobs.errors import SelectionError, first_line, one_clear_error
+from redis_message_queue.spark.jobs.errors import SelectionError, one_clear_error, reason
 from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard
 from redis_message_queue.spark.jobs.publishing import OUTCOME, PublishOptions, digest, publish_batches
 
@@ -131,7 +131,7 @@ def _opened(spark: "SparkSession", options: BackfillOptions) -> "DataFrame":
     try:
         return spark.table(options.source) if options.format == "table" else _read(spark, options, [options.source])
     except PySparkException as error:
-        raise SelectionError(f"the source {options.source!r} cannot be read: {first_line(error)}") from error
+        raise SelectionError(f"the source {options.source!r} cannot be read: {reason(str(error))}") from error
 
 
 def _read(
@@ -167,19 +167,11 @@ def _check_columns(rows: "DataFrame", options: BackfillOptions) -> None:
 
 def _publish(rows: "DataFrame", options: BackfillOptions, file: str) -> tuple[int, int]:
     """Publish rows; those without a key column get their keys from ``file``, content and occurrence."""
-    payload = "to_json(struct(*), map('ignoreNullFields', 'false'))"
-    if options.payload_column is not None:
-        payload = _quoted(options.payload_column)
-    tenant = (
-        "cast(null as string)" if options.tenant_column is None else f"cast({_quoted(options.tenant_column)} as string)"
-    )
-    key = (
-        "cast(null as string)"
-        if options.dedup_key_column is None
-        else f"cast({_quoted(options.dedup_key_column)} as string)"
-    )
     found = rows.selectExpr(
-        f"cast({payload} as binary) as payload", f"{tenant} as tenant", f"{key} as key", f"{file} as file"
+        f"{_payload(rows, options)} as payload",
+        f"{_text(options.tenant_column)} as tenant",
+        f"{_text(options.dedup_key_column)} as key",
+        f"{file} as file",
     )
     if options.dedup_key_column is None:
         place = "row_number() over (partition by file, payload, tenant order by payload)"
@@ -192,6 +184,23 @@ def _publish(rows: "DataFrame", options: BackfillOptions, file: str) -> tuple[in
         .first()
     )
     return told[0], told[1]
+
+
+def _payload(rows: "DataFrame", options: BackfillOptions) -> str:
+    """Bytes as they are, text as UTF-8, and what has fields or elements as JSON."""
+    column, kind = "struct(*)", "struct"
+    if options.payload_column is not None:
+        column = _quoted(options.payload_column)
+        kind = rows.schema[options.payload_column].dataType.typeName()
+    if kind == "binary":
+        return column
+    if kind in ("struct", "map", "array"):
+        column = f"to_json({column}, map('ignoreNullFields', 'false'))"
+    return f"cast(cast({column} as string) as binary)"
+
+
+def _text(column: str | None) -> str:
+    return "cast(null as string)" if column is None else f"cast({_quoted(column)} as string)"
 
 
 def _quoted(column: str) -> str:
@@ -233,5 +242,5 @@ class Notes:
 def _stamp(spark: "SparkSession", file: str) -> str:
     jvm: Any = spark._jvm
     path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI.create(file))
-    status = path.getFileSystem(spark._jsc.hadoopConfiguration()).getFileStatus(path)  # type: ignore[attr-defined]
+    status = path.getFileSystem(spark._jsc.hadoopConfiguration()).getFileStatus(path)
     return json.dumps([status.getLen(), status.getModificationTime()])
