@@ -1,5 +1,6 @@
 """An archive has every entry of the journal once, whatever moment a run dies at, and says which it never saw."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from redis_message_queue.spark.jobs.archive import (
 )
 from redis_message_queue.spark.jobs.errors import ArchiveConflictError, ArchiveError
 from redis_message_queue.spark.jobs.files import HadoopFiles, LocalFiles, files_at
-from redis_message_queue.spark.jobs.ledger import Ledger, Manifest
+from redis_message_queue.spark.jobs.ledger import Ledger, Manifest, Retired
 from redis_message_queue.spark.journal import Journal, JournalError, StreamId
 from tests.spark.archivist import archive_plainly, archived, compact_plainly
 from tests.spark.journals import MINUTE, START, Story, Teller, fill_queue, write_journal
@@ -162,6 +164,15 @@ def test_a_run_that_dies_leaves_nothing_doubled_and_nothing_lost(server, client,
         assert journal.state().mark == journal.census().last
 
 
+def test_a_run_that_finds_nothing_new_sets_the_mark_that_a_dead_one_did_not(server, client, options):
+    write_journal(client, options, Teller(6).story(20))
+    run_mortal(server, "archive", "committed", options.path, 1_000)
+    with Journal(options) as journal:
+        assert journal.state().mark is None
+        assert archive_plainly(options).rows == 0
+        assert journal.state().mark == journal.census().last
+
+
 @pytest.mark.parametrize("where", ["0", "merged", "committed", "cleaned"])
 def test_a_compaction_that_dies_changes_nothing_for_readers(server, client, options, where):
     story = Teller(7).story(100)
@@ -241,6 +252,30 @@ def test_a_compaction_at_the_same_time_does_no_harm(client, options):
     archive_plainly(options, compacting)
     assert serials(options.path) == list(range(1, len(story.events) + 1))
     assert len(Ledger(LocalFiles(options.path), "orders").read().segments) == 2
+
+
+def test_a_file_that_is_there_is_not_replaced(tmp_path):
+    files = LocalFiles(str(tmp_path))
+    assert files.create("a/b.json", b"first")
+    assert not files.create("a/b.json", b"second")
+    assert files.read("a/b.json") == b"first"
+    assert [one.name for one in files.list("a")] == ["b.json"], "and nothing is left behind"
+
+
+def test_of_many_changes_at_once_none_is_lost(tmp_path):
+    """Each change is made from the state that the one before it has left."""
+    ledger = Ledger(LocalFiles(str(tmp_path)), "orders")
+
+    def add(number: int) -> None:
+        for place in range(5):
+            mine = Retired(f"{number}-{place}", 0)
+            ledger.commit(lambda now: dataclasses.replace(now, retired=(*now.retired, mine)))  # noqa: B023 - at once
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    found = ledger.read()
+    assert found.version == 20
+    assert {one.path for one in found.retired} == {f"{number}-{place}" for number in range(4) for place in range(5)}
 
 
 # What cannot be

@@ -70,6 +70,9 @@ def agrees(found: Figures, events: list[dict]) -> None:
         "dead_letters"
     ]
     assert {row["account"]: row["messages"] for row in tables["conservation"]} == told["accounts"]
+    for table, column in (("tenants", "delivered"), ("failures", "total"), ("dead_letters", "letters")):
+        counts = [row[column] for row in tables[table]]
+        assert counts == sorted(counts, reverse=True), "the most first"
 
 
 def test_its_figures_are_those_of_a_plain_loop_and_every_message_is_accounted_for(
