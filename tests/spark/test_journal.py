@@ -108,7 +108,7 @@ def test_arrow_batches_are_bounded_and_lose_nothing(client, address, journal):
 
 @pytest.mark.parametrize("rows", [1, 40, 333, 10_000])
 def test_parts_are_of_about_the_asked_size_and_together_the_whole(client, address, journal, rows):
-    written = write_journal(client, address, Teller(3).story(300), lost=(range(50, 90),))
+    written = write_journal(client, address, Teller(3).story(80), lost=(range(50, 90),))
     parts = journal.split(whole(journal), rows)
     read = [[row["serial"] for row in journal.rows(part)] for part in parts]
     assert [serial for part in read for serial in part] == [event["n"] for event in written]

@@ -1,7 +1,7 @@
 """Reads a queue's journal: the Redis STREAM in which its scripts write down every state change."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -225,12 +225,12 @@ class Journal:
 
     # -- what is in it
 
-    def rows(self, span: Span, page: int = PAGE) -> Iterator[dict[str, Any]]:
-        """The entries of a piece, in their order, read page by page."""
+    def rows(self, span: Span, page: int = PAGE, time: Callable[[int], Any] | None = None) -> Iterator[dict[str, Any]]:
+        """The entries of a piece, in their order, read page by page; times as datetimes, or as ``time`` makes them."""
         start = span.first
         while True:
             found = self._client.xrange(self.key, min=str(start), max=str(span.last), count=page)
-            yield from (decode(stream_id, fields) for stream_id, fields in found)
+            yield from (decode(stream_id, fields, time) for stream_id, fields in found)
             if len(found) < page:
                 return
             start = StreamId.parse(found[-1][0].decode()).next()
@@ -238,13 +238,13 @@ class Journal:
     def batches(self, span: Span, rows: int = 10_000) -> Iterator[pa.RecordBatch]:
         """The entries of a piece as Arrow batches of the fixed schema."""
         waiting: list[dict[str, Any]] = []
-        for row in self.rows(span):
+        for row in self.rows(span, time=int):  # microseconds are what Arrow wants
             waiting.append(row)
             if len(waiting) == rows:
-                yield pa.RecordBatch.from_pylist(waiting, schema=SCHEMA)
+                yield _batch(waiting)
                 waiting = []
         if waiting:
-            yield pa.RecordBatch.from_pylist(waiting, schema=SCHEMA)
+            yield _batch(waiting)
 
     # -- pieces of it
 
@@ -291,7 +291,13 @@ class Journal:
         return found if found is not None and found[0] <= last else None
 
 
-def decode(stream_id: bytes, fields: Mapping[bytes, bytes]) -> dict[str, Any]:
+def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Column by column: half the time of `from_pylist`."""
+    columns = [pa.array([row[one.name] for row in rows], one.type) for one in SCHEMA]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def decode(stream_id: bytes, fields: Mapping[bytes, bytes], time: Callable[[int], Any] | None = None) -> dict[str, Any]:
     """An entry as a row of the schema."""
     row: dict[str, Any] = dict.fromkeys(SCHEMA.names)
     row["stream_id"] = stream_id.decode()
@@ -301,7 +307,7 @@ def decode(stream_id: bytes, fields: Mapping[bytes, bytes]) -> dict[str, Any]:
         if known is None:
             more[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
         elif value != b"":  # an empty string stands for none
-            row[known[0]] = _value(value, known[1], name, stream_id)
+            row[known[0]] = _value(value, known[1], name, stream_id, time or from_microseconds)
     if b"payload" in fields:
         row["payload"] = fields[b"payload"]  # which may be empty
     if more:
@@ -314,12 +320,12 @@ def decode(stream_id: bytes, fields: Mapping[bytes, bytes]) -> dict[str, Any]:
     return row
 
 
-def _value(value: bytes, kind: pa.DataType, name: bytes, stream_id: bytes) -> Any:
+def _value(value: bytes, kind: pa.DataType, name: bytes, stream_id: bytes, time: Callable[[int], Any]) -> Any:
     try:
         if pa.types.is_integer(kind):
             return int(value)
         if pa.types.is_timestamp(kind):
-            return from_microseconds(int(value))
+            return time(int(value))
         return value if pa.types.is_binary(kind) else value.decode("utf-8", "replace")
     except (ValueError, OverflowError) as error:
         raise JournalError(
