@@ -1,0 +1,157 @@
+"""Draws the plots of a report as SVG: lines over time, with values under the pointer and without a script."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+
+WIDTH, HEIGHT = 960, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
+_MOST_BUCKETS = 240  # about four units of width each
+NOTHING = "\N{EN DASH}"
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10080, 43200)  # minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A named series: one value for each place in time, or None where there is none."""
+
+    name: str
+    colour: int  # which of the page's colours
+    values: Sequence[float | None]
+
+
+def bucket_minutes(first: datetime, last: datetime) -> int:
+    """How many minutes one place in a plot stands for."""
+    minutes = (last - first).total_seconds() / 60 + 1
+    return next((step for step in _STEPS if minutes / step <= _MOST_BUCKETS), _STEPS[-1])
+
+
+def lines(title: str, times: Sequence[datetime], series: Sequence[Line], unit: str) -> str:
+    """One plot. ``unit`` is `count` or `seconds`."""
+    top = max((value for line in series for value in line.values if value is not None), default=0) or 1
+    ticks = list(_ticks(top, unit))
+    top = max(top, ticks[-1])
+    shown = {"count": amount, "seconds": duration}[unit]
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" '
+        'preserveAspectRatio="xMidYMid meet">'
+    ]
+    for tick in ticks:
+        y = _y(tick, top)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:g}" text-anchor="end">{shown(tick)}</text>')
+    parts += _clock(times)
+    for line in series:
+        parts += _drawn(line, top, len(times))
+    parts += _under_the_pointer(times, series, shown)
+    return "".join((*parts, "</svg>"))
+
+
+def _x(place: float, count: int) -> float:
+    inner = WIDTH - _LEFT - _RIGHT
+    return round(_LEFT + (inner / 2 if count < 2 else inner * place / (count - 1)), 1)
+
+
+def _y(value: float, top: float) -> float:
+    return round(_TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - value / top), 1)
+
+
+def _ticks(top: float, unit: str) -> Iterator[float]:
+    """Four or five round numbers from 0 on."""
+    raw = top / 4
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(one * power for one in (1, 2, 2.5, 5, 10) if one * power >= raw * 0.999)
+    if unit == "count":
+        step = max(1.0, math.ceil(step))
+    tick = 0.0
+    while tick < top + step * 0.999:
+        yield round(tick, 12)
+        tick += step
+
+
+def _clock(times: Sequence[datetime]) -> Iterator[str]:
+    """Some six times along the bottom; with the day where there is more than one."""
+    several_days = times[0].date() != times[-1].date()
+    every = max(1, math.ceil(len(times) / 6))
+    for place in range(0, len(times), every):
+        text = times[place].strftime("%b %d %H:%M" if several_days else "%H:%M")
+        anchor = "start" if place == 0 and len(times) > 1 else "middle"
+        parts = f'x="{_x(place, len(times))}" y="{HEIGHT - 8}" text-anchor="{anchor}"'
+        yield f'<text class="tick" {parts}>{text}</text>'
+
+
+def _drawn(line: Line, top: float, count: int) -> Iterator[str]:
+    """A path for each run of values; one that stands alone becomes a dot, or nobody would see it."""
+    run: list[str] = []
+    for place, value in enumerate((*line.values, None)):
+        if value is not None:
+            run.append(f"{_x(place, count)},{_y(value, top)}")
+            continue
+        if len(run) == 1:
+            x, y = run[0].split(",")
+            yield f'<circle class="dot c{line.colour}" cx="{x}" cy="{y}" r="2.5"/>'
+        elif run:
+            yield f'<polyline class="line c{line.colour}" points="{" ".join(run)}"/>'
+        run = []
+
+
+def _under_the_pointer(
+    times: Sequence[datetime], series: Sequence[Line], shown: Callable[[float | None], str]
+) -> Iterator[str]:
+    """An invisible column for each place, with a title: browsers show it where the pointer rests."""
+    width = max(1.0, (WIDTH - _LEFT - _RIGHT) / max(1, len(times) - 1))
+    for place, time in enumerate(times):
+        said = [f"{line.name}: {shown(value)}" for line in series if (value := line.values[place]) is not None]
+        if said:
+            text = escape("\n".join((time.strftime("%Y-%m-%d %H:%M UTC"), *said)))
+            x = round(_x(place, len(times)) - width / 2, 1)
+            box = f'x="{x}" y="{_TOP}" width="{width:.1f}" height="{HEIGHT - _TOP - _BOTTOM}"'
+            yield f'<rect class="hit" {box}><title>{text}</title></rect>'
+
+
+def bar(share: float, colour: int = 1) -> str:
+    """A bar in a table's cell."""
+    return (
+        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="track" width="100" height="8"/>'
+        f'<rect class="fill c{colour}" width="{share * 100:.1f}" height="8"/>'
+        "</svg>"
+    )
+
+
+def amount(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:,.1f}"
+
+
+def duration(seconds: float | None) -> str:
+    """In the unit in which it is a handy number."""
+    if seconds is None:
+        return NOTHING
+    if seconds == 0:
+        return "0"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    pairs = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    first = next(place for place, (count, _) in enumerate(pairs) if count)
+    return " ".join(f"{count} {name}" for count, name in pairs[first : first + 2] if count)
+
+
+def percent(share: float | None) -> str:
+    if share is None:
+        return NOTHING
+    return f"{share:.1%}" if share == 0 or share >= 0.001 else f"{share:.3%}"
+
+
+def moment(time: datetime | None) -> str:
+    return NOTHING if time is None else time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

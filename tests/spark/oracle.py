@@ -1,0 +1,120 @@
+"""The figures of a report by a plain loop over the events: slow, obvious, and written without a look at Spark."""
+
+from collections import Counter, defaultdict
+from datetime import UTC, datetime
+from typing import Any
+
+MINUTE = 60_000_000
+OUTCOMES = {"acked", "handed_off", "failed", "retried"}
+FINAL = {"acked", "handed_off", "failed", "dead", "expired", "dropped"}
+NAMES = {
+    "published": "published",
+    "redriven": "published",
+    "duplicate": "duplicates",
+    "claimed": "delivered",
+    "reclaimed": "delivered",
+    "acked": "acked",
+    "handed_off": "acked",
+    "failed": "failed",
+    "retried": "retried",
+    "dead": "dead",
+    "expired": "expired",
+    "dropped": "dropped",
+}
+COUNTS = tuple(dict.fromkeys(NAMES.values()))
+
+
+def quantile(values: list[int], share: float) -> float | None:
+    """With linear interpolation, in seconds."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * share
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return (ordered[low] + (ordered[high] - ordered[low]) * (place - low)) / 1_000_000
+
+
+def spread(name: str, values: list[int]) -> dict[str, Any]:
+    return {f"{name}_p{one}": quantile(values, one / 100) for one in (50, 95, 99)}
+
+
+def figures(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Totals, and rows by minute, tenant, error type and signature, keyed as they are found."""
+    ready: dict[str, int | None] = {}
+    begun: dict[str, int | None] = {}
+    totals: Counter[str] = Counter()
+    minutes: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    tenants: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    waits: defaultdict[Any, list[int]] = defaultdict(list)
+    works: defaultdict[Any, list[int]] = defaultdict(list)
+    failures: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    dead: Counter[tuple[Any, Any]] = Counter()
+    states: dict[str, str] = {}
+    entered, purged, redelivered = set(), 0, 0
+    for event in events:
+        kind, at, message_id, tenant = event["event"], event["at"], event["id"], event["tenant"]
+        minute = at // MINUTE
+        minutes[minute]["any"] += 1
+        if kind in NAMES:
+            for counter in (totals, minutes[minute], tenants[tenant]):
+                counter[NAMES[kind]] += 1
+        if kind in ("purged", "deleted") and event["target"] in ("pending", "delayed", "orphans"):
+            purged += event["count"]
+            minutes[minute]["removed"] += event["count"]
+        if kind == "claimed" and ready.get(message_id) is not None:
+            wait = max(0, at - ready[message_id])
+            for where in ("all", ("minute", minute), ("tenant", tenant)):
+                waits[where].append(wait)
+        if (kind in OUTCOMES or (kind == "dead" and event.get("error_type"))) and begun.get(message_id) is not None:
+            for where in ("all", ("minute", minute)):
+                works[where].append(at - begun[message_id])
+        if kind in ("published", "redriven", "given_back"):
+            ready[message_id] = at
+        if kind in ("delayed", "retried"):
+            ready[message_id] = event["due"]
+        if kind in ("claimed", "reclaimed"):
+            ready[message_id], begun[message_id] = None, at
+            redelivered += event["count"] > 1
+        if kind in FINAL or kind in ("retried", "given_back"):
+            begun[message_id] = None
+        if kind in ("failed", "retried", "dead") and event.get("error_type"):
+            failures[event["error_type"]][kind] += 1
+        if kind == "dead":
+            dead[event.get("error_type"), event["reason"]] += 1
+        if kind in ("published", "redriven"):
+            entered.add(message_id)
+        if message_id and kind != "duplicate":
+            states[message_id] = kind
+    served = [counter["delivered"] for counter in tenants.values()]
+    final = Counter(state for state in states.values() if state in FINAL)
+    return {
+        "totals": {name: totals[name] for name in COUNTS}
+        | spread("waiting", waits["all"])
+        | spread("processing", works["all"]),
+        "minutes": {
+            datetime.fromtimestamp(minute * 60, UTC): {name: counter[name] for name in (*COUNTS, "removed")}
+            | spread("waiting", waits["minute", minute])
+            | spread("processing", works["minute", minute])
+            for minute, counter in minutes.items()
+        },
+        "tenants": {
+            tenant: {name: counter[name] for name in COUNTS}
+            | spread("waiting", waits["tenant", tenant])
+            | {"share": counter["delivered"] / sum(served)}
+            for tenant, counter in tenants.items()
+        },
+        "failures": {name: dict(counter) for name, counter in failures.items()},
+        "dead_letters": dict(dead),
+        "fairness": sum(served) ** 2 / len(served) / sum(one**2 for one in served),
+        "duplicate_ratio": totals["duplicates"]
+        / (totals["duplicates"] + sum(event["event"] == "published" for event in events)),
+        "redelivery_ratio": redelivered / totals["delivered"],
+        "accounts": {
+            "entered": len(entered),
+            "entered_unseen": len(states.keys() - entered),
+            "purged": purged,
+            "remaining": sum(state not in FINAL for state in states.values()) - purged,
+        }
+        | {name: final[name] for name in FINAL},
+    }

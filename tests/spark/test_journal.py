@@ -1,0 +1,187 @@
+"""A journal is read page by page and piece by piece, and every piece together is the whole."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.spark import journal as module
+from redis_message_queue.spark.journal import SCHEMA, Journal, JournalError, QueueAddress, Span, StreamId, decode
+from tests.spark.journals import MINUTE, START, Story, Teller, fill_queue, write_journal
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis() as started:
+        yield started
+
+
+@pytest.fixture
+def client(server):
+    with server.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def address(server):
+    return QueueAddress(url=server.url, queue="orders")
+
+
+@pytest.fixture
+def journal(address, client):
+    with Journal(address) as opened:
+        yield opened
+
+
+def whole(journal: Journal) -> Span:
+    census = journal.census()
+    assert census is not None
+    return Span(StreamId(0, 0), census.last)
+
+
+# Rows
+
+
+def test_an_entry_becomes_a_row_of_the_fixed_schema():
+    fields = {
+        b"n": b"7",
+        b"at": b"1790000000000001",
+        b"event": b"retried",
+        b"id": b"ab",
+        b"tenant": b"",
+        b"due": b"1790000001000002",
+        b"failures": b"2",
+        b"error_type": b"ValueError",
+    }
+    row = decode(b"1790000000000-3", fields)
+    assert row["serial"] == 7
+    assert row["at"] == datetime(2026, 9, 21, 14, 13, 20, 1, UTC)
+    assert row["due"].microsecond == 2
+    assert (row["tenant"], row["failures"], row["error_type"], row["payload"]) == (None, 2, "ValueError", None)
+    assert row["stream_id"] == "1790000000000-3"
+    assert pa.RecordBatch.from_pylist([row], schema=SCHEMA).to_pylist() == [row]
+
+
+def test_a_field_that_only_a_newer_library_knows_is_kept():
+    row = decode(b"1-1", {b"n": b"1", b"at": b"1", b"event": b"acked", b"colour": b"blue"})
+    assert row["more"] == '{"colour": "blue"}'
+
+
+def test_a_payload_is_bytes_and_may_be_empty():
+    fields = {b"n": b"1", b"at": b"1", b"event": b"published", b"payload": b"\xff"}
+    assert decode(b"1-1", fields)["payload"] == b"\xff"
+    assert decode(b"1-1", fields | {b"payload": b""})["payload"] == b""
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({b"n": b"x", b"at": b"1", b"event": b"acked"}, r"entry 1-1 of the journal has no number in 'n'"),
+        ({b"n": b"1", b"event": b"acked"}, r"entry 1-1 of the journal has no 'at'"),
+    ],
+)
+def test_what_is_no_entry_is_named(fields, said):
+    with pytest.raises(JournalError, match=said):
+        decode(b"1-1", fields)
+
+
+# Pages and pieces
+
+
+def test_pages_together_are_the_whole_in_its_order(client, address, journal, monkeypatch):
+    written = write_journal(client, address, Teller(1).story(200))
+    rows = list(journal.rows(whole(journal), page=7))
+    assert [row["serial"] for row in rows] == [event["n"] for event in written]
+    assert [row["event"] for row in rows] == [event["event"] for event in written]
+
+
+def test_arrow_batches_are_bounded_and_lose_nothing(client, address, journal):
+    written = write_journal(client, address, Teller(2).story(100))
+    batches = list(journal.batches(whole(journal), rows=50))
+    assert all(batch.num_rows <= 50 and batch.schema == SCHEMA for batch in batches)
+    assert [one for batch in batches for one in batch.column(0).to_pylist()] == [event["n"] for event in written]
+
+
+@pytest.mark.parametrize("rows", [1, 40, 333, 10_000])
+def test_parts_are_of_about_the_asked_size_and_together_the_whole(client, address, journal, rows):
+    written = write_journal(client, address, Teller(3).story(80), lost=(range(50, 90),))
+    parts = journal.split(whole(journal), rows)
+    read = [[row["serial"] for row in journal.rows(part)] for part in parts]
+    assert [serial for part in read for serial in part] == [event["n"] for event in written]
+    assert all(read)
+    if rows >= 40:
+        assert max(map(len, read)) <= rows + 5, "only entries of one millisecond stay together"
+
+
+def test_a_burst_within_one_millisecond_stays_whole(client, address, journal):
+    story = Story([{"at": START, "event": "acked", "id": "a", "tenant": ""} for _ in range(20)])
+    write_journal(client, address, story)
+    assert len(journal.split(whole(journal), 5)) == 1
+
+
+def test_days_are_cut_at_midnight_and_empty_ones_left_out(client, address, journal):
+    at = [START - 1_000, START, START + 3 * 1440 * MINUTE]
+    write_journal(client, address, Story([{"at": one, "event": "acked", "id": "a", "tenant": ""} for one in at]))
+    days = journal.days(Span(StreamId(0, 1), whole(journal).last))
+    read = [[row["serial"] for row in journal.rows(day)] for day in days if list(journal.rows(day))]
+    assert read == [[1], [2], [3]]
+    assert [day.last.date for day in days if list(journal.rows(day))] == ["2026-09-20", "2026-09-21", "2026-09-24"]
+
+
+# State
+
+
+def test_a_queue_without_a_journal_is_told_how_to_get_one(journal):
+    with pytest.raises(JournalError, match=r"'orders' has no journal; open it once with journal=True"):
+        journal.state()
+
+
+def test_the_mark_is_kept_and_brings_no_journal_back(client, address, journal):
+    journal.set_mark(StreamId(5, 6))
+    assert not client.exists(journal.state_key)
+    write_journal(client, address, Teller(1).story(3))
+    assert journal.state().mark is None
+    journal.set_mark(StreamId(5, 6))
+    assert journal.state().mark == StreamId(5, 6)
+    assert journal.state().has_payloads
+
+
+def test_the_census_has_the_end_of_the_journal_and_the_depth_of_the_queue(client, address, journal):
+    assert journal.census() is None
+    story = Teller(4).story(200)
+    written = write_journal(client, address, story)
+    fill_queue(client, address, story)
+    census = journal.census()
+    assert (census.serial, census.pending, census.processing, census.delayed) == (
+        written[-1]["n"],
+        story.pending,
+        story.processing,
+        story.delayed,
+    )
+
+
+# Addresses
+
+
+def test_a_password_is_not_shown():
+    assert "secret" not in repr(QueueAddress(url="redis://:secret@localhost", queue="orders"))
+
+
+@pytest.mark.parametrize("given", [{"url": "http://localhost"}, {"queue": " "}, {"key_separator": ""}])
+def test_an_address_that_cannot_be_is_refused(given):
+    with pytest.raises(ConfigurationError):
+        QueueAddress(**{"url": "redis://localhost", "queue": "orders"} | given)
+
+
+def test_keys_share_a_slot_where_they_must():
+    with Journal(QueueAddress(url="redis://localhost", queue="orders", hash_tag=True)) as journal:
+        assert (journal.key, journal.state_key) == ("{orders}::journal", "{orders}::journal::state")
+
+
+def test_the_schema_for_spark_is_that_of_arrow():
+    names = [one.split("`")[1] for one in module.DDL.split(", ")]
+    assert names == SCHEMA.names

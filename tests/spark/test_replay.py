@@ -1,0 +1,189 @@
+"""What SQL selects is published again, with its lineage, at the asked rate, and never twice for the same selection."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from redis_message_queue import RedisMessageQueue
+from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.errors import ConfigurationError, PayloadValueError
+from redis_message_queue.spark.jobs.archive import ArchiveOptions
+from redis_message_queue.spark.jobs.errors import SelectionError
+from redis_message_queue.spark.jobs.publishing import (
+    Parcel,
+    Pen,
+    PublishOptions,
+    digest,
+    parcels,
+    pause,
+    publish_slowly,
+)
+from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
+from tests.spark.archivist import archive_plainly
+from tests.spark.journals import Teller, write_journal
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis() as started:
+        yield started
+
+
+@pytest.fixture
+def client(server):
+    with server.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def queue(client):
+    return RedisMessageQueue("orders", client=client, max_delivery_count=1)
+
+
+def kill(queue: RedisMessageQueue, letters: list[tuple[str, str | None]]) -> None:
+    """Real dead letters: delivered once, given back, and then too often."""
+    for message, tenant in letters:
+        queue.publish(message, tenant=tenant)
+    given = len(letters)
+    with pytest.raises(TimeoutError), queue.process_messages(given, wait_seconds=0) as batch:
+        assert len(batch) == given
+        raise TimeoutError("gave up")
+    with queue.process_messages(1, wait_seconds=0):
+        pass
+    assert queue.stats().dead_letters == given
+
+
+def waiting(queue: RedisMessageQueue) -> dict[str, tuple[str | None, str | None]]:
+    """What waits: payload to tenant and lineage."""
+    return {bytes(one.payload).decode(): (one.tenant, one.replay_of) for one in queue.peek(1_000)}
+
+
+# Dead letters
+
+
+def test_selected_dead_letters_come_back_once_with_their_lineage(spark, server, client, queue):
+    kill(queue, [("one", "acme"), ("two", "globex"), ("three", "acme"), ("four", None)])
+    ids = {bytes(one.payload).decode(): one.id for one in queue.records("dead_letters")}
+    given = {"url": server.url, "queue": "orders", "where": "tenant = 'acme' and reason is not null"}
+
+    tried = replay(spark, ReplayOptions(**given, dry_run=True))
+    assert (tried.matched, tried.published, sorted(tried.examples)) == (2, 0, sorted([ids["one"], ids["three"]]))
+    assert waiting(queue) == {}
+
+    heard = []
+    done = replay(spark, ReplayOptions(**given), heard.append)
+    assert (done.matched, done.published, done.suppressed) == (2, 2, 0)
+    assert waiting(queue) == {"one": ("acme", ids["one"]), "three": ("acme", ids["three"])}
+    assert [one.step for one in heard] == ["selected", "published"]
+    json.dumps(done.to_json())
+
+    again = replay(spark, ReplayOptions(**given | {"where": "tenant =  'acme'\n and reason is not null"}))
+    assert (again.matched, again.published, again.suppressed) == (2, 0, 2), "spaces do not make another selection"
+
+    slow = ReplayOptions(url=server.url, queue="orders", into="second", name="all of them", rate=2, max_messages=3)
+    heard = []
+    assert replay(spark, slow, heard.append).published == 3
+    assert [one.step for one in heard] == ["selected", "publishing", "published"]
+    assert RedisMessageQueue("second", client=client).stats().pending == 3
+    assert queue.stats().dead_letters == 4, "letters stay where they are"
+
+
+def test_a_condition_that_cannot_be_read_is_one_clear_error(spark, server, client):
+    for where in ("tenant = ", "colour = 'blue'"):
+        with pytest.raises(SelectionError, match=r"where is not a condition .*Columns: payload, id, tenant"):
+            replay(spark, ReplayOptions(url=server.url, queue="orders", where=where))
+
+
+# The archive
+
+
+def test_archived_messages_are_replayed_from_their_payloads(spark, server, client, tmp_path):
+    events = write_journal(client, address_of(server), Teller(31, payloads=True).story(300))
+    archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path)))
+    last = {event["id"]: event for event in events if event["id"]}
+    dead = {message for message, event in last.items() if event["event"] == "dead"}
+    where = "state = 'dead'"
+    options = ReplayOptions(
+        url=server.url, queue="orders", source="archive", path=str(tmp_path), where=where, into="again"
+    )
+    done = replay(spark, options)
+    assert dead
+    assert done.published == len(dead)
+    again = RedisMessageQueue("again", client=client)
+    assert {one.replay_of for one in again.peek(1_000)} == dead
+    assert {one.tenant or "" for one in again.peek(1_000)} == {last[one]["tenant"] for one in dead}
+    assert all(json.loads(one.payload)["order"] >= 0 for one in again.peek(1_000))
+    assert replay(spark, options).suppressed == len(dead)
+
+
+def address_of(server):
+    return ArchiveOptions(url=server.url, queue="orders", path="unused")
+
+
+def test_without_payloads_in_the_archive_it_says_how_to_keep_them(spark, server, client, tmp_path):
+    write_journal(client, address_of(server), Teller(32).story(30))
+    archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path)))
+    with pytest.raises(SelectionError, match=r'none of the \d+ selected .* journal="payload"'):
+        replay(spark, ReplayOptions(url=server.url, queue="orders", source="archive", path=str(tmp_path)))
+
+
+# Publishing, without Spark
+
+
+def test_a_pen_publishes_each_key_once(server, client):
+    options = PublishOptions(url=server.url, queue="orders", batch_size=2)
+    with Pen(options) as pen:
+        pen.publish([Parcel(b"a", "acme", "1"), Parcel(b"b", None, "2", '{"replay_of": "x"}'), Parcel(b"c", None, "1")])
+        assert (pen.published, pen.suppressed) == (2, 1)
+    queue = RedisMessageQueue("orders", client=client)
+    assert waiting(queue) == {"a": ("acme", None), "b": (None, "x")}
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "published", "seconds"), [(0.0, 5, 1.0), (0.4, 5, 0.6), (3.0, 5, 0.0), (1.0, 0, 0.0)]
+)
+def test_a_pause_is_as_long_as_what_was_published_needs(elapsed, published, seconds):
+    assert pause(elapsed, published, rate=5) == pytest.approx(seconds)
+
+
+def test_a_rate_is_kept_over_all_batches_and_what_was_published_before_takes_no_time(server, client):
+    options = PublishOptions(url=server.url, queue="orders", batch_size=2)
+    rows = [{"payload": b"x", "tenant": None, "key": str(place), "extras": None} for place in range(11)]
+    heard, begun = [], time.monotonic()
+    assert publish_slowly(options, rows, 50, heard.append) == (11, 0)
+    assert time.monotonic() - begun >= 0.2
+    assert heard == [2, 4, 6, 8, 10]
+    assert publish_slowly(options, rows, 0.001, heard.append) == (0, 11)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"), [({"key": None}, "no deduplication key"), ({"payload": None}, "'k' has no payload")]
+)
+def test_a_row_without_key_or_payload_is_refused(changed, said):
+    with pytest.raises(PayloadValueError, match=said):
+        parcels([{"payload": b"x", "tenant": None, "key": "k", "extras": None} | changed])
+
+
+def test_different_texts_have_different_digests():
+    assert digest("a", "bc") != digest("ab", "c")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"source": "pending"},
+        {"source": "archive"},
+        {"path": "somewhere"},
+        {"rate": 0},
+        {"where": " "},
+        {"max_messages": 0},
+        {"dry_run": 1},
+        {"remember_seconds": 0},
+    ],
+)
+def test_options_that_cannot_work_are_refused(given):
+    with pytest.raises(ConfigurationError):
+        ReplayOptions(**{"url": "redis://localhost", "queue": "orders"} | given)
