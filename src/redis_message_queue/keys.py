@@ -47,6 +47,8 @@ KEY_MAP = (
     KeyKind("deduplication::<key>", "STRING, TTL", "nothing; while it exists, this key is suppressed"),
     KeyKind("reply::<caller>", "STRING, TTL", "number and answer of that caller's last call"),
     KeyKind("bell", "LIST", "at most one token: there is work"),
+    KeyKind("journal", "STREAM", "what has happened to the messages of this queue, where it has a journal"),
+    KeyKind("journal::state", "HASH", "the journal's limits, the serial number of its last entry, what is archived"),
     KeyKind("watch", "STRING, TTL", "somebody is awake when the next lease ends"),
 )
 
@@ -78,6 +80,8 @@ class QueueKeys:
     tenants: str
     size: str
     weights: str
+    journal: str
+    journal_state: str
 
     @classmethod
     def of(
@@ -108,6 +112,8 @@ class QueueKeys:
             tenants=key("tenants"),
             size=key("size"),
             weights=key("weights"),
+            journal=key("journal"),
+            journal_state=key(f"journal{separator}state"),
         )
 
     def _sibling(self, *words: str) -> str:
