@@ -36,6 +36,7 @@ QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
     "Durability": ("confirm_replicas", "confirm_fsync", "confirm_timeout_seconds"),
     "What may be published": ("strict_payload_types", "max_payload_bytes", "max_payload_depth"),
     "What is kept": ("enable_completed_queue", "enable_failed_queue", "max_completed_length", "max_failed_length"),
+    "Journal": ("journal", "max_journal_length"),
     "Stopping and watching": ("interrupt", "on_event"),
 }
 GATEWAY_GROUPS: dict[str, tuple[str, ...]] = {
@@ -51,6 +52,7 @@ GATEWAY_GROUPS: dict[str, tuple[str, ...]] = {
     "Deduplication": ("message_deduplication_log_ttl_seconds",),
     "Backpressure": ("max_pending_length", "pending_overload_policy", "pending_overload_block_timeout_seconds"),
     "Durability": ("confirm_replicas", "confirm_fsync", "confirm_timeout_seconds"),
+    "Journal": ("journal", "max_journal_length"),
 }
 # The parameters that are no options: they are not checked in options.py, and so not explained there.
 CLIENT_SENTENCES = {

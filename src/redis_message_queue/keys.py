@@ -47,6 +47,8 @@ KEY_MAP = (
     KeyKind("deduplication::<key>", "STRING, TTL", "nothing; while it exists, this key is suppressed"),
     KeyKind("reply::<caller>", "STRING, TTL", "number and answer of that caller's last call"),
     KeyKind("bell", "LIST", "at most one token: there is work"),
+    KeyKind("journal", "STREAM", "what has happened to the messages of this queue, where it has a journal"),
+    KeyKind("journal::state", "HASH", "the journal's limits, the serial number of its last entry, what is archived"),
     KeyKind("watch", "STRING, TTL", "somebody is awake when the next lease ends"),
     KeyKind(
         "group::<group>",
@@ -94,6 +96,8 @@ class QueueKeys:
     size: str
     weights: str
     groups: str
+    journal: str
+    journal_state: str
 
     @classmethod
     def of(
@@ -125,6 +129,8 @@ class QueueKeys:
             size=key("size"),
             weights=key("weights"),
             groups=key("groups"),
+            journal=key("journal"),
+            journal_state=key(f"journal{separator}state"),
         )
 
     def _sibling(self, *words: str) -> str:

@@ -17,6 +17,7 @@ from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.retry_policy import RetryPolicy
 
 OverloadPolicy = Literal["raise", "block", "drop_oldest"]
+Journal = bool | Literal["payload"]
 _POLICIES: Final = get_args(OverloadPolicy)
 
 
@@ -79,6 +80,13 @@ class GatewayOptions:
     message_ttl_seconds: Annotated[
         float | None, "a message older than this is not delivered and goes to the dead letters; None for any age"
     ] = None
+    journal: Annotated[
+        Journal,
+        "tell a stream what happens to each message, whoever does it; `payload` tells payloads too",
+    ] = False
+    max_journal_length: Annotated[
+        int, "how many entries the journal keeps; of what an archive has not read, ten times as many"
+    ] = 1_000_000
     pending_overload_policy: Annotated[
         OverloadPolicy, "what a publish does at that limit: `raise`, `block` or `drop_oldest`"
     ] = "raise"
@@ -117,6 +125,9 @@ class GatewayOptions:
             "confirm_replicas",
         ):
             whole_number(name, getattr(self, name), optional=True)
+        whole_number("max_journal_length", self.max_journal_length)
+        if not (isinstance(self.journal, bool) or self.journal == "payload"):
+            raise ConfigurationError(f"journal must be True, False or 'payload', not {self.journal!r}")
         if self.tenant_weights is not None:
             _check_weights(self.tenant_weights)
         if self.dead_letter_queue is not None:
@@ -268,6 +279,8 @@ _GATEWAY_NAMES = (
     "max_pending_per_tenant",
     "tenant_weights",
     "message_ttl_seconds",
+    "journal",
+    "max_journal_length",
     "pending_overload_policy",
     "pending_overload_block_timeout_seconds",
     "confirm_replicas",

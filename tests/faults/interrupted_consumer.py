@@ -3,6 +3,8 @@
 Arguments: the server's port, the way of sending ("packed" or "ordinary"), and how many messages there are.
 """
 
+import encodings.idna  # noqa: F401  # what a first connection imports: a Ctrl-C there is no affair of the queue
+import os
 import signal
 import sys
 import warnings
@@ -37,7 +39,8 @@ class Consumer:
 
     def on_sigint(self, signum: int, frame: object) -> None:
         """As Python's own handler, but not while a message is being handled and acknowledged."""
-        print("interrupted" if self.open else "busy", flush=True)
+        # Not print: the next signal may come before it returns, and a second one inside it is an error.
+        os.write(sys.stdout.fileno(), b"interrupted\n" if self.open else b"busy\n")
         if self.open:
             self.open = False
             self.interrupted += 1

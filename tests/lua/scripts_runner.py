@@ -20,7 +20,10 @@ from tests.protocol.stored import unpacked
 
 KEYS = QueueKeys.of("orders")
 TARGET = QueueKeys.of("invoices")  # a queue that results are handed to
-TARGET_WORDS = ("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later")
+TARGET_WORDS = (
+    *("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later"),
+    *("journal", "journal_state"),
+)
 HOUR_US = 3_600_000_000
 FRESH, WOKEN, ON_WATCH = 0, 1, 2  # where a claim comes from
 
@@ -169,7 +172,8 @@ class Caller:
     def put_off(self, held: Held, delay_us: int = HOUR_US, *, call: int | None = None) -> bytes:
         """Exactly one message; in a sequence, as the other verbs of a holder want it."""
         (pair,) = _pairs(held)
-        return self._send("put_off", {}, delay_us=delay_us, call=self._numbered(call), id=pair[0], lease=pair[1])
+        told = {"delay_us": delay_us, "error_type": "ValueError"}
+        return self._send("put_off", {}, **told, call=self._numbered(call), id=pair[0], lease=pair[1])
 
     def hand_off(
         self, held: Held, *news: New | bytes, keeps: bool = False, limit: int = 0, call: int | None = None
@@ -224,7 +228,8 @@ class Caller:
     def sweep(self, what: str, whose: str = "", *, call: int | None = None) -> bytes:
         """A line, what is delayed, orphans, or the list of those that are completed."""
         keys = {"kept": KEYS.completed, "records": KEYS.records("completed")} if what == "list" else {}
-        return self._send("sweep", keys, call=self._numbered(call), what=what, whose=whose)
+        told = {"event": "purged", "target": "completed" if what == "list" else what}
+        return self._send("sweep", keys, **told, call=self._numbered(call), what=what, whose=whose)
 
     def renew(self, held: Held) -> bytes:
         return self._send("renew", {}, held)
@@ -277,6 +282,16 @@ class Caller:
         else:
             self.line_up(tenant, *payloads)
         return self.claim(len(payloads)).taken
+
+    def open_journal(self, *, payload: int = 0, soft: int = 1_000_000, hard: int = 10_000_000) -> None:
+        """From now on everything is told."""
+        rules = {"payload": payload, "soft": soft, "hard": hard}
+        self.client.hset(KEYS.journal_state, mapping=rules)
+
+    def journal(self) -> list[dict[str, str]]:
+        """What has been told, the oldest first."""
+        entries = self.client.xrange(KEYS.journal)
+        return [{name.decode(): value.decode() for name, value in entry.items()} for _, entry in entries]
 
     def weigh(self, **weights: int) -> None:
         """Tenants get weights."""
@@ -478,6 +493,7 @@ _READ: dict[bytes, Callable[[Any, bytes], Any]] = {
     b"list": lambda pipe, key: pipe.lrange(key, 0, -1),
     b"hash": lambda pipe, key: pipe.hgetall(key),
     b"zset": lambda pipe, key: pipe.zrange(key, 0, -1, withscores=True),
+    b"stream": lambda pipe, key: pipe.xrange(key),
 }
 
 

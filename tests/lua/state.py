@@ -33,6 +33,8 @@ class State:
     size: int | None = None
     tokens: int = 0
     lists: dict[str, tuple[list[bytes], list[bytes]]] = field(default_factory=dict)
+    journal: list[dict[bytes, bytes]] = field(default_factory=list)
+    serial: int | None = None  # of the journal's last entry; None without a journal
 
     @property
     def stored(self) -> list[bytes]:
@@ -72,6 +74,10 @@ def read(client: redis.Redis) -> State:
         size=None if size is None else int(size),
         tokens=len(get(KEYS.bell, [])),
         lists={kept: (get(kept, []), get(records_beside(kept), [])) for kept in LISTS},
+        journal=[entry for _, entry in get(KEYS.journal, [])],
+        serial=int(get(KEYS.journal_state, {}).get(b"serial", 0))
+        if KEYS.journal_state.encode() in everything
+        else None,
     )
 
 
@@ -91,6 +97,7 @@ def faults(client: redis.Redis, *, leased: bool = True) -> list[str]:
         *_remembered(state),
         *_alarmed(state),
         *_recorded(state),
+        *_told(state),
     ]
 
 
@@ -167,3 +174,40 @@ def _recorded(state: State) -> list[str]:
             if (known["bytes"], known["sha1"]) != (len(payload), hashlib.sha1(payload).hexdigest()):
                 wrong.append(f"a record in {kept} belongs to another payload")
     return wrong
+
+
+# What each event says of where its message is from then on; the others have no message of their own.
+_AFTER = {
+    **dict.fromkeys((b"published", b"redriven", b"given_back"), "line"),
+    **dict.fromkeys((b"delayed", b"retried"), "later"),
+    **dict.fromkeys((b"claimed", b"reclaimed"), "processing"),
+    **dict.fromkeys((b"acked", b"failed", b"dead", b"expired", b"dropped", b"handed_off"), None),
+}
+
+
+def _told(state: State) -> list[str]:
+    """Whoever reads nothing but the journal knows where every message is."""
+    if state.serial is None:
+        return []
+    serials = [int(entry[b"n"]) for entry in state.journal]
+    wrong = (
+        [] if serials == list(range(1, state.serial + 1)) else [f"serial numbers {serials}, and {state.serial} at last"]
+    )
+    told: dict[bytes, str] = {}
+    removed = 0
+    for entry in state.journal:
+        id, event = bytes.fromhex(entry.get(b"id", b"").decode()), entry[b"event"]
+        if event in (b"purged", b"deleted"):
+            removed += int(entry[b"count"]) if entry[b"target"] in (b"line", b"delayed", b"orphans") else 0
+        elif id and event != b"duplicate":
+            place = _AFTER[event]
+            told.pop(id, None) if place is None else told.update({id: place})
+    actual = {Envelope(stored).id: "line" for line in state.lines.values() for stored in line}
+    actual |= dict.fromkeys(state.processing, "processing") | dict.fromkeys(state.later, "later")
+    wrong += [f"the journal does not know of {id.hex()}" for id in actual.keys() - told.keys()]
+    for id, place in actual.items():
+        # That a message is due is no event: it enters its line with the next claim.
+        if id in told and told[id] != place and (told[id], place) != ("later", "line"):
+            wrong.append(f"{id.hex()} is in {place}, and told to be in {told[id]}")
+    missing = len(told.keys() - actual.keys())
+    return wrong + ([f"{missing} are told and not there, {removed} were removed"] if missing != removed else [])

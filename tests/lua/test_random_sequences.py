@@ -36,6 +36,8 @@ class World:
         self.chance = random.Random(seed)
         self.callers = [Caller(client, slot, **settings) for slot in "abc"]
         self.leased = self.callers[0].settings.lease_us > 0
+        if seed % 2:
+            self.callers[0].open_journal()
         self.alive: set[bytes] = set()
         self.gone: set[bytes] = set()
         self.held: dict[bytes, Taken] = {}  # by whoever claimed it last
@@ -255,5 +257,6 @@ def test_a_queue_that_is_worked_off_leaves_nothing_behind(kind: dict[str, int | 
         elif not read(client).ids:
             break
     expected = {*LISTS, *(KEYS.records(word) for word in ("completed", "failed", "dlq")), KEYS.weights, KEYS.bell}
+    expected |= {KEYS.journal, KEYS.journal_state}
     left = {key.decode() for key in client.scan_iter(match=f"{KEYS.prefix}*", count=1_000)} - expected
     assert {key for key in left if not key.startswith((KEYS.reply(""), KEYS.deduplication(""), KEYS.watch))} == set()

@@ -64,9 +64,17 @@ def test_a_call_that_is_sent_twice_gives_the_same_answer_and_changes_nothing(sit
         assert without_deadlines(dump(caller.client)) == without_deadlines(before)
 
 
+@pytest.mark.parametrize("journaled", [False, True], ids=["", "with a journal"])
 @pytest.mark.parametrize("situation", EVERY, ids=title)
-def test_everything_is_in_order_after_a_call_and_after_its_repetition(situation: Situation, caller: Caller):
-    """Every message in one place, tenants in the ring if and only if they wait, counts and alarms as they should be."""
+def test_everything_is_in_order_after_a_call_and_after_its_repetition(
+    situation: Situation, journaled: bool, caller: Caller
+):
+    """Every message in one place, tenants in the ring if and only if they wait, counts and alarms as they should be.
+
+    A journal tells the same, and the repetition tells nothing.
+    """
+    if journaled:
+        caller.open_journal()
     call = situation(caller)
     for send in (call, caller.repeat):
         send()

@@ -57,7 +57,8 @@ WRONG = {
 RIGHT = {
     **dict.fromkeys(("pending", "line", "bell", "dlq", "kept", "records", "completed", "failed"), "list"),
     "members": "list",
-    **dict.fromkeys(("processing", "deliveries", "later", "weights", "group", "groups"), "hash"),
+    **dict.fromkeys(("processing", "deliveries", "later", "weights", "group", "groups", "journal_state"), "hash"),
+    "journal": "stream",
     **dict.fromkeys(("reply", "marker", "size"), "string"),
     **dict.fromkeys(("leases", "returned", "delayed", "tenants"), "zset"),
 }
@@ -72,6 +73,8 @@ def keys_of(situation: Situation, spared: set[str]) -> list[str]:
 def spoil(caller: Caller, situation: Situation, key: str, kind: str) -> str:
     """Put a value of this type where the key is, and what was there aside."""
     name = caller.key(key)
+    if key.endswith("journal"):  # it is of no interest to a queue without a journal
+        caller.client.hset(caller.key(f"{key}_state"), mapping={"payload": 0, "soft": 100, "hard": 100})
     if key == "records" and script_of(situation) in ("settle", "hand_off", "sweep"):
         name = records_beside(caller.key("kept"))
     if caller.client.exists(name):

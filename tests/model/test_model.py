@@ -280,7 +280,9 @@ class Twins(RuleBasedStateMachine):
         (claim,) = self._some(choice, 1)
 
         def work(world: World) -> Any:
-            return _settled(world, at, lose, lambda settler: settler.put_off(claim.opened(beside), seconds))
+            return _settled(
+                world, at, lose, lambda settler: settler.put_off(claim.opened(beside), seconds, ValueError())
+            )
 
         self.both(work)
 
@@ -683,7 +685,7 @@ VERBS: dict[str, Callable[[World, Claim, int], Any]] = {
     "kept": lambda world, claim, _: finish(world.stores[0].settler.settle([claim], _keep(world, "failed", 3))),
     "handed off": lambda world, claim, _: finish(world.queues[0].hand_off.complete(claim, [], [])),
     "given back": lambda world, claim, _: finish(world.stores[0].settler.give_back([claim], forgiven=False)),
-    "put off": lambda world, claim, _: finish(world.stores[0].settler.put_off(claim, 100)),
+    "put off": lambda world, claim, _: finish(world.stores[0].settler.put_off(claim, 100, ValueError())),
     "renewed": lambda world, claim, _: finish(world.stores[0].settler.renew([claim], 1.0)),
     "found again": lambda world, _, call: _normal(world.send_again(call)),
     "taken over": lambda world, *_: _claimed(world, 1),

@@ -23,7 +23,10 @@ from tests.protocol.header import argument_names, held_by, in_groups, named
 from tests.protocol.lines import Lines, by_tenant
 from tests.protocol.stored import IN_FLIGHT, Entry, extras_of, id_of, payload_of, tenant_of, time_of
 
-_TARGET_KEYS = ("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later")
+_TARGET_KEYS = (
+    *("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later"),
+    *("journal", "journal_state"),
+)
 SCRIPT_US = 10  # what a script takes: two that follow each other never have the same time
 
 
@@ -145,18 +148,18 @@ class MemoryRedis:
         return b"1" + marks + b"".join((len(gone) // 16).to_bytes(2, "big") + gone for gone in dropped)
 
     def _targets(self, keys: Any, given: Any) -> list[Arrivals]:
-        """Each has nine keys, seven settings and three arguments a message; the markers of all are at the end."""
+        """Each has its keys, seven settings and three arguments a message; the markers of all are at the end."""
         names, rest, settings = (keys.target, *keys.rest), list(given.rest), []
         while rest:
             rules = named(("line", "window_ms", "limit", "tenant_limit", "overload", "base", "number"), rest[:7])
             rules.arrivals = in_groups(rest[7 : 7 + 3 * rules.number], 3)
             settings.append(rules)
             rest = rest[7 + 3 * rules.number :]
-        markers = (None, *names[9 * len(settings) :])
+        markers = (None, *names[len(_TARGET_KEYS) * len(settings) :])
         return [
             Arrivals(
                 self,
-                named(_TARGET_KEYS, names[9 * place : 9 * place + 9]),
+                named(_TARGET_KEYS, names[len(_TARGET_KEYS) * place :][: len(_TARGET_KEYS)]),
                 rules,
                 [Arrival(due, markers[place], body) for due, place, body in rules.arrivals],
             )

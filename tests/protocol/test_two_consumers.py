@@ -77,7 +77,7 @@ class Play:
                 self.log.append(("given back" if given else "refused", who))
             if end == "put off":
                 delivery.hands_off = True
-                put_off = await queue.store.settler.put_off(delivery.claim, 0)
+                put_off = await queue.store.settler.put_off(delivery.claim, 0, ValueError())
                 self.log.append(("given back" if put_off else "refused", who))
 
     async def batch_consumer(self, queue: QueueProtocol, *ends: str) -> None:

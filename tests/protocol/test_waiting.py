@@ -402,7 +402,7 @@ def test_a_waiter_wakes_when_a_failed_message_is_to_be_tried_again():
     publish(scene, "a")
     store = scene.store()
     (claim,) = finish(store.claimer.claim(store.claimer.attempt(), 0, lambda: False, nobody_listens)).claims
-    scene.memory.at(0.5, lambda: finish(store.settler.put_off(claim, 1.7)))
+    scene.memory.at(0.5, lambda: finish(store.settler.put_off(claim, 1.7, ValueError())))
     waiter = Waiter(scene)
     (again,) = waiter.claim(60.0).claims
     assert waiter.took == pytest.approx(2.2, abs=MOMENT)

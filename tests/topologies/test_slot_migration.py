@@ -69,11 +69,12 @@ async def test_between_any_two_keys_that_move_a_call_is_done_or_refused_as_a_who
     """A publish, a claim and an ack after each key that has gone; in the end every message is accounted for."""
     client = shell.new_client()
     client.RedisClusterRequestTTL = 2  # of redis-py's own 16 tries, half of them 50 ms apart
-    queue = shell.queue("orders", client=client, wait=0, retry_budget_seconds=0, **KEPT)
+    # With a journal and tenants: a call is served only where all of its keys are.
+    queue = shell.queue("orders", client=client, wait=0, retry_budget_seconds=0, journal=True, **KEPT)
     await leave_a_returned_message(shell, queue)
     published = ["returned", *(f"message {number}" for number in range(40))]
     for number, text in enumerate(published[1:]):
-        await queue.publish(text, tenant="acme" if number % 2 else None)  # an ack wants all of its keys, and so a ring
+        await queue.publish(text, tenant="acme" if number % 2 else None)
     await take(queue)
     held = [queue.process_message() for _ in range(15)]
     for context in held:
@@ -101,7 +102,8 @@ async def test_between_any_two_keys_that_move_a_call_is_done_or_refused_as_a_who
         await context.__aexit__(None, None, None)
     await hand_out_the_rest(shell, queue)
     assert sorted(shell.listed(queue.key.completed)) == sorted(text.encode() for text in published)
-    assert cluster.leftovers(queue) == {queue.key.completed.encode()}
+    told = {queue.key.journal.encode(), queue.key.journal_state.encode()}
+    assert cluster.leftovers(queue) == {queue.key.completed.encode(), *told}
 
 
 async def test_a_call_that_meets_a_slot_on_its_way_succeeds_when_it_has_arrived(shell: Shell, cluster: Cluster) -> None:

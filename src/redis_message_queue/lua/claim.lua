@@ -4,7 +4,8 @@
 --       watch: somebody is awake at the next deadline | dlq: payloads that were delivered too often or too late
 --       records: what is remembered beside them | tenants: those with work, by virtual time
 --       size: how many wait in the lines of tenants | weights: tenant to weight
---       delayed: id by due time | later: id to stored message | reply: the caller's last answer
+--       delayed: id by due time | later: id to stored message | journal: what has happened
+--       journal_state: its rules and marks | reply: the caller's last answer
 -- ARGV  keep_ms: how long the answer is kept | lease_us: length of a lease, 0 for none
 --       most: how often a message may be delivered, 0 for any number | dlq_limit: length of dlq, 0 for any
 --       ttl_us: how old a message may be, 0 for any age | line: what the key of a tenant's line begins with
@@ -21,12 +22,13 @@
 --       notes: what went wrong with trimming, or ''
 --       ticket: 'lease:count:origin:failures', where origin is 'line' or 'lease'
 local pending, processing, leases, deliveries, bell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local tenants, delayed, reply = KEYS[9], KEYS[12], KEYS[14]
+local tenants, delayed, journal, journal_state, reply = KEYS[9], KEYS[12], KEYS[14], KEYS[15], KEYS[16]
 local keep_ms, lease_us, ttl_us = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5])
 local call, count, woken = ARGV[8], tonumber(ARGV[9]), ARGV[11]
 local leased = lease_us > 0
 if count > 1000 then error('at most 1,000 messages in one call', 0) end
 --@include reply
+--@include journal
 local now = 0
 if leased or ttl_us > 0 then
   local time = redis.call('TIME')
@@ -41,7 +43,7 @@ local function is_plain(stored, flags)
     and (ttl_us == 0 or struct.unpack('>I8', string.sub(stored, 18, 25)) + ttl_us > now)
 end
 
-if count > 0 and woken < '2' and not answer then
+if count > 0 and woken < '2' and not answer and not journaled then
   local unusual
   if leased then
     local due = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 2)
@@ -195,6 +197,13 @@ if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end
 if leased and #deadlines > 0 then redis.call('ZADD', leases, unpack(deadlines)) end
 
 local notes = take_away()
+for _, one in ipairs(taken) do
+  tell(one.origin == 'line' and 'claimed' or 'reclaimed', one.id, tenant_of(one.stored), 'count', one.times)
+end
+for _, one in ipairs(dead) do
+  local event = one.reason == 'expired' and 'expired' or 'dead'
+  tell(event, one.id, one.stored and tenant_of(one.stored) or '', 'reason', one.reason, 'count', one.times)
+end
 
 -- The alarm: when a claim must look beyond leases the next time. Early does no harm, so a full server may refuse it.
 local next_at = (still('ZRANGE', delayed, 0, 0, 'WITHSCORES') or {})[2]
@@ -248,5 +257,6 @@ end
 -- An empty answer is remembered too, so that a straggler cannot claim for a caller who has gone on. To prolong the old
 -- one first lets this through on a server without memory.
 if #taken == 0 then redis.call('PEXPIRE', reply, keep_ms) end
+write_journal(now)
 redis.call('PSETEX', reply, keep_ms, call .. cmsgpack.pack({again = again, taken = tickets, dead = mourned}))
 return result

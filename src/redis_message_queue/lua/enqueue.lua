@@ -2,7 +2,8 @@
 -- KEYS  pending: the line of messages without a tenant | bell: a token if there is work
 --       deliveries: id to lease number and count | leases: id by deadline | tenants: those with work, by virtual time
 --       size: how many wait in the lines of tenants | weights: tenant to weight | delayed: id by due time
---       later: id to stored message | reply: the caller's last answer
+--       later: id to stored message | journal: what has happened | journal_state: its rules and marks
+--       reply: the caller's last answer
 --       marker: remembers a deduplication key (left out without one; there may be more of them)
 -- ARGV  keep_ms: how long the answer is kept | line: what the key of a tenant's line begins with
 --       window_ms: how long a marker suppresses | limit: how many may wait, 0 for any number
@@ -15,11 +16,12 @@
 -- Returns '1' or '0' for each message, in the line or suppressed as a duplicate, then the ids of messages that
 --       were dropped to make room; or '-' if the chunk was refused because there is no room.
 local pending, bell, deliveries, leases, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local size, weights, delayed, later, reply = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local size, weights, delayed, later = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local journal, journal_state, reply = KEYS[10], KEYS[11], KEYS[12]
 local keep_ms, line, window_ms = ARGV[1], ARGV[2], ARGV[3]
 local limit, tenant_limit, drops = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == 'drop'
 local call, base, bare = ARGV[7], ARGV[8], ARGV[9] == 'bare'
-local now
+local now, arrival = nil, 'published'
 --@include reply
 if answer then
   -- A write of this connection, so that a WAIT behind it waits for something. (Without memory PSETEX would fail here.)
@@ -29,6 +31,7 @@ end
 --@include envelope
 --@include lines
 --@include later
+--@include journal
 --@include arrivals
 
 local time = redis.call('TIME')
@@ -38,7 +41,7 @@ local count = (#ARGV - 9) / width
 if count > 1000 then error('at most 1,000 messages in one call', 0) end
 local silent = redis.call('LLEN', bell) == 0
 
-if bare and limit == 0 then
+if bare and limit == 0 and not journaled then
   -- The usual case in a straight line: payloads alone, for a line without a limit.
   local stamp, pack, messages = struct.pack('>I8', now), struct.pack, {}
   for place = 1, count do messages[place] = '\128' .. base .. pack('>I2', place) .. stamp .. ARGV[9 + place] end
@@ -55,7 +58,7 @@ for place = 1, count do
   if not bare then
     one.flags, one.body, one.due = string.sub(one.body, 1, 1), string.sub(one.body, 2), ARGV[at - 2]
     local marker = tonumber(ARGV[at - 1])
-    one.marker = marker > 0 and KEYS[10 + marker] or nil
+    one.marker = marker > 0 and KEYS[12 + marker] or nil
   end
   arrivals[place] = one
 end
@@ -66,6 +69,7 @@ if todo then
   local work, dropped = carry_out(todo, window_ms)
   answer = table.concat(marks) .. dropped
   if work and silent then redis.call('LPUSH', bell, '1') end
+  write_journal(now)
 end
 redis.call('PSETEX', reply, keep_ms, call .. answer)
 return answer

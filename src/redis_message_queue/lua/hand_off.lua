@@ -1,9 +1,10 @@
 -- hand_off.lua: a message leaves its queue and its results enter others, all of it or nothing.
 -- KEYS  processing: id to stored message | leases: id by deadline | deliveries: id to lease number and count
 --       pending: the line of messages without a tenant | tenants: those with work, by virtual time
---       reply: the caller's last answer | kept: completed | records: what is remembered beside the payloads there
---       target: of each target in turn pending, bell, deliveries, leases, tenants, size, weights, delayed, later; at
---       the end the markers of all messages
+--       journal: what has happened | journal_state: its rules and marks | reply: the caller's last answer
+--       kept: completed | records: what is remembered beside the payloads there
+--       target: of each target in turn pending, bell, deliveries, leases, tenants, size, weights, delayed, later,
+--       journal, journal_state; at the end the markers of all messages
 -- ARGV  keep_ms: how long the answer is kept | leased: 1 if the queue has leases
 --       line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
@@ -15,11 +16,12 @@
 --       for each message '1' or '0' (entered, or a duplicate there), then for each target in two bytes how many had to
 --       make room and their ids, then what went wrong with trimming. In the first two cases nothing was changed.
 local processing, leases, deliveries, pending, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local reply, kept, records = KEYS[6], KEYS[7], KEYS[8]
+local journal, journal_state, reply, kept, records = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local keep_ms, leased, line, returned = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4]
 local kept_limit, note, call = tonumber(ARGV[5]), ARGV[6], ARGV[7]
 local id, lease = ARGV[8], tonumber(ARGV[9])
 local size, weights, delayed, later, bell, now, limit, tenant_limit, drops
+local arrival = 'published'
 --@include reply
 if answer then
   redis.call('PEXPIRE', reply, keep_ms)
@@ -29,6 +31,7 @@ end
 --@include ledger
 --@include lines
 --@include later
+--@include journal
 --@include arrivals
 --@include record
 
@@ -50,10 +53,10 @@ local time = redis.call('TIME')
 now = time[1] * 1000000 + time[2]
 
 -- The steps in lib/ work on the queue that these names stand for at the moment.
-local home = {leases, deliveries, pending, tenants, line}
+local home = {leases, deliveries, pending, tenants, line, journal, journal_state}
 local function turn_to(target)
   pending, bell, deliveries, leases, tenants = unpack(KEYS, target.keys, target.keys + 4)
-  size, weights, delayed, later = unpack(KEYS, target.keys + 5, target.keys + 8)
+  size, weights, delayed, later, journal, journal_state = unpack(KEYS, target.keys + 5, target.keys + 10)
   line, limit, tenant_limit, drops = target.line, target.limit, target.tenant_limit, target.drops
 end
 
@@ -61,7 +64,7 @@ end
 local targets, at, messages = {}, 10, 0
 while at <= #ARGV do
   local target = {
-    keys = 9 + 9 * #targets, line = ARGV[at], window_ms = ARGV[at + 1], limit = tonumber(ARGV[at + 2]),
+    keys = 11 + 11 * #targets, line = ARGV[at], window_ms = ARGV[at + 1], limit = tonumber(ARGV[at + 2]),
     tenant_limit = tonumber(ARGV[at + 3]), drops = ARGV[at + 4] == 'drop', base = ARGV[at + 5],
     arrivals = tonumber(ARGV[at + 6]), first = at + 7,
   }
@@ -69,7 +72,7 @@ while at <= #ARGV do
   at, messages = target.first + 3 * target.arrivals, messages + target.arrivals
 end
 if messages > 1000 then error('at most 1,000 messages in one call', 0) end
-local markers_at = 8 + 9 * #targets
+local markers_at = 10 + 11 * #targets
 local marks = {}
 for nth, target in ipairs(targets) do
   local arrivals = {}
@@ -81,6 +84,7 @@ for nth, target in ipairs(targets) do
     }
   end
   turn_to(target)
+  open_journal()
   target.silent = redis.call('LLEN', bell) == 0
   local theirs, todo = plan(arrivals)
   if not todo then
@@ -97,11 +101,14 @@ end
 local dropped, complaint = '', ''
 for _, target in ipairs(targets) do
   turn_to(target)
+  open_journal()
   local work, gone = carry_out(target.todo, target.window_ms)
+  write_journal(now)
   dropped = dropped .. struct.pack('>I2', #gone / 16) .. gone
   if work and target.silent then redis.call('LPUSH', bell, '1') end
 end
-leases, deliveries, pending, tenants, line = unpack(home)
+leases, deliveries, pending, tenants, line, journal, journal_state = unpack(home)
+open_journal()
 if keeps then
   local payload = payload_of(stored)
   complaint = keep(kept, records, {payload}, {record(stored, payload, times, now, cjson.decode(note))}, kept_limit)
@@ -110,6 +117,8 @@ redis.call('HDEL', processing, id)
 if has_entry(stored) then redis.call('HDEL', deliveries, id) end
 if leased then redis.call('ZREM', leases, id) end
 if came_back then leave_returned(tenant, {id}) end
+tell('handed_off', id, tenant, 'results', messages)
+write_journal(now)
 answer = '1' .. table.concat(marks) .. dropped .. complaint
 redis.call('PSETEX', reply, keep_ms, call .. answer)
 return answer

@@ -2,19 +2,21 @@
 -- KEYS  processing: id to stored message | leases: id by deadline | deliveries: id to lease number and count
 --       pending: the line of messages without a tenant | tenants: those with work, by virtual time
 --       delayed: id by due time | later: id to stored message | bell: a token if there is work
---       reply: the caller's last answer
+--       journal: what has happened | journal_state: its rules and marks | reply: the caller's last answer
 -- ARGV  keep_ms: how long the answer is kept | leased: 1 if the queue has leases
 --       line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
---       delay_us: how long it waits | call: the caller's number for this call | id: of the message | lease: its number
+--       delay_us: how long it waits | error_type: of the failure | call: the caller's number for this call | id: of the message | lease: its number
 -- Returns '1' if it waits, '0' if it was not the caller's any more and is untouched.
 local processing, leases, deliveries, pending, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local delayed, later, bell, reply = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local delayed, later, bell = KEYS[6], KEYS[7], KEYS[8]
+local journal, journal_state, reply = KEYS[9], KEYS[10], KEYS[11]
 local keep_ms, leased, line, returned, delay_us = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4], tonumber(ARGV[5])
-local call, id, lease = ARGV[6], ARGV[7], tonumber(ARGV[8])
+local error_type, call, id, lease = ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
 local size, weights -- nobody enters a line here
 --@include reply
 if answer then return answer end
+--@include journal
 --@include envelope
 --@include ledger
 --@include lines
@@ -33,7 +35,8 @@ if not stored or number ~= lease then return '0' end
 local tenant = tenant_of(stored)
 check_line(tenant)
 local time = redis.call('TIME')
-local due = time[1] * 1000000 + time[2] + delay_us
+local now = time[1] * 1000000 + time[2]
+local due = now + delay_us
 local came_back = leased and redis.call('ZSCORE', returned .. tenant, id)
 -- The first write is one that a server without memory accepts. It removes nothing: in a slot that is leaving, a key
 -- that it emptied would count as moved, and the alarm of the delays could not enter it.
@@ -44,6 +47,10 @@ local is_next = put_off({due, id}, {id, with_entry(stored)})
 redis.call('HDEL', processing, id)
 if leased then redis.call('ZREM', leases, id) end
 if came_back then leave_returned(tenant, {id}) end
+tell(
+  'retried', id, tenant, 'due', string.format('%.0f', due), 'failures', failures + 1, 'error_type', error_type
+)
+write_journal(now)
 if is_next and silent then redis.call('LPUSH', bell, '1') end
 redis.call('PSETEX', reply, keep_ms, call .. '1')
 return '1'

@@ -2,8 +2,8 @@
 -- KEYS  pending: the line of messages without a tenant | bell: a token if there is work
 --       deliveries: id to lease number and count | leases: id by deadline | tenants: those with work, by virtual time
 --       size: how many wait in the lines of tenants | weights: tenant to weight | delayed: id by due time
---       later: id to stored message | reply: the caller's last answer | dlq: payloads of dead messages
---       records: what is remembered beside them
+--       later: id to stored message | journal: what has happened | journal_state: its rules and marks
+--       reply: the caller's last answer | dlq: payloads of dead messages | records: what is remembered beside them
 --       marker: remembers a deduplication key (left out without one; there may be more of them)
 -- ARGV  keep_ms: how long the answer is kept | line: what the key of a tenant's line begins with
 --       window_ms: how long a marker suppresses | limit: how many may wait, 0 for any number
@@ -15,16 +15,17 @@
 -- Returns '1', '0' or '?' for each: in its line, suppressed as a duplicate and still dead, or not there any more;
 --       or '-' if they were refused because there is no room.
 local pending, bell, deliveries, leases, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local size, weights, delayed, later, reply = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local dlq, records = KEYS[11], KEYS[12]
+local size, weights, delayed, later = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local journal, journal_state, reply, dlq, records = KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local keep_ms, line, window_ms = ARGV[1], ARGV[2], ARGV[3]
 local limit, tenant_limit, call, base = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
-local now, drops = nil, false -- nobody makes room for the dead
+local now, arrival, drops = nil, 'redriven', false -- nobody makes room for the dead
 --@include reply
 if answer then return answer end
 --@include envelope
 --@include lines
 --@include later
+--@include journal
 --@include arrivals
 
 local time = redis.call('TIME')
@@ -41,7 +42,7 @@ for place = 1, (#ARGV - 7) / 6 do
   if payload and redis.sha1hex(payload) == sha1 and (its_sha1 == '' or note and redis.sha1hex(note) == its_sha1) then
     arrivals[#arrivals + 1] = {
       id = base .. struct.pack('>I2', place), flags = string.sub(body, 1, 1), body = string.sub(body, 2), due = '',
-      marker = tonumber(marker) > 0 and KEYS[12 + marker] or nil,
+      marker = tonumber(marker) > 0 and KEYS[14 + marker] or nil,
     }
     chosen[#chosen + 1] = {place = place, letter = -1 - from_right, record = tonumber(record)}
   end
@@ -68,6 +69,7 @@ else
   if records_gone > 0 then redis.call('LREM', records, -records_gone, stone) end
   answer = table.concat(marks)
   if work and silent then redis.call('LPUSH', bell, '1') end
+  write_journal(now)
 end
 redis.call('PSETEX', reply, keep_ms, call .. answer)
 return answer

@@ -2,20 +2,24 @@
 -- KEYS  pending: the line of messages without a tenant | processing: id to stored message | leases: id by deadline
 --       deliveries: id to lease number and count | tenants: those with work, by virtual time
 --       size: how many wait in the lines of tenants | weights: tenant to weight | delayed: id by due time
---       later: id to stored message | reply: the caller's last answer | kept: completed, failed or dlq, for a list
+--       later: id to stored message | journal: what has happened | journal_state: its rules and marks
+--       reply: the caller's last answer | kept: completed, failed or dlq, for a list
 --       records: what is remembered beside the payloads there
 -- ARGV  keep_ms: how long the answer is kept | line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with | call: the caller's number for this call
+--       event: 'purged' or 'deleted', for the journal | target: what is purged, for the journal
 --       what: 'line' of a tenant with what came back to it, 'delayed', a 'list', or 'orphans', which are in flight and
 --       have no lease
 --       whose: tenant of that line, '' for those without one; for orphans where the last call has stopped looking
 -- Returns how many, a space, and '1' if there is more to do; for orphans where to go on looking, or ''.
 local pending, processing, leases, deliveries, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local size, weights, delayed, later, reply = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local kept, records = KEYS[11], KEYS[12]
-local keep_ms, line, returned, call, what, whose = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local size, weights, delayed, later = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local journal, journal_state, reply, kept, records = KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local keep_ms, line, returned, call = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local event, target, what, whose = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 --@include reply
 if answer then return answer end
+--@include journal
 --@include envelope
 --@include lines
 local STEPS = 1000
@@ -80,5 +84,8 @@ else
   if scanned[1] ~= '0' then more = scanned[1] end
 end
 answer = string.format('%d %s', count, more)
+if count > 0 then tell(event, '', what == 'line' and whose or '', 'count', count, 'target', target) end
+local time = redis.call('TIME')
+write_journal(time[1] * 1000000 + time[2])
 redis.call('PSETEX', reply, keep_ms, call .. answer)
 return answer

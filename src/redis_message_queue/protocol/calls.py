@@ -21,6 +21,7 @@ T = TypeVar("T")
 log = logging.getLogger("redis_message_queue")
 
 _DAY_MS = 86_400_000
+_UNREAD = 10  # so many times its length a journal keeps of what an archive has not read
 _NAP_SECONDS = 0.5  # nobody who should stop sleeps longer than this
 
 
@@ -98,9 +99,19 @@ class Calls:
         # An answer must outlive every repetition of its call: ours, the client's own, and a minute more.
         self.keep_seconds = options.retry_budget_seconds + port.retry_window + 60
         self._keep_ms = int(self.keep_seconds * 1000)
+        self._keeps_journal = not options.journal  # until it is told that there is to be one
         self._process = 0
         self._free: deque[Slot] = deque()
         self._handed_over: deque[Attempt] = deque()
+
+    async def open_journal(self) -> None:
+        """See to it that the queue has its journal, before anything happens that belongs there."""
+        if self._keeps_journal:
+            return
+        soft = self.options.max_journal_length
+        rules = ("payload", int(self.options.journal == "payload"), "soft", soft, "hard", _UNREAD * soft)
+        await self.converse(self.keys.pending, (("HSET", self.keys.journal_state, *rules),), "open the journal")
+        self._keeps_journal = True
 
     def borrow(self) -> Slot:
         """A slot that nobody else uses until it is given back."""

@@ -161,6 +161,7 @@ class Claimer:
         rider: Rider | None = None,
     ) -> Found:
         """Take up to ``count`` messages, waiting for the first if need be; none means that there was none to be had."""
+        await self._calls.open_journal()
         if not self._weighed:
             await self._weigh()
         port, slot = self._calls.port, attempt.slot

@@ -217,7 +217,9 @@ class ForeignSettler:
     def dismiss(self, riding: Riding) -> None:
         raise not_offered(self._gateway, "taking messages in batches")
 
-    async def put_off(self, claim: Claim, delay_seconds: float, cancellations: Cancellations | None = None) -> bool:
+    async def put_off(
+        self, claim: Claim, delay_seconds: float, error: Exception, cancellations: Cancellations | None = None
+    ) -> bool:
         raise not_offered(self._gateway, "retry_policy")
 
     async def give_back(

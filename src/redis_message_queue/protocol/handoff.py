@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
 
 _HAND_OFF = Command(script("hand_off"), ())
-_TARGET_KEYS = ("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later")
+_TARGET_KEYS = (
+    *("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later"),
+    *("journal", "journal_state"),
+)
 _MOST = 1_000
 
 
@@ -78,6 +81,7 @@ class HandOff:
             try:
                 await self._refuse_elsewhere(queue)
                 queue.gate.refuse_if_shut()
+                await self._open_journal(queue)
                 outgoing = await queue.outbox.outgoing(message, **details)
             except RedisMessageQueueError as error:
                 error.locate(queue.options.name, "complete")
@@ -88,6 +92,11 @@ class HandOff:
                 target = targets[line] = Target(queue, queue.port.fresh_id())
             target.messages.append(outgoing)
         return list(targets.values())
+
+    @staticmethod
+    async def _open_journal(target: QueueProtocol) -> None:
+        assert target.store.calls is not None
+        await target.store.calls.open_journal()
 
     async def _refuse_elsewhere(self, target: QueueProtocol) -> None:
         """One script runs on one node of one server."""
@@ -122,11 +131,11 @@ class HandOff:
             return [], settled.trim_error
         slot = self._calls.borrow()
         try:
-            home = (keys.processing, keys.leases, keys.deliveries, keys.pending, keys.tenants, slot.key)
+            home = (keys.processing, keys.leases, keys.deliveries, keys.pending, keys.tenants)
             markers: dict[str, int] = {}
             details = [part for target in targets for part in target.arguments(markers)]
             open_keys = (
-                *(*home, keys.completed, keys.records("completed")),
+                *(*home, keys.journal, keys.journal_state, slot.key, keys.completed, keys.records("completed")),
                 *(key for target in targets for key in target.keys),
                 *markers,
             )

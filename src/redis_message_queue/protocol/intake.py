@@ -204,7 +204,7 @@ class Intake:
             message_id=claim.message_id,
             operation="claim",
         )
-        note = Note("undecodable", error)
+        note = Note("undecodable", error, event="dead")
         settled = await self.queue.store.settler.settle([claim], self.queue.dead_letters, note)
         log.warning("message %s cannot be decoded and went to the dead letters", claim.message_id)
         if settled.held[0]:

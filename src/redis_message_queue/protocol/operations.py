@@ -95,7 +95,7 @@ class Operations:
             except UnicodeDecodeError:
                 limit = self._options.max_dead_letter_length
                 dead_letters = Keep(store.keys.dead_letter, store.keys.records("dlq"), limit)
-                await store.settler.settle([claim], dead_letters, Note("undecodable"))
+                await store.settler.settle([claim], dead_letters, Note("undecodable", event="dead"))
                 continue
             return self._handed(to_queue, stored, claim.lease_token or "")
 

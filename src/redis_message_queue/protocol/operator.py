@@ -185,12 +185,12 @@ class Operator:
             )
         _check_choice("target", target, Target)
         if target in self._lists:
-            return await self._sweep("list", b"", self._lists[target])
+            return await self._sweep(target, "list", b"", lists=self._lists[target])
         if target in ("orphans", "delayed"):
-            return await self._sweep(target, b"")
-        removed = await self._sweep("line", b"")
+            return await self._sweep(target, target, b"")
+        removed = await self._sweep(target, "line", b"")
         for tenant in await self._waiting_tenants():
-            removed += await self._sweep("line", tenant)
+            removed += await self._sweep(target, "line", tenant)
         return removed
 
     async def _waiting_tenants(self) -> list[bytes]:
@@ -205,9 +205,11 @@ class Operator:
 
     async def delete_line(self, tenant: str) -> int:
         """Remove what waits for one tenant; how many there were."""
-        return await self._sweep("line", tenant_name(tenant))
+        return await self._sweep("pending", "line", tenant_name(tenant), "deleted")
 
-    async def _sweep(self, what: str, whose: bytes, lists: tuple[str, ...] = ()) -> int:
+    async def _sweep(
+        self, target: str, what: str, whose: bytes, event: str = "purged", lists: tuple[str, ...] = ()
+    ) -> int:
         """Step by step, each under a number: what comes later is not removed by a step that arrives late."""
         calls, slot = self._calls, self._calls.borrow()
         try:
@@ -217,7 +219,7 @@ class Operator:
             command = Command(script("sweep"), keys, settings)
             removed, more = 0, b"1"
             while more:
-                reply = await calls.call(command, (slot.next_call(), what, whose), open_keys=lists)
+                reply = await calls.call(command, (slot.next_call(), event, target, what, whose), open_keys=lists)
                 count, _, more = reply.partition(b" ")
                 removed += int(count)
                 if what == "orphans":

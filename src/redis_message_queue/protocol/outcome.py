@@ -93,7 +93,8 @@ class Outcome(Intake):
         await self.tell_outcome(EventOperation.FAILED, EventOutcome.FAILURE, claim, error)
         policy = self.queue.options.retry_policy
         if policy is not None and policy.tries_again(error, claim.failures + 1):
-            return await self._try_later(claim, policy.pause(claim.failures + 1, self.queue.port.chance()))
+            pause = policy.pause(claim.failures + 1, self.queue.port.chance())
+            return await self._try_later(claim, pause, error)
         keep, reason = self.queue.failed, "failed"
         if policy is not None:
             reason = "given up" if policy.gives_up(error) else "attempts used up"
@@ -112,10 +113,10 @@ class Outcome(Intake):
             await self._undisturbed(self.tell_trim(settled.trim_error, claim))
         return settled.held[0]
 
-    async def _try_later(self, claim: Claim, pause: float) -> bool:
+    async def _try_later(self, claim: Claim, pause: float, error: Exception) -> bool:
         cancellations: list[BaseException] = []
         try:
-            held = await self.queue.store.settler.put_off(claim, pause, cancellations)
+            held = await self.queue.store.settler.put_off(claim, pause, error, cancellations)
         except Exception as trouble:
             await self._not_cleaned_up(claim, trouble)
             return False
@@ -158,7 +159,11 @@ class Outcome(Intake):
     ) -> tuple[Settled, Exception | None]:
         cancellations: list[BaseException] = []
         settled, trouble = Settled([False] * len(claims)), None
-        note = Note(reason, error, self.queue.port.now() - claims[0].claimed_at) if keep is not None else None
+        note, event = None, None
+        if error is not None:
+            event = "dead" if keep is self.queue.dead_letters else "failed"
+        if keep is not None or event is not None:
+            note = Note(reason, error, self.queue.port.now() - claims[0].claimed_at, event)
         try:
             settled = await self.queue.store.settler.settle(claims, keep, note, cancellations)
         except Exception as caught:

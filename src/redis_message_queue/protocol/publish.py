@@ -63,6 +63,7 @@ class Publisher:
         if self._limited or self._confirmer.wanted:
             return await self.publish([message_id], [Outgoing(payload, marker)], stopped)
         calls = self._calls
+        await calls.open_journal()
         slot = calls.borrow()
         try:
             arguments = (slot.next_call(), envelope.head(message_id), payload, self._window_ms)
@@ -83,6 +84,7 @@ class Publisher:
         calls, confirms = self._calls, self._confirmer.wanted
         if confirms:
             await self._confirmer.refuse_if_impossible()
+        await calls.open_journal()
         slot = calls.borrow()
         sent: Sent | None = None
         try:

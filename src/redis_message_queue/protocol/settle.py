@@ -40,6 +40,7 @@ class Note:
     reason: str
     error: BaseException | None = None
     held_seconds: float | None = None
+    event: str | None = None  # what a journal calls it, where it is not an acknowledgement
 
     def as_json(self) -> str:
         fields: dict[str, Any] = {"reason": self.reason}
@@ -48,6 +49,8 @@ class Note:
             fields["error"] = _words(self.error)
         if self.held_seconds is not None:
             fields["held_us"] = int(self.held_seconds * 1_000_000)
+        if self.event is not None:
+            fields["event"] = self.event
         return json.dumps(fields)
 
 
@@ -152,11 +155,14 @@ class Settler:
         """It is over, one way or the other."""
         self._calls.give_back(riding.slot)
 
-    async def put_off(self, claim: Claim, delay_seconds: float, cancellations: Cancellations | None = None) -> bool:
+    async def put_off(
+        self, claim: Claim, delay_seconds: float, error: Exception, cancellations: Cancellations | None = None
+    ) -> bool:
         """The message waits for its next attempt; whether it was still ours."""
         slot = self._calls.borrow()
         try:
-            arguments = (int(delay_seconds * 1_000_000), slot.next_call(), claim.id, claim.lease)
+            delay_us, name = int(delay_seconds * 1_000_000), type(error).__name__
+            arguments = (delay_us, name, slot.next_call(), claim.id, claim.lease)
             return bool(await self._calls.call_to_the_end(slot.put_off, arguments, (), cancellations) == b"1")
         finally:
             self._calls.give_back(slot)
@@ -194,7 +200,7 @@ class Settler:
 def _details(keep: Keep | None, note: Note | None) -> tuple[tuple[str, ...], tuple[Argument, Argument]]:
     """The keys of the lists, if any, and what the script should know of them."""
     if keep is None:
-        return (), (0, "")
+        return (), (0, "" if note is None or note.event is None else note.as_json())
     return (keep.key, keep.records), (keep.limit or 0, "{}" if note is None else note.as_json())
 
 

@@ -91,7 +91,9 @@ class Settles(Protocol):
 
     def dismiss(self, riding: Riding) -> None: ...
 
-    async def put_off(self, claim: Claim, delay_seconds: float, cancellations: Cancellations | None = None) -> bool: ...
+    async def put_off(
+        self, claim: Claim, delay_seconds: float, error: Exception, cancellations: Cancellations | None = None
+    ) -> bool: ...
 
     async def give_back(
         self,

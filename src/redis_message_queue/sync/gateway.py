@@ -9,7 +9,7 @@ from redis_message_queue import options
 from redis_message_queue.client_gateway import ClientGateway
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.messages import ClaimedMessage
-from redis_message_queue.options import GatewayOptions, OverloadPolicy
+from redis_message_queue.options import GatewayOptions, Journal, OverloadPolicy
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.sync.abstract import AbstractRedisGateway
 from redis_message_queue.sync.message import ReceivedMessage
@@ -49,6 +49,8 @@ class RedisGateway(ClientGateway, AbstractRedisGateway):
         pending_overload_block_timeout_seconds: float = 1.0,
         tenant_weights: Mapping[str, int] | None = None,
         message_ttl_seconds: float | None = None,
+        journal: Journal = False,
+        max_journal_length: int = 1_000_000,
         confirm_replicas: int | None = None,
         confirm_fsync: bool = False,
         confirm_timeout_seconds: float = 1.0,

@@ -14,7 +14,7 @@ from redis_message_queue.errors import PublishNotConfirmedError
 from redis_message_queue.events import QueueEvent
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import UNSET, Default, OverloadPolicy
+from redis_message_queue.options import UNSET, Default, Journal, OverloadPolicy
 from redis_message_queue.process_bound import ProcessBound
 from redis_message_queue.protocol.delivery import Delivery, current_message
 from redis_message_queue.protocol.feed import RunOptions, RunSummary
@@ -62,6 +62,8 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         pending_overload_block_timeout_seconds: float = 1.0,
         tenant_weights: Mapping[str, int] | None = None,
         message_ttl_seconds: float | None = None,
+        journal: Journal = False,
+        max_journal_length: int = 1_000_000,
         confirm_replicas: int | None = None,
         confirm_fsync: bool = False,
         confirm_timeout_seconds: float = 1.0,

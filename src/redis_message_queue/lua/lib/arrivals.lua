@@ -1,5 +1,6 @@
 -- lib/arrivals.lua: messages enter their lines, or wait for their time: all of them or none.
 -- Given what lib/lines.lua and lib/later.lua want, `deliveries`, `now`; and the rules `limit`, `tenant_limit`, `drops`.
+-- Needs lib/journal.lua; `arrival` is what the journal calls it when a message enters.
 -- First `plan`, which only looks, then `carry_out`: between the two a script can look at other things.
 
 -- An arrival is {id, flags, body, due, marker}: what follows the time stamp, when it is due ('' for at once,
@@ -7,11 +8,13 @@
 -- Returns marks for each ('1' enters, '0' is a duplicate), and what there is to do, or nil where there is no room.
 local function plan(arrivals)
   local stamp = struct.pack('>I8', now)
-  local marks, seen, todo = {}, {}, {lines = {}, order = {}, due_times = {}, bodies = {}, markers = {}, leaving = {}}
+  local marks, seen = {}, {}
+  local todo = {lines = {}, order = {}, due_times = {}, bodies = {}, markers = {}, leaving = {}, duplicates = {}}
   for place, one in ipairs(arrivals) do
     local marker = one.marker
     if marker and (seen[marker] or redis.call('GET', marker)) then
       marks[place] = '0'
+      table.insert(todo.duplicates, one)
     else
       marks[place] = '1'
       if marker then
@@ -63,9 +66,35 @@ local function plan(arrivals)
   return marks, todo
 end
 
+local function tell_arrival(stored)
+  if not journaled then return end
+  local details, replayed = {}, extras_of(stored).replay_of
+  if journaled == '1' then details = {'payload', payload_of(stored)} end
+  if type(replayed) == 'string' then
+    table.insert(details, 'replay_of')
+    table.insert(details, replayed)
+  end
+  tell(arrival, id_of(stored), tenant_of(stored), unpack(details))
+end
+
+local function tell_arrivals(todo)
+  for _, tenant in ipairs(todo.order) do
+    for _, stored in ipairs(todo.lines[tenant]) do tell_arrival(stored) end
+  end
+  for place = 1, #todo.bodies, 2 do
+    local stored = todo.bodies[place + 1]
+    tell_arrival(stored)
+    tell('delayed', todo.bodies[place], tenant_of(stored), 'due', string.format('%.0f', todo.due_times[place]))
+  end
+  for _, one in ipairs(todo.duplicates) do
+    tell('duplicate', one.id, tenant_of(one.flags .. one.id .. struct.pack('>I8', now) .. one.body))
+  end
+end
+
 -- Returns whether somebody should be woken, and the ids of the messages that had to leave.
 local function carry_out(todo, window_ms)
   local work, dropped, known = false, {}, {}
+  if journaled then tell_arrivals(todo) end
   for _, tenant in ipairs(todo.order) do
     work = enter_line('LPUSH', tenant, todo.lines[tenant]) or work
   end
@@ -75,7 +104,10 @@ local function carry_out(todo, window_ms)
     local count = todo.leaving[tenant]
     local gone = count > 0 and redis.call('RPOP', line_of(tenant), count) or {}
     for _, stored in ipairs(gone) do
-      if is_message(stored) then table.insert(dropped, id_of(stored)) end
+      if is_message(stored) then
+        table.insert(dropped, id_of(stored))
+        tell('dropped', id_of(stored), tenant)
+      end
       if is_message(stored) and has_entry(stored) then table.insert(known, id_of(stored)) end
     end
     if tenant ~= '' then shrink(#gone) end

@@ -227,12 +227,12 @@ end
 local function take_away()
   local notes = ''
   if #dead > 0 then
-    local letters, told = {}, {}
+    local letters, notices = {}, {}
     for place, one in ipairs(dead) do
       letters[place] = one.payload
-      told[place] = record(one.stored, one.payload, one.times, now, {reason = one.reason})
+      notices[place] = record(one.stored, one.payload, one.times, now, {reason = one.reason})
     end
-    notes = keep(dlq, records, letters, told, dlq_limit)
+    notes = keep(dlq, records, letters, notices, dlq_limit)
   end
   if from_line > 0 then redis.call('RPOP', pending, from_line) end
   for _, turn in ipairs(turns) do

@@ -1,0 +1,158 @@
+"""A queue with a journal: what is told, for whom it is written, and that it agrees with what happened."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from redis_message_queue import ConfigurationError, RetryPolicy
+from tests.contract.shells import Awaited, Shell, fail, take
+
+
+def told(shell: Shell, queue: Any) -> list[dict[str, str]]:
+    """The entries of a journal, the oldest first."""
+    entries = shell.redis.xrange(queue.key.journal)
+    return [{name.decode(): value.decode() for name, value in entry.items()} for _, entry in entries]
+
+
+def events(shell: Shell, queue: Any) -> list[str]:
+    return [entry["event"] for entry in told(shell, queue)]
+
+
+async def test_a_queue_has_no_journal_unless_it_is_asked_for(shell: Shell) -> None:
+    """Not a key of it."""
+    queue = shell.queue(wait=0)
+    await queue.publish("a")
+    await take(queue)
+    assert not shell.redis.exists(queue.key.journal, queue.key.journal_state)
+
+
+async def test_a_journal_tells_a_messages_whole_life(shell: Shell) -> None:
+    """From the publish to the ack, under one id."""
+    queue = shell.queue(wait=0, journal=True)
+    await queue.publish("a")
+    await take(queue)
+    assert events(shell, queue) == ["published", "claimed", "acked"]
+    assert len({entry["id"] for entry in told(shell, queue)}) == 1
+
+
+async def test_everybody_writes_the_journal_of_a_queue(shell: Shell) -> None:
+    """Also an object that never heard of it."""
+    await shell.queue(wait=0, journal=True).publish("a")
+    other = shell.queue(wait=0)
+    await other.publish("b")
+    await take(other)
+    assert events(shell, other) == ["published", "published", "claimed", "acked"]
+
+
+async def test_a_journal_begins_with_the_first_call_of_whoever_wants_it(shell: Shell) -> None:
+    """Also if that is a consumer; what lay there before is told from its claim on."""
+    await shell.queue(wait=0).publish("a")
+    queue = shell.queue(wait=0, journal=True)
+    await take(queue)
+    assert events(shell, queue) == ["claimed", "acked"]
+
+
+async def test_payloads_are_told_only_where_they_are_wanted(shell: Shell) -> None:
+    """They may be private."""
+    queue = shell.queue("with", wait=0, journal="payload")
+    await queue.publish("a")
+    await queue.publish("b", tenant="acme")
+    await queue.publish_many(["c", "d"])
+    assert [entry.get("payload") for entry in told(shell, queue)] == ["a", "b", "c", "d"]
+    queue = shell.queue("without", wait=0, journal=True)
+    await queue.publish("a")
+    assert "payload" not in told(shell, queue)[0]
+
+
+async def test_duplicates_delays_and_tenants_are_told(shell: Shell) -> None:
+    """In the order in which they came."""
+    queue = shell.queue(wait=0, journal=True, deduplication=True)
+    await queue.publish("a")
+    await queue.publish("a")
+    await queue.publish("b", tenant="acme", delay_seconds=60)
+    assert events(shell, queue) == ["published", "duplicate", "published", "delayed"]
+    assert [entry["tenant"] for entry in told(shell, queue)] == ["", "", "acme", "acme"]
+
+
+async def test_failures_and_retries_are_told_with_the_type_of_the_error(shell: Shell) -> None:
+    """And never with its words."""
+    policy = RetryPolicy(max_attempts=2, initial_delay_seconds=0.001, jitter=0)
+    queue = shell.queue(wait=5, journal=True, retry_policy=policy)
+    await queue.publish("a")
+    for _ in range(2):
+        await fail(queue, ValueError("secret"))
+    assert events(shell, queue) == ["published", "claimed", "retried", "claimed", "dead"]
+    assert [entry.get("error_type") for entry in told(shell, queue)] == [None, None, "ValueError", None, "ValueError"]
+    assert "secret" not in str(told(shell, queue))
+
+
+async def test_a_failure_is_told_also_where_nothing_keeps_the_message(shell: Shell) -> None:
+    """Without a failed list it is gone, and the journal is what knows of it."""
+    queue = shell.queue(wait=0, journal=True)
+    await queue.publish("a")
+    await fail(queue, KeyError())
+    assert told(shell, queue)[-1]["event"] == "failed"
+    assert told(shell, queue)[-1]["error_type"] == "KeyError"
+
+
+async def test_what_operators_do_is_told(shell: Shell) -> None:
+    """With counts, targets and lineage."""
+    queue = shell.queue(wait=0, journal=True, retry_policy=RetryPolicy(max_attempts=1))
+    await queue.publish("a")
+    await fail(queue, ValueError())
+    await Awaited(queue).redrive_dead_letters()
+    await queue.publish("b", tenant="acme")
+    await Awaited(queue.queue.tenant("acme")).delete()
+    await Awaited(queue).purge("pending")
+    entries = told(shell, queue)
+    assert [entry["event"] for entry in entries][-4:] == ["redriven", "published", "deleted", "purged"]
+    assert entries[-4]["replay_of"] == entries[0]["id"]
+    assert [(entry["count"], entry["target"], entry["tenant"]) for entry in entries[-2:]] == [
+        ("1", "pending", "acme"),
+        ("1", "pending", ""),
+    ]
+
+
+async def test_a_hand_off_is_told_by_both_queues(shell: Shell) -> None:
+    """Leaving here, entering there."""
+    queue, results = shell.queue(wait=0, journal=True), shell.queue("results", wait=0, journal=True)
+    await queue.publish("a")
+    async with queue.process_messages(1) as batch:
+        await Awaited(batch[0]).complete(publish=[(results.queue, "b")])
+    assert events(shell, queue) == ["published", "claimed", "handed_off"]
+    assert events(shell, results) == ["published"]
+
+
+async def test_batches_and_loops_are_told_message_by_message(shell: Shell) -> None:
+    """As often as there were messages."""
+    queue = shell.queue(wait=0, journal=True)
+    await queue.publish_many([str(number) for number in range(50)])
+    await queue.run(lambda message: None, prefetch=20, until_empty=True)
+    assert Counter(events(shell, queue)) == {"published": 50, "claimed": 50, "acked": 50}
+    assert [int(entry["n"]) for entry in told(shell, queue)] == list(range(1, 151))
+
+
+async def test_a_call_that_is_sent_twice_is_told_once(shell: Shell) -> None:
+    """Its answer is remembered, and so is what was told."""
+    client = shell.lossy_client()
+    queue = shell.queue(client=client, wait=0, journal=True)
+    client.losses.reply()
+    await queue.publish("a")
+    client.losses.reply()
+    await take(queue)
+    assert events(shell, queue) == ["published", "claimed", "acked"]
+    assert client.losses.sent >= 5  # two of the three were sent twice
+
+
+@pytest.mark.parametrize("value", ["yes", "payloads", 1, None, b"payload"])
+def test_a_journal_is_kept_or_not_or_with_payloads(shell: Shell, value: Any) -> None:
+    """Anything else is refused where the queue is made."""
+    with pytest.raises(ConfigurationError, match="journal must be True, False or 'payload'"):
+        shell.queue(journal=value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, None])
+def test_the_length_of_a_journal_is_a_whole_number_from_one(shell: Shell, value: Any) -> None:
+    with pytest.raises((ConfigurationError, TypeError), match="max_journal_length"):
+        shell.queue(journal=True, max_journal_length=value)

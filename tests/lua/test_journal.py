@@ -1,0 +1,213 @@
+"""What a queue with a journal tells, entry by entry, and what it does when nobody reads it."""
+
+import json
+
+import pytest
+import redis
+
+from tests.lua import situations
+from tests.lua.scripts_runner import KEYS, TARGET, Caller, New, dump, numbered
+from tests.lua.situations import EVERY, Situation, title
+
+OURS = ("n", "at", "event", "id", "tenant")  # what every entry has, and in this order
+
+
+def events(caller: Caller) -> list[str]:
+    return [entry["event"] for entry in caller.journal()]
+
+
+@pytest.fixture
+def journaled(caller: Caller) -> Caller:
+    """A caller of a queue with a journal."""
+    caller.open_journal()
+    return caller
+
+
+def test_a_message_is_told_from_its_publish_to_its_ack(journaled: Caller):
+    """Serial numbers without a gap, the server's clock, the message's id."""
+    (id,) = journaled.publish_all([b"first"])
+    journaled.settle(journaled.claim().taken)
+    told = journaled.journal()
+    assert [entry["event"] for entry in told] == ["published", "claimed", "acked"]
+    assert [entry["n"] for entry in told] == ["1", "2", "3"]
+    assert {entry["id"] for entry in told} == {id.hex()}
+    assert all(tuple(entry)[:5] == OURS for entry in told)
+    assert sorted(int(entry["at"]) for entry in told) == [int(entry["at"]) for entry in told]
+    assert abs(int(told[0]["at"]) - journaled.now_us()) < 60_000_000
+    assert told[1]["count"] == "1"
+
+
+def test_an_entry_has_the_time_of_its_stream_id(journaled: Caller):
+    """In microseconds, where the id has milliseconds."""
+    journaled.publish(b"first")
+    ((id, entry),) = journaled.client.xrange(KEYS.journal)
+    assert int(id.split(b"-")[0]) == int(entry[b"at"]) // 1000
+
+
+def test_a_chunk_is_told_message_by_message(journaled: Caller):
+    """With tenants, duplicates, delays, and what had to make room."""
+    journaled.settings.limit, journaled.settings.overload = 3, "drop"
+    journaled.line_up("acme", b"old")
+    journaled.enqueue(
+        New(b"a", marker="key"), New(b"b", marker="key"), New(b"c", b"acme"), New(b"d", due="+1000000000")
+    )
+    told = journaled.journal()[1:]
+    assert [entry["event"] for entry in told] == ["published"] * 3 + ["delayed", "duplicate", "dropped"]
+    assert [entry["tenant"] for entry in told] == ["", "acme", "", "", "", "acme"]
+    assert told[2]["id"] == told[3]["id"]
+    assert int(told[3]["due"]) == int(told[3]["at"]) + 1_000_000_000
+
+
+def test_payloads_are_told_where_they_are_wanted(caller: Caller):
+    """By publish, by enqueue and by redrive; with 0 they stay private."""
+    for payload in (0, 1):
+        caller.client.flushall()
+        caller.open_journal(payload=payload)
+        caller.publish(b"one")
+        caller.enqueue(New(b"two", b"acme"), b"three")
+        told = [entry.get("payload") for entry in caller.journal()]
+        assert sorted(map(str, told)) == (["one", "three", "two"] if payload else ["None"] * 3)
+
+
+def test_a_claim_tells_what_came_back_and_what_died(journaled: Caller):
+    """Claimed anew, delivered too often, too old."""
+    journaled.hold(b"first", b"second")
+    journaled.settings.most = 2
+    journaled.expire()
+    journaled.claim(2)
+    journaled.expire()
+    journaled.settings.ttl_us = 0
+    assert len(journaled.claim(2).dead) == 2
+    assert events(journaled) == ["published"] * 2 + ["claimed"] * 2 + ["reclaimed"] * 2 + ["dead"] * 2
+    last = journaled.journal()[-1]
+    assert (last["reason"], last["count"]) == ("deliveries", "2")
+
+
+def test_what_is_too_old_has_an_event_of_its_own(journaled: Caller):
+    journaled.publish(b"first")
+    journaled.settings.ttl_us = 1
+    journaled.claim()
+    assert events(journaled) == ["published", "expired"]
+
+
+@pytest.mark.parametrize(
+    "note, event",
+    [("", "acked"), ({"reason": "completed"}, "acked"), ({"reason": "failed", "event": "failed"}, "failed")],
+)
+def test_a_settlement_tells_what_its_note_says(journaled: Caller, note: dict[str, str] | str, event: str):
+    """Also where nothing is kept, and its record does not repeat it."""
+    for kept in (None, KEYS.failed):
+        told = note if isinstance(note, str) else json.dumps({**note, "error_type": "ValueError"})
+        journaled.settle(journaled.hold(b"first"), kept=kept, note=told)
+        entry = journaled.journal()[-1]
+        assert entry["event"] == event
+        assert entry.get("error_type") == (None if event == "acked" else "ValueError")
+    assert "event" not in journaled.records(KEYS.failed)[0]
+
+
+def test_a_retry_tells_when_and_why(journaled: Caller):
+    journaled.put_off(journaled.hold(b"first"), 5_000_000)
+    entry = journaled.journal()[-1]
+    assert (entry["event"], entry["failures"], entry["error_type"]) == ("retried", "1", "ValueError")
+    assert int(entry["due"]) == int(entry["at"]) + 5_000_000
+
+
+def test_a_redriven_message_names_the_one_that_it_repeats(journaled: Caller):
+    """It enters under a new id, and is not told as published."""
+    journaled.settle(journaled.hold(b"first"), kept=KEYS.dead_letter)
+    journaled.redrive(1)
+    entry = journaled.journal()[-1]
+    assert (entry["event"], entry["replay_of"]) == ("redriven", "before")
+
+
+def test_a_sweep_tells_how_many(journaled: Caller):
+    """And of what; one that found nothing tells nothing."""
+    journaled.line_up("acme", b"first", b"second")
+    journaled.sweep("line", "acme")
+    journaled.sweep("line", "acme")
+    entry = journaled.journal()[-1]
+    assert (entry["event"], entry["count"], entry["target"], entry["tenant"]) == ("purged", "2", "line", "acme")
+    assert len(journaled.journal()) == 3
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["both", "source alone"])
+def test_a_hand_off_is_told_in_the_journal_of_each_queue(journaled: Caller, there: bool):
+    """In one as leaving, in the other as entering; a queue without a journal gets none."""
+    if there:
+        journaled.client.hset(TARGET.journal_state, mapping={"payload": 0, "soft": 100, "hard": 100})
+    journaled.hand_off(journaled.hold(b"first"), b"second", New(b"third", b"acme"))
+    entry = journaled.journal()[-1]
+    assert (entry["event"], entry["results"]) == ("handed_off", "2")
+    away = [entry[b"event"] for _, entry in journaled.client.xrange(TARGET.journal)]
+    assert away == ([b"published"] * 2 if there else [])
+
+
+@pytest.mark.parametrize("situation", EVERY, ids=title)
+def test_a_queue_without_a_journal_gets_none(situation: Situation, caller: Caller):
+    situation(caller)()
+    assert not caller.client.exists(KEYS.journal, KEYS.journal_state, TARGET.journal, TARGET.journal_state)
+
+
+@pytest.mark.parametrize("situation", EVERY, ids=title)
+def test_a_call_answers_the_same_with_a_journal(situation: Situation, caller: Caller):
+    """The quick ways are left for the thorough ones, and nobody notices."""
+    expected = situation(caller)()
+    caller.client.flushall()
+    caller.number = 0
+    caller.open_journal()
+    answer = situation(caller)()
+    if isinstance(expected, bytes):
+        assert (len(answer), answer[:2]) == (len(expected), expected[:2])  # ids of what was dropped may follow
+    elif isinstance(expected, int):
+        assert answer == expected
+    elif not isinstance(expected, list):
+        assert (answer.payloads, answer.tenants, answer.again) == (expected.payloads, expected.tenants, expected.again)
+
+
+def test_without_an_archive_a_journal_keeps_about_its_length(caller: Caller):
+    """Redis cuts whole nodes of its stream; a journal is never shorter than it should be."""
+    caller.open_journal(soft=200, hard=2_000)
+    caller.publish_all(numbered(1_000))
+    assert 200 <= caller.client.xlen(KEYS.journal) < 500
+    assert caller.journal()[-1]["n"] == "1000"
+
+
+def test_what_the_archive_has_not_read_is_kept_up_to_the_hard_limit(caller: Caller):
+    """What it has read goes."""
+    caller.open_journal(soft=200, hard=100_000)
+    caller.publish_all(numbered(300))
+    caller.client.hset(KEYS.journal_state, "mark", caller.client.xrevrange(KEYS.journal, count=1)[0][0])
+    caller.publish_all(numbered(1_000))
+    kept = [int(entry["n"]) for entry in caller.journal()]
+    assert kept == list(range(kept[0], 1_301))
+    assert 200 < kept[0] <= 301
+
+
+def test_beyond_the_hard_limit_the_gap_is_an_entry(caller: Caller):
+    """All of it together is every serial number that was ever given."""
+    caller.open_journal(soft=100, hard=250)
+    caller.client.hset(KEYS.journal_state, "mark", "0-1")
+    caller.publish_all(numbered(1_000))
+    told = caller.journal()
+    assert caller.client.xlen(KEYS.journal) <= 400
+    gaps = [entry for entry in told if entry["event"] == "gap"]
+    lost = sum(int(entry["count"]) for entry in gaps)
+    known = {int(entry["n"]) for entry in told}
+    last = int(caller.client.hget(KEYS.journal_state, "serial"))
+    missing = set(range(1, last + 1)) - known
+    assert gaps and max(known) == last
+    first_kept = min(known)
+    assert missing == set(range(1, first_kept))
+    assert gaps[-1]["first"] == str(first_kept - int(gaps[-1]["count"]))
+    assert lost >= int(gaps[-1]["count"]) > 0
+
+
+@pytest.mark.parametrize("situation", [situations.publish, situations.claim_from_the_line, situations.settle])
+def test_a_journal_of_a_wrong_type_fails_the_script_and_nothing_has_changed(situation: Situation, journaled: Caller):
+    call = situation(journaled)
+    journaled.client.delete(KEYS.journal)
+    journaled.client.set(KEYS.journal, "something else")
+    before = dump(journaled.client)
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        call()
+    assert dump(journaled.client) == before
