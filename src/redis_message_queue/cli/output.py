@@ -44,10 +44,7 @@ class Output:
         ``columns`` chooses and orders what the table shows; JSON has everything. ``empty`` goes to stderr.
         """
         if self.json:
-            count = 0
-            for count, row in enumerate(rows, 1):
-                self.line(row)
-            return count
+            return sum(self.line(row) for row in rows)
         facts = [as_facts(row) for row in rows]
         if not facts:
             say(empty)
@@ -56,9 +53,10 @@ class Output:
         draw([_heading(name) for name in shown], [[row.get(name) for name in shown] for row in facts], title)
         return len(facts)
 
-    def line(self, row: Any) -> None:
-        """One JSON document on a line of its own, sent at once."""
+    def line(self, row: Any) -> int:
+        """One JSON document on a line of its own, sent at once; returns 1, for sums."""
         print(to_json(row), flush=True)
+        return 1
 
     def say(self, text: str) -> None:
         """What a person wants to know beside the data; scripts that asked for JSON are spared."""
