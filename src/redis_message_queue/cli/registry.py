@@ -13,6 +13,7 @@ from redis_message_queue.cli.signature import CommandLine
 # In the order of `rmq --help`. A module has an `app`, a CommandLine with one command, or with several for a group.
 COMMANDS: dict[str, str] = {
     "demo": "redis_message_queue.cli.demo.command",
+    "spark": "redis_message_queue.cli.spark.commands",
 }
 
 

@@ -1,0 +1,1 @@
+"""rmq spark: the jobs of the data pipeline, and the consumer groups of streaming queries."""
