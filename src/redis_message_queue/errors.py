@@ -115,3 +115,23 @@ class ConsumerGroupLostError(RedisMessageQueueError):
 
 class DataLossError(RedisMessageQueueError):
     """Messages that a streaming query is to read are not there any more: the text says which, and what would do."""
+
+
+class JournalError(RedisMessageQueueError):
+    """A queue has no journal, or one that cannot be read: the text says what was found and what would do."""
+
+
+class JobError(RedisMessageQueueError):
+    """A job of the data pipeline could not do its work: the text says what was in the way."""
+
+
+class ArchiveError(JobError):
+    """The archive and the journal do not fit together, or the archive is not one: the text says what would do."""
+
+
+class ArchiveConflictError(ArchiveError):
+    """Another run has changed the archive meanwhile, and nothing was changed by this one: run it again."""
+
+
+class SelectionError(JobError, ValueError):
+    """A selection or a source of rows cannot be read: the text has Spark's reason and the columns there are."""

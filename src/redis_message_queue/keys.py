@@ -65,6 +65,7 @@ KEY_MAP = (
     KeyKind(
         "groups", "HASH", "consumer group to how many messages lie in its claims; under the empty name all of them"
     ),
+    KeyKind("backfill::<name>", "HASH, TTL", "file to size and time of change, for those that a backfill is done with"),
 )
 
 
@@ -164,6 +165,10 @@ class QueueKeys:
     def members(self, group: str, number: int) -> str:
         """The messages of one claim of a consumer group."""
         return self._sibling("group", group, str(number))
+
+    def backfill(self, name: str) -> str:
+        """What a backfill is done with."""
+        return self._sibling("backfill", name)
 
 
 def siblings(key: str) -> QueueKeys:

@@ -59,8 +59,7 @@ class Teller:
         if chance.random() < 0.05:
             self._say(at, "duplicate", message_id, tenant)
             return
-        key = f"order-{number}" if chance.random() < 0.3 else None
-        self._say(at, "published", message_id, tenant, payload=payload, key=key)
+        self._say(at, "published", message_id, tenant, payload=payload)
         due = None
         if chance.random() < 0.1:
             due = int(at + chance.random() * 2 * MINUTE)
@@ -74,11 +73,11 @@ class Teller:
             self._deliver(message_id, tenant, float(due or at), payload)
 
     def _deliver(self, message_id: str, tenant: str, at: float, payload: str | None) -> None:
-        chance, count, failures = self._chance, 0, 0
+        chance, count, tries, failures = self._chance, 0, 0, 0
         while True:
-            count += 1
+            count, tries = count + 1, tries + 1
             at += chance.expovariate(1 / 3_000_000)
-            took_over = count > 1 and chance.random() < 0.3
+            took_over = tries > 1 and chance.random() < 0.3
             self._say(at, "reclaimed" if took_over else "claimed", message_id, tenant, count=count)
             at += chance.expovariate(1 / 500_000) + 1
             end = chance.random()
@@ -94,23 +93,24 @@ class Teller:
                 self._open["processing"] += 1
                 return
             if end < 0.83:
-                self._say(at, "failed", message_id, tenant, error_type=chance.choice(ERRORS))
+                self._say(at, "failed", message_id, tenant, reason="failed", error_type=chance.choice(ERRORS), count=count)
                 return
             if end < 0.87:
                 self._say(at, "given_back", message_id, tenant)
                 continue
-            if count >= 2:
+            if tries >= 2:
                 self._die(message_id, tenant, at, count, payload)
                 return
             failures += 1
             due = int(at + chance.random() * MINUTE)
             self._say(at, "retried", message_id, tenant, due=due, failures=failures, error_type=chance.choice(ERRORS))
             at = float(due)
+            count -= 1  # a failure does not use up a delivery
 
     def _die(self, message_id: str, tenant: str, at: float, count: int, payload: str | None) -> None:
         chance = self._chance
         error = chance.choice((*ERRORS, None))
-        reason = "delivery_limit" if error is None else "retries_exhausted"
+        reason = "deliveries" if error is None else "attempts used up"
         self._say(at, "dead", message_id, tenant, reason=reason, count=count, error_type=error)
         if chance.random() < 0.3:
             again = self._fresh_id()
@@ -146,7 +146,7 @@ def write_journal(
 
     def add(event: Event) -> None:
         nonlocal last
-        ms = max(event["at"] // 1000, last[0])
+        ms = max(event.get("at", 0) // 1000, last[0])  # a gap has no time
         last = (ms, last[1] + 1 if ms == last[0] else 0)
         fields = {"n": serial, **event}
         pipe.xadd(key, fields, id=f"{last[0]}-{last[1]}")
@@ -160,7 +160,7 @@ def write_journal(
         for one in lost if announced else ():
             if serial == one.stop:  # the first one behind it
                 serial += 1
-                add({"at": event["at"], "event": "gap", "id": "", "tenant": "", "first": one.start, "count": len(one)})
+                add({"event": "gap", "first": one.start, "count": len(one)})
     pipe.hset(state, mapping={"payload": 1, "soft": 1000, "hard": 10_000, "serial": serial})
     pipe.execute()
     return written

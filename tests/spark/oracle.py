@@ -24,19 +24,15 @@ NAMES = {
 COUNTS = tuple(dict.fromkeys(NAMES.values()))
 
 
-def quantile(values: list[int], share: float) -> float | None:
-    """With linear interpolation, in seconds."""
+def quantile(values: list[int], percent: int) -> float | None:
+    """The nearest rank: the smallest value that at least so many percent are not above, in seconds."""
     if not values:
         return None
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * share
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return (ordered[low] + (ordered[high] - ordered[low]) * (place - low)) / 1_000_000
+    return sorted(values)[-(-len(values) * percent // 100) - 1] / 1_000_000
 
 
 def spread(name: str, values: list[int]) -> dict[str, Any]:
-    return {f"{name}_p{one}": quantile(values, one / 100) for one in (50, 95, 99)}
+    return {f"{name}_p{one}": quantile(values, one) for one in (50, 95, 99)}
 
 
 def figures(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -51,9 +47,12 @@ def figures(events: list[dict[str, Any]]) -> dict[str, Any]:
     failures: defaultdict[str, Counter[str]] = defaultdict(Counter)
     dead: Counter[tuple[Any, Any]] = Counter()
     states: dict[str, str] = {}
-    entered, purged, redelivered = set(), 0, 0
+    entered, claimed, purged, redelivered = set(), set(), 0, 0
     for event in events:
-        kind, at, message_id, tenant = event["event"], event["at"], event["id"], event["tenant"]
+        kind = event["event"]
+        if kind == "gap":
+            continue
+        at, message_id, tenant = event["at"], event["id"], event["tenant"]
         minute = at // MINUTE
         minutes[minute]["any"] += 1
         if kind in NAMES:
@@ -75,7 +74,8 @@ def figures(events: list[dict[str, Any]]) -> dict[str, Any]:
             ready[message_id] = event["due"]
         if kind in ("claimed", "reclaimed"):
             ready[message_id], begun[message_id] = None, at
-            redelivered += event["count"] > 1
+            redelivered += event["count"] > 1 or message_id in claimed
+            claimed.add(message_id)
         if kind in FINAL or kind in ("retried", "given_back"):
             begun[message_id] = None
         if kind in ("failed", "retried", "dead") and event.get("error_type"):

@@ -12,9 +12,14 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.errors import ConfigurationError, PayloadValueError, QueueBackpressureError
+from redis_message_queue.errors import (
+    ConfigurationError,
+    JobError,
+    PayloadValueError,
+    QueueBackpressureError,
+    SelectionError,
+)
 from redis_message_queue.spark.jobs.backfill import BackfillOptions, Notes, backfill
-from redis_message_queue.spark.jobs.errors import JobError, SelectionError
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +75,7 @@ def test_a_run_that_was_broken_off_is_gone_on_with_file_by_file(spark, server, c
         for place in range(40)
     }
     assert {one.tenant for one in queue.peek(100)} == {"t0", "t1"}
-    json.dumps(done.to_json())
+    json.dumps(done.as_dict())
 
     json_lines(tmp_path / "3.json", [{"order": 39, "who": "t1"}, {"order": 40, "who": "t0"}])
     os.utime(tmp_path / "3.json", (1, 1))

@@ -8,19 +8,20 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.errors import ConfigurationError, PayloadValueError
+from redis_message_queue.errors import ConfigurationError, PayloadValueError, SelectionError
 from redis_message_queue.spark.jobs.archive import ArchiveOptions
-from redis_message_queue.spark.jobs.errors import SelectionError
 from redis_message_queue.spark.jobs.publishing import (
-    Parcel,
-    Pen,
+    COLUMNS,
     PublishOptions,
     digest,
-    parcels,
     pause,
+    prepared,
+    publish,
     publish_slowly,
+    publisher,
 )
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
+from redis_message_queue.spark.sink import Sent
 from tests.spark.archivist import archive_plainly
 from tests.spark.journals import Teller, write_journal
 
@@ -78,7 +79,7 @@ def test_selected_dead_letters_come_back_once_with_their_lineage(spark, server, 
     assert (done.matched, done.published, done.suppressed) == (2, 2, 0)
     assert waiting(queue) == {"one": ("acme", ids["one"]), "three": ("acme", ids["three"])}
     assert [one.step for one in heard] == ["selected", "published"]
-    json.dumps(done.to_json())
+    json.dumps(done.as_dict())
 
     again = replay(spark, ReplayOptions(**given | {"where": "tenant =  'acme'\n and reason is not null"}))
     assert (again.matched, again.published, again.suppressed) == (2, 0, 2), "spaces do not make another selection"
@@ -86,7 +87,7 @@ def test_selected_dead_letters_come_back_once_with_their_lineage(spark, server, 
     slow = ReplayOptions(url=server.url, queue="orders", into="second", name="all of them", rate=2, max_messages=3)
     heard = []
     assert replay(spark, slow, heard.append).published == 3
-    assert [one.step for one in heard] == ["selected", "publishing", "published"]
+    assert [one.step for one in heard] == ["selected", "publishing", "publishing", "published"]
     assert RedisMessageQueue("second", client=client).stats().pending == 3
     assert queue.stats().dead_letters == 4, "letters stay where they are"
 
@@ -133,11 +134,13 @@ def test_without_payloads_in_the_archive_it_says_how_to_keep_them(spark, server,
 # Publishing, without Spark
 
 
-def test_a_pen_publishes_each_key_once(server, client):
+def test_a_key_is_published_once(server, client):
     options = PublishOptions(url=server.url, queue="orders", batch_size=2)
-    with Pen(options) as pen:
-        pen.publish([Parcel(b"a", "acme", "1"), Parcel(b"b", None, "2", '{"replay_of": "x"}'), Parcel(b"c", None, "1")])
-        assert (pen.published, pen.suppressed) == (2, 1)
+    rows = [("a", "acme", "1", None), ("b", None, "2", '{"replay_of": "x"}'), ("c", None, "1", None)]
+    sent = Sent()
+    with publisher(options) as into:
+        publish(into, [dict(zip(COLUMNS, (one[0].encode(), *one[1:]), strict=True)) for one in rows], sent)
+    assert (sent.published, sent.duplicates) == (2, 1)
     queue = RedisMessageQueue("orders", client=client)
     assert waiting(queue) == {"a": ("acme", None), "b": (None, "x")}
 
@@ -155,7 +158,7 @@ def test_a_rate_is_kept_over_all_batches_and_what_was_published_before_takes_no_
     heard, begun = [], time.monotonic()
     assert publish_slowly(options, rows, 50, heard.append) == (11, 0)
     assert time.monotonic() - begun >= 0.2
-    assert heard == [2, 4, 6, 8, 10]
+    assert heard == [2, 4, 6, 8, 10, 11]
     assert publish_slowly(options, rows, 0.001, heard.append) == (0, 11)
 
 
@@ -164,7 +167,7 @@ def test_a_rate_is_kept_over_all_batches_and_what_was_published_before_takes_no_
 )
 def test_a_row_without_key_or_payload_is_refused(changed, said):
     with pytest.raises(PayloadValueError, match=said):
-        parcels([{"payload": b"x", "tenant": None, "key": "k", "extras": None} | changed])
+        prepared([{"payload": b"x", "tenant": None, "key": "k", "extras": None} | changed])
 
 
 def test_different_texts_have_different_digests():

@@ -178,7 +178,7 @@ def test_the_journal_is_a_table(read, client, page):
         | {"due": 1_700_000_005_000_000, "failures": 2, "error_type": "ValueError", "payload": "body"},
     )
     rows = read("journal", minPartitions="4")
-    assert [row["n"] for row in rows] == list(range(1, 12))
+    assert [row["serial"] for row in rows] == list(range(1, 12))
     assert (rows[0]["event"], rows[0]["tenant"], rows[0]["count"], rows[0]["payload"]) == ("claimed", None, 1, None)
     assert rows[0]["at"] == datetime.fromtimestamp(1_000_000_001, UTC)
     last = rows[-1]
@@ -189,7 +189,7 @@ def test_the_journal_is_a_table(read, client, page):
 def test_the_journal_is_entered_at_a_time(read, client, page):
     write_journal(client)
     since = datetime.fromtimestamp(1_000_000_008, UTC)
-    assert [row["n"] for row in read("journal", spark.GreaterThanOrEqual(("at",), since))] == [8, 9, 10]
+    assert [row["serial"] for row in read("journal", spark.GreaterThanOrEqual(("at",), since))] == [8, 9, 10]
 
 
 # Parts and filters

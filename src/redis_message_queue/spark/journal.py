@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it has no stubs
+import pyarrow as pa
 import redis
 from redis.cluster import RedisCluster
 
 from redis_message_queue import checks
-from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
+from redis_message_queue.errors import ConfigurationError, JournalError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.scripts import script
+from redis_message_queue.spark.look import Look
 
 PAGE = 1_000  # entries a round trip; ten times that many hold the server up for some 5 ms
 DAY_MS = 86_400_000
@@ -27,7 +28,6 @@ _FIELDS: tuple[tuple[str, str, pa.DataType], ...] = (
     ("id", "id", pa.string()),
     ("tenant", "tenant", pa.string()),
     ("payload", "payload", pa.binary()),
-    ("key", "key", pa.string()),
     ("due", "due", pa.timestamp("us", tz="UTC")),
     ("count", "count", pa.int64()),
     ("failures", "failures", pa.int64()),
@@ -38,8 +38,6 @@ _FIELDS: tuple[tuple[str, str, pa.DataType], ...] = (
     ("target", "target", pa.string()),
     ("first", "first", pa.int64()),
 )
-_COLUMNS = {name.encode(): (column, kind) for name, column, kind in _FIELDS}
-_REQUIRED = ("serial", "at", "event")
 SCHEMA = pa.schema(
     [pa.field(column, kind) for _, column, kind in _FIELDS]
     # Fields that a newer library writes are kept, and where in the stream the entry stood.
@@ -49,10 +47,6 @@ DDL = ", ".join(
     f"`{one.name}` " + {"int64": "bigint", "string": "string", "binary": "binary"}.get(str(one.type), "timestamp")
     for one in SCHEMA
 )
-
-
-class JournalError(RedisMessageQueueError):
-    """A queue has no journal, or one that cannot be read: the text says what was found and what would do."""
 
 
 class StreamId(NamedTuple):
@@ -137,8 +131,9 @@ class QueueAddress:
         """A client of its own; the caller closes it."""
         try:
             return (RedisCluster if self.cluster else redis.Redis).from_url(self.url)
-        except ValueError as error:
-            raise ConfigurationError("url is not one that redis-py can read; write redis://host:port/0") from error
+        except ValueError:
+            # Without its cause, which may show a part of the password.
+            raise ConfigurationError("url is not one that redis-py can read; write redis://host:port/0") from None
 
 
 class Journal:
@@ -148,8 +143,8 @@ class Journal:
         self.address = address
         self._client = address.connect()
         self._keys = address.keys
-        self.key = f"{self._keys.prefix}{self._keys.separator}journal"
-        self.state_key = f"{self.key}{self._keys.separator}state"
+        self._look = Look(self._client, self._keys)
+        self.key, self.state_key = self._keys.journal, self._keys.journal_state
 
     def __enter__(self) -> "Journal":
         return self
@@ -164,76 +159,62 @@ class Journal:
 
     def state(self) -> JournalState:
         """What the state hash says, or an error if the queue has no journal."""
-        found = {name.decode(): value for name, value in self._client.hgetall(self.state_key).items()}
-        if not found:
+        (found,) = self._look.ask(("HMGET", self.state_key, "payload", "serial", "mark"))
+        payload, serial, mark = found
+        if payload is None:
             raise JournalError(
                 f"the queue {self.address.queue!r} has no journal; open it once with journal=True, or with "
                 'journal="payload" to keep payloads too',
                 queue=self.address.queue,
             )
-        mark = found.get("mark")
         return JournalState(
-            has_payloads=found.get("payload") == b"1",
-            serial=int(found.get("serial") or 0),
+            has_payloads=payload == b"1",
+            serial=int(serial or 0),
             mark=StreamId.parse(mark.decode()) if mark else None,
         )
 
     def set_mark(self, mark: StreamId) -> None:
         """Let the journal be trimmed up to here. A journal that was deleted meanwhile is not brought back by it."""
-        with self._client.pipeline(transaction=True) as pipe:
-            while True:
-                try:
-                    pipe.watch(self.state_key)
-                    if not pipe.exists(self.state_key):
-                        return
-                    pipe.multi()
-                    pipe.hset(self.state_key, "mark", str(mark))
-                    pipe.execute()
-                    return
-                except redis.WatchError:  # every state change counts the serial up there
-                    continue
+        # It is `payload` that makes the hash a journal: a mark alone does nothing until it is taken back.
+        marked = ("HSET", self.state_key, "mark", str(mark))
+        _, is_there = self._look.ask_at_once(marked, ("HEXISTS", self.state_key, "payload"))
+        if not is_there:
+            self._look.ask(("HDEL", self.state_key, "mark"))
 
     def census(self) -> Census | None:
         """The last entry, and the depth of the queue in the same instant; None for an empty journal."""
         stats, keys = script("stats"), self._keys
         names = [keys.dead_letter if name == "dlq" else getattr(keys, name) for name in stats.keys]
-        with self._client.pipeline(transaction=True) as pipe:
-            pipe.xrevrange(self.key, count=1)
-            pipe.eval(stats.source, len(names), *names, keys.line(""), 0)
-            newest, counts = pipe.execute()
+        newest, counts = self._look.ask_at_once(
+            ("XREVRANGE", self.key, "+", "-", "COUNT", 1),
+            ("EVAL", stats.source, len(names), *names, keys.line(""), 0),
+        )
         if not newest:
             return None
-        stream_id, fields = newest[0]
-        row = decode(stream_id, fields)
-        return Census(StreamId.parse(stream_id.decode()), row["serial"], *counts[:3])
+        stream_id, serial = _place(newest[0])
+        pending, processing, delayed, *_ = counts
+        return Census(stream_id, serial, pending, processing, delayed)
 
     def after(self, known: StreamId) -> tuple[StreamId, int] | None:
         """The id and serial of the first entry behind ``known``, if there is one."""
         return self._from(known.next())
 
     def _from(self, start: StreamId) -> tuple[StreamId, int] | None:
-        found = self._client.xrange(self.key, min=str(start), count=1)
-        if not found:
-            return None
-        stream_id, fields = found[0]
-        return StreamId.parse(stream_id.decode()), int(decode(stream_id, fields)["serial"])
+        (found,) = self._look.ask(("XRANGE", self.key, str(start), "+", "COUNT", 1))
+        return _place(found[0]) if found else None
 
     def last_serial(self, span: Span) -> int | None:
         """The serial of the last entry of a piece, if it has any."""
-        found = self._client.xrevrange(self.key, max=str(span.last), min=str(span.first), count=1)
-        return int(decode(*found[0])["serial"]) if found else None
+        (found,) = self._look.ask(("XREVRANGE", self.key, str(span.last), str(span.first), "COUNT", 1))
+        return _place(found[0])[1] if found else None
 
     # -- what is in it
 
     def rows(self, span: Span, page: int = PAGE, time: Callable[[int], Any] | None = None) -> Iterator[dict[str, Any]]:
         """The entries of a piece, in their order, read page by page; times as datetimes, or as ``time`` makes them."""
-        start = span.first
-        while True:
-            found = self._client.xrange(self.key, min=str(start), max=str(span.last), count=page)
-            yield from (decode(stream_id, fields, time) for stream_id, fields in found)
-            if len(found) < page:
-                return
-            start = StreamId.parse(found[-1][0].decode()).next()
+        for found in pages(self._look, self.key, str(span.first), str(span.last), page):
+            for stream_id, fields in found:
+                yield decode(stream_id, fields, time or from_microseconds)
 
     def batches(self, span: Span, rows: int = 10_000) -> Iterator[pa.RecordBatch]:
         """The entries of a piece as Arrow batches of the fixed schema."""
@@ -297,41 +278,68 @@ def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def decode(stream_id: bytes, fields: Mapping[bytes, bytes], time: Callable[[int], Any] | None = None) -> dict[str, Any]:
-    """An entry as a row of the schema."""
-    row: dict[str, Any] = dict.fromkeys(SCHEMA.names)
-    row["stream_id"] = stream_id.decode()
+Entry = tuple[bytes, dict[bytes, bytes]]
+
+
+def pages(look: Look, key: str, start: str, end: str, size: int) -> Iterator[list[Entry]]:
+    """The entries of a stream from one id to another, both included; their fields by name."""
+    while True:
+        (page,) = look.ask(("XRANGE", key, start, end, "COUNT", size))
+        if page:
+            yield [(one, dict(zip(fields[::2], fields[1::2], strict=True))) for one, fields in page]
+        if len(page) < size:
+            return
+        start = str(StreamId.parse(page[-1][0].decode()).next())
+
+
+def _place(entry: list[Any]) -> tuple[StreamId, int]:
+    """The id and the serial of an entry as the server sends it."""
+    stream_id, fields = entry
+    row = decode(stream_id, dict(zip(fields[::2], fields[1::2], strict=True)), int)
+    return StreamId.parse(stream_id.decode()), int(row["serial"])
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _reader(kind: pa.DataType) -> Callable[[bytes], Any]:
+    if pa.types.is_binary(kind):
+        return bytes
+    return _text if pa.types.is_string(kind) else int
+
+
+_COLUMNS = {name.encode(): (column, _reader(kind), pa.types.is_timestamp(kind)) for name, column, kind in _FIELDS}
+_NOTHING: dict[str, Any] = dict.fromkeys(SCHEMA.names)
+
+
+def decode(stream_id: bytes, fields: Mapping[bytes, bytes], time: Callable[[int], Any]) -> dict[str, Any]:
+    """An entry as a row of the schema; ``time`` makes a time of microseconds."""
+    row = {**_NOTHING, "stream_id": stream_id.decode()}
     more: dict[str, str] = {}
     for name, value in fields.items():
-        known = _COLUMNS.get(name)
-        if known is None:
-            more[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
-        elif value != b"":  # an empty string stands for none
-            row[known[0]] = _value(value, known[1], name, stream_id, time or from_microseconds)
-    if b"payload" in fields:
-        row["payload"] = fields[b"payload"]  # which may be empty
+        column, read, is_time = _COLUMNS.get(name, ("", _text, False))
+        if not column:
+            more[_text(name)] = _text(value)
+        elif value != b"" or name == b"payload":  # of the others an empty one stands for none
+            try:
+                row[column] = time(int(value)) if is_time else read(value)
+            except (ValueError, OverflowError) as error:
+                raise _foreign(stream_id, f"no number in {name.decode()!r}") from error
     if more:
         row["more"] = json.dumps(more, sort_keys=True)
-    for column in _REQUIRED:
-        if row[column] is None:
-            raise JournalError(
-                f"the entry {row['stream_id']} of the journal has no {column!r}: it was not written by this library"
-            )
+    for column in ("serial", "event", "at"):
+        # A gap is told by whoever cuts the journal, and has no time.
+        if row[column] is None and (column, row["event"]) != ("at", "gap"):
+            raise _foreign(stream_id, f"no {column!r}")
     return row
 
 
-def _value(value: bytes, kind: pa.DataType, name: bytes, stream_id: bytes, time: Callable[[int], Any]) -> Any:
-    try:
-        if pa.types.is_integer(kind):
-            return int(value)
-        if pa.types.is_timestamp(kind):
-            return time(int(value))
-        return value if pa.types.is_binary(kind) else value.decode("utf-8", "replace")
-    except (ValueError, OverflowError) as error:
-        raise JournalError(
-            f"the entry {stream_id.decode()} of the journal has no number in {name.decode()!r}: "
-            "it was not written by this library"
-        ) from error
+def _foreign(stream_id: bytes, what: str) -> JournalError:
+    return JournalError(
+        f"the entry {stream_id.decode()} of the journal has {what}: it was not written by this library; "
+        "remove it with XDEL"
+    )
 
 
 def from_microseconds(value: int) -> datetime:

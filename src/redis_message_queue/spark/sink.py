@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -199,21 +199,27 @@ class Sent(WriterCommitMessage):
 
 
 class BulkPublisher:
-    """Publishes prepared messages into one queue, in scripts of at most `batchSize`, each all or nothing."""
+    """Publishes prepared messages into one queue, a script at a time, each of them all or nothing."""
 
-    def __init__(self, options: SinkOptions, client: Redis) -> None:
-        self._patience = options.pressure_timeout_seconds
-        limited = options.max_pending_length or options.max_pending_per_tenant
-        self._store = RedisStore(
-            BlockingPort(client),
-            QueueKeys.of(options.queue),
-            GatewayOptions(
-                message_deduplication_log_ttl_seconds=options.deduplication_seconds,
-                max_pending_length=options.max_pending_length,
-                max_pending_per_tenant=options.max_pending_per_tenant,
-                pending_overload_policy="block" if limited else "raise",
-            ),
+    def __init__(
+        self,
+        client: Any,
+        keys: QueueKeys,
+        *,
+        deduplication_seconds: float,
+        max_pending_length: int | None = None,
+        max_pending_per_tenant: int | None = None,
+        patience: float,
+    ) -> None:
+        self._patience = patience  # seconds that a script may wait for room
+        limited = max_pending_length or max_pending_per_tenant
+        rules = GatewayOptions(
+            message_deduplication_log_ttl_seconds=deduplication_seconds,
+            max_pending_length=max_pending_length,
+            max_pending_per_tenant=max_pending_per_tenant,
+            pending_overload_policy="block" if limited else "raise",
         )
+        self._store = RedisStore(BlockingPort(client), keys, rules)
 
     def publish(self, messages: Sequence[Outgoing], keys: Sequence[str] | None) -> Sent:
         """Put them into their lines, in their order; a script that finds no room is sent again until time is up."""
@@ -237,7 +243,14 @@ def publish_rows(rows: RowReader, batches: Iterator[pa.RecordBatch], make_keys: 
     """One task's work: all rows of a partition, a slice at a time so that few are in memory twice."""
     options, total = rows.options, Sent()
     with closing(Redis.from_url(options.url)) as client:
-        publisher = BulkPublisher(options, client)
+        publisher = BulkPublisher(
+            client,
+            QueueKeys.of(options.queue),
+            deduplication_seconds=options.deduplication_seconds,
+            max_pending_length=options.max_pending_length,
+            max_pending_per_tenant=options.max_pending_per_tenant,
+            patience=options.pressure_timeout_seconds,
+        )
         for batch in batches:
             for start in range(0, batch.num_rows, options.batch_size):
                 part = batch.slice(start, options.batch_size)

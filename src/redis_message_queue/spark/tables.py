@@ -18,43 +18,23 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pyspark.sql import datasource as spark
 from pyspark.sql import types as t
+from pyspark.sql.pandas.types import from_arrow_schema
 from redis import Redis
 
 from redis_message_queue.envelope import HAS_ENTRY, ID_BYTES
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import GatewayOptions
-from redis_message_queue.protocol.calls import Calls
-from redis_message_queue.protocol.port import Argument, finish
+from redis_message_queue.protocol.port import Argument
 from redis_message_queue.protocol.records import Entry, pair, record_of
+from redis_message_queue.spark import journal
+from redis_message_queue.spark.look import Look
 from redis_message_queue.spark.options import TableOptions
-from redis_message_queue.spark.rows import Columns, message_columns, messages_schema, open_stored
-from redis_message_queue.sync.port import BlockingPort
+from redis_message_queue.spark.rows import Columns, message_columns, messages_schema, open_stored, payload_type
 
 PAGE = 1_000  # rows in one answer of the server
 RANGE = 10_000  # rows of one task, where nobody asks for more tasks
 
 Columned = Sequence[Sequence[Any]]
-
-
-class Look:
-    """A connection that only reads, with the library's patience for a server that is away for a moment."""
-
-    def __init__(self, client: Redis, keys: QueueKeys) -> None:
-        self._calls = Calls(BlockingPort(client), keys, GatewayOptions())
-        self._key = keys.pending
-
-    def ask(self, *commands: tuple[Argument, ...]) -> list[Any]:
-        """The answers to commands that are sent together."""
-        return finish(self._calls.converse(self._key, commands, "read")) if commands else []
-
-    def ask_at_once(self, *commands: tuple[Argument, ...]) -> list[Any]:
-        """The same, with nothing of anybody else's in between."""
-        answers: list[Any] = self.ask(("MULTI",), *commands, ("EXEC",))[-1]
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
 
 
 # Which rows are wanted
@@ -330,26 +310,13 @@ class JournalTable(QueueTable):
     """Every change of state, as the scripts wrote it down: an entry never moves, so this table is exact."""
 
     time = "at"
-    _TIMES = ("at", "due")
-    _NUMBERS = ("n", "count", "failures", "results", "first")
-    _TEXTS = ("event", "id", "tenant", "key", "error_type", "reason", "target", "replay_of")
-
-    @property
-    def _key(self) -> str:
-        return self.keys.separator.join((self.keys.prefix, "journal"))
 
     @property
     def schema(self) -> t.StructType:
-        schema = t.StructType().add("n", t.LongType()).add("at", t.TimestampType())
-        for name in ("event", "id", "tenant"):
-            schema.add(name, t.StringType())
-        schema.add("payload", messages_schema(self.options.payload_format)["payload"].dataType)
-        for name in self._TEXTS[3:]:
-            schema.add(name, t.StringType())
-        schema.add("due", t.TimestampType())
-        for name in self._NUMBERS[1:]:
-            schema.add(name, t.LongType())
-        return schema.add("stream_id", t.StringType()).add("queue", t.StringType())
+        """The columns of the archive, and the queue."""
+        schema = from_arrow_schema(journal.SCHEMA)
+        schema["payload"].dataType = payload_type(self.options.payload_format)
+        return schema.add("queue", t.StringType())
 
     def parts(self, look: Look, bounds: Bounds) -> list[TablePart]:
         """Ranges of stream ids, which begin with the milliseconds of their entry.
@@ -357,11 +324,12 @@ class JournalTable(QueueTable):
         An id is never earlier than its entry's time, and later only after a clock went back: so `since` can be
         trusted, and `until` cannot.
         """
+        key = self.keys.journal
         least = "-" if bounds.since is None else str(max(0, bounds.since // 1_000))
         head, tail, length = look.ask(
-            ("XRANGE", self._key, least, "+", "COUNT", 1),
-            ("XREVRANGE", self._key, "+", least, "COUNT", 1),
-            ("XLEN", self._key),
+            ("XRANGE", key, least, "+", "COUNT", 1),
+            ("XREVRANGE", key, "+", least, "COUNT", 1),
+            ("XLEN", key),
         )
         if not head or not tail:
             return []
@@ -374,32 +342,9 @@ class JournalTable(QueueTable):
 
     def columns(self, look: Look, part: TablePart) -> Iterator[Columned]:
         ((start, end),) = part.pieces
-        names = self.schema.fieldNames()
-        for page in read_journal(look.ask, self._key, start, end):
-            rows = [self._row(stream_id, fields) for stream_id, fields in page]
-            yield [[row.get(name) for row in rows] for name in names]
-
-    def _row(self, stream_id: bytes, fields: dict[bytes, bytes]) -> dict[str, Any]:
-        row: dict[str, Any] = {"stream_id": stream_id, "queue": self.options.queue, "payload": fields.get(b"payload")}
-        for name in self._TEXTS:
-            row[name] = fields.get(name.encode()) or None
-        for name in (*self._NUMBERS, *self._TIMES):
-            row[name] = _whole(fields.get(name.encode()))
-        return row
-
-
-def read_journal(
-    ask: Callable[..., list[Any]], key: str, start: str = "-", end: str = "+"
-) -> Iterator[list[tuple[bytes, dict[bytes, bytes]]]]:
-    """The entries of a stream from one id to another, both included, in pages; their fields by name."""
-    while True:
-        (page,) = ask(("XRANGE", key, start, end, "COUNT", PAGE))
-        if page:
-            yield [(one, dict(zip(fields[::2], fields[1::2], strict=True))) for one, fields in page]
-        if len(page) < PAGE:
-            return
-        milliseconds, number = page[-1][0].decode().split("-")
-        start = f"{milliseconds}-{int(number) + 1}"
+        for page in journal.pages(look, self.keys.journal, start, end, PAGE):
+            rows = [journal.decode(stream_id, fields, int) for stream_id, fields in page]
+            yield [*([row[name] for row in rows] for name in journal.SCHEMA.names), [self.options.queue] * len(rows)]
 
 
 TABLES: dict[str, type[QueueTable]] = {
@@ -486,13 +431,6 @@ def _scored(found: Any) -> list[tuple[bytes, float]]:
 
 def _milliseconds(stream_id: bytes) -> int:
     return int(stream_id.partition(b"-")[0])
-
-
-def _whole(text: bytes | None) -> int | None:
-    try:
-        return None if text is None else int(text)
-    except ValueError:  # somebody else's entry
-        return None
 
 
 # What Spark calls

@@ -6,7 +6,7 @@ from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
 archive(session("archive"), ArchiveOptions(url="redis://localhost", queue="orders", path="archive"))
 
 Each job is a function of a Spark session, its options, and a callback that hears of its progress; its result has
-`to_json()`.
+`as_dict()`.
 """
 
 from redis_message_queue.spark.extra import require_extra

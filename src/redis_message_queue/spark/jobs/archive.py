@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from redis_message_queue import checks
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.spark.jobs.errors import ArchiveConflictError, ArchiveError, one_clear_error
+from redis_message_queue.errors import ArchiveConflictError, ArchiveError, ConfigurationError
+from redis_message_queue.spark.jobs.clear_errors import one_clear_error
 from redis_message_queue.spark.jobs.files import Files, files_at
 from redis_message_queue.spark.jobs.ledger import Depth, Ledger, Manifest, Missing, Retired, Segment, queues_in
 from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard

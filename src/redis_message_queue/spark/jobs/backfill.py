@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from redis_message_queue import checks
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
-from redis_message_queue.spark.jobs.errors import SelectionError, one_clear_error, reason
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, SelectionError
+from redis_message_queue.spark.jobs.clear_errors import one_clear_error, reason
 from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard
 from redis_message_queue.spark.jobs.publishing import OUTCOME, PublishOptions, digest, publish_batches
 
@@ -220,8 +220,7 @@ class Notes:
     def __init__(self, options: BackfillOptions) -> None:
         self._client = options.connect()
         self._seconds = max(1, int(options.remember_seconds))
-        keys = options.keys
-        self.key = keys.separator.join((keys.prefix, "backfill", options.label))
+        self.key = options.keys.backfill(options.label)
 
     def __enter__(self) -> "Notes":
         return self

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
-from redis_message_queue.spark.jobs.errors import ArchiveConflictError, ArchiveError
+from redis_message_queue.errors import ArchiveConflictError, ArchiveError
 from redis_message_queue.spark.jobs.files import Files
 from redis_message_queue.spark.journal import BEGINNING, StreamId
 

@@ -28,7 +28,7 @@ def unheard(progress: Progress) -> None:
 
 
 class JsonResult:
-    """A result that a command line can print."""
+    """A result that a command line can print: what `as_dict` gives can be JSON."""
 
-    def to_json(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload, no-any-return]  # every subclass is a dataclass

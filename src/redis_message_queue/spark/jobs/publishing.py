@@ -3,31 +3,23 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it has no stubs
+import pyarrow as pa
 
 from redis_message_queue import checks
 from redis_message_queue.envelope import tenant_name
 from redis_message_queue.errors import PayloadValueError
-from redis_message_queue.protocol.port import finish
-from redis_message_queue.protocol.publish import Outgoing, chunk_ids, chunks
+from redis_message_queue.protocol.publish import Outgoing
 from redis_message_queue.spark.journal import QueueAddress
-from redis_message_queue.sync.queue import RedisMessageQueue
+from redis_message_queue.spark.sink import BulkPublisher, Sent
 
 OUTCOME = "published bigint, suppressed bigint"
 COLUMNS = ("payload", "tenant", "key", "extras")
 _OUTCOME = pa.schema([("published", pa.int64()), ("suppressed", pa.int64())])
-
-
-class Parcel(NamedTuple):
-    """A row on its way into a queue."""
-
-    payload: bytes
-    tenant: str | None
-    key: str
-    extras: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,61 +39,39 @@ class PublishOptions(QueueAddress):
         checks.number("wait_seconds", self.wait_seconds, least=0)
 
 
-class Pen:
-    """Publishes parcels through a queue object of its own, and counts what became of them."""
-
-    def __init__(self, options: PublishOptions) -> None:
-        self._options = options
-        self._client = options.connect()
-        self._queue = RedisMessageQueue(
-            options.queue,
-            client=self._client,
-            key_separator=options.key_separator,
-            hash_tag=options.hash_tag or None,
-            message_deduplication_log_ttl_seconds=options.remember_seconds,
+@contextmanager
+def publisher(options: PublishOptions) -> Iterator[BulkPublisher]:
+    """What publishes into the queue, over a client of its own."""
+    with closing(options.connect()) as client:
+        yield BulkPublisher(
+            client,
+            options.keys,
+            deduplication_seconds=options.remember_seconds,
             max_pending_length=options.max_pending_length,
-            pending_overload_policy="block" if options.max_pending_length else "raise",
-            pending_overload_block_timeout_seconds=options.wait_seconds or 0.001,
+            patience=options.wait_seconds,
         )
-        self.published = self.suppressed = 0
 
-    def __enter__(self) -> "Pen":
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
-
-    def publish(self, parcels: Iterable[Parcel]) -> None:
-        """One batch: each parcel enters the queue, or is suppressed because its key has entered before."""
-        store = self._queue._protocol.store
-        outgoing = [
-            Outgoing(
-                one.payload,
-                marker=store.keys.deduplication(one.key),
-                tenant=tenant_name(one.tenant) if one.tenant else b"",
-                extras=(one.extras or "").encode(),
-            )
-            for one in parcels
-        ]
-        for chunk in chunks(outgoing, store.options):
-            ids = chunk_ids(store.port.fresh_id(), len(chunk))
-            accepted = finish(store.publisher.publish(ids, chunk, lambda: False)).accepted
-            self.published += sum(accepted)
-            self.suppressed += len(accepted) - sum(accepted)
+def publish(into: BulkPublisher, rows: Iterable[Any], sent: Sent) -> None:
+    """One batch: each row enters the queue, or is suppressed because its key has entered before."""
+    outgoing, keys = prepared(rows)
+    done = into.publish(outgoing, keys)
+    sent.published += done.published
+    sent.duplicates += done.duplicates
 
 
 def publish_batches(options: PublishOptions) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What each task runs: everything of its partition, and then one row that says what became of it."""
 
-    def publish(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with Pen(options) as pen:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        sent = Sent()
+        with publisher(options) as into:
             for batch in batches:
                 for start in range(0, batch.num_rows, options.batch_size):
-                    pen.publish(parcels(batch.slice(start, options.batch_size).to_pylist()))
-            counts = [{"published": pen.published, "suppressed": pen.suppressed}]
-            yield pa.RecordBatch.from_pylist(counts, schema=_OUTCOME)
+                    publish(into, batch.slice(start, options.batch_size).to_pylist(), sent)
+        yield pa.RecordBatch.from_pylist([{"published": sent.published, "suppressed": sent.duplicates}], _OUTCOME)
 
-    return publish
+    return run
 
 
 def publish_slowly(
@@ -109,18 +79,14 @@ def publish_slowly(
 ) -> tuple[int, int]:
     """From one place, at most ``rate`` messages a second; suppressed ones take no time."""
     size = max(1, min(options.batch_size, int(rate)))
-    begun = time.monotonic()
-    with Pen(options) as pen:
-        waiting: list[dict[str, Any]] = []
-        for row in rows:
-            waiting.append(row)
+    begun, sent, rest = time.monotonic(), Sent(), iter(rows)
+    with publisher(options) as into:
+        while waiting := list(islice(rest, size)):
+            publish(into, waiting, sent)
+            on_batch(sent.published + sent.duplicates)
             if len(waiting) == size:
-                pen.publish(parcels(waiting))
-                waiting = []
-                on_batch(pen.published + pen.suppressed)
-                time.sleep(pause(time.monotonic() - begun, pen.published, rate))
-        pen.publish(parcels(waiting))
-        return pen.published, pen.suppressed
+                time.sleep(pause(time.monotonic() - begun, sent.published, rate))
+    return sent.published, sent.duplicates
 
 
 def pause(elapsed: float, published: int, rate: float) -> float:
@@ -128,14 +94,20 @@ def pause(elapsed: float, published: int, rate: float) -> float:
     return max(0.0, published / rate - elapsed)
 
 
-def parcels(rows: Iterable[Any]) -> list[Parcel]:
-    found = [Parcel(*(row[name] for name in COLUMNS)) for row in rows]
-    for one in found:
-        if not one.key:
+def prepared(rows: Iterable[Any]) -> tuple[list[Outgoing], list[str]]:
+    """Rows with the columns `payload`, `tenant`, `key` and `extras` as messages, and their keys."""
+    outgoing: list[Outgoing] = []
+    keys: list[str] = []
+    for row in rows:
+        payload, tenant, key, extras = (row[name] for name in COLUMNS)
+        if not key:
             raise PayloadValueError("a row has no deduplication key: fill the column, or leave such rows out")
-        if one.payload is None:
-            raise PayloadValueError(f"the row with the deduplication key {one.key!r} has no payload")
-    return [one._replace(payload=bytes(one.payload)) for one in found]
+        if payload is None:
+            raise PayloadValueError(f"the row with the deduplication key {key!r} has no payload")
+        name = tenant_name(tenant) if tenant else b""
+        outgoing.append(Outgoing(bytes(payload), tenant=name, extras=(extras or "").encode()))
+        keys.append(key)
+    return outgoing, keys
 
 
 def digest(*parts: str) -> str:

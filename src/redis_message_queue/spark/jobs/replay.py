@@ -3,14 +3,14 @@
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it has no stubs
+import pyarrow as pa
 
 from redis_message_queue import checks
-from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.errors import ConfigurationError, SelectionError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.protocol.records import pair, record_of
 from redis_message_queue.spark.jobs.archive import read_archive
-from redis_message_queue.spark.jobs.errors import SelectionError, one_clear_error, reason
+from redis_message_queue.spark.jobs.clear_errors import one_clear_error, reason
 from redis_message_queue.spark.jobs.figures import ENTERING, LEAVING
 from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard
 from redis_message_queue.spark.jobs.publishing import OUTCOME, PublishOptions, digest, publish_batches, publish_slowly
@@ -210,7 +210,6 @@ def archived_messages(spark: "SparkSession", options: ReplayOptions) -> "DataFra
     messages = entries.groupBy("id").agg(
         expr("max_by(payload, serial) filter (where payload is not null) as payload"),
         expr("max(tenant) as tenant"),
-        expr("max(`key`) as `key`"),
         expr("max_by(event, serial) as state"),
         expr("max(count) as delivery_count"),
         expr("max(failures) as failures"),
@@ -224,4 +223,4 @@ def archived_messages(spark: "SparkSession", options: ReplayOptions) -> "DataFra
     first = messages.where("payload is not null").selectExpr("id as replay_of", "payload as first_payload")
     whole = messages.join(first, "replay_of", "left")
     columns = [one if one != "payload" else "coalesce(payload, first_payload) as payload" for one in messages.columns]
-    return whole.selectExpr(*(f"`{one}`" if one == "key" else one for one in columns))
+    return whole.selectExpr(*columns)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it has no stubs
-import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it has no stubs
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from redis_message_queue import checks
 from redis_message_queue.spark.jobs.archive import entries, manifest_of
-from redis_message_queue.spark.jobs.errors import one_clear_error
+from redis_message_queue.spark.jobs.clear_errors import one_clear_error
 from redis_message_queue.spark.jobs.figures import Figures, figures
 from redis_message_queue.spark.jobs.files import files_at
 from redis_message_queue.spark.jobs.page import everything, page

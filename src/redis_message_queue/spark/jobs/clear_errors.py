@@ -1,4 +1,4 @@
-"""What can go wrong in a job, sorted by what its caller can do about it."""
+"""Finds the one line that matters in what Spark says of a job that failed."""
 
 import re
 from collections.abc import Iterator
@@ -7,24 +7,7 @@ from contextlib import contextmanager
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
 from pyspark.errors import PySparkException
 
-from redis_message_queue.errors import RedisMessageQueueError
-
-
-class JobError(RedisMessageQueueError):
-    """A job could not do its work: the text says what was in the way."""
-
-
-class ArchiveError(JobError):
-    """The archive and the journal do not fit together, or the archive is not one: the text says what would do."""
-
-
-class ArchiveConflictError(ArchiveError):
-    """Another run has changed the archive meanwhile, and nothing was changed by this one: run it again."""
-
-
-class SelectionError(JobError, ValueError):
-    """A selection or a source of rows cannot be read: the text has Spark's reason and the columns there are."""
-
+from redis_message_queue.errors import JobError, RedisMessageQueueError
 
 _OURS = re.compile(r"redis_message_queue\.(?:[\w.]+\.)?(\w+): (.+)")
 _SPARKS = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .+")
