@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_type_hints
 
 from redis import ConnectionPool
-from redis.connection import parse_url
 
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.options import DEFAULT_MAX_DELIVERY_COUNT
@@ -229,7 +228,7 @@ class TableOptions(_Options):
 
 
 def _is_of_a_cluster(url: str) -> bool:
-    return not url.startswith("unix:") and not parse_url(url).get("db")
+    return not url.startswith("unix:") and not ConnectionPool.from_url(url).connection_kwargs.get("db")
 
 
 _ROLES = (SourceOptions, SinkOptions, TableOptions)
