@@ -14,7 +14,7 @@ from redis_message_queue.envelope import HAS_ENTRY, HEADER_BYTES, TIME_AT, Envel
 from tests.lua.scripts_runner import KEYS, dump, records_beside
 
 LISTS = (KEYS.completed, KEYS.failed, KEYS.dead_letter)
-_LINE, _RETURNED = KEYS.line("").encode(), KEYS.returned("").encode()
+_LINE, _RETURNED, _GROUP = KEYS.line("").encode(), KEYS.returned("").encode(), KEYS.group("").encode()
 
 
 @dataclass
@@ -32,6 +32,7 @@ class State:
     ring: dict[str, float] = field(default_factory=dict)
     size: int | None = None
     tokens: int = 0
+    claims: list[bytes] = field(default_factory=list)  # what streaming queries hold
     lists: dict[str, tuple[list[bytes], list[bytes]]] = field(default_factory=dict)
     journal: list[dict[bytes, bytes]] = field(default_factory=list)
     serial: int | None = None  # of the journal's last entry; None without a journal
@@ -40,7 +41,7 @@ class State:
     def stored(self) -> list[bytes]:
         """Every message that is anywhere in the queue, as often as it is there."""
         waiting = [stored for line in self.lines.values() for stored in line]
-        return [*waiting, *self.processing.values(), *self.later.values()]
+        return [*waiting, *self.processing.values(), *self.later.values(), *self.claims]
 
     @property
     def ids(self) -> list[bytes]:
@@ -61,6 +62,7 @@ def read(client: redis.Redis) -> State:
     returned = {
         key[len(_RETURNED) :].decode(): dict(value) for key, value in everything.items() if key.startswith(_RETURNED)
     }
+    members = (value for key, value in everything.items() if key.startswith(_GROUP) and isinstance(value, list))
     return State(
         lines={tenant: [one for one in line if _is_message(one)] for tenant, line in lines.items()},
         returned=returned,
@@ -73,12 +75,18 @@ def read(client: redis.Redis) -> State:
         ring={tenant.decode(): score for tenant, score in get(KEYS.tenants, [])},
         size=None if size is None else int(size),
         tokens=len(get(KEYS.bell, [])),
+        claims=[_without_count(one) for claim in members for one in claim],
         lists={kept: (get(kept, []), get(records_beside(kept), [])) for kept in LISTS},
         journal=[entry for _, entry in get(KEYS.journal, [])],
         serial=int(get(KEYS.journal_state, {}).get(b"serial", 0))
         if KEYS.journal_state.encode() in everything
         else None,
     )
+
+
+def _without_count(member: bytes) -> bytes:
+    """Behind its delivery count, if that is not 1: see lua/lib/member.lua."""
+    return member if member[0] >= 0x80 else member.partition(b":")[2]
 
 
 def _is_message(stored: bytes) -> bool:
@@ -203,7 +211,8 @@ def _told(state: State) -> list[str]:
             place = _AFTER[event]
             told.pop(id, None) if place is None else told.update({id: place})
     actual = {Envelope(stored).id: "line" for line in state.lines.values() for stored in line}
-    actual |= dict.fromkeys(state.processing, "processing") | dict.fromkeys(state.later, "later")
+    held = [*state.processing, *(Envelope(stored).id for stored in state.claims)]
+    actual |= dict.fromkeys(held, "processing") | dict.fromkeys(state.later, "later")
     wrong += [f"the journal does not know of {id.hex()}" for id in actual.keys() - told.keys()]
     for id, place in actual.items():
         # That a message is due is no event: it enters its line with the next claim.

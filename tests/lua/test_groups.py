@@ -6,12 +6,22 @@ import pytest
 import redis
 
 from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.envelope import Envelope
 from tests.lua import group_situations as groups
 from tests.lua.group_situations import EVERY, GROUP, Holder, holding, sealed
-from tests.lua.scripts_runner import KEYS, Caller, Dump, dump, numbered
+from tests.lua.scripts_runner import KEYS, Caller, Dump, Taken, dump, numbered
 from tests.lua.situations import Situation, script_of, title
-from tests.lua.state import faults
+from tests.lua.state import faults, read
+from tests.lua.test_random_sequences import KINDS, STEPS, World
 from tests.lua.test_wrong_types import RIGHT, keys_of, put_right, spoil
+
+
+@pytest.fixture(params=[False, True], ids=["", "with a journal"])
+def caller(request: pytest.FixtureRequest, caller: Caller) -> Caller:
+    """Everything is tried in a queue without a journal, and in one with: there the quick ways are closed."""
+    if request.param:
+        caller.open_journal()
+    return caller
 
 
 def without_deadline(dumped: Dump) -> Dump:
@@ -41,11 +51,13 @@ def test_a_call_sent_twice_counts_once(situation: Situation, caller: Caller):
 
 
 @pytest.mark.parametrize("situation", EVERY, ids=title)
-def test_a_message_is_in_one_place_and_counted(situation: Situation, caller: Caller):
-    situation(caller)()
-    known = [wrong for wrong in faults(caller.client) if "an entry that nobody looks at" not in wrong]
-    assert known == []  # entries of messages that lie in claims are looked at when these end
-    assert len(set(counts_of(caller.client))) == 1
+def test_a_message_is_in_one_place_counted_and_told(situation: Situation, caller: Caller):
+    """After the call and after its repetition; a journal tells the same, and of the repetition nothing."""
+    call = situation(caller)
+    for send in (call, caller.repeat):
+        send()
+        assert faults(caller.client) == []
+        assert len(set(counts_of(caller.client))) == 1
 
 
 @pytest.mark.parametrize("situation", EVERY, ids=title)
@@ -313,3 +325,72 @@ def test_a_server_without_memory_can_be_emptied(situation: Situation, tight: Cal
     call = situation(tight)
     tight.client.config_set("maxmemory", 1)
     assert call()[:2] == expected[:2] if isinstance(expected, list) else call() == expected
+
+
+# Beside consumers
+
+
+class WorldWithAQuery(World):
+    """A queue that callers and a streaming query work on at once."""
+
+    def __init__(self, client: redis.Redis, seed: int, settings: dict[str, int | str]) -> None:
+        super().__init__(client, seed, settings)
+        self.holder = holding(Caller(client, "query", **settings))
+
+    def gather(self) -> None:
+        before = len(self.holder.members(self.holder.number))
+        part, added, length, _ = self.holder.gather(self.chance.choice([1, 2, 5]))
+        self.holder.part = part
+        state = read(self.client)
+        for id in self.alive - set(state.ids):
+            self._leaves(id)  # delivered too often or too late
+        entered = [Envelope(stored) for stored in state.claims[before:]]
+        assert (added, length) == (len(entered), len(state.claims))
+        for one in entered:
+            lease, count = state.deliveries.get(one.id, b"1:1").split(b":")[:2]
+            self._is_taken(Taken(one.id, one.payload, int(lease), int(count), "line", 0, one.tenant))
+            del self.held[one.id]  # no caller holds it
+
+    def acknowledge(self) -> None:
+        if self._seals():
+            claims = read(self.client).claims
+            self.holder.acknowledge(self.holder.number)
+            for stored in claims:
+                self._leaves(Envelope(stored).id)
+            self._goes_on()
+
+    def release(self) -> None:
+        if self._seals():
+            assert self.holder.release() == [0, 0]
+            self._goes_on()
+
+    def _seals(self) -> bool:
+        return self.holder.seal() == self.holder.number
+
+    def _goes_on(self) -> None:
+        self.holder.number, self.holder.part = self.holder.number + 1, 0
+
+    def step(self) -> str:
+        if self.chance.random() < 0.7:
+            return super().step()
+        name = self.chance.choice(["gather", "gather", "acknowledge", "release"])
+        getattr(self, name)()
+        return name
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_query_beside_consumers_loses_doubles_and_forgets_nothing(
+    seed: int, kind: dict[str, int | str], client: redis.Redis
+):
+    """After each of many steps of many kinds; every second queue has a journal."""
+    world = WorldWithAQuery(client, seed, kind)
+    steps = []
+    for _ in range(STEPS):
+        steps.append(world.step())
+        try:
+            world.check()
+            assert len(set(counts_of(client))) == 1
+        except AssertionError as error:
+            error.add_note(f"after {' '.join(steps)}")
+            raise

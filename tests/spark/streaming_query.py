@@ -1,12 +1,15 @@
-"""A data source around the stream reader that can be made to die, and a program that runs it into Parquet.
+"""A data source around the stream reader that can be made to die, and queries that run it into a sink.
 
-Run as a program it is a driver of its own, to be killed: see test_source.py.
+Run as a program it is a driver of its own, to be killed: see test_killed_drivers.py.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +20,12 @@ def source_class() -> type:
     """Made inside a function, so that it travels to the workers as it is: these need not find the tests."""
     import os
     import signal
-    from types import SimpleNamespace
 
-    import pyarrow as pa
     from pyspark.sql.datasource import DataSource
-    from pyspark.sql.pandas.types import to_arrow_schema
 
-    from redis_message_queue.envelope import Envelope
+    from redis_message_queue.spark.options import SourceOptions
+    from redis_message_queue.spark.rows import messages_schema, rows_of
     from redis_message_queue.spark.source import QueueStreamReader
-
-    class Rows:
-        def __init__(self, schema: Any, queue: str) -> None:
-            self.schema, self.queue = schema, queue
-
-        def batch(self, stored: Any, delivery_counts: Any) -> Any:
-            messages = [Envelope(one) for one in stored]
-            columns = (
-                [one.id.hex() for one in messages],
-                [one.payload for one in messages],
-                [one.tenant for one in messages],
-                [int(one.published_at * 1_000_000) for one in messages],
-                delivery_counts,
-                [self.queue] * len(messages),
-            )
-            schema = to_arrow_schema(self.schema, timezone="UTC")
-            arrays = [pa.array(values, one.type) for values, one in zip(columns, schema, strict=True)]
-            return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     class MortalReader(QueueStreamReader):
         """Dies at a place such as `partitions 2`: in this method, when the offset is number 2.
@@ -50,9 +33,9 @@ def source_class() -> type:
         Those who die with it are the processes named in `kill`; without any it is the reader's process alone.
         """
 
-        def __init__(self, options: Any, rows: Any) -> None:
+        def __init__(self, options: Any, rows: Any, die: str | None, kill: list[int]) -> None:
             super().__init__(options, rows)
-            self.die, self.kill = options.die, options.kill
+            self.die, self.kill = die, kill
 
         def latestOffset(self, start: Any, limit: Any) -> Any:
             end = super().latestOffset(start, limit)
@@ -92,35 +75,65 @@ def source_class() -> type:
         def name(cls) -> str:
             return "queue_under_test"
 
-        def schema(self) -> str:
-            return (
-                "id string, payload string, tenant string, published_at timestamp, delivery_count bigint, queue string"
-            )
+        def schema(self) -> Any:
+            return messages_schema()
 
         def streamReader(self, schema: Any) -> Any:
-            told = self.options
-            options = SimpleNamespace(
-                url=told["url"],
-                queue=told["queue"],
-                consumer_group=told.get("consumerGroup", "reports"),
-                max_messages_per_trigger=int(told.get("maxMessagesPerTrigger", 100_000)),
-                min_partitions=int(told["minPartitions"]) if "minPartitions" in told else None,
-                lease_seconds=float(told.get("leaseSeconds", 1)),
-                fail_on_data_loss=told.get("failOnDataLoss", "true") == "true",
-                die=told.get("die"),
-                kill=[int(one) for one in told.get("kill", "").split()],
-            )
-            return MortalReader(options, Rows(schema, options.queue))
+            told = {"consumergroup": "reports", "leaseseconds": "1"} | dict(self.options)
+            die, kill = told.pop("die", None), [int(one) for one in told.pop("kill", "").split()]
+            options = SourceOptions.of(told)
+            return MortalReader(options, rows_of(schema, options.queue), die, kill)
 
     return Source
 
 
-def start(spark: Any, directory: Path, trigger: dict[str, Any], **options: Any) -> Any:
-    """A query from the queue into Parquet; its checkpoint is beside it."""
+def start(spark: Any, directory: Path, trigger: dict[str, Any], *, sink: str = "parquet", **options: Any) -> Any:
+    """A query from the queue into a sink, with its checkpoint beside it.
+
+    The sink is Parquet, or a function for each batch. That one adds to the directory `log`, and writes the directory
+    of its batch anew.
+    """
     spark.dataSource.register(source_class())
     stream = spark.readStream.format(FORMAT).options(**{name: str(value) for name, value in options.items()}).load()
-    writer = stream.writeStream.format("parquet").option("path", str(directory / "rows"))
+    if sink == "parquet":
+        writer = stream.writeStream.format("parquet").option("path", str(directory / "rows"))
+    else:
+        writer = stream.writeStream.foreachBatch(lambda rows, batch: write_batch(rows, batch, directory))
     return writer.option("checkpointLocation", str(directory / "checkpoint")).trigger(**trigger).start()
+
+
+def write_batch(rows: Any, batch: int, directory: Path) -> None:
+    rows.write.mode("overwrite").parquet(str(directory / "batches" / f"batch={batch}"))
+    rows.write.mode("append").parquet(str(directory / "log"))
+
+
+# What the tests look at
+
+
+def written(directory: Path, spark: Any, part: str = "rows") -> list[str]:
+    """What the sink says that it has: files of batches that were not committed do not count."""
+    if not (directory / part).exists() or (part == "rows" and not (directory / part / "_spark_metadata").exists()):
+        return []
+    return [row.payload for row in spark.read.schema("payload string").parquet(str(directory / part)).collect()]
+
+
+def doubled(payloads: list[str]) -> dict[str, int]:
+    return {payload: times for payload, times in Counter(payloads).items() if times > 1}
+
+
+def numbered(count: int, first: int = 0) -> list[str]:
+    return [f"message {place}" for place in range(first, first + count)]
+
+
+def wait_for(condition: Callable[[], Any], query: Any = None) -> None:
+    """Until it holds. A query that fails meanwhile is the reason why it will not."""
+    give_up = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < give_up
+        if query is not None and not query.isActive:
+            query.awaitTermination()
+            assert condition()
+        time.sleep(0.05)
 
 
 def main(told: str) -> None:
@@ -130,7 +143,7 @@ def main(told: str) -> None:
     from redis_message_queue.spark import session
 
     given = json.loads(told)
-    spark = session("a query to be killed", "local[2]", **given["conf"])
+    spark = session("a query to be killed", given["master"], **given["conf"])
     spark.sparkContext.setLogLevel("OFF")
     doomed = [spark._jvm.java.lang.ProcessHandle.current().pid(), os.getpid()]
     options = given["options"] | {"kill": " ".join(map(str, doomed))}

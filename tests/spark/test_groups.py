@@ -20,7 +20,7 @@ from redis_message_queue.errors import (
     LuaScriptError,
 )
 from redis_message_queue.spark import groups as module
-from redis_message_queue.spark.groups import Groups, Renewal, Rules
+from redis_message_queue.spark.groups import Groups, Renewal, Rules, connected
 from redis_message_queue.spark.source import opened
 
 QUEUE, GROUP = "orders", "reports"
@@ -570,5 +570,5 @@ def test_a_name_that_would_make_two_groups_one_is_refused(name, client):
 @pytest.mark.parametrize("url", ["localhost:6379", "http://:secret@localhost", "redis://:secret@host:port/0", "secret"])
 def test_an_address_that_is_none_is_told_without_its_secrets(url):
     with pytest.raises(ConfigurationError, match="is no address of a Redis server") as raised:
-        Groups(url, QUEUE, GROUP)
+        connected(url)
     assert "secret" not in str(raised.value)

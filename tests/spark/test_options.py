@@ -23,6 +23,13 @@ def test_what_is_not_given_has_its_default():
         lease_seconds=10,
         fail_on_data_loss=True,
         payload_format="string",
+        max_delivery_count=10,
+        message_ttl_seconds=None,
+        dead_letter_queue=None,
+        max_dead_letter_length=None,
+        key_separator="::",
+        hash_tag=False,
+        cluster=False,
     )
 
 
@@ -40,6 +47,25 @@ def test_values_become_what_they_mean():
     assert (options.dedup_key_column, options.max_pending_length) == ("key", 10)
     assert SourceOptions.of(HERE | {"failOnDataLoss": "FALSE"}).fail_on_data_loss is False
     assert TableOptions.of(HERE | {"table": "Dead_Letters"}).table == "dead_letters"
+
+
+def test_the_rules_of_consumers_are_options_of_the_source():
+    options = SourceOptions.of(
+        HERE
+        | {"maxDeliveryCount": "0", "messageTtlSeconds": "60", "deadLetterQueue": "poison", "maxDeadLetterLength": "9"}
+        | {"keySeparator": ":", "hashTag": "true", "cluster": "true"}
+    )
+    assert (options.max_delivery_count, options.message_ttl_seconds) == (None, 60)
+    assert (options.dead_letter_queue, options.max_dead_letter_length) == ("poison", 9)
+    assert (options.key_separator, options.hash_tag, options.cluster) == (":", True, True)
+    assert SourceOptions.of(HERE | {"maxDeliveryCount": "3"}).max_delivery_count == 3
+
+
+@pytest.mark.parametrize("url", ["unix:///tmp/redis.sock", "redis://:hush@localhost:6379/3"])
+def test_a_cluster_has_neither_socket_nor_database(url):
+    with pytest.raises(ConfigurationError, match="option cluster is true, and the url names a socket or") as caught:
+        SourceOptions.of(HERE | {"url": url, "cluster": "true"})
+    assert "hush" not in str(caught.value)
 
 
 def test_what_spark_adds_is_ignored():
@@ -66,7 +92,7 @@ def test_a_table_must_be_named():
 def test_an_unknown_option_is_told_what_it_may_have_meant():
     with pytest.raises(ConfigurationError, match=r"option dedupColumn is unknown; did you mean dedupKeyColumn\?"):
         refuse_unknown(HERE | {"dedupColumn": "key"})
-    with pytest.raises(ConfigurationError, match=r"option xyzzy is unknown; there are: batchSize, consumerGroup"):
+    with pytest.raises(ConfigurationError, match=r"option xyzzy is unknown; there are: batchSize, cluster"):
         refuse_unknown(HERE | {"xyzzy": "1"})
 
 
@@ -95,6 +121,11 @@ def test_an_option_of_another_part_is_not_swallowed():
         (SourceOptions, "leaseSeconds", "nan", "leaseSeconds must be a number of seconds"),
         (SourceOptions, "failOnDataLoss", "yes", "failOnDataLoss must be true or false, not 'yes'"),
         (SourceOptions, "payloadFormat", "avro", "payloadFormat must be one of string, binary, not 'avro'"),
+        (SourceOptions, "maxDeliveryCount", "-1", "maxDeliveryCount must be a whole number of 1 or more, not '-1'"),
+        (SourceOptions, "messageTtlSeconds", "0", "messageTtlSeconds must be a number of seconds of at least 0.001"),
+        (SourceOptions, "maxDeadLetterLength", "0", "maxDeadLetterLength must be a whole number of 1 or more"),
+        (SourceOptions, "keySeparator", "", "keySeparator must not be empty"),
+        (SourceOptions, "cluster", "1", "cluster must be true or false, not '1'"),
         (SinkOptions, "batchSize", "1001", "batchSize must be a whole number from 1 to 1,000, not '1001'"),
         (
             SinkOptions,

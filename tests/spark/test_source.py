@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import pickle
-import random
-import signal
-import subprocess
-import sys
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,10 +15,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConsumerGroupLostError, DataLossError
-from redis_message_queue.spark.groups import Groups, Rules
+from redis_message_queue.spark.groups import Groups
+from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.spark.source import Part, QueueStreamReader, opened, split
-from tests.spark.conftest import QUICKLY
-from tests.spark.streaming_query import start
+from tests.spark.streaming_query import doubled, numbered, start, wait_for, written
 
 NOW = {"availableNow": True}
 QUEUE = "orders"
@@ -36,21 +27,6 @@ QUEUE = "orders"
 @pytest.fixture
 def queue(client) -> RedisMessageQueue:
     return RedisMessageQueue(QUEUE, client=client, visibility_timeout_seconds=300)
-
-
-def numbered(count: int, first: int = 0) -> list[str]:
-    return [f"message {place}" for place in range(first, first + count)]
-
-
-def wait_for(condition: Callable[[], Any], query: Any = None) -> None:
-    """Until it holds. A query that fails meanwhile is the reason why it will not."""
-    give_up = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < give_up
-        if query is not None and not query.isActive:
-            query.awaitTermination()
-            assert condition()
-        time.sleep(0.05)
 
 
 # The reader without Spark: the calls that Spark makes, in its order
@@ -71,16 +47,8 @@ class Readers:
         self.running: list[QueueStreamReader] = []
 
     def __call__(self, **options: Any) -> QueueStreamReader:
-        usual = {
-            "url": self.url,
-            "queue": QUEUE,
-            "consumer_group": "reports",
-            "max_messages_per_trigger": 10,
-            "min_partitions": None,
-            "lease_seconds": 0.5,
-            "fail_on_data_loss": True,
-        }
-        self.running.append(QueueStreamReader(SimpleNamespace(**usual | options), Told()))
+        usual = {"url": self.url, "queue": QUEUE, "consumer_group": "reports", "lease_seconds": 0.5}
+        self.running.append(QueueStreamReader(SourceOptions(**usual | options), Told()))
         return self.running[-1]
 
     def crash(self) -> None:
@@ -124,8 +92,7 @@ def test_a_reader_travels_to_the_executors_without_its_connections(queue, reader
 def test_what_consumers_would_not_deliver_is_not_read_either(queue, reader):
     """The rules of a queue are its consumers' options, so the source must be told them."""
     queue.publish("too old")
-    one = reader()
-    one._rules = Rules(message_ttl_seconds=0.000001)
+    one = reader(message_ttl_seconds=0.000001)
     assert one.latestOffset({"number": 0}, TEN) == {"number": 0}
     assert queue.stats().dead_letters == 1
 
@@ -314,17 +281,6 @@ def test_a_delivery_count_stands_before_messages_that_came_before():
 # With Spark
 
 
-def written(directory: Path, spark: Any) -> list[str]:
-    """What the sink says that it has: files of batches that were not committed do not count."""
-    if not (directory / "rows" / "_spark_metadata").exists():
-        return []
-    return [row.payload for row in spark.read.schema("payload string").parquet(str(directory / "rows")).collect()]
-
-
-def doubled(payloads: list[str]) -> dict[str, int]:
-    return {payload: times for payload, times in Counter(payloads).items() if times > 1}
-
-
 def test_available_now_brings_every_column_and_ends(spark, queue, server, tmp_path):
     queue.publish_many(["first", "second"])
     queue.publish("third", tenant="acme")
@@ -389,69 +345,3 @@ def test_lost_data_is_one_clear_error(spark, queue, server, client, tmp_path):
     client.flushall()
     with pytest.raises(PySparkException, match=r"DataLossError: queue 'orders', consumerGroup 'reports': claim 1 is"):
         start(spark, tmp_path, NOW, url=server.url, queue=QUEUE).awaitTermination()
-
-
-# Killed drivers
-
-
-class Driver:
-    """A driver in a process of its own, with its JVM and its workers."""
-
-    def __init__(self, directory: Path, trigger: dict[str, Any], **options: Any) -> None:
-        scratch = directory / "scratch"  # whoever is killed does not tidy up
-        scratch.mkdir(exist_ok=True)
-        told = {
-            "directory": str(directory),
-            "trigger": trigger,
-            "options": options,
-            "conf": QUICKLY | {"spark.local.dir": str(scratch)},
-        }
-        program = Path(__file__).with_name("streaming_query.py")
-        self._process = subprocess.Popen(
-            [sys.executable, str(program), json.dumps(told)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"TMPDIR": str(scratch)},
-        )
-        assert self._process.stdout is not None
-        first = self._process.stdout.readline()
-        assert first, self._process.communicate()[1]
-        self._doomed: list[int] = json.loads(first)
-
-    def kill(self) -> None:
-        """The JVM first, then the driver; their workers notice."""
-        for process in self._doomed:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-
-    def wait(self) -> int:
-        self._process.communicate(timeout=100)
-        return self._process.returncode
-
-
-# A driver takes ten seconds to start, on a busy machine forty. For a long run: SPARK_KILLS=10 SPARK_MESSAGES=100000.
-KILLS = int(os.environ.get("SPARK_KILLS", "2"))
-MESSAGES = int(os.environ.get("SPARK_MESSAGES", "20000"))
-
-
-@pytest.mark.timeout(120 + 60 * KILLS)
-def test_drivers_are_killed_and_every_message_arrives_once(spark, queue, server, tmp_path):
-    """Driver and JVM by SIGKILL, on one checkpoint: between claim and offset log first, then at random moments."""
-    total = MESSAGES
-    queue.publish_many(numbered(total))
-    options = {"url": server.url, "queue": QUEUE, "maxMessagesPerTrigger": 500, "leaseSeconds": 1}
-    always = {"processingTime": "0 seconds"}
-    assert Driver(tmp_path, always, die="latestOffset 2", **options).wait() != 0
-    chance = random.Random(5)
-    for _ in range(KILLS - 1):
-        driver = Driver(tmp_path, always, **options)
-        before = len(list((tmp_path / "checkpoint" / "offsets").iterdir()))
-        wait_for(lambda before=before: len(list((tmp_path / "checkpoint" / "offsets").iterdir())) > before)
-        time.sleep(chance.random())
-        driver.kill()
-        driver.wait()
-    assert len(written(tmp_path, spark)) < total, "all was done before the last one was killed"
-    start(spark, tmp_path, NOW, **options | {"maxMessagesPerTrigger": total}).awaitTermination()
-    assert doubled(written(tmp_path, spark)) == {}
-    assert sorted(written(tmp_path, spark)) == sorted(numbered(total))

@@ -12,7 +12,8 @@ import redis
 
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.scripts import script
-from tests.lua import scripts_runner, situations
+from tests.lua import group_situations, scripts_runner, situations
+from tests.lua.group_situations import Holder, holding, sealed
 from tests.lua.scripts_runner import WOKEN, Caller, Taken, fresh_id
 from tests.lua.situations import EVERY, Call, Situation, script_of, title
 from tests.topologies.cluster import Cluster
@@ -87,13 +88,48 @@ def sweep_the_last_of_a_tenant(caller: Caller) -> Call:
     return partial(caller.sweep, "line", "acme")
 
 
-LAST: tuple[Situation, ...] = (
+def gathering(caller: Caller) -> Holder:
+    """A holder whose open claim has messages of acme and of nobody."""
+    caller.line_up("acme", b"before")
+    caller.publish(b"before too")
+    holder = holding(caller)
+    assert holder.gather()[1] == 2
+    return holder
+
+
+def gather_the_last_of_everybody(caller: Caller) -> Call:
+    holder = gathering(caller)
+    hold_what_came_back(caller)
+    return holder.gather
+
+
+def acknowledge_the_last_that_came_back(caller: Caller) -> Call:
+    caller.hold(b"first", b"second")
+    caller.expire()
+    return partial(sealed(caller).acknowledge, 1)
+
+
+def release_the_last_beside_others(caller: Caller) -> Call:
+    holder = gathering(caller)
+    holder.seal()
+    hold_what_came_back(caller)
+    return holder.release
+
+
+# These find all of their keys there, and are done; without them this would prove nothing.
+SERVED: tuple[Situation, ...] = (
     claim_the_last_of_everybody,
     settle_the_last_that_came_back,
     give_back_the_last_that_came_back,
     renew_the_last_that_came_back,
     sweep_the_last_of_a_tenant,
     publish_and_drop_two_that_came_back,
+    gather_the_last_of_everybody,
+    acknowledge_the_last_that_came_back,
+    release_the_last_beside_others,
+)
+LAST: tuple[Situation, ...] = (
+    *SERVED,
     claim_the_last_when_woken,
     claim_the_last_that_came_back,
     claim_the_last_lease,
@@ -104,7 +140,7 @@ LAST: tuple[Situation, ...] = (
 @pytest.fixture
 def caller(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Caller:
     """A caller that speaks with the owner of the slot, as a cluster client would."""
-    for module in (scripts_runner, situations):
+    for module in (scripts_runner, situations, group_situations):
         monkeypatch.setattr(module, "KEYS", TAGGED)
     monkeypatch.setattr(scripts_runner, "TARGET", TARGET)
     return Caller(cluster.owner(TAGGED.pending).redis, line=TAGGED.line(""), returned=TAGGED.returned(""))
@@ -128,6 +164,8 @@ def fill_the_gaps(caller: Caller, name: str) -> None:
         "weights": lambda key: client.hset(key, "zeta", 2),
         "delayed": lambda key: client.zadd(key, {later: FAR_AWAY}),
         "later": lambda key: client.hset(key, later, b"somebody else's"),
+        "journal": lambda key: client.xadd(key, {"event": "before"}),
+        "journal_state": lambda key: client.hset(key, "serial", 0),  # without rules there is no journal
         "reply": lambda key: client.set(key, b"%012d" % caller.number, px=A_MINUTE_MS),
     }
     for word in script(name).keys:
@@ -136,11 +174,20 @@ def fill_the_gaps(caller: Caller, name: str) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["sent", "sent again"])
-@pytest.mark.parametrize("situation", [*EVERY, *LAST], ids=title)
+@pytest.mark.parametrize(
+    ("situation", "journaled"),
+    [
+        *((situation, False) for situation in (*EVERY, *group_situations.EVERY, *LAST)),
+        *((situation, True) for situation in SERVED),
+    ],
+    ids=lambda one: title(one) if callable(one) else "with a journal" if one else "",
+)
 def test_a_script_in_a_slot_that_leaves_is_done_or_refused_as_a_whole(
-    situation: Situation, again: bool, cluster: Cluster, caller: Caller
+    situation: Situation, again: bool, journaled: bool, cluster: Cluster, caller: Caller
 ) -> None:
     """Refused, it has changed nothing; when the slot stays after all, the same call is done."""
+    if journaled:
+        caller.open_journal()
     call = situation(caller)
     if again:
         call()
@@ -151,6 +198,7 @@ def test_a_script_in_a_slot_that_leaves_is_done_or_refused_as_a_whole(
         try:
             call()
         except redis.ResponseError:
+            assert again or situation not in SERVED
             assert cluster.dump() == before
             migration.call_off()
             caller.repeat()

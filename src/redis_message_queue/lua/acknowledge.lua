@@ -1,17 +1,20 @@
 -- acknowledge.lua: everything up to a claim of a consumer group is handled, and a bounded part of it goes.
 -- KEYS  deliveries: id to lease number and count | group: what is known of the consumer group
 --       members: the messages of the claim to be cleared | groups: how many messages lie in each group
+--       journal: what has happened | journal_state: its rules and marks
 -- ARGV  whose: the group's name | epoch: the caller's | upto: the last claim that is handled
 --       number: of the claim to be cleared, the first that is not
 --       jump: 1 if claims that Redis does not know are lost and given up, and numbers go on behind them
 -- Returns {acked, cleared}: up to which claims are handled, and up to which they are gone.
 local deliveries, group, members, groups = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local journal, journal_state = KEYS[5], KEYS[6]
 local whose, epoch, upto, number = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local jump = ARGV[5] == '1'
 local STEPS = 1000
 --@include group
 --@include member
 --@include envelope
+--@include journal
 redis.call('HLEN', groups)
 redis.call('HLEN', deliveries)
 redis.call('LLEN', members)
@@ -28,11 +31,12 @@ if handled == acked and not clears then return {acked, cleared} end
 local count, known, head, ids = 0, 0, {}, {}
 if clears then
   count, known = counted(number)
-  -- Where no message has an entry, nothing has to be looked at.
-  if known > 0 then head = redis.call('LRANGE', members, 0, STEPS - 1) end
+  -- Where no message has an entry, and nobody wants to be told, nothing has to be looked at.
+  if known > 0 or journaled then head = redis.call('LRANGE', members, 0, STEPS - 1) end
   for _, member in ipairs(head) do
     local stored = stored_in(member)
     if stored and has_entry(stored) then ids[#ids + 1] = id_of(stored) end
+    if stored then tell('acked', id_of(stored), tenant_of(stored)) end
   end
 end
 
@@ -50,5 +54,7 @@ if clears then
     count_members(number, count - #head, known, -#head)
     redis.call('LTRIM', members, #head, -1)
   end
+  local time = redis.call('TIME')
+  write_journal(time[1] * 1000000 + time[2])
 end
 return {handled, cleared}

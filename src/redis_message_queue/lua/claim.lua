@@ -176,6 +176,7 @@ if now == 0 then
 end
 local silent = redis.call('LLEN', bell) == 0
 --@include choose
+--@include alarm
 
 -- Now write: what must last before what is taken away, many at a time.
 local bodies, deadlines, entries = {}, {}, {}
@@ -197,26 +198,8 @@ if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end
 if leased and #deadlines > 0 then redis.call('ZADD', leases, unpack(deadlines)) end
 
 local notes = take_away()
-for _, one in ipairs(taken) do
-  tell(one.origin == 'line' and 'claimed' or 'reclaimed', one.id, tenant_of(one.stored), 'count', one.times)
-end
-for _, one in ipairs(dead) do
-  local event = one.reason == 'expired' and 'expired' or 'dead'
-  tell(event, one.id, one.stored and tenant_of(one.stored) or '', 'reason', one.reason, 'count', one.times)
-end
-
--- The alarm: when a claim must look beyond leases the next time. Early does no harm, so a full server may refuse it.
-local next_at = (still('ZRANGE', delayed, 0, 0, 'WITHSCORES') or {})[2]
-if next_at then still('ZADD', leases, next_at, 'd') else still('ZREM', leases, 'd') end
-local in_turns = still('ZCARD', tenants) or 0
-local had_a_turn = false
-for _, turn in ipairs(turns) do had_a_turn = had_a_turn or (turn.tenant == '' and turn.from_line > 0) end
-if in_turns == 1 and had_a_turn and redis.call('ZSCORE', tenants, '') and (still('EXISTS', returned) or 0) == 0 then
-  -- Whoever has no tenant need not take turns with himself; but first he has the one he waits for, or a tenant that
-  -- comes and goes between two claims would be before him every time.
-  leave_ring('')
-  in_turns = 0
-end
+tell_choice()
+local next_at, in_turns = set_alarms()
 if leased then
   local first = still('ZRANGE', leases, 0, 1, 'WITHSCORES') or {}
   next_at = first[1] == 'r' and first[4] or first[2]

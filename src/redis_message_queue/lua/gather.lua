@@ -5,7 +5,8 @@
 --       tenants: those with work, by virtual time | size: how many wait in the lines of tenants
 --       weights: tenant to weight | delayed: id by due time | later: id to stored message
 --       group: what is known of the consumer group | members: the messages of its open claim
---       groups: how many messages lie in each group
+--       groups: how many messages lie in each group | journal: what has happened
+--       journal_state: its rules and marks
 -- ARGV  line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
 --       most: how often a message may be delivered, 0 for any number | dlq_limit: length of dlq, 0 for any
@@ -19,6 +20,7 @@
 local pending, processing, leases, deliveries, bell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local dlq, records, tenants, size, weights = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local delayed, later, group, members, groups = KEYS[11], KEYS[12], KEYS[13], KEYS[14], KEYS[15]
+local journal, journal_state = KEYS[16], KEYS[17]
 local line, returned, most, dlq_limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local ttl_us, whose, epoch, number = tonumber(ARGV[5]), ARGV[6], ARGV[7], tonumber(ARGV[8])
 local part, count = tonumber(ARGV[9]), tonumber(ARGV[10])
@@ -32,6 +34,7 @@ if number ~= sealed + 1 or part < tonumber(done) or part > done + 1 then
   error('OVERTAKEN by a later call of the same caller', 0)
 end
 if part == tonumber(done) then return {part, tonumber(done_added), length, tonumber(done_again)} end
+--@include journal
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -48,13 +51,15 @@ local function enter(messages, with_entries, again)
   redis.call('HSET', group, 'part', string.format('%d:%d:%d', part, #messages, again))
 end
 
--- The usual case: nothing is due, no tenant waits, and the head of the line was never delivered before.
--- (See lib/envelope.lua for the bytes.)
-if not redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then
-  local first = redis.call('LINDEX', pending, -1)
-  if not first then return {part - 1, 0, length, 0} end
-  -- About 8 MB at once, if the others are as large as the first.
-  local head = redis.call('LRANGE', pending, -math.min(count, math.ceil(8000000 / (#first + 1))), -1)
+-- About 8 MB at once, if the others are as large as the oldest.
+local oldest = redis.call('LINDEX', pending, -1)
+count = math.min(count, math.ceil(8000000 / (#(oldest or '') + 1)))
+
+-- The usual case: nothing is due, no tenant waits, nobody wants to be told, and the head of the line was never
+-- delivered before. (See lib/envelope.lua for the bytes.)
+if not journaled and not redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then
+  if not oldest then return {part - 1, 0, length, 0} end
+  local head = redis.call('LRANGE', pending, -count, -1)
   local byte, plain, last = string.byte, {}, #head
   for nth = 1, last do
     local stored = head[last + 1 - nth]
@@ -98,10 +103,11 @@ if #left_leases > 0 then
   still('HDEL', processing, unpack(left_leases))
   still('ZREM', leases, unpack(left_leases))
 end
-set_alarms()
-local in_turns = (still('ZCARD', tenants) or 0) > 0
-local again = #taken == 0 and (unfinished or steps >= STEPS or in_turns) and 1 or 0
-if #taken > 0 and silent and (in_turns or (still('LLEN', pending) or 0) > 0) then redis.pcall('LPUSH', bell, '1') end
+tell_choice()
+local _, in_turns = set_alarms()
+local again = #taken == 0 and (unfinished or steps >= STEPS or in_turns > 0) and 1 or 0
+if #taken > 0 and silent and (in_turns > 0 or (still('LLEN', pending) or 0) > 0) then redis.pcall('LPUSH', bell, '1') end
 if idle then return {part - 1, 0, length, again} end
 if #messages == 0 then enter(messages, 0, again) end
+write_journal(now)
 return {part, #messages, length + #messages, again}

@@ -4,6 +4,7 @@
 --       tenants: those with work, by virtual time | size: how many wait in the lines of tenants
 --       weights: tenant to weight | group: what is known of the consumer group
 --       members: the messages of the claim to be given back | groups: how many messages lie in each group
+--       journal: what has happened | journal_state: its rules and marks
 -- ARGV  line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
 --       whose: the group's name | epoch: the caller's | number: of the claim to be given back, the last one that is left
@@ -11,6 +12,7 @@
 -- Returns {releasing, left}: the claim that is next and how many messages lie there; {0, 0} when all is done.
 local pending, leases, deliveries, bell, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local size, weights, group, members, groups = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local journal, journal_state = KEYS[11], KEYS[12]
 local line, returned, whose, epoch = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local number, keep = tonumber(ARGV[5]), tonumber(ARGV[6])
 --@include group
@@ -18,6 +20,7 @@ local number, keep = tonumber(ARGV[5]), tonumber(ARGV[6])
 --@include envelope
 --@include ledger
 --@include lines
+--@include journal
 if cleared < acked then error('what is handled must be cleared before the rest is given back', 0) end
 if counted(sealed + 1) > 0 then error('the open claim must be sealed before it is given back', 0) end
 local releasing = tonumber(state[6] or 0)
@@ -46,6 +49,7 @@ for place = #tail, 1, -1 do
   entries[#entries + 1] = id
   -- It may have been handled, so this delivery counts.
   entries[#entries + 1] = write_entry(lease, times, failures)
+  tell('given_back', id, tenant)
 end
 
 -- The first write is one that a server without memory accepts.
@@ -62,5 +66,7 @@ end
 if #tail > 0 and silent then redis.call('LPUSH', bell, '1') end
 local left = releasing == number and keep or counted(releasing)
 if keep == 0 then redis.call('UNLINK', members) else redis.call('LTRIM', members, 0, keep - 1) end
+local time = redis.call('TIME')
+write_journal(time[1] * 1000000 + time[2])
 if releasing == acked then return {0, 0} end
 return {releasing, left}

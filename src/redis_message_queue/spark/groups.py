@@ -17,6 +17,7 @@ from redis_message_queue.errors import (
     ConsumerGroupBusyError,
     ConsumerGroupLostError,
     LuaScriptError,
+    RetryBudgetExhaustedError,
 )
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
@@ -40,6 +41,17 @@ class Rules:
     message_ttl_seconds: float | None = None
     dead_letter_queue: str | None = None
     max_dead_letter_length: int | None = None
+    key_separator: str = "::"
+    hash_tag: bool = False
+
+    def keys_of(self, queue: str, *, cluster: bool) -> QueueKeys:
+        """The keys of a queue with these rules, which share a slot on a cluster."""
+        return QueueKeys.of(
+            queue,
+            separator=self.key_separator,
+            dead_letter=self.dead_letter_queue,
+            hash_tag=self.hash_tag or cluster,
+        )
 
 
 class Progress(NamedTuple):
@@ -59,18 +71,18 @@ class Groups:
 
     def __init__(
         self,
-        client: redis.Redis | str,
+        client: redis.Redis | redis.RedisCluster,
         queue: str,
         group: str,
         *,
         lease_seconds: float = 10.0,
         rules: Rules | None = None,
     ) -> None:
-        self._client: Any = connected(client) if isinstance(client, str) else client
+        self._client: Any = client
         rules = rules or Rules()
         self.queue, self.group, self.lease_seconds = queue, group, lease_seconds
-        self.keys = QueueKeys.of(queue, dead_letter=rules.dead_letter_queue, hash_tag=wire.is_cluster(self._client))
-        _check_name(group, self.keys.separator)
+        self.keys = rules.keys_of(queue, cluster=wire.is_cluster(client))
+        check_name(group, self.keys.separator)
         self._port = BlockingPort(self._client)
         self._calls = Calls(self._port, self.keys, GatewayOptions())
         self._holder = os.urandom(12).hex()
@@ -305,9 +317,19 @@ class Groups:
             if "STALE" in str(error):
                 raise self._lost(f"{command.script.name} came too late") from error
             raise
+        except ConfigurationError as error:
+            raise self._on_a_cluster() from error
 
     def _look(self, *commands: tuple[Argument, ...]) -> list[Any]:
-        return finish(self._calls.converse(self.keys.pending, commands, "look"))
+        try:
+            return finish(self._calls.converse(self.keys.pending, commands, "look"))
+        except redis.exceptions.AskError as error:  # a MovedError is one too
+            raise self._on_a_cluster() from error
+
+    def _on_a_cluster(self) -> ConfigurationError:
+        return ConfigurationError(
+            "this server is a node of a Redis Cluster; set the option cluster to true", queue=self.queue
+        )
 
     def _busy(self) -> ConsumerGroupBusyError:
         return ConsumerGroupBusyError(
@@ -358,8 +380,10 @@ class Renewal:
         self._thread.join(timeout=1)
 
 
-def connected(url: str) -> redis.Redis:
-    """A client of the server at this address; an address that is none is told without the secrets in it."""
+def connected(url: str, *, cluster: bool = False) -> redis.Redis | redis.RedisCluster:
+    """A client of the server or the cluster at this address; one that is no address is told without its secrets."""
+    if cluster:
+        return _connected_to_cluster(url)
     try:
         return redis.Redis.from_url(url)
     except ValueError:
@@ -370,7 +394,28 @@ def connected(url: str) -> redis.Redis:
         ) from None
 
 
-def _check_name(group: str, separator: str) -> None:
+def _connected_to_cluster(url: str) -> redis.RedisCluster:
+    """A client that asks for the cluster's layout at once: so it has the patience here that other calls have later."""
+    give_up_at = time.monotonic() + GatewayOptions().retry_budget_seconds
+    while True:
+        try:
+            return redis.RedisCluster.from_url(url)
+        except (redis.exceptions.RedisClusterException, redis.exceptions.RedisError) as error:
+            if "Cluster mode is not enabled" in str(error):
+                raise ConfigurationError(
+                    "option cluster is true, and this server is none of a Redis Cluster; leave it out"
+                ) from error
+            if not wire.is_transient(error):
+                raise
+            if time.monotonic() >= give_up_at:
+                raise RetryBudgetExhaustedError(
+                    "the cluster could not be reached within the retry budget; see to its nodes, or to the url"
+                ) from error
+            time.sleep(0.2)
+
+
+def check_name(group: str, separator: str) -> None:
+    """A name that would make two groups one is refused."""
     if not group or separator in group:
         raise ConfigurationError(
             f"consumerGroup must be a name that is not empty and has no {separator!r} in it, not {group!r}"

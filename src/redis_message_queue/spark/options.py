@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_type_h
 from redis import ConnectionPool
 
 from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.options import DEFAULT_MAX_DELIVERY_COUNT
 
 PayloadFormat = Literal["string", "binary"]
 Table = Literal["pending", "processing", "delayed", "completed", "failed", "dead_letters", "records", "journal"]
@@ -57,6 +58,11 @@ def _whole(name: str, given: str, most: int | None = None) -> int:
         bound = "of 1 or more" if most is None else f"from 1 to {most:,}"
         raise ConfigurationError(f"option {name} must be a whole number {bound}, not {given!r}")
     return value
+
+
+def _limit(name: str, given: str) -> int | None:
+    """A limit that can be taken off."""
+    return None if given.strip() == "0" else _whole(name, given)
 
 
 def _batch_size(name: str, given: str) -> int:
@@ -144,6 +150,31 @@ class SourceOptions(_Options):
     lease_seconds: Annotated[float, _seconds, "how long a query that died keeps others from its group"] = 10.0
     fail_on_data_loss: Annotated[bool, _flag, "stop, rather than go on, if messages of a batch are gone"] = True
     payload_format: _Payloads = "string"
+    max_delivery_count: Annotated[
+        int | None,
+        _limit,
+        "how often a message is delivered before it goes to the dead letters; 0 for any number. A replay of a batch "
+        "is no delivery",
+    ] = DEFAULT_MAX_DELIVERY_COUNT
+    message_ttl_seconds: Annotated[
+        float | None, _seconds, "a message older than this is not read, and goes to the dead letters"
+    ] = None
+    dead_letter_queue: Annotated[str | None, _text, "the key of the dead-letter list, if it is not `<queue>::dlq`"] = (
+        None
+    )
+    max_dead_letter_length: Annotated[int | None, _whole, "how many dead letters are kept, the newest"] = None
+    key_separator: Annotated[str, _text, "what stands between the parts of a key"] = "::"
+    hash_tag: Annotated[
+        bool, _flag, "the queue's producers and consumers have `hash_tag=True`; on a cluster it is so anyway"
+    ] = False
+    cluster: Annotated[bool, _flag, "the server is a Redis Cluster, and `url` is one of its nodes"] = False
+
+    def __post_init__(self) -> None:
+        if self.cluster and not _is_of_a_cluster(self.url):
+            raise ConfigurationError(
+                "option cluster is true, and the url names a socket or a database, which a cluster does not have; "
+                "write it as redis://user:password@host:6379 or rediss://"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +225,10 @@ class TableOptions(_Options):
     ] = "dead_letters"
     min_partitions: Annotated[int | None, _whole, "how many tasks read at least, if there are that many rows"] = None
     payload_format: _Payloads = "string"
+
+
+def _is_of_a_cluster(url: str) -> bool:
+    return not url.startswith("unix:") and not ConnectionPool.from_url(url).connection_kwargs.get("db")
 
 
 _ROLES = (SourceOptions, SinkOptions, TableOptions)

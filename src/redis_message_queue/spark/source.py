@@ -11,7 +11,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from redis_message_queue.errors import ConsumerGroupLostError, DataLossError, RedisMessageQueueError
-from redis_message_queue.spark.groups import Groups, Renewal, Rules
+from redis_message_queue.spark.groups import Groups, Renewal, Rules, check_name, connected
+from redis_message_queue.spark.options import SourceOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,25 +22,6 @@ log = logging.getLogger("redis_message_queue")
 _PAGE = 5_000  # messages in one LRANGE and one Arrow batch
 _ROWS_A_TASK = 10_000  # where the options name no number of partitions: a task costs some 10 ms by itself
 _NUMBER = "number"
-
-
-class SourceOptions(Protocol):
-    """What the reader wants to know; options.py reads it from what the user wrote."""
-
-    @property
-    def url(self) -> str: ...
-    @property
-    def queue(self) -> str: ...
-    @property
-    def consumer_group(self) -> str: ...
-    @property
-    def max_messages_per_trigger(self) -> int: ...
-    @property
-    def min_partitions(self) -> int | None: ...
-    @property
-    def lease_seconds(self) -> float: ...
-    @property
-    def fail_on_data_loss(self) -> bool: ...
 
 
 class Rows(Protocol):
@@ -70,10 +52,20 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     _renewal: Renewal | None = None
     _left: int | None = None  # how many messages an AvailableNow query may still take
 
-    def __init__(self, options: SourceOptions, rows: Rows, rules: Rules | None = None) -> None:
+    def __init__(self, options: SourceOptions, rows: Rows) -> None:
         self._options = options
         self._rows = rows
-        self._rules = rules
+        self._rules = Rules(
+            max_delivery_count=options.max_delivery_count,
+            message_ttl_seconds=options.message_ttl_seconds,
+            dead_letter_queue=options.dead_letter_queue,
+            max_dead_letter_length=options.max_dead_letter_length,
+            key_separator=options.key_separator,
+            hash_tag=options.hash_tag,
+        )
+        # What is wrong with a name is told now, and not by the running query.
+        self._rules.keys_of(options.queue, cluster=options.cluster)
+        check_name(options.consumer_group, options.key_separator)
 
     def __getstate__(self) -> dict[str, Any]:
         """For the executors, which only read."""
@@ -152,7 +144,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """As often as it is asked: reading changes nothing."""
         assert isinstance(partition, Part)
-        groups = Groups(self._options.url, self._options.queue, self._options.consumer_group)
+        groups = self._connect()
         try:
             got = 0
             for at in range(partition.start, partition.stop, _PAGE):
@@ -173,11 +165,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _groups(self) -> Groups:
         if self._connected is None:
-            one = self._options
-            self._connected = Groups(
-                one.url, one.queue, one.consumer_group, lease_seconds=one.lease_seconds, rules=self._rules
-            )
+            self._connected = self._connect()
         return self._connected
+
+    def _connect(self) -> Groups:
+        one = self._options
+        client = connected(one.url, cluster=one.cluster)
+        return Groups(client, one.queue, one.consumer_group, lease_seconds=one.lease_seconds, rules=self._rules)
 
     def _held(self) -> Groups:
         """The group, ours: taken over in the first call of a run, with what the run before has left."""

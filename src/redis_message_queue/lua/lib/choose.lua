@@ -1,6 +1,6 @@
 -- lib/choose.lua: which messages are next: what came back first, then the heads of the lines, tenants in turn.
 -- Given what lib/lines.lua wants, `processing`, `deliveries`, `dlq`, `records`, `delayed`, `later`, `now`; and `count`,
--- how many are wanted, `most`, `ttl_us`, `leased`, `dlq_limit`. Needs envelope, ledger, record and lines.
+-- how many are wanted, `most`, `ttl_us`, `leased`, `dlq_limit`. Needs envelope, ledger, record, lines and journal.
 -- It brings in what is due, and otherwise only looks: `taken` and `dead` are decided, for the script to write the one
 -- and then, with `take_away`, the other.
 local STEPS = 1000 -- of each kind of housekeeping in one script: 200,000 dead letters at once took 1.2 s
@@ -251,4 +251,14 @@ local function take_away()
     if leased then redis.call('ZREM', leases, unpack(gone)) end
   end
   return notes
+end
+
+local function tell_choice()
+  for _, one in ipairs(taken) do
+    tell(one.origin == 'line' and 'claimed' or 'reclaimed', one.id, tenant_of(one.stored), 'count', one.times)
+  end
+  for _, one in ipairs(dead) do
+    local event = one.reason == 'expired' and 'expired' or 'dead'
+    tell(event, one.id, one.stored and tenant_of(one.stored) or '', 'reason', one.reason, 'count', one.times)
+  end
 end

@@ -1,0 +1,182 @@
+"""Drivers, tasks and the server die at random moments, and every message is in the sink once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+from redis_message_queue import RedisMessageQueue
+from tests.spark.conftest import QUICKLY
+from tests.spark.streaming_query import doubled, numbered, start, wait_for, written
+
+NOW = {"availableNow": True}
+ALWAYS = {"processingTime": "0 seconds"}
+QUEUE = "orders"
+
+# A driver takes ten seconds to start, on a busy machine forty. For a long run: SPARK_KILLS=10 SPARK_MESSAGES=100000.
+KILLS = int(os.environ.get("SPARK_KILLS", "2"))
+MESSAGES = int(os.environ.get("SPARK_MESSAGES", "20000"))
+
+
+@pytest.fixture
+def queue(client) -> RedisMessageQueue:
+    """With a journal: what it tells must be true in the end."""
+    return RedisMessageQueue(QUEUE, client=client, visibility_timeout_seconds=300, journal=True)
+
+
+def spark_home(scratch: Path) -> Path:
+    """Spark's own files, as links: local-cluster writes the files of its executors beside them."""
+    home = scratch / "spark"
+    if not home.exists():
+        home.mkdir()
+        for entry in Path(pyspark.__file__).parent.iterdir():
+            if entry.name != "work":
+                (home / entry.name).symlink_to(entry)
+    return home
+
+
+class Driver:
+    """A driver in a process of its own, with its JVM and its workers."""
+
+    def __init__(self, directory: Path, trigger: dict[str, Any], master: str = "local[2]", **options: Any) -> None:
+        scratch = directory / "scratch"  # whoever is killed does not tidy up
+        scratch.mkdir(exist_ok=True)
+        told = {
+            "master": master,
+            "directory": str(directory),
+            "trigger": trigger,
+            "options": options,
+            "conf": QUICKLY | {"spark.local.dir": str(scratch)},
+        }
+        program = Path(__file__).with_name("streaming_query.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(program), json.dumps(told)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(scratch), "SPARK_HOME": str(spark_home(scratch))},
+        )
+        assert self._process.stdout is not None
+        first = self._process.stdout.readline()
+        assert first, self._process.communicate()[1]
+        self._doomed: list[int] = json.loads(first)
+
+    def kill(self) -> None:
+        """The JVM first, then the driver; their workers notice."""
+        for process in self._doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def wait(self) -> int:
+        self._process.communicate(timeout=100)
+        return self._process.returncode
+
+
+def run_and_kill(directory: Path, moment: float, **options: Any) -> None:
+    """A driver that gets at least one new batch into the offset log, and a moment more."""
+    offsets = directory / "checkpoint" / "offsets"
+    driver = Driver(directory, ALWAYS, **options)
+
+    def known() -> int:
+        return len(list(offsets.iterdir())) if offsets.exists() else 0
+
+    before = known()
+    wait_for(lambda: known() > before)
+    time.sleep(moment)
+    driver.kill()
+    driver.wait()
+
+
+def told_of(client: Any, queue: RedisMessageQueue) -> list[tuple[str, ...]]:
+    """What the journal says of each message, in its order; without a gap in the serial numbers."""
+    entries = [entry for _, entry in client.xrange(queue.key.journal)]
+    assert [int(entry[b"n"]) for entry in entries] == list(range(1, len(entries) + 1))
+    lives: dict[bytes, tuple[str, ...]] = {}
+    for entry in entries:
+        lives[entry[b"id"]] = (*lives.get(entry[b"id"], ()), entry[b"event"].decode())
+    return list(lives.values())
+
+
+@pytest.mark.timeout(120 + 60 * KILLS)
+def test_drivers_are_killed_and_every_message_arrives_once(spark, queue, server, client, tmp_path):
+    """Driver and JVM by SIGKILL, on one checkpoint: between claim and offset log first, then at random moments.
+
+    The journal tells that each message was published, claimed and acknowledged, and nothing else.
+    """
+    total = MESSAGES
+    queue.publish_many(numbered(total))
+    options = {"url": server.url, "queue": QUEUE, "maxMessagesPerTrigger": 500}
+    assert Driver(tmp_path, ALWAYS, die="latestOffset 2", **options).wait() != 0
+    chance = random.Random(5)
+    for _ in range(KILLS - 1):
+        run_and_kill(tmp_path, 2 * chance.random(), **options)
+    assert len(written(tmp_path, spark)) < total, "all was done before the last one was killed"
+    start(spark, tmp_path, NOW, **options | {"maxMessagesPerTrigger": total}).awaitTermination()
+    assert doubled(written(tmp_path, spark)) == {}
+    assert sorted(written(tmp_path, spark)) == sorted(numbered(total))
+    assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): total}
+
+
+@pytest.mark.timeout(180 + 60 * KILLS)
+def test_a_function_for_each_batch_has_every_message_at_least_once_and_once_by_its_batch_id(
+    spark, queue, server, client, tmp_path
+):
+    """The same with `foreachBatch`: what a replay writes under the number of its batch is the same as before."""
+    total = MESSAGES
+    queue.publish_many(numbered(total))
+    options = {"url": server.url, "queue": QUEUE, "maxMessagesPerTrigger": 500, "sink": "foreachBatch"}
+    chance = random.Random(6)
+    for _ in range(max(1, KILLS // 2)):
+        run_and_kill(tmp_path, 2 * chance.random(), **options)
+    start(spark, tmp_path, NOW, **options | {"maxMessagesPerTrigger": total}).awaitTermination()
+    assert set(written(tmp_path, spark, "log")) == set(numbered(total))
+    assert doubled(written(tmp_path, spark, "batches")) == {}
+    assert sorted(written(tmp_path, spark, "batches")) == sorted(numbered(total))
+    assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): total}
+
+
+def test_the_server_is_killed_and_restarted_from_its_log_under_a_query(spark, start_server, tmp_path):
+    """The query's calls wait for it, tasks read again, and the query goes on by itself."""
+    durable = start_server(directory=tmp_path / "redis", append_only=True, config={"appendfsync": "always"})
+    with durable.client() as client:
+        queue = RedisMessageQueue(QUEUE, client=client, visibility_timeout_seconds=300, journal=True)
+        queue.publish_many(numbered(4_000))
+        options = {"url": durable.url, "queue": QUEUE, "maxMessagesPerTrigger": 200}
+        query = start(spark, tmp_path, ALWAYS, **options)
+        for part in (1, 2, 3):
+            wait_for(lambda part=part: len(written(tmp_path, spark)) >= 400 * part, query)
+            durable.kill()
+            back = threading.Timer(0.3, durable.restart)
+            back.start()
+            back.join()
+        wait_for(lambda: len(written(tmp_path, spark)) >= 4_000, query)
+        query.stop()
+        start(spark, tmp_path, NOW, **options).awaitTermination()
+        assert doubled(written(tmp_path, spark)) == {}
+        assert sorted(written(tmp_path, spark)) == sorted(numbered(4_000))
+        assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): 4_000}
+
+
+@pytest.mark.timeout(240)
+def test_executors_of_their_own_read_the_same_as_one_machine(spark, queue, server, tmp_path):
+    """On `local-cluster`: what driver and executors share goes through Redis and the options alone."""
+    queue.publish_many(numbered(5_000))
+    options = {"url": server.url, "queue": QUEUE, "minPartitions": 4}
+    driver = Driver(tmp_path, NOW, master="local-cluster[2,1,1024]", **options)
+    assert driver.wait() == 0
+    assert sorted(written(tmp_path, spark)) == sorted(numbered(5_000))
+    assert queue.stats().processing == 0
+    assert list((tmp_path / "scratch" / "spark" / "work").iterdir())  # and nothing in the installed package
