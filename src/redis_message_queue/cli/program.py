@@ -62,7 +62,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitStatus.BROKEN_PIPE
     except (RedisMessageQueueError, RedisError, OSError, UnicodeError) as error:
-        say(f"{path}: {_one_line(str(error) or type(error).__name__)}")
+        say(f"{path}: {_one_line(_told(error))}")
         return status_of(error)
 
 
@@ -72,6 +72,12 @@ def _follow(program: Any, arguments: list[str]) -> int:
         status = program.invoke(context)
         sys.stdout.flush()
     return ExitStatus.OK if status is None else int(status)
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def _one_line(text: str) -> str:

@@ -1,0 +1,1 @@
+"""`rmq worker`: processes that give messages to a function, and the one that looks after them."""
