@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 
 def _run(job: Callable[..., Any], options: Any, spark: SparkChoice, output: Output) -> Any:
-    """One job in a session of its own, watched, and its result shown."""
+    """One job in a session of its own, watched."""
     with watched(output, "Spark starts") as tell, spark.session(job.__name__) as session:
-        result = job(session, options, tell)
-    output.document(result.to_json())
-    return result
+        return job(session, options, tell)
 
 
 def archive(queue: QueueChoice, path: Archive, spark: SparkChoice, output: Output) -> None:
@@ -34,7 +32,7 @@ def archive(queue: QueueChoice, path: Archive, spark: SparkChoice, output: Outpu
     from redis_message_queue.spark.jobs.archive import archive as run
 
     options = ArchiveOptions(**address_of(queue), path=path)
-    _run(run, options, spark, output)
+    output.document(_run(run, options, spark, output).as_dict())
 
 
 def compact(name: Named, path: Archive, spark: SparkChoice, output: Output) -> None:
@@ -43,7 +41,7 @@ def compact(name: Named, path: Archive, spark: SparkChoice, output: Output) -> N
     from redis_message_queue.spark.jobs.archive import compact as run
 
     options = CompactOptions(path=path, queue=name)
-    _run(run, options, spark, output)
+    output.document(_run(run, options, spark, output).as_dict())
 
 
 def report(
@@ -67,6 +65,10 @@ def report(
 
     options = ReportOptions(path=path, queue=name, output=into or f"{path.rstrip('/')}-report")
     result = _run(run, options, spark, output)
+    if output.json:
+        output.line(result.as_dict())
+    else:
+        output.document({name: getattr(result, name) for name in ("queue", "entries", "verdict", "because", "page")})
     return None if result.verdict == "balanced" else ExitStatus.NO
 
 
@@ -123,7 +125,7 @@ def replay(
         dead_letter_key=queue.dead_letter_queue,
         **publishing.options(),
     )
-    _run(run, options, spark, output)
+    output.document(_run(run, options, spark, output).as_dict())
 
 
 def backfill(
@@ -196,7 +198,7 @@ def backfill(
         restart=restart,
         **publishing.options(),
     )
-    _run(run, options, spark, output)
+    output.document(_run(run, options, spark, output).as_dict())
 
 
 _SUFFIXES = {"json": "json", "jsonl": "json", "ndjson": "json", "csv": "csv", "parquet": "parquet"}

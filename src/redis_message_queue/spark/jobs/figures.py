@@ -144,11 +144,15 @@ def _spread(name: str) -> list[str]:
 def _minutes(timed: "DataFrame") -> "DataFrame":
     from pyspark.sql.functions import expr
 
-    rows = timed.where("minute is not null").groupBy("minute").agg(  # a gap has no time
-        *map(expr, _counts()),
-        expr(f"coalesce(sum(case when {_REMOVED} then count end), 0) as removed"),
-        expr(_quantiles("waited", "waiting")),
-        expr(_quantiles("worked", "processing")),
+    rows = (
+        timed.where("minute is not null")
+        .groupBy("minute")
+        .agg(  # a gap has no time
+            *map(expr, _counts()),
+            expr(f"coalesce(sum(case when {_REMOVED} then count end), 0) as removed"),
+            expr(_quantiles("waited", "waiting")),
+            expr(_quantiles("worked", "processing")),
+        )
     )
     return rows.selectExpr("minute", *_COUNTED, "removed", *_spread("waiting"), *_spread("processing")).orderBy(
         "minute"

@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,7 @@ class ReportResult(JsonResult):
     verdict: str
     because: str
     entries: int
+    figures: dict[str, Any] = field(repr=False)  # what report.json has
 
 
 def report(spark: "SparkSession", options: ReportOptions, on_progress: OnProgress = unheard) -> ReportResult:
@@ -75,7 +76,8 @@ def report(spark: "SparkSession", options: ReportOptions, on_progress: OnProgres
         found = figures_of(spark, options.path, options.queue, on_progress)
     files = files_at(options.output, spark)
     files.write("report.html", page(found, datetime.now(UTC)).encode())
-    files.write("report.json", json.dumps(everything(found), default=_as_json, indent=1).encode())
+    told = json.dumps(everything(found), default=_as_json, indent=1)
+    files.write("report.json", told.encode())
     tables = {name: f"{name}.parquet" for name in found.tables}
     for name, file in tables.items():
         files.write(file, _parquet(name, found.tables[name]))
@@ -89,6 +91,7 @@ def report(spark: "SparkSession", options: ReportOptions, on_progress: OnProgres
         verdict=conservation["verdict"],
         because=conservation["because"],
         entries=found.summary["entries"],
+        figures=json.loads(told),
     )
 
 
