@@ -16,6 +16,7 @@ from redis_message_queue.errors import (
     PayloadTypeError,
     PayloadValueError,
     RedisMessageQueueError,
+    SelectionError,
 )
 
 
@@ -54,6 +55,7 @@ _USAGE = (
     PayloadTooLargeError,
     PayloadTypeError,
     PayloadValueError,
+    SelectionError,
     OSError,  # a file that is not there
     UnicodeError,  # or is no text
 )

@@ -67,7 +67,12 @@ def _groups_of(client: Any, queue: QueueChoice) -> list[tuple[str, int]]:
 def _group(client: Any, queue: QueueChoice, name: str) -> Groups:
     from redis_message_queue.spark.groups import Groups, Rules
 
-    return Groups(client, queue.name, name, rules=Rules(dead_letter_queue=queue.dead_letter_queue))
+    rules = Rules(
+        dead_letter_queue=queue.dead_letter_queue,
+        key_separator=queue.key_separator,
+        hash_tag=bool(queue.hash_tag),
+    )
+    return Groups(client, queue.name, name, rules=rules)
 
 
 def _told(group: Groups, messages: int) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""`rmq spark` runs the jobs of the pipeline and looks after consumer groups, and says in one line what went wrong."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from pyspark.sql import SparkSession
+
+from redis_message_queue import RedisMessageQueue
+from redis_message_queue.__main__ import main
+from redis_message_queue.cli.frame import ExitStatus
+from redis_message_queue.cli.spark import choices
+from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.spark.groups import Groups
+
+
+@pytest.fixture
+def rmq(client: redis.Redis, server: EmbeddedRedis, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """Runs one command in this process; its status, and what it wrote to stdout and stderr."""
+    monkeypatch.setenv("REDIS_URL", server.url)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["spark", *arguments])
+        return int(status), *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def queue(client: redis.Redis) -> RedisMessageQueue:
+    """Ten orders of two tenants went through it; every fifth failed, and the last one waits."""
+    queue = RedisMessageQueue("orders", client=client, journal="payload", enable_failed_queue=True)
+    for order in range(10):
+        queue.publish({"order": order}, tenant=("acme", "globex")[order % 2])
+
+    def handle(message):
+        if message.json()["order"] % 5 == 0:
+            raise TimeoutError("too slow")
+
+    queue.run(handle, until_empty=True)
+    queue.publish("waits")
+    return queue
+
+
+def test_an_archive_is_made_reported_on_and_replayed_from(rmq, queue, tmp_path, spark: SparkSession):
+    """The same story as in the documentation, each command as its user would write it."""
+    archive = str(tmp_path / "archive")
+    status, out, err = rmq("archive", "orders", archive)
+    assert (status, re.search(r"rows +(\d+)", out)[1]) == (0, "31")  # 11 published, 10 claimed, 8 acked, 2 failed
+    assert "planned 0 of 31" in err
+
+    status, out, err = rmq("archive", "orders", archive, "--json")
+    assert (status, json.loads(out)["rows"], err) == (0, 0, "")
+    assert rmq("compact", "orders", archive, "--json")[0] == 0
+
+    status, out, err = rmq("report", "orders", archive)
+    assert (status, re.search(r"verdict +(\w+)", out)[1]) == (0, "balanced")
+    page = Path(re.search(r"page +(\S+)", out)[1].removeprefix("file://"))
+    assert page.parent.name == "archive-report"
+    assert "<html" in page.read_text()
+
+    status, out, err = rmq("report", "orders", archive, "--json", "--output", str(tmp_path / "report"))
+    told = json.loads(out)["figures"]
+    assert (status, err) == (0, "")
+    assert told == json.loads((tmp_path / "report" / "report.json").read_text())
+
+    asked = ("replay", "orders", "--archive", archive, "--where", "error_type = 'TimeoutError'", "--json")
+    assert json.loads(rmq(*asked, "--dry-run")[1])["matched"] == 2
+    assert queue.stats().pending == 1
+    assert [json.loads(rmq(*asked)[1])["published"] for _ in range(2)] == [2, 0]
+    assert queue.stats().pending == 3
+    assert SparkSession.getActiveSession() is spark, "a session that was there before goes on"
+
+
+def test_a_file_is_published_by_the_ending_of_its_name(rmq, client, tmp_path, spark):
+    source = tmp_path / "orders.jsonl"
+    source.write_text("".join(f'{{"order": {order}, "who": "acme"}}\n' for order in range(5)))
+    asked = ("backfill", "orders", str(source), "--tenant-column", "who", "--dedup-key-column", "order", "--json")
+    results = [json.loads(rmq(*asked)[1]) for _ in range(2)]
+    assert [one["published"] for one in results] == [5, 0]
+    assert RedisMessageQueue("orders", client=client).tenant("acme").length() == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("archive", "orders", "x"), ExitStatus.NO, "the queue 'orders' has no journal"),
+        (("report", "orders", "x"), ExitStatus.NO, "there is no archive of the queue 'orders' at x"),
+        (("replay", "orders", "--where", "no such thing"), ExitStatus.USAGE, "where is not a condition that Spark can read"),
+        (("backfill", "orders", "x"), ExitStatus.USAGE, "--format"),
+        (("backfill", "orders", "x.json"), ExitStatus.USAGE, "x.json"),
+        (("backfill", "orders", "x", "--format", "xml"), ExitStatus.USAGE, "format must be one of json, csv"),
+        (("report", "orders", "x", "--conf", "nothing"), ExitStatus.USAGE, "'nothing' is not NAME=VALUE"),
+        (("report", "orders", "x", "--conf", "master=x"), ExitStatus.USAGE, "begin with 'spark.'"),
+        (("backfill", "orders", "x.csv", "--option", "=1"), ExitStatus.USAGE, "'=1' is not NAME=VALUE"),
+        (("archive", "orders"), ExitStatus.USAGE, "Missing argument 'PATH'"),
+        (("release", "orders", "x"), ExitStatus.NO, "no consumer group 'x'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_a_status(rmq, spark, tmp_path, monkeypatch, arguments, status, says):
+    monkeypatch.chdir(tmp_path)
+    found, out, err = rmq(*arguments)
+    assert (found, out) == (status, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("rmq spark")
+    assert says in last
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_is_away_is_told_before_spark_is_started(rmq, tmp_path, monkeypatch):
+    monkeypatch.setattr(choices.SparkChoice, "session", None)
+    status, _, err = rmq("archive", "orders", str(tmp_path), "--url", "redis://:secret@localhost:1/0")
+    assert (status, "redis://localhost:1/0" in err, "secret" in err) == (ExitStatus.SERVER, True, False)
+
+
+def test_groups_are_shown_and_released(rmq, client, queue):
+    """An operator sees what a dead query has claimed, and gives it back; without a word in JSON for scripts."""
+    group = Groups(client, "orders", "reports", lease_seconds=0.2)
+    group.take_over()
+    assert group.gather(10) == 1
+    group.seal()
+    status, out, _ = rmq("groups", "orders", "--json")
+    told = {"group": "reports", "messages": 1, "sealed": 1, "acked": 0, "epoch": 1}
+    assert (status, json.loads(out)) == (0, told)
+    assert queue.stats().processing == 1
+
+    status, out, err = rmq("release", "orders", "reports")
+    assert (status, out, "add --yes" in err) == (ExitStatus.USAGE, "", True)  # nobody is here to be asked
+    status, out, _ = rmq("release", "orders", "reports", "--yes", "--json")
+    assert (status, json.loads(out)) == (0, {"queue": "orders", "group": "reports", "released": 1})
+    assert (queue.stats().pending, queue.stats().processing) == (1, 0)
+    assert rmq("groups", "nobody")[1:] == ("", "no streaming query has read 'nobody'\n")
+
+
+def test_a_release_asks_first_and_a_no_changes_nothing(rmq, client, queue, monkeypatch):
+    group = Groups(client, "orders", "reports", lease_seconds=0.2)
+    group.take_over()
+    group.gather(10)
+    group.seal()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda question, err: not re.search("Give 1 messages", question))
+    assert rmq("release", "orders", "reports")[0] == ExitStatus.NO
+    assert queue.stats().processing == 1
