@@ -67,7 +67,7 @@ def start(server_setting: str) -> Iterator[Callable[..., Demo]]:
             mark = uuid.uuid4().hex
             process = demos.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-W", "error", "-m", "redis_message_queue", "demo", *options],
+                    [sys.executable, "-W", "error", "-m", "redis_message_queue", "demo", "--no-report", *options],
                     env=os.environ | {SETTING: server, MARK: mark, "TERM": "xterm", "COLUMNS": "100"},
                     stdin=subprocess.DEVNULL,
                     stdout=out,
@@ -134,7 +134,7 @@ def test_in_a_pipe_it_tells_the_story_in_plain_lines(in_a_pipe):
     assert "\r" not in in_a_pipe.out
     assert re.search(r"consumer \d was killed in the middle of order \d+; its lease ends in 2 s", in_a_pipe.out)
     assert re.search(r"\nlost +0 +12 - 11 - 1\n", in_a_pipe.out)
-    assert in_a_pipe.out.endswith("The balance holds: nothing was lost and nothing was done twice.\n")
+    assert in_a_pipe.out.endswith("The balance holds: nothing was lost and nothing was done twice.\n\n")
 
 
 def test_the_order_of_a_killed_consumer_is_finished_by_another_delivery(in_a_pipe):
@@ -189,7 +189,10 @@ def test_nothing_runs_when_it_is_broken_off(start, how):
 def test_it_plays_where_signals_are_ignored(server_setting):
     """As under nohup, and as a shell starts the background jobs of a script."""
     ignoring = "import signal, sys; [signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGHUP)]; "
-    code = ignoring + "from redis_message_queue.__main__ import main; sys.exit(main(['demo', '--orders', '3']))"
+    code = (
+        ignoring
+        + "from redis_message_queue.__main__ import main; sys.exit(main(['demo', '--no-report', '--orders', '3']))"
+    )
     subprocess.run([sys.executable, "-c", code], env=os.environ | {SETTING: server_setting}, check=True, timeout=60)
 
 
@@ -284,7 +287,7 @@ def test_one_order_lost_and_another_doubled_do_not_cancel_out():
 def test_the_exit_status_tells_that_the_balance_does_not_hold(as_json, shown, monkeypatch, capsys, server_setting):
     monkeypatch.setenv(SETTING, server_setting)
     monkeypatch.setattr(story.Story, "play", lambda self: replace(HOLDS, accepted=[1, 2, 3, 4, 5]))
-    assert main(["demo", "--orders", "5", *(["--json"] if as_json else [])]) == 1
+    assert main(["demo", "--no-report", "--orders", "5", *(["--json"] if as_json else [])]) == 1
     assert shown in capsys.readouterr().out
 
 
@@ -297,5 +300,5 @@ def test_a_worker_that_was_not_meant_to_die_ends_the_story_with_its_last_words(
     broken.chmod(0o755)
     monkeypatch.setenv(SETTING, server_setting)
     monkeypatch.setattr(crew.sys, "executable", str(broken))
-    assert main(["demo"]) == ExitStatus.NO
+    assert main(["demo", "--no-report"]) == ExitStatus.NO
     assert "ended unexpectedly with status 3: no module named anything" in capsys.readouterr().err

@@ -368,10 +368,10 @@ def test_a_spark_driver_killed_while_it_writes_leaves_nothing_doubled_and_nothin
         from pathlib import Path
         from redis_message_queue.spark import session
         from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
-        from tests.spark.conftest import QUICKLY
+        from redis_message_queue.spark.driver import QUICK_START
 
         url, path = sys.argv[1:]
-        spark = session("mortal", "local[2]", **QUICKLY)
+        spark = session("mortal", "local[2]", **QUICK_START)
 
         def die_in_the_middle():
             while not any(Path(path).glob("*/date=*/*/_temporary/**/*.parquet")):

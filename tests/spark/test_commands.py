@@ -1,7 +1,10 @@
 """`rmq spark` runs the jobs of the pipeline and looks after consumer groups, and says in one line what went wrong."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +14,12 @@ from pyspark.sql import SparkSession
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.__main__ import main
+from redis_message_queue.cli.demo.pipeline import report_on
+from redis_message_queue.cli.demo.screen import PlainScreen
 from redis_message_queue.cli.frame import ExitStatus
 from redis_message_queue.cli.spark import choices
-from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.embedded import SETTING, EmbeddedRedis
+from redis_message_queue.errors import MissingExtraError
 from redis_message_queue.spark.groups import Groups
 
 
@@ -89,12 +95,16 @@ def test_a_file_is_published_by_the_ending_of_its_name(rmq, client, tmp_path, sp
     [
         (("archive", "orders", "x"), ExitStatus.NO, "the queue 'orders' has no journal"),
         (("report", "orders", "x"), ExitStatus.NO, "there is no archive of the queue 'orders' at x"),
-        (("replay", "orders", "--where", "no such thing"), ExitStatus.USAGE, "where is not a condition that Spark can read"),
+        (
+            ("replay", "orders", "--where", "no such thing"),
+            ExitStatus.USAGE,
+            "where is not a condition that Spark can read",
+        ),
         (("backfill", "orders", "x"), ExitStatus.USAGE, "--format"),
         (("backfill", "orders", "x.json"), ExitStatus.USAGE, "x.json"),
         (("backfill", "orders", "x", "--format", "xml"), ExitStatus.USAGE, "format must be one of json, csv"),
         (("report", "orders", "x", "--conf", "nothing"), ExitStatus.USAGE, "'nothing' is not NAME=VALUE"),
-        (("report", "orders", "x", "--conf", "master=x"), ExitStatus.USAGE, "begin with 'spark.'"),
+        (("report", "orders", "x", "--conf", "master=x"), ExitStatus.USAGE, "'master' does not begin with 'spark.'"),
         (("backfill", "orders", "x.csv", "--option", "=1"), ExitStatus.USAGE, "'=1' is not NAME=VALUE"),
         (("archive", "orders"), ExitStatus.USAGE, "Missing argument 'PATH'"),
         (("release", "orders", "x"), ExitStatus.NO, "no consumer group 'x'"),
@@ -144,3 +154,28 @@ def test_a_release_asks_first_and_a_no_changes_nothing(rmq, client, queue, monke
     monkeypatch.setattr("typer.confirm", lambda question, err: not re.search("Give 1 messages", question))
     assert rmq("release", "orders", "reports")[0] == ExitStatus.NO
     assert queue.stats().processing == 1
+
+
+def test_the_demo_ends_with_a_page_about_what_it_did(tmp_path, server_setting):
+    """Its own counts and those of the journal agree, and the last line says where the page is."""
+    played = subprocess.run(
+        [sys.executable, "-m", "redis_message_queue", "demo", "--orders", "12", "--output", str(tmp_path)],
+        env=os.environ | {SETTING: server_setting},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert played.returncode == 0
+    assert "The balance holds" in played.stdout
+    assert played.stdout.endswith(
+        f"The journal agrees: every message is accounted for.\nOpen the report: {tmp_path}/report/report.html\n"
+    )
+    assert "orders" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_without_spark_the_demo_says_how_to_have_a_report(monkeypatch, capsys, tmp_path):
+    def require_extra() -> None:
+        raise MissingExtraError("redis_message_queue.spark needs pyspark")
+
+    monkeypatch.setattr("redis_message_queue.spark.require_extra", require_extra)
+    assert report_on("redis://localhost", tmp_path, PlainScreen()) is None
+    assert "pip install 'redis-message-queue[spark]'" in capsys.readouterr().out

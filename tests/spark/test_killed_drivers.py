@@ -19,7 +19,7 @@ import pyspark
 import pytest
 
 from redis_message_queue import RedisMessageQueue
-from tests.spark.conftest import QUICKLY
+from redis_message_queue.spark.driver import QUICK_START
 from tests.spark.streaming_query import doubled, numbered, start, wait_for, written
 
 NOW = {"availableNow": True}
@@ -59,7 +59,7 @@ class Driver:
             "directory": str(directory),
             "trigger": trigger,
             "options": options,
-            "conf": QUICKLY | {"spark.local.dir": str(scratch)},
+            "conf": QUICK_START | {"spark.local.dir": str(scratch)},
         }
         program = Path(__file__).with_name("streaming_query.py")
         self._process = subprocess.Popen(

@@ -13,8 +13,8 @@ import pytest
 
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark import session
+from redis_message_queue.spark.driver import QUICK_START
 from redis_message_queue.spark.java import find_java
-from tests.spark.conftest import QUICKLY
 
 
 def run(program: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -97,7 +97,7 @@ def test_on_the_java_of_the_wheel_it_starts_and_stops_without_a_word_or_a_trace(
         import json, os
         os.chdir({str(tmp_path)!r})
         from redis_message_queue.spark import session
-        spark = session("quiet", "local[1]", **{QUICKLY!r})
+        spark = session("quiet", "local[1]", **{QUICK_START!r})
         rows = spark.range(10).groupBy("id").count().count()
         print(json.dumps([rows, spark.conf.get("spark.sql.shuffle.partitions"), os.environ["PYSPARK_PYTHON"]]))
         spark.stop()
@@ -154,7 +154,7 @@ def test_under_spark_submit_the_master_is_the_one_given_there(tmp_path):
         "print(conf.get('spark.master'), conf.get('spark.sql.session.timeZone'))\n"
     )
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    options = ["--conf", f"spark.driver.extraJavaOptions={QUICKLY['spark.driver.extraJavaOptions']}"]
+    options = ["--conf", f"spark.driver.extraJavaOptions={QUICK_START['spark.driver.extraJavaOptions']}"]
     told = subprocess.run(
         [submit, "--master", "local[1]", *options, program],
         capture_output=True,

@@ -34,7 +34,7 @@ class Balance:
             finished_again=_orders(entry for entry in finished if entry["delivery"] > 1),
             completed=_orders(read(client, queue.key.completed)),
             dead=_orders(read(client, queue.key.dead_letter)),
-            left_behind=unsettled(client, queue) + client.llen(queue.key.failed),
+            left_behind=unsettled(queue) + client.llen(queue.key.failed),
         )
 
     @property
@@ -102,12 +102,10 @@ def read(client: redis.Redis, key: str, start: int = 0) -> list[Any]:
     return [json.loads(value) for value in client.lrange(key, start, -1)]
 
 
-def unsettled(client: redis.Redis, queue: RedisMessageQueue) -> int:
-    """How many messages wait or are in flight; in one transaction, since one may pass from here to there."""
-    with client.pipeline() as both:
-        both.llen(queue.key.pending)
-        both.hlen(queue.key.processing)
-        return sum(both.execute())
+def unsettled(queue: RedisMessageQueue) -> int:
+    """How many messages wait or are in flight."""
+    found = queue.stats()
+    return found.pending + found.processing
 
 
 def _orders(entries: Any) -> list[int]:

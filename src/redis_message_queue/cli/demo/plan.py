@@ -18,6 +18,9 @@ HEARTBEAT_SECONDS = 0.5
 MAX_DELIVERIES = 3
 SLOW_SECONDS = 1.5 * LEASE_SECONDS
 
+QUEUE = "orders"
+CUSTOMERS = ("north", "south", "west")  # whose orders take turns
+
 # Beside the queue, so that the balance need not believe the queue: what publish() answered the producers, and
 # what the handlers began and finished.
 ANSWERS = "demo::answers"
@@ -48,6 +51,10 @@ class Plan:
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
+    def customer(self, order: int) -> str:
+        """Half of the orders are of one, so that taking turns shows."""
+        return CUSTOMERS[0] if order % 2 else CUSTOMERS[1 + order // 2 % 2]
+
     @property
     def seconds_an_order(self) -> float:
         """On average, so that the consumers are busy for about ten seconds in all."""
@@ -67,7 +74,7 @@ def open_client(plan: Plan) -> redis.Redis:
 def open_queue(client: redis.Redis, **more: Any) -> RedisMessageQueue:
     """The queue as all of them open it: an order is known by its number, whoever sends it."""
     return RedisMessageQueue(
-        "orders",
+        QUEUE,
         client=client,
         deduplication=True,
         get_deduplication_key=lambda message: f"order-{message['order']}",
@@ -78,5 +85,6 @@ def open_queue(client: redis.Redis, **more: Any) -> RedisMessageQueue:
         max_completed_length=None,  # the balance counts all of them
         enable_failed_queue=True,
         max_failed_length=None,
+        journal=True,
         **more,
     )

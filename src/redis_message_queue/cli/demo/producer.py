@@ -16,7 +16,8 @@ def publish_all(plan: Plan, number: int, client: redis.Redis) -> None:
     chance = random.Random(f"{plan.seed} producer {number}")
     for attempt in range(1, ROUNDS + 1):
         for order in range(1, plan.orders + 1):
-            accepted = queue.publish({"order": order, "producer": number, "attempt": attempt})
+            message = {"order": order, "producer": number, "attempt": attempt}
+            accepted = queue.publish(message, tenant=plan.customer(order))
             client.rpush(ANSWERS, json.dumps({"order": order, "accepted": accepted}))
             time.sleep(plan.seconds_a_publish * chance.uniform(0, 2))
 

@@ -12,6 +12,8 @@ Row = tuple[str, int, str]
 _HEADINGS = ("what", "orders", "who says so")
 _HOLDS = "The balance holds: nothing was lost and nothing was done twice."
 _BROKEN = "The balance does not hold: "
+_AGREES = "The journal agrees: every message is accounted for."
+_PAGE = "Open the report: "
 
 
 class Screen:
@@ -27,7 +29,10 @@ class Screen:
         """How many orders are completed or dead letters."""
 
     def show(self, rows: list[Row], complaints: list[str]) -> None:
-        """The balance, at the end."""
+        """The balance, when everything is settled."""
+
+    def conclude(self, page: str, complaints: list[str]) -> None:
+        """Where the report is."""
 
     def _clock(self) -> str:
         return f"{time.monotonic() - self._started:4.1f} s"
@@ -46,7 +51,11 @@ class PlainScreen(Screen):
         for what, count, source in table:
             print(f"{what:<{first}}  {count:>{second}}  {source}")
         print()
-        print(_BROKEN + "; ".join(complaints) if complaints else _HOLDS, flush=True)
+        print(_BROKEN + "; ".join(complaints) if complaints else _HOLDS, end="\n\n", flush=True)
+
+    def conclude(self, page: str, complaints: list[str]) -> None:
+        print("; ".join(complaints) if complaints else _AGREES)
+        print(_PAGE + page, flush=True)
 
 
 class RichScreen(Screen):
@@ -78,7 +87,18 @@ class RichScreen(Screen):
         for what, count, source in rows:
             table.add_row(what, str(count), source)
         verdict = _BROKEN + "; ".join(complaints) if complaints else _HOLDS
-        self._bar.console.print("", table, Text(verdict, "bold red" if complaints else "bold green"), sep="\n")
+        self._bar.console.print("", table, Text(verdict, self._verdict(complaints)), "", sep="\n")
+        self._bar.remove_task(self._task)
+
+    def conclude(self, page: str, complaints: list[str]) -> None:
+        from rich.text import Text
+
+        text = Text("; ".join(complaints) if complaints else _AGREES, self._verdict(complaints))
+        # No wrapping: a path that is broken in two cannot be opened by a click.
+        self._bar.console.print(text, Text(_PAGE + page), sep="\n", soft_wrap=True)
+
+    def _verdict(self, complaints: list[str]) -> str:
+        return "bold red" if complaints else "bold green"
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -10,8 +11,10 @@ import redis
 from redis_message_queue import GracefulInterruptHandler
 from redis_message_queue.cli.demo.balance import Balance, read, unsettled
 from redis_message_queue.cli.demo.crew import Crew, Worker
+from redis_message_queue.cli.demo.pipeline import report_on
 from redis_message_queue.cli.demo.plan import (
     CONSUMERS,
+    CUSTOMERS,
     DIARY,
     LEASE_SECONDS,
     MAX_DELIVERIES,
@@ -33,23 +36,29 @@ class StoryBrokenError(RedisMessageQueueError):
     """A process ended that was not meant to: the text says which, and its last words."""
 
 
-def tell(orders: int, seed: int, *, as_json: bool) -> int:
-    """Play the demo; 0 if the balance holds, 1 if it does not."""
+def tell(orders: int, seed: int, *, as_json: bool, report_into: Path | None) -> int:
+    """Play the demo, and report on it if there is a directory for that; 0 if the balance holds, 1 if it does not."""
+    with EmbeddedRedis() as server, open_screen(orders, silent=as_json) as screen:
+        screen.say(f"a private {server.flavour} {'.'.join(map(str, server.version))} answers on port {server.port}")
+        plan = Plan.draw(server.url, orders, seed)
+        balance = _play(plan, screen)
+        screen.show(balance.rows(), balance.complaints())
+        told = report_on(server.url, report_into, screen) if report_into else None
+        if told:
+            screen.conclude(told.page, told.complaints())
+    complaints = balance.complaints() + (told.complaints() if told else [])
+    if as_json:
+        print(json.dumps(balance.as_dict() | {"complaints": complaints, "report": told and told.as_dict()}))
+    return 1 if complaints else 0
+
+
+def _play(plan: Plan, screen: Screen) -> Balance:
     interrupt = GracefulInterruptHandler(_stop_signals())
     try:
-        with EmbeddedRedis() as server, open_screen(orders, silent=as_json) as screen:
-            plan = Plan.draw(server.url, orders, seed)
-            screen.say(f"a private {server.flavour} {'.'.join(map(str, server.version))} answers on port {server.port}")
-            with open_client(plan) as client, Crew(plan) as crew:
-                balance = Story(plan, client, crew, screen, interrupt).play()
+        with open_client(plan) as client, Crew(plan) as crew:
+            return Story(plan, client, crew, screen, interrupt).play()
     finally:
         interrupt.reset()
-    complaints = balance.complaints()
-    if as_json:
-        print(json.dumps(balance.as_dict()))
-    else:
-        screen.show(balance.rows(), complaints)
-    return 1 if complaints else 0
 
 
 def _stop_signals() -> list[signal.Signals]:
@@ -94,9 +103,10 @@ class Story:
             self._crew.start("producer", number)
         self._screen.say(f"{CONSUMERS} consumers start; each order is leased to one of them for {LEASE_SECONDS:g} s")
         self._screen.say(f"{PRODUCERS} producers start; both publish the same {self._plan.orders} orders, twice each")
+        self._screen.say(f"the orders are of {len(CUSTOMERS)} customers, who take turns whatever each has waiting")
 
     def _is_over(self) -> bool:
-        return not self._crew.works("producer") and unsettled(self._client, self._queue) == 0
+        return not self._crew.works("producer") and unsettled(self._queue) == 0
 
     def _look(self) -> None:
         # The dead first and the diary after: then it holds all that they ever wrote.

@@ -48,14 +48,20 @@ class SparkChoice:
         """A session for one job, ended with it; one that was there before goes on."""
         from redis_message_queue.spark import session
 
-        settings = dict(pair("--conf", one) for one in self.conf or ())
         running = _running_session()
-        opened = session(f"rmq spark {job}", self.master, **settings)
+        opened = session(f"rmq spark {job}", self.master, **self._settings())
         try:
             yield opened
         finally:
             if running is None:
                 opened.stop()
+
+    def _settings(self) -> dict[str, Any]:
+        settings = dict(pair("--conf", one) for one in self.conf or ())
+        for name in settings:
+            if not name.startswith("spark."):
+                raise typer.BadParameter(f"{name!r} does not begin with 'spark.'", param_hint="--conf")
+        return settings
 
 
 def _running_session() -> SparkSession | None:

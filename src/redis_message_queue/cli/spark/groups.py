@@ -61,7 +61,7 @@ def _agreed(claimed: int, group: str) -> bool:
 
 def _groups_of(client: Any, queue: QueueChoice) -> list[tuple[str, int]]:
     found: dict[bytes, bytes] = client.hgetall(_group(client, queue, "any").keys.groups)
-    return sorted((name.decode(), int(messages)) for name, messages in found.items())
+    return sorted((name.decode(), int(messages)) for name, messages in found.items() if name)  # '' has the sum
 
 
 def _group(client: Any, queue: QueueChoice, name: str) -> Groups:
