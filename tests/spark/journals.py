@@ -93,7 +93,9 @@ class Teller:
                 self._open["processing"] += 1
                 return
             if end < 0.83:
-                self._say(at, "failed", message_id, tenant, reason="failed", error_type=chance.choice(ERRORS), count=count)
+                self._say(
+                    at, "failed", message_id, tenant, reason="failed", error_type=chance.choice(ERRORS), count=count
+                )
                 return
             if end < 0.87:
                 self._say(at, "given_back", message_id, tenant)

@@ -59,8 +59,8 @@ _CLAIMED = (
 )
 _PARTITION_ROWS = 500_000
 _QUANTILES = "array(0.5D, 0.95D, 0.99D)"
-# Of so many values the quantiles are exact; of more they are off by a ten-thousandth of the ranks at most. Exact ones of
-# three million values took eight times as long, and one task would have to hold all of them.
+# Of so many values the quantiles are exact; of more they are off by a ten-thousandth of the ranks at most. Exact ones
+# of three million values took eight times as long, and one task would have to hold all of them.
 _ACCURACY = 10_000
 
 
@@ -144,11 +144,15 @@ def _spread(name: str) -> list[str]:
 def _minutes(timed: "DataFrame") -> "DataFrame":
     from pyspark.sql.functions import expr
 
-    rows = timed.where("minute is not null").groupBy("minute").agg(  # a gap has no time
-        *map(expr, _counts()),
-        expr(f"coalesce(sum(case when {_REMOVED} then count end), 0) as removed"),
-        expr(_quantiles("waited", "waiting")),
-        expr(_quantiles("worked", "processing")),
+    rows = (
+        timed.where("minute is not null")
+        .groupBy("minute")
+        .agg(  # a gap has no time
+            *map(expr, _counts()),
+            expr(f"coalesce(sum(case when {_REMOVED} then count end), 0) as removed"),
+            expr(_quantiles("waited", "waiting")),
+            expr(_quantiles("worked", "processing")),
+        )
     )
     return rows.selectExpr("minute", *_COUNTED, "removed", *_spread("waiting"), *_spread("processing")).orderBy(
         "minute"
