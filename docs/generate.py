@@ -20,10 +20,12 @@ from docs.reference.errors import errors_page
 from docs.reference.events import events_page
 from docs.reference.keys import keys_page
 from docs.reference.options import options_page
+from docs.reference.spark_options import spark_options_page
 
 REFERENCE = Path(__file__).parent / "reference"
 PAGES: dict[str, Callable[[], str]] = {
     "options.md": options_page,
+    "spark-options.md": spark_options_page,
     "keys.md": keys_page,
     "events.md": events_page,
     "errors.md": errors_page,

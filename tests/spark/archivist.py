@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.spark.jobs.archive import (
     ArchiveOptions,
     Archiver,
@@ -84,6 +86,13 @@ def die_at(step: str):
             os.kill(os.getpid(), signal.SIGKILL)
 
     return hear
+
+
+def run_mortal(server: EmbeddedRedis, what: str, where: str, path: str, rows: int) -> None:
+    """A run in a process of its own, which must have been killed where it was told to."""
+    command = [sys.executable, "-m", "tests.spark.archivist", what, where, server.url, path, str(rows)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
 if __name__ == "__main__":

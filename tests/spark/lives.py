@@ -11,6 +11,27 @@ from redis_message_queue import RedisMessageQueue, RetryPolicy
 
 Event = dict[str, Any]
 NUMBERS = ("n", "at", "count", "due", "failures", "results", "first")
+EVENTS = frozenset(
+    [
+        "published",
+        "duplicate",
+        "delayed",
+        "claimed",
+        "reclaimed",
+        "acked",
+        "handed_off",
+        "failed",
+        "dead",
+        "expired",
+        "retried",
+        "given_back",
+        "dropped",
+        "redriven",
+        "purged",
+        "deleted",
+        "gap",
+    ]
+)
 LEASE = 0.2  # seconds, for a message whose holder is dead
 
 

@@ -4,6 +4,10 @@ from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
+from redis_message_queue.spark.jobs.figures import Figures
+
 MINUTE = 60_000_000
 OUTCOMES = {"acked", "handed_off", "failed", "retried"}
 FINAL = {"acked", "handed_off", "failed", "dead", "expired", "dropped"}
@@ -118,3 +122,28 @@ def figures(events: list[dict[str, Any]]) -> dict[str, Any]:
         }
         | {name: final[name] for name in FINAL},
     }
+
+
+def agrees(found: Figures, events: list[dict]) -> None:
+    """Every figure of the report is the loop's."""
+    told = figures(events)
+    summary, tables = found.summary, found.tables
+    assert {name: summary[name] for name in told["totals"]} == pytest.approx(told["totals"])
+    for name in ("fairness", "duplicate_ratio", "redelivery_ratio"):
+        assert summary[name] == pytest.approx(told[name])
+    for table, key in (("minutes", "minute"), ("tenants", "tenant")):
+        rows = {row[key] or "": row for row in tables[table]}
+        assert rows.keys() == told[table].keys()
+        for place, row in told[table].items():
+            assert {name: rows[place][name] for name in row} == pytest.approx(row), (table, place)
+    assert {
+        row["error_type"]: {name: row[name] for name in ("failed", "retried", "dead") if row[name]}
+        for row in tables["failures"]
+    } == told["failures"]
+    assert {(row["error_type"], row["reason"]): row["letters"] for row in tables["dead_letters"]} == told[
+        "dead_letters"
+    ]
+    assert {row["account"]: row["messages"] for row in tables["conservation"]} == told["accounts"]
+    for table, column in (("tenants", "delivered"), ("failures", "total"), ("dead_letters", "letters")):
+        counts = [row[column] for row in tables[table]]
+        assert counts == sorted(counts, reverse=True), "the most first"

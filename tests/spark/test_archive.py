@@ -26,7 +26,7 @@ from redis_message_queue.spark.jobs.archive import (
 from redis_message_queue.spark.jobs.files import HadoopFiles, LocalFiles, files_at
 from redis_message_queue.spark.jobs.ledger import Ledger, Manifest, Retired
 from redis_message_queue.spark.journal import Journal, StreamId
-from tests.spark.archivist import archive_plainly, archived, compact_plainly
+from tests.spark.archivist import archive_plainly, archived, compact_plainly, run_mortal
 from tests.spark.journals import MINUTE, START, Story, Teller, fill_queue, write_journal
 
 
@@ -50,13 +50,6 @@ def options(server, client, tmp_path):
 
 def serials(path: str) -> list[int]:
     return [row["serial"] for row in archived(path)]
-
-
-def run_mortal(server: EmbeddedRedis, what: str, where: str, path: str, rows: int) -> None:
-    """A run in a process of its own, which must have been killed where it was told to."""
-    command = [sys.executable, "-m", "tests.spark.archivist", what, where, server.url, path, str(rows)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
 # Runs

@@ -15,11 +15,14 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark import register
 from redis_message_queue.spark.connector import QueueDataSource
+from redis_message_queue.spark.groups import Rules
 from redis_message_queue.spark.rows import messages_schema
 from redis_message_queue.spark.sink import QueueStreamWriter, QueueWriter
 from redis_message_queue.spark.tables import TableReader
 from tests.docs.pages import DOCS, blocks_of, keeps
 
+# Whoever needs Spark first waits for the session: up to a minute on a busy machine.
+pytestmark = pytest.mark.timeout(300)
 HERE = {"url": "redis://:hush@localhost:6379/0", "queue": "orders"}
 
 
@@ -41,6 +44,33 @@ def test_each_part_gets_its_options():
     assert isinstance(source(table="pending").reader(schema), TableReader)
     assert isinstance(source(dedupKeyColumn="id").writer(schema, overwrite=False), QueueWriter)
     assert isinstance(source(dedupKeyColumn="id").streamWriter(schema, overwrite=False), QueueStreamWriter)
+
+
+def test_the_rules_of_a_queue_reach_the_source():
+    limits = {"maxDeliveryCount": "3", "messageTtlSeconds": "60", "maxDeadLetterLength": "9"}
+    reader = source(**limits, deadLetterQueue="{orders}:poison", keySeparator=":", hashTag="true")
+    assert reader.streamReader(messages_schema())._rules == Rules(
+        max_delivery_count=3,
+        message_ttl_seconds=60,
+        dead_letter_queue="{orders}:poison",
+        max_dead_letter_length=9,
+        key_separator=":",
+        hash_tag=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"consumerGroup": "a::b"}, "consumerGroup must be a name that is not empty and has no '::' in it"),
+        ({"cluster": "true", "deadLetterQueue": "poison"}, "'poison' lies in another cluster slot"),
+        ({"cluster": "true", "queue": "a{b"}, "has braces that are no hash tag"),
+        ({"table": "pending", "maxDeliveryCount": "3"}, r"option table is for spark\.read"),
+    ],
+)
+def test_a_name_that_cannot_work_is_an_error_before_the_query_runs(options, says):
+    with pytest.raises(ConfigurationError, match=says):
+        source(**options).streamReader(messages_schema())
 
 
 def test_an_unknown_option_is_an_error_before_anything_else():

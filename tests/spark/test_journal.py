@@ -10,7 +10,8 @@ from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.errors import ConfigurationError, JournalError
 from redis_message_queue.spark import journal as module
 from redis_message_queue.spark.journal import SCHEMA, Journal, QueueAddress, Span, StreamId, decode, from_microseconds
-from tests.spark.journals import MINUTE, START, Story, Teller, fill_queue, write_journal
+from tests.spark.journals import MINUTE, START, Story, Teller, write_journal
+from tests.spark.lives import EVENTS, Life, told
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,33 @@ def test_what_is_no_entry_is_named(fields, said):
         decode(b"1-1", fields, int)
 
 
+def test_a_real_queue_writes_every_event_and_nothing_that_the_reader_does_not_know(client, address, journal):
+    """Everything that a queue can live through, and a cut of its journal."""
+    life = Life(client, "payload", max_journal_length=20)
+    journal_of_all = Life(client, "payload")
+    journal_of_all.everything()
+    rows = list(journal.rows(whole(journal)))
+    assert [row["serial"] for row in rows] == list(range(1, len(rows) + 1))
+    assert {row["event"] for row in rows} == EVENTS - {"gap"}
+    assert not any(row["more"] for row in rows)
+    said = [{name: value for name, value in event.items() if value != ""} for event in told(client)]
+    assert [
+        {name: value for name, value in read.items() if value is not None and name != "stream_id"}
+        for read in map(as_written, rows)
+    ] == said
+    journal.set_mark(StreamId(1, 0))
+    life.queue.publish_many([f"{place}" for place in range(500)])
+    (gap,) = [row for row in journal.rows(whole(journal)) if row["event"] == "gap"]
+    assert (gap["at"], gap["id"], gap["first"]) == (None, None, 1)
+
+
+def as_written(row):
+    """A row as the stream has it."""
+    times = {name: row[name] and round(row[name].timestamp() * 1_000_000) for name in ("at", "due")}
+    serial = {"n": row["serial"], "payload": row["payload"] and row["payload"].decode()}
+    return {name: value for name, value in row.items() if name != "serial"} | times | serial
+
+
 # Pages and pieces
 
 
@@ -151,17 +179,18 @@ def test_the_mark_is_kept_and_brings_no_journal_back(client, address, journal):
 
 
 def test_the_census_has_the_end_of_the_journal_and_the_depth_of_the_queue(client, address, journal):
+    """The same that `stats` says, of tenants too, and of what lies in the claims of streaming queries."""
     assert journal.census() is None
-    story = Teller(4).story(200)
-    written = write_journal(client, address, story)
-    fill_queue(client, address, story)
-    census = journal.census()
-    assert (census.serial, census.pending, census.processing, census.delayed) == (
-        written[-1]["n"],
-        story.pending,
-        story.processing,
-        story.delayed,
-    )
+    queue = Life(client).queue
+    queue.publish_many([str(place) for place in range(5)])
+    queue.publish_many([str(place) for place in range(5, 12)], tenant="acme")
+    queue.publish("later", delay_seconds=3600)
+    queue.process_messages(3).__enter__()
+    client.hset(queue.key.groups, mapping={"": 4, "spark": 4})
+    census, stats = journal.census(), queue.stats()
+    assert (census.pending, census.processing, census.delayed) == (9, 7, 1)
+    assert (census.pending, census.processing, census.delayed) == (stats.pending, stats.processing, stats.delayed)
+    assert census.serial == told(client)[-1]["n"]
 
 
 # Addresses

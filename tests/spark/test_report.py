@@ -49,31 +49,6 @@ def manifest(*, missing=(), depth: Depth | None = None) -> Manifest:
 # With Spark
 
 
-def agrees(found: Figures, events: list[dict]) -> None:
-    """Every figure of the report is the loop's."""
-    told = oracle.figures(events)
-    summary, tables = found.summary, found.tables
-    assert {name: summary[name] for name in told["totals"]} == pytest.approx(told["totals"])
-    for name in ("fairness", "duplicate_ratio", "redelivery_ratio"):
-        assert summary[name] == pytest.approx(told[name])
-    for table, key in (("minutes", "minute"), ("tenants", "tenant")):
-        rows = {row[key] or "": row for row in tables[table]}
-        assert rows.keys() == told[table].keys()
-        for place, row in told[table].items():
-            assert {name: rows[place][name] for name in row} == pytest.approx(row), (table, place)
-    assert {
-        row["error_type"]: {name: row[name] for name in ("failed", "retried", "dead") if row[name]}
-        for row in tables["failures"]
-    } == told["failures"]
-    assert {(row["error_type"], row["reason"]): row["letters"] for row in tables["dead_letters"]} == told[
-        "dead_letters"
-    ]
-    assert {row["account"]: row["messages"] for row in tables["conservation"]} == told["accounts"]
-    for table, column in (("tenants", "delivered"), ("failures", "total"), ("dead_letters", "letters")):
-        counts = [row[column] for row in tables[table]]
-        assert counts == sorted(counts, reverse=True), "the most first"
-
-
 def test_its_figures_are_those_of_a_plain_loop_and_every_message_is_accounted_for(
     spark, client, options, tmp_path, monkeypatch
 ):
@@ -97,7 +72,7 @@ def test_its_figures_are_those_of_a_plain_loop_and_every_message_is_accounted_fo
     told = json.loads(Path(result.json).read_text())
     for row in told["tables"]["minutes"]:
         row["minute"] = datetime.fromisoformat(row["minute"])
-    agrees(Figures("orders", told["summary"], told["tables"]), events)
+    oracle.agrees(Figures("orders", told["summary"], told["tables"]), events)
     minutes = pq.read_table(result.tables["minutes"]).to_pylist()
     assert {row["minute"] for row in minutes} == oracle.figures(events)["minutes"].keys()
     text = Path(result.page).read_text()
@@ -112,7 +87,7 @@ def test_with_gaps_it_counts_what_is_there_and_says_what_is_unknown(spark, clien
     fill_queue(client, options, story)
     archive_plainly(options)
     found = figures_of(spark, options.path, "orders")
-    agrees(found, events)
+    oracle.agrees(found, events)
     assert found.summary["conservation"]["verdict"] == "unknown"
     assert found.summary["conservation"]["missing_serials"] == 33
     assert "33 journal entries were trimmed" in page(found, datetime.now(UTC))

@@ -22,6 +22,8 @@ from tests.spark.streaming_query import doubled, numbered, start, wait_for, writ
 
 NOW = {"availableNow": True}
 QUEUE = "orders"
+# Whoever needs Spark first waits for the session: up to a minute on a busy machine.
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -94,6 +96,30 @@ def test_what_consumers_would_not_deliver_is_not_read_either(queue, reader):
     queue.publish("too old")
     one = reader(message_ttl_seconds=0.000001)
     assert one.latestOffset({"number": 0}, TEN) == {"number": 0}
+    assert queue.stats().dead_letters == 1
+
+
+def test_a_queue_with_names_of_its_own_is_found(client, reader):
+    """Its separator, its hash tag, its dead letters, which are cut as its consumers cut them."""
+    queue = RedisMessageQueue(QUEUE, client=client, key_separator=":", hash_tag=True)
+    names = {"key_separator": ":", "hash_tag": True}
+    queue.publish_many(["first", "second"])
+    rules = {"message_ttl_seconds": 0.000001, "dead_letter_queue": "{orders}:poison", "max_dead_letter_length": 1}
+    strict = reader(**names, **rules)
+    assert strict.latestOffset({"number": 0}, TEN) == {"number": 0}
+    assert client.lrange("{orders}:poison", 0, -1) == [b"second"]
+    strict.stop()
+    queue.publish("third")
+    assert rows(one := reader(**names), {"number": 0}, one.latestOffset({"number": 0}, TEN)) == ["third"]
+
+
+def test_what_was_delivered_too_often_is_not_read(queue, reader):
+    """Ten times if nobody says otherwise, as with consumers; 0 is for any number."""
+    queue.publish("message 0")
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), queue.process_messages(1, wait_seconds=0):
+            raise ZeroDivisionError
+    assert reader(max_delivery_count=3).latestOffset({"number": 0}, TEN) == {"number": 0}
     assert queue.stats().dead_letters == 1
 
 

@@ -1,7 +1,20 @@
 """Claims of a streaming query on a cluster: all of their keys share the queue's slot."""
 
+from contextlib import closing
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.spark.groups import Groups
+from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.envelope import Envelope
+from redis_message_queue.errors import ConfigurationError, RetryBudgetExhaustedError
+from redis_message_queue.options import GatewayOptions
+from redis_message_queue.spark import groups as groups_module
+from redis_message_queue.spark.groups import Groups, connected
+from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.spark.source import QueueStreamReader
 from tests.topologies.cluster import Cluster
 
 
@@ -22,3 +35,68 @@ def test_a_query_claims_reads_acknowledges_and_releases_on_a_cluster(cluster: Cl
     assert groups.release() == 300
     assert (queue.stats().processing, queue.stats().pending, groups.depth()) == (0, 501, 501)
     client.close()
+
+
+class Payloads:
+    """Rows that are payloads alone."""
+
+    def batch(self, stored: Any, delivery_counts: Any) -> Any:
+        return [Envelope(one).payload for one in stored]
+
+
+def reader(url: str, **options: Any) -> QueueStreamReader:
+    return QueueStreamReader(SourceOptions(url=url, queue="orders", **options), Payloads())
+
+
+@pytest.fixture
+def nodes(cluster: Cluster) -> list[str]:
+    """The URLs of the nodes."""
+    return [node.server.url for node in cluster.nodes]
+
+
+def test_the_source_reads_a_cluster_by_the_url_of_any_node(cluster: Cluster, nodes: list[str]):
+    """Driver and executors each find their way from there."""
+    with closing(cluster.client()) as client:
+        queue = RedisMessageQueue("orders", client=client, visibility_timeout_seconds=300)
+        queue.publish_many(["first", "second"])
+        for number, url in enumerate(nodes, 1):
+            queue.publish("third")
+            one = reader(url, cluster=True)
+            end = one.latestOffset({"number": number - 1}, ReadMaxRows(10))
+            rows = [row for part in one.partitions({"number": number - 1}, end) for row in one.read(part)]
+            assert rows == [[b"first", b"second", b"third"] if number == 1 else [b"third"]]
+            one.commit(end)
+            one.stop()
+        assert queue.stats().processing == 0
+
+
+def test_without_the_option_a_cluster_is_one_clear_error_that_names_it(nodes: list[str]):
+    """On the node that owns the slot and on those that do not."""
+    for url in nodes:
+        for options in ({}, {"hash_tag": True}):
+            one = reader(url, **options)
+            try:
+                one.latestOffset({"number": 0}, ReadMaxRows(10))
+            except ConfigurationError as error:
+                assert "node of a Redis Cluster; set the option cluster to true" in str(error)
+            else:
+                assert options, "only a queue with a hash tag can be served by one node alone"
+            finally:
+                one.stop()
+
+
+def test_the_option_on_a_server_alone_is_one_clear_error(server: EmbeddedRedis):
+    with pytest.raises(ConfigurationError, match="option cluster is true, and this server is none of a Redis Cluster"):
+        connected(server.url, cluster=True)
+
+
+def test_a_cluster_that_is_away_is_waited_for_within_the_retry_budget(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(groups_module, "GatewayOptions", lambda: GatewayOptions(retry_budget_seconds=0.3))
+    with pytest.raises(RetryBudgetExhaustedError, match="the cluster could not be reached") as caught:
+        connected("redis://:hush@127.0.0.1:1", cluster=True)
+    assert "hush" not in str(caught.value)
+
+
+def test_dead_letters_in_another_slot_are_refused_before_the_query_runs():
+    with pytest.raises(ConfigurationError, match=r"dead_letter_queue 'poison' lies in another cluster slot"):
+        reader("redis://127.0.0.1:1", cluster=True, dead_letter_queue="poison")

@@ -59,8 +59,8 @@ _CLAIMED = (
 )
 _PARTITION_ROWS = 500_000
 _QUANTILES = "array(0.5D, 0.95D, 0.99D)"
-# Of so many values the quantiles are exact; of more they are off by a ten-thousandth of the ranks at most. Exact ones of
-# three million values took eight times as long, and one task would have to hold all of them.
+# Of so many values the quantiles are exact; of more they are off by a ten-thousandth of the ranks at most. Exact ones
+# of three million values took eight times as long, and one task would have to hold all of them.
 _ACCURACY = 10_000
 
 
