@@ -43,10 +43,15 @@ SCHEMA = pa.schema(
     # Fields that a newer library writes are kept, and where in the stream the entry stood.
     + [pa.field("more", pa.string()), pa.field("stream_id", pa.string())]
 )
-DDL = ", ".join(
-    f"`{one.name}` " + {"int64": "bigint", "string": "string", "binary": "binary"}.get(str(one.type), "timestamp")
-    for one in SCHEMA
-)
+
+
+def ddl(schema: pa.Schema) -> str:
+    """The same columns as Spark writes them."""
+    kinds = {"int64": "bigint", "string": "string", "binary": "binary"}
+    return ", ".join(f"`{one.name}` {kinds.get(str(one.type), 'timestamp')}" for one in schema)
+
+
+DDL = ddl(SCHEMA)
 
 
 class StreamId(NamedTuple):
@@ -113,6 +118,7 @@ class QueueAddress:
     key_separator: str = "::"
     hash_tag: bool = False
     cluster: bool = False
+    dead_letter_key: str | None = None  # where the dead letters are not in the queue's own list
 
     def __post_init__(self) -> None:
         checks.text("url", self.url)
@@ -120,12 +126,19 @@ class QueueAddress:
         checks.text("key_separator", self.key_separator)
         checks.flag("hash_tag", self.hash_tag)
         checks.flag("cluster", self.cluster)
+        if self.dead_letter_key is not None:
+            checks.text("dead_letter_key", self.dead_letter_key)
         if not self.url.startswith(("redis://", "rediss://", "unix://")):
             raise ConfigurationError("url must begin with redis://, rediss:// or unix://")
 
     @property
     def keys(self) -> QueueKeys:
-        return QueueKeys.of(self.queue, separator=self.key_separator, hash_tag=self.hash_tag or self.cluster)
+        return QueueKeys.of(
+            self.queue,
+            separator=self.key_separator,
+            dead_letter=self.dead_letter_key,
+            hash_tag=self.hash_tag or self.cluster,
+        )
 
     def connect(self) -> Any:
         """A client of its own; the caller closes it."""

@@ -118,4 +118,5 @@ def address_of(queue: QueueChoice) -> dict[str, Any]:
         "key_separator": queue.key_separator,
         "hash_tag": bool(queue.hash_tag),
         "cluster": cluster,
+        "dead_letter_key": queue.dead_letter_queue,
     }

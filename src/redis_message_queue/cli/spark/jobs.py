@@ -122,7 +122,6 @@ def replay(
         max_messages=limit,
         rate=rate,
         dry_run=dry_run,
-        dead_letter_key=queue.dead_letter_queue,
         **publishing.options(),
     )
     output.document(_run(run, options, spark, output).as_dict())

@@ -5,14 +5,13 @@ a manifest, and only then tells Redis that the journal may be trimmed up to ther
 was written does not exist; and the next run begins behind the last serial that a manifest names.
 
     <path>/queue=<name>/date=<day>/serials-<first>-<last>-<run>/part-*.parquet
+    <path>/queue=<name>/records/date=<day>/<run>/part-*.parquet
     <path>/queue=<name>/_manifests/<number>.json
 """
 
 import dataclasses
-import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,8 +19,10 @@ from redis_message_queue import checks
 from redis_message_queue.errors import ArchiveConflictError, ArchiveError, ConfigurationError
 from redis_message_queue.spark.jobs.clear_errors import one_clear_error
 from redis_message_queue.spark.jobs.files import Files, files_at
-from redis_message_queue.spark.jobs.ledger import Depth, Ledger, Manifest, Missing, Retired, Segment, queues_in
+from redis_message_queue.spark.jobs.ledger import Depth, Ledger, Manifest, Missing, Segment, queues_in, retired
+from redis_message_queue.spark.jobs.parquet import save
 from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard
+from redis_message_queue.spark.jobs.records import RecordKeeper, compact_records
 from redis_message_queue.spark.journal import DDL, Census, Journal, QueueAddress, Span, read_spans
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 _DAY_SECONDS = 86_400
 ENTRIES = f"{DDL}, queue string, date date"
-# One truth for Parquet files that everybody reads: Spark still writes the 96-bit times of old Hive by itself.
-_TIMES = "spark.sql.parquet.outputTimestampType"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +79,7 @@ class ArchiveResult(JsonResult):
     missing: list[Missing]  # what this run found missing; the manifests know of all
     missing_in_all: int
     removed: int
+    records: int = 0  # of settled messages, whose lists still had them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +92,7 @@ class CompactResult(JsonResult):
     segments_after: int
     rows: int
     removed: int
+    record_directories: int = 0  # that were put together into one a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +116,21 @@ class Writer(Protocol):
 
 
 def archive(spark: "SparkSession", options: ArchiveOptions, on_progress: OnProgress = unheard) -> ArchiveResult:
-    """Add to the archive everything that the journal has now and the archive has not."""
+    """Add to the archive what the journal has now and the archive has not, and then the records of settled messages."""
     files = files_at(options.path, spark)
     with Journal(options) as journal, one_clear_error("archiving"):
-        return Archiver(journal, files, SparkWriter(spark, options), options, on_progress).run()
+        result = Archiver(journal, files, SparkWriter(spark, options), options, on_progress).run()
+        records = RecordKeeper(spark, files, plain(options), on_progress).run()
+    return dataclasses.replace(result, records=records)
 
 
 def compact(spark: "SparkSession", options: CompactOptions, on_progress: OnProgress = unheard) -> CompactResult:
     """Put small directories of one date together into large ones; no entry is added, changed or lost."""
     files = files_at(options.path, spark)
     with one_clear_error("compacting"):
-        return Compactor(files, SparkWriter(spark), options, on_progress).run()
+        merged = compact_records(spark, files, options.queue, on_progress)
+        result = Compactor(files, SparkWriter(spark), options, on_progress).run()
+    return dataclasses.replace(result, record_directories=merged)
 
 
 class Archiver:
@@ -317,9 +322,8 @@ def _replaced(now: Manifest, group: Sequence[Segment], whole: Segment) -> Manife
         )
     place = next(index for index, one in enumerate(now.segments) if one.path in gone)
     rest = [one for one in now.segments if one.path not in gone]
-    retired = tuple(Retired(one.path, time.time()) for one in group)
     segments = (*rest[:place], whole, *rest[place:])
-    return dataclasses.replace(now, segments=segments, retired=now.retired + retired)
+    return dataclasses.replace(now, segments=segments, retired=now.retired + retired(gone))
 
 
 class SparkWriter:
@@ -332,17 +336,13 @@ class SparkWriter:
         if self._address is None:
             raise ConfigurationError("a writer without a queue's address can only merge")
         numbers = self._spark.range(0, len(spans), 1, len(spans))
-        self._save(numbers.mapInArrow(read_spans(plain(self._address), spans), DDL), directory)
+        save(numbers.mapInArrow(read_spans(plain(self._address), spans), DDL), directory)
         return self._look(directory)
 
     def merge(self, sources: Sequence[str], directory: str, files: int) -> Written:
         found = self._spark.read.schema(DDL).parquet(*sources)
-        self._save(found.repartitionByRange(files, "serial").sortWithinPartitions("serial"), directory)
+        save(found.repartitionByRange(files, "serial").sortWithinPartitions("serial"), directory)
         return self._look(directory)
-
-    def _save(self, rows: "DataFrame", directory: str) -> None:
-        with _setting(self._spark, _TIMES, "TIMESTAMP_MICROS"):
-            rows.write.parquet(directory)
 
     def _look(self, directory: str) -> Written:
         rows = self._spark.read.schema(DDL).parquet(directory)
@@ -364,16 +364,6 @@ class SparkWriter:
 def plain(address: QueueAddress) -> QueueAddress:
     """The address alone, for tasks."""
     return QueueAddress(**{one.name: getattr(address, one.name) for one in dataclasses.fields(QueueAddress)})
-
-
-@contextmanager
-def _setting(spark: "SparkSession", name: str, value: str) -> Iterator[None]:
-    before = spark.conf.get(name)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        spark.conf.set(name, str(before))
 
 
 def manifest_of(files: Files, queue: str, path: str) -> Manifest:

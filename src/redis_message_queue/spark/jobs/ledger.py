@@ -7,7 +7,7 @@ once cannot both make the same number: the second one looks again at what the fi
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -20,6 +20,7 @@ _FORMAT = 1
 _QUEUE = "queue="
 _DATE = "date="
 _MANIFESTS = "_manifests"
+RECORDS = "records"
 _KEPT = 1_000  # manifests, for whoever reads while others write
 _TRIES = 20
 
@@ -38,6 +39,15 @@ class Segment:
     last_id: str
     rows: int
     missing: tuple[Missing, ...] = ()  # within the range, and between the segment before it and this one
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One directory with the records of messages that were settled on one date."""
+
+    path: str  # below the queue's directory
+    date: str
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +75,7 @@ class Manifest:
     queue: str
     version: int = 0
     segments: tuple[Segment, ...] = ()
+    kept: tuple[Kept, ...] = ()
     retired: tuple[Retired, ...] = ()
     depth: Depth | None = None
 
@@ -94,10 +105,15 @@ class Manifest:
                 Segment(**{**one, "missing": tuple((first, count) for first, count in one["missing"])})
                 for one in found.pop("segments")
             )
+            kept = (Kept(**one) for one in found.pop("kept"))
             retired = (Retired(**one) for one in found.pop("retired"))
             depth = found.pop("depth")
             return cls(
-                segments=tuple(segments), retired=tuple(retired), depth=Depth(**depth) if depth else None, **found
+                segments=tuple(segments),
+                kept=tuple(kept),
+                retired=tuple(retired),
+                depth=Depth(**depth) if depth else None,
+                **found,
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ArchiveError("a manifest of the archive cannot be read: it is not one of this library") from error
@@ -152,17 +168,21 @@ class Ledger:
     def rubbish(self, grace_seconds: float) -> list[str]:
         """Directories that a compaction has replaced, or that a dead run left, older than ``grace_seconds``."""
         manifest, now = self.read(), time.time()
-        live = {one.path for one in manifest.segments}
+        live = {one.path for one in manifest.segments} | {one.path for one in manifest.kept}
         retired = {one.path: one.at for one in manifest.retired}
-        found: list[str] = []
-        for day in self.files.list(self.directory):
-            if not day.name.startswith(_DATE):
-                continue
-            for one in self.files.list(f"{self.directory}/{day.name}"):
-                path = f"{day.name}/{one.name}"
-                if path not in live and now - retired.get(path, one.modified) >= grace_seconds:
-                    found.append(path)
-        return found
+        return [
+            path
+            for path, modified in self._directories()
+            if path not in live and now - retired.get(path, modified) >= grace_seconds
+        ]
+
+    def _directories(self) -> Iterator[tuple[str, float]]:
+        """All that hold Parquet files, with the time of their last change."""
+        for above in ("", f"{RECORDS}/"):
+            for day in self.files.list(f"{self.directory}/{above}".rstrip("/")):
+                if day.name.startswith(_DATE):
+                    for one in self.files.list(f"{self.directory}/{above}{day.name}"):
+                        yield f"{above}{day.name}/{one.name}", one.modified
 
     def clean(self, grace_seconds: float) -> int:
         """Remove them; how many there were. Readers that honour the manifests do not notice."""
@@ -173,6 +193,11 @@ class Ledger:
         if any(one.path in gone for one in self.read().retired):
             self.commit(lambda now: dataclasses.replace(now, retired=tuple(_without(now.retired, gone))))
         return len(found)
+
+
+def retired(paths: Iterable[str]) -> tuple[Retired, ...]:
+    """Directories that were replaced just now."""
+    return tuple(Retired(path, time.time()) for path in paths)
 
 
 def _without(retired: Iterable[Retired], gone: set[str]) -> Iterable[Retired]:

@@ -7,13 +7,13 @@ import pyarrow as pa
 
 from redis_message_queue import checks
 from redis_message_queue.errors import ConfigurationError, SelectionError
-from redis_message_queue.keys import QueueKeys
 from redis_message_queue.protocol.records import pair, record_of
 from redis_message_queue.spark.jobs.archive import read_archive
 from redis_message_queue.spark.jobs.clear_errors import one_clear_error, reason
 from redis_message_queue.spark.jobs.figures import ENTERING, LEAVING
 from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard
 from redis_message_queue.spark.jobs.publishing import OUTCOME, PublishOptions, digest, publish_batches, publish_slowly
+from redis_message_queue.spark.jobs.records import read_records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,7 +51,6 @@ class ReplayOptions(PublishOptions):
     max_messages: int | None = None
     rate: float | None = None  # messages a second
     dry_run: bool = False
-    dead_letter_key: str | None = None  # where the dead letters are not in the queue's own list
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +58,7 @@ class ReplayOptions(PublishOptions):
             raise ConfigurationError(f"source must be 'dead_letters' or 'archive', not {self.source!r}")
         if (self.source == "archive") != (self.path is not None):
             raise ConfigurationError("path is that of the archive: give it with source='archive', and only there")
-        for option in ("path", "where", "name", "into", "dead_letter_key"):
+        for option in ("path", "where", "name", "into"):
             if getattr(self, option) is not None:
                 checks.text(option, getattr(self, option))
         checks.whole_number("max_messages", self.max_messages, optional=True)
@@ -151,7 +150,8 @@ def _publish(usable: "DataFrame", matched: int, options: ReplayOptions, on_progr
 
 def _target(options: ReplayOptions) -> PublishOptions:
     given = {one.name: getattr(options, one.name) for one in fields(PublishOptions)}
-    return PublishOptions(**given | {"queue": options.into or options.queue})
+    # Whose dead letters they were does not matter there, and another queue may lie in another slot.
+    return PublishOptions(**given | {"queue": options.into or options.queue, "dead_letter_key": None})
 
 
 # -- what can be selected from
@@ -175,13 +175,7 @@ def select(found: "DataFrame", options: ReplayOptions) -> "DataFrame":
 
 def dead_letters(spark: "SparkSession", options: ReplayOptions) -> "DataFrame":
     """The dead letters that the queue has now, with what their records know."""
-    keys = QueueKeys.of(
-        options.queue,
-        separator=options.key_separator,
-        dead_letter=options.dead_letter_key,
-        hash_tag=options.hash_tag or options.cluster,
-    )
-    client = options.connect()
+    keys, client = options.keys, options.connect()
     try:
         payloads, notes = _whole(client, keys.dead_letter), _whole(client, keys.records(keys.dead_letter))
     finally:
@@ -221,6 +215,10 @@ def archived_messages(spark: "SparkSession", options: ReplayOptions) -> "DataFra
     )
     # A redriven message has the payload of the one that it repeats.
     first = messages.where("payload is not null").selectExpr("id as replay_of", "payload as first_payload")
-    whole = messages.join(first, "replay_of", "left")
+    # The text of an error is not in the journal, but in the records of settled messages.
+    errors = (
+        read_records(spark, options.path, options.queue).groupBy("id").agg(expr("max_by(error, finished_at) as error"))
+    )
+    whole = messages.join(first, "replay_of", "left").join(errors, "id", "left")
     columns = [one if one != "payload" else "coalesce(payload, first_payload) as payload" for one in messages.columns]
-    return whole.selectExpr(*columns)
+    return whole.selectExpr(*columns, "error")
