@@ -95,3 +95,7 @@ class RetryBudgetExhaustedError(RedisMessageQueueError, redis.exceptions.RedisEr
 
 class EmbeddedServerError(RedisMessageQueueError, RuntimeError):
     """No embedded server could be started: the text says what was tried."""
+
+
+class MissingExtraError(RedisMessageQueueError, ImportError):
+    """A part of the library needs packages that are not installed: the text says which extra brings them."""
