@@ -25,6 +25,7 @@ from redis_message_queue import (
 )
 from redis_message_queue.metrics.opentelemetry import QueueTracing
 from tests.contract.shells import Awaited, Died, Shell, asyncio_only, claim_and_die, fail, sync_only, take
+from tests.contract.test_gateways import Core, custom
 
 
 class Traces:
@@ -39,7 +40,7 @@ class Traces:
         self.tracer = self.provider.get_tracer("the test")
 
     def queue(self, name: str = "q", **options: Any) -> Any:
-        plain = self._shell.queue(name, **{"wait": 0} | options)
+        plain = self._shell.queue(name, **({} if "gateway" in options else {"wait": 0}) | options)
         return self._shell._facade(self.tracing.trace(plain.queue))
 
     @property
@@ -421,6 +422,17 @@ async def test_a_decorated_coroutine_has_a_span_until_it_is_done(traces: Traces,
     await queue.publish("m")
     await queue.run(handle, until_empty=True)
     assert seen == [number(span) for span in traces.processed] and len(seen) == 1
+
+
+async def test_a_queue_on_a_custom_gateway_has_spans_without_links(traces: Traces, shell: Shell) -> None:
+    """Its messages have neither headers nor ids; publishing and processing are traced all the same."""
+    queue = traces.queue(gateway=custom(shell, Core("m")))
+    await queue.publish("m")
+    async with queue.process_message() as message:
+        assert message == "m" and current() != 0
+    (sent,), (processed,) = traces.sent, traces.processed
+    assert (sent.name, processed.name, linked(processed)) == ("publish q", "process q", [])
+    assert "messaging.message.id" not in (processed.attributes or {})
 
 
 async def test_what_is_no_queue_is_refused(traces: Traces, shell: Shell) -> None:
