@@ -134,8 +134,8 @@ class StatsCollector(Collector):
     """Shows how many messages are where, as `stats()` says.
 
     `QueueMetrics.watch` makes one by itself. With several processes one of them should have it, because all would show
-    the same numbers. A look that fails makes
-    ``rmq_stats_up`` 0 and leaves the gauges of that queue out; the scrape goes on.
+    the same numbers. A look that fails makes ``rmq_stats_up`` 0 and leaves the gauges of that queue out; the scrape
+    goes on.
     """
 
     def __init__(self, *, registry: CollectorRegistry | None = None) -> None:

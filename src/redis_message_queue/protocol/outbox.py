@@ -124,7 +124,8 @@ class Outbox:
             for one in outgoing[repeated:]:
                 one.extras = extras
         deadline = self._port.now() + self._store.options.pending_overload_block_timeout_seconds
-        for chunk in (*filter(None, (outgoing[:repeated],)), *chunks(outgoing[repeated:], self._store.options)):
+        first = [outgoing[:repeated]] if repeated else []
+        for chunk in (*first, *chunks(outgoing[repeated:], self._store.options)):
             started = self._port.now()
             if repeat_of is not None:
                 ids, publishing = publisher.repeat(repeat_of, [one.payload for one in chunk])
