@@ -14,6 +14,7 @@ import redis_message_queue.asyncio
 from docs.reference.errors import error_classes
 from docs.reference.markdown import code, doc, in_step, page, prose, sentence, table
 from redis_message_queue import embedded
+from redis_message_queue.metrics import opentelemetry, prometheus
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ FIELD_SENTENCES = {
         "error_type": "the class of the exception that its handler raised",
         "error": "its text",
         "replay_of": "the id of the dead message that this one repeats",
+        "headers": "what `get_headers` gave it to travel with, None for none",
     },
     "RedriveSummary": {
         "matched": "dead letters that were chosen",
@@ -139,7 +141,18 @@ def api_page() -> str:
             for name in embedded.__all__
             if name not in redis_message_queue.__all__
         ),
+        *_adapters(),
     )
+
+
+def _adapters() -> Iterator[str]:
+    for module, page_of_it, extra in (
+        (prometheus, "[How to measure](../how-to/metrics.md)", "Counts, durations and lengths for Prometheus"),
+        (opentelemetry, "[How to trace](../how-to/trace.md)", "Spans, and the same numbers, for OpenTelemetry"),
+    ):
+        yield f"## {module.__name__}"
+        yield prose(f"{extra}, with the extra `metrics`; see {page_of_it}.")
+        yield from (_entry(name, getattr(module, name)) for name in module.__all__)
 
 
 def _differences() -> str:
@@ -187,8 +200,10 @@ def _members(owner: type) -> Iterator[tuple[str, str]]:
             f"fields of {owner.__name__}", told, (one.name for one in fields(owner) if not one.name.startswith("_"))
         )
         yield from ((code(name), sentence(told[name])) for name in told if told[name])
+    elif owner.__name__ in FIELD_SENTENCES:
+        yield from ((code(name), sentence(told)) for name, told in FIELD_SENTENCES[owner.__name__].items())
     plain = []
-    for name, member in vars(owner).items():
+    for name, member in _offered(owner).items():
         if name.startswith("_") or name in INSIDE.get(owner.__name__, ()):
             continue
         if isinstance(member, property) and not doc(member):
@@ -199,6 +214,13 @@ def _members(owner: type) -> Iterator[tuple[str, str]]:
             yield code(f"{name}{_signature(member)}"), doc(member)
     if plain:
         yield ", ".join(plain), "What the name says."
+
+
+def _offered(owner: type) -> dict[str, Any]:
+    """With what it has from classes that have no entry of their own; a base that is public has one."""
+    bases = [one for one in owner.__mro__ if one.__module__.startswith("redis_message_queue")]
+    inherited = [one for one in bases if one is owner or getattr(redis_message_queue, one.__name__, None) is not one]
+    return {name: member for one in reversed(inherited) for name, member in vars(one).items()}
 
 
 def _signature(thing: Callable[..., Any]) -> str:

@@ -37,7 +37,7 @@ QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
     "What may be published": ("strict_payload_types", "max_payload_bytes", "max_payload_depth"),
     "What is kept": ("enable_completed_queue", "enable_failed_queue", "max_completed_length", "max_failed_length"),
     "Journal": ("journal", "max_journal_length"),
-    "Stopping and watching": ("interrupt", "on_event"),
+    "Stopping and watching": ("interrupt", "on_event", "get_headers"),
 }
 GATEWAY_GROUPS: dict[str, tuple[str, ...]] = {
     "Server and keys": ("redis_client", "dead_letter_queue", "hash_tag"),

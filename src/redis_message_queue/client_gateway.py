@@ -22,7 +22,7 @@ from redis_message_queue.keys import QueueKeys
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.process_bound import ProcessBound
-from redis_message_queue.protocol.foreign import ForeignSettler, ForeignStore, not_offered
+from redis_message_queue.protocol.foreign import ForeignPublisher, ForeignSettler, ForeignStore, not_offered
 from redis_message_queue.protocol.operations import Operations
 from redis_message_queue.protocol.port import Port
 from redis_message_queue.protocol.queue import QueueProtocol
@@ -129,6 +129,8 @@ def open_queue(given: Mapping[str, Any], kind: type[ClientGateway]) -> QueueProt
         store = foreign_store(gateway, runtime, asked.name, asked.key_separator, awaits=kind._asynchronous)
     if asked.retry_policy is not None and isinstance(store.settler, ForeignSettler):
         raise not_offered(gateway, "retry_policy")
+    if asked.get_headers is not None and isinstance(store.publisher, ForeignPublisher):
+        raise not_offered(gateway, "get_headers")
     queue = QueueProtocol(asked, store, kind._message_class)
     note_queue(gateway, asked.name)
     return queue

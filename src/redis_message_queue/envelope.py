@@ -75,13 +75,16 @@ class Envelope:
 
     @property
     def extras(self) -> dict[str, Any]:
-        """What travels with the payload, such as the id of the message that this one repeats."""
+        """What travels with the payload, such as the id of the message that this one repeats; {} if it is no object."""
         if not self.stored[0] & HAS_EXTRAS:
             return {}
         start = HEADER_BYTES + (1 + self.stored[HEADER_BYTES] if self.stored[0] & HAS_TENANT else 0)
         length = int.from_bytes(self.stored[start : start + 2], "big")
-        extras: dict[str, Any] = json.loads(self.stored[start + 2 : start + 2 + length])
-        return extras
+        try:
+            extras = json.loads(self.stored[start + 2 : start + 2 + length])
+        except (ValueError, RecursionError):  # somebody else's bytes
+            return {}
+        return extras if isinstance(extras, dict) else {}
 
 
 def head(message_id: bytes) -> bytes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from redis_message_queue import headers
 from redis_message_queue.envelope import Envelope
 from redis_message_queue.process_bound import ProcessBound
 
@@ -27,6 +28,9 @@ class Held(Protocol):
 
 class Hold(Protocol):
     """Whoever holds it for the handler."""
+
+    @property
+    def queue_name(self) -> str: ...
 
     def is_lost(self, claim: Any) -> bool: ...
 
@@ -52,6 +56,11 @@ class ReceivedMessage(ProcessBound):
         return self._claim.message_id
 
     @property
+    def queue(self) -> str:
+        """The name of the queue that it came from."""
+        return self._hold.queue_name
+
+    @property
     def tenant(self) -> str | None:
         """Whose message it is, if it was published for a tenant."""
         return self._claim.envelope.tenant
@@ -71,6 +80,14 @@ class ReceivedMessage(ProcessBound):
         """The id of the dead message that this one repeats."""
         replayed: str | None = self._claim.envelope.extras.get("replay_of")
         return replayed
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the publisher's ``get_headers`` gave it to travel with; the same in every delivery and after a redrive.
+
+        {} without any. They are input like the payload: anybody who can write to Redis can write them.
+        """
+        return headers.found_in(self._claim.envelope.extras)
 
     @property
     def lease_lost(self) -> bool:
@@ -101,6 +118,7 @@ class MessageRecord:
     error_type: str | None = None
     error: str | None = None
     replay_of: str | None = None
+    headers: Mapping[str, str] | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,6 +202,10 @@ class QueueOptions:
         BaseGracefulInterruptHandler | None, "a stop signal that waiting consumers and blocked publishers look at"
     ] = None
     on_event: Annotated[Callable[[Any], Any] | None, "called with a `QueueEvent` for everything that happens"] = None
+    get_headers: Annotated[
+        Callable[[], Any] | None,
+        "asked at each publish for headers, a mapping of str to str that travels with the message",
+    ] = None
 
     def __post_init__(self) -> None:
         text("name", self.name)
@@ -215,7 +219,7 @@ class QueueOptions:
             flag(name, getattr(self, name))
         for name in ("max_completed_length", "max_failed_length", "max_payload_bytes", "max_payload_depth"):
             whole_number(name, getattr(self, name), optional=True)
-        for name in ("get_deduplication_key", "on_heartbeat_failure", "on_event"):
+        for name in ("get_deduplication_key", "on_heartbeat_failure", "on_event", "get_headers"):
             function(name, getattr(self, name))
         number("heartbeat_interval_seconds", self.heartbeat_interval_seconds, optional=True)
         number("max_processing_seconds", self.max_processing_seconds, optional=True)

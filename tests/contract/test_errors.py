@@ -29,6 +29,7 @@ TREE = {
     "LeaseLostError": (),
     "CorruptMessageError": (ValueError,),
     "EmbeddedServerError": (RuntimeError,),
+    "MissingExtraError": (ImportError,),
 }
 every_error = pytest.mark.parametrize("name", TREE)
 

@@ -35,6 +35,7 @@ CALLBACKS_OF_A_QUEUE = {
     "get_deduplication_key": {"deduplication": True},
     "on_heartbeat_failure": {"heartbeat_interval_seconds": 1},
     "on_event": {},
+    "get_headers": {},
 }
 SECONDS_OF_A_GATEWAY = [
     *("retry_initial_delay_seconds", "retry_max_delay_seconds", "message_deduplication_log_ttl_seconds"),
@@ -246,6 +247,7 @@ async def test_defaults_are_as_documented(shell: Shell) -> None:
         "key_separator": "::",
         "interrupt": None,
         "on_event": None,
+        "get_headers": None,
     }.items():
         assert queue[name].default == usual, name
     gateway = inspect.signature(shell.module.RedisGateway).parameters

@@ -26,7 +26,7 @@ from redis_message_queue import (
     scripts,
 )
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.envelope import ID_BYTES
+from redis_message_queue.envelope import ID_BYTES, Envelope
 from redis_message_queue.keys import QueueKeys
 from tests.contract.shells import Sent
 from tests.faults.meanwhile import PATIENCE_SECONDS, beside, start, until
@@ -384,6 +384,39 @@ def test_a_message_that_was_handled_meanwhile_is_not_published_again(family, she
         assert shell.process(queue) == b"message"
     assert repeat(shell, queue, error) is True
     assert payloads(family.primary) == []
+
+
+def test_a_repetition_has_the_headers_that_it_had(family, shell):
+    """It is the same call: nobody is asked again, however the headers of this moment would differ."""
+    asked: list[dict[str, str]] = []
+
+    def get_headers() -> dict[str, str]:
+        asked.append({"n": "x" * (1 + 3_000 * len(asked))})
+        return asked[-1]
+
+    queue, many = shell.queue(gateway=HASTY, get_headers=get_headers), [f"message {place}" for place in range(999)]
+    with family.stopped():
+        error = unconfirmed(shell, queue)
+        with pytest.raises(PublishNotConfirmedError) as raised:
+            done(shell, queue.publish_many(many))
+    assert repeat(shell, queue, error) is True
+    before = len(asked)
+    error = raised.value
+    left = many[len(error.results) :]
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while left:
+        assert time.monotonic() < deadline, "nobody confirms"
+        try:
+            done(shell, queue.publish_many(left, repeat_of=error))
+            left = []
+        except PublishNotConfirmedError as again:
+            left, error = left[len(again.results) :], again
+    assert before == 2
+    assert payloads_with_extras(family.primary) == [b"message", *(one.encode() for one in many)]
+
+
+def payloads_with_extras(server: EmbeddedRedis) -> list[bytes]:
+    return [Envelope(one).payload for one in stored(server)]
 
 
 def test_without_repeat_of_the_message_is_another_one(family, shell):

@@ -62,7 +62,7 @@ tenants = st.sampled_from([b"", b"", b"ann", b"bob", b"cid"])
 markers = st.sampled_from([None] * 4 + ["red", "blue"])
 delays = st.sampled_from([0, 100, 1000])  # seconds: at once, before the next lease ends, or after it
 sometimes_delayed = st.sampled_from([None] * 6 + ["+0", "+100", "+1000", "1"])
-extras = st.sampled_from([b""] * 5 + [b'{"replay_of": "00ff"}'])
+extras = st.sampled_from([b""] * 5 + [b'{"replay_of": "00ff"}', b'{"headers":{"traceparent":"00-ab"}}'])
 drafts = st.lists(st.builds(lambda *parts: Draft(*parts), tenants, markers, sometimes_delayed, extras), max_size=MOST)
 chunks = drafts.filter(bool)
 

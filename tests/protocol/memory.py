@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 from redis_message_queue.errors import LuaScriptError
+from redis_message_queue.headers import found_in
 from redis_message_queue.protocol.port import Argument, Command
 from redis_message_queue.scripts import all_names, script
 from tests.protocol.arrivals import Arrival, Arrivals
@@ -254,6 +255,8 @@ class MemoryRedis:
                 one["tenant"] = tenant.decode()
             if isinstance(replayed := extras_of(stored).get("replay_of"), str):
                 one["replay_of"] = replayed
+            if headers := found_in(extras_of(stored)):
+                one["headers"] = headers
         return one
 
     def keep(self, key: str, records: str, kept: Sequence[tuple[bytes, dict[str, Any]]], limit: int) -> None:

@@ -70,6 +70,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         max_payload_depth: int | None = None,
         interrupt: BaseGracefulInterruptHandler | None = None,
         on_event: Callable[[QueueEvent], Any] | None = None,
+        get_headers: Callable[[], Any] | None = None,
         message_wait_interval_seconds: float = options.DEFAULT_WAIT_SECONDS,
         message_deduplication_log_ttl_seconds: float = options.DEFAULT_DEDUPLICATION_SECONDS,
         retry_budget_seconds: float = options.DEFAULT_RETRY_BUDGET_SECONDS,

@@ -189,6 +189,11 @@ class Intake:
             )
         return self.queue.message_class(payload, claim, self)
 
+    @property
+    def queue_name(self) -> str:
+        """Where these messages come from."""
+        return self.queue.options.name
+
     def is_lost(self, claim: Claim) -> bool:
         """Whether another consumer may have it."""
         return self.hold([claim]).is_lost(claim)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from redis_message_queue import envelope
+from redis_message_queue import envelope, headers
 from redis_message_queue.checks import flag, required_function, whole_number
 from redis_message_queue.envelope import tenant_name
 from redis_message_queue.errors import ConfigurationError, QueueBackpressureError
@@ -297,8 +297,7 @@ class Operator:
                     key = await self._queue.outbox.marker_of(published)
                     marker = markers.setdefault(key, len(markers) + 1)
                 note = entry.note or {}
-                extras = json.dumps({"replay_of": note["id"]}).encode() if note.get("id") else b""
-                body = envelope.body(entry.payload, (note.get("tenant") or "").encode(), extras)
+                body = envelope.body(entry.payload, (note.get("tenant") or "").encode(), headers.redriven(note))
                 record: tuple[Argument, Argument] = (-1, "")
                 if entry.note_place >= 0:
                     record = (notes_skipped + entry.note_place, digest(notes[entry.note_place]))

@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from redis_message_queue import headers
 from redis_message_queue.checks import number
 from redis_message_queue.envelope import content_key, tenant_name
 from redis_message_queue.errors import (
@@ -19,6 +20,7 @@ from redis_message_queue.errors import (
 )
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.options import QueueOptions
+from redis_message_queue.protocol.confirm import Sent
 from redis_message_queue.protocol.drain import Gate
 from redis_message_queue.protocol.port import uncarried
 from redis_message_queue.protocol.publish import Outgoing, Published, chunk_ids, chunks
@@ -38,6 +40,7 @@ class Outbox:
         self._teller = teller
         self._gate = gate
         self._rules = options.payload_rules
+        self._is_bare = options.get_headers is None  # a payload alone takes the shortest way
 
     async def publish(
         self,
@@ -52,7 +55,7 @@ class Outbox:
         entry = self._gate.enter()
         try:
             self._gate.refuse_if_shut()
-            if tenant is None and delay_seconds is None and at is None and repeat_of is None:
+            if tenant is None and delay_seconds is None and at is None and repeat_of is None and self._is_bare:
                 return await self._publish_one(message)
             (accepted,) = await self._publish_many([message], tenant, due(delay_seconds, at), repeat_of, [])
             return accepted
@@ -114,8 +117,15 @@ class Outbox:
         if self._options.deduplication and (repeat_of is None or len(messages) > 1):  # a repetition has its marker
             for one, message in zip(outgoing, messages, strict=True):
                 one.marker = await self.marker_of(message)
+        # What is repeated goes out as it did then, with the headers that it had.
+        repeated = 0 if repeat_of is None else _repeated(repeat_of)
+        if not self._is_bare and len(outgoing) > repeated:
+            extras = await self._extras()
+            for one in outgoing[repeated:]:
+                one.extras = extras
         deadline = self._port.now() + self._store.options.pending_overload_block_timeout_seconds
-        for chunk in chunks(outgoing, self._store.options):
+        first = [outgoing[:repeated]] if repeated else []
+        for chunk in (*first, *chunks(outgoing[repeated:], self._store.options)):
             started = self._port.now()
             if repeat_of is not None:
                 ids, publishing = publisher.repeat(repeat_of, [one.payload for one in chunk])
@@ -144,8 +154,16 @@ class Outbox:
         """A message checked, encoded and marked, ready to be sent."""
         payload = self._rules.encode(message)
         marker = await self.marker_of(message) if self._options.deduplication else None
-        name = b"" if tenant is None else tenant_name(tenant)
-        return Outgoing(payload, marker, name, due(delay_seconds, at))
+        name, when = b"" if tenant is None else tenant_name(tenant), due(delay_seconds, at)
+        return Outgoing(payload, marker, name, when, await self._extras())
+
+    async def _extras(self) -> bytes:
+        """What the user wants to travel with a message; asked last, when everything else about it is right."""
+        function = self._options.get_headers
+        if function is None:
+            return b""
+        answer = await self._port.ask(function)
+        return headers.carried(answer.unwrap())
 
     async def _tell_failure(self, ids: Sequence[bytes], error: Exception) -> None:
         if not self._teller.wanted:
@@ -193,6 +211,12 @@ class Outbox:
                 f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot carry",
             ) from None
         return keys.deduplication(key)
+
+
+def _repeated(error: PublishNotConfirmedError) -> int:
+    """How many messages an earlier publish sent together; what is no such error is refused where it is repeated."""
+    sent = getattr(error, "sent", None)
+    return len(sent.payloads) if isinstance(sent, Sent) else 0
 
 
 def listed(messages: Iterable[Message]) -> list[Message]:

@@ -202,10 +202,11 @@ def chunks(messages: Sequence[Outgoing], options: GatewayOptions) -> Iterator[Se
     most = min(options.max_pending_per_tenant or most, most)
     start = size = 0
     for place, one in enumerate(messages):
-        if place > start and (place - start == most or size + len(one.payload) > _CHUNK_BYTES):
+        weight = len(one.payload) + len(one.extras)
+        if place > start and (place - start == most or size + weight > _CHUNK_BYTES):
             yield messages[start:place]
             start, size = place, 0
-        size += len(one.payload)
+        size += weight
     if start < len(messages):
         yield messages[start:]
 

@@ -65,11 +65,16 @@ class QueueProtocol:
 
     def batch(self, max_messages: int, wait_seconds: float | None) -> BatchDelivery:
         """A way to several messages at once, not yet begun."""
+        self.check_batch(max_messages, wait_seconds)
+        return BatchDelivery(self, max_messages, wait_seconds)
+
+    @staticmethod
+    def check_batch(max_messages: int, wait_seconds: float | None) -> None:
+        """Raise for a size or a wait that cannot be."""
         whole_number("max_messages", max_messages)
         if max_messages > _LARGEST_BATCH:
             raise ConfigurationError(f"max_messages must be at most {_LARGEST_BATCH:,}, not {max_messages}")
         number("wait_seconds", wait_seconds, optional=True, least=0)
-        return BatchDelivery(self, max_messages, wait_seconds)
 
     async def publish(
         self, message: Message, repeat_of: PublishNotConfirmedError | None = None, **details: Any

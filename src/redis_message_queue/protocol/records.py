@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from redis_message_queue import headers
 from redis_message_queue.envelope import Envelope
 from redis_message_queue.messages import MessageRecord, moment
 
@@ -77,6 +78,7 @@ def record_of(entry: Entry, *, decode: bool) -> MessageRecord:
         error_type=note.get("error_type"),
         error=note.get("error"),
         replay_of=note.get("replay_of"),
+        headers=headers.found_in(note) or None,
     )
 
 
@@ -92,6 +94,7 @@ def record_of_stored(stored: bytes, *, decode: bool, due_us: float | None = None
         published_at=moment(envelope.published_at),
         due_at=None if due_us is None else moment(due_us / 1_000_000),
         replay_of=envelope.extras.get("replay_of"),
+        headers=headers.found_in(envelope.extras) or None,
     )
 
 

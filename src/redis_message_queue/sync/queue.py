@@ -72,6 +72,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         max_payload_depth: int | None = None,
         interrupt: BaseGracefulInterruptHandler | None = None,
         on_event: Callable[[QueueEvent], Any] | None = None,
+        get_headers: Callable[[], Any] | None = None,
         message_wait_interval_seconds: float = options.DEFAULT_WAIT_SECONDS,
         message_deduplication_log_ttl_seconds: float = options.DEFAULT_DEDUPLICATION_SECONDS,
         retry_budget_seconds: float = options.DEFAULT_RETRY_BUDGET_SECONDS,
@@ -80,7 +81,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         key_separator: str = "::",
         hash_tag: bool | None = None,
     ) -> None:
-        for callback in ("get_deduplication_key", "on_heartbeat_failure", "on_event"):
+        for callback in ("get_deduplication_key", "on_heartbeat_failure", "on_event", "get_headers"):
             checks.plain_function(callback, locals()[callback])
         self._protocol = open_queue(locals(), RedisGateway)
 

@@ -5,6 +5,18 @@ local function hex(bytes)
   return (string.gsub(bytes, '.', function(byte) return string.format('%02x', string.byte(byte)) end))
 end
 
+-- Its texts alone: a number that JSON cannot write again would keep a message from leaving. nil for none.
+local function texts_of(headers)
+  local texts
+  for name, value in pairs(type(headers) == 'table' and headers or {}) do
+    if type(name) == 'string' and type(value) == 'string' then
+      texts = texts or {}
+      texts[name] = value
+    end
+  end
+  return texts
+end
+
 local function record(stored, payload, times, finished, note)
   local one = {bytes = #payload, sha1 = redis.sha1hex(payload), finished = string.format('%.0f', finished)}
   for name, value in pairs(note) do one[name] = value end
@@ -17,8 +29,9 @@ local function record(stored, payload, times, finished, note)
     one.published = string.format('%.0f', time_of(stored))
     local tenant = tenant_of(stored)
     if tenant ~= '' then one.tenant = tenant end
-    local replayed = extras_of(stored).replay_of
-    if type(replayed) == 'string' then one.replay_of = replayed end
+    local extras = extras_of(stored)
+    if type(extras.replay_of) == 'string' then one.replay_of = extras.replay_of end
+    one.headers = texts_of(extras.headers) -- so that a redrive can repeat them
   end
   return cjson.encode(one)
 end

@@ -1,0 +1,95 @@
+"""The numbers of a queue through OpenTelemetry's meter."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from redis_message_queue import ConfigurationError, ConfigurationTypeError, EventOperation, EventOutcome, QueueEvent
+from redis_message_queue.metrics.opentelemetry import QueueMeter
+from tests.contract.shells import Shell, asyncio_only, fail, sync_only, take, until
+
+
+class Reading:
+    """A meter, and what is read from it."""
+
+    def __init__(self, **options: Any) -> None:
+        self._reader = InMemoryMetricReader()
+        self._provider = MeterProvider([self._reader], shutdown_on_exit=False)
+        self.meter = QueueMeter(meter_provider=self._provider, **options)
+
+    def points(self, name: str) -> dict[tuple[str, ...], Any]:
+        """The points of a metric by the values of their attributes, without the queue's name."""
+        data = self._reader.get_metrics_data()
+        found = {}
+        for resource in data.resource_metrics if data else ():
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    for point in metric.data.data_points if metric.name == name else ():
+                        labels = {**(point.attributes or {})}
+                        assert labels.pop("messaging.destination.name") == "q"
+                        found[tuple(map(str, labels.values()))] = point
+        return found
+
+
+@pytest.fixture
+def reading() -> Reading:
+    return Reading()
+
+
+async def test_events_are_counted_and_timed(shell: Shell, reading: Reading) -> None:
+    """The same numbers that Prometheus gets, without the text of an error."""
+    queue = shell.queue(wait=0, on_event=reading.meter.on_event)
+    await queue.publish_many(["a", "b"])
+    await take(queue)
+    await fail(queue, LookupError("secret"))
+    counts = {labels: point.value for labels, point in reading.points("rmq.events").items()}
+    assert counts["publish", "success"] == 2
+    assert counts["failed", "failure", "LookupError"] == 1
+    assert "secret" not in str(counts)
+    assert reading.points("rmq.event.duration")["ack", "success"].count == 1
+
+
+@sync_only
+async def test_lengths_are_observed_when_they_are_read(shell: Shell, reading: Reading) -> None:
+    """As stats() says."""
+    queue = shell.queue(wait=0)
+    reading.meter.watch(queue.queue)
+    await queue.publish("a")
+    assert reading.points("rmq.messages")[("pending",)].value == 1
+    assert reading.points("rmq.oldest_pending")[()].value > 0
+
+
+@sync_only
+async def test_a_queue_that_cannot_be_reached_has_no_lengths(shell: Shell, reading: Reading, dead_port: int) -> None:
+    """And nothing is raised into the reader."""
+    reading.meter.watch(shell.queue(client=shell.dead_client(dead_port), retry_budget_seconds=0).queue)
+    assert reading.points("rmq.messages") == {}
+
+
+@asyncio_only
+async def test_a_task_keeps_the_lengths_of_an_asyncio_queue(shell: Shell, reading: Reading) -> None:
+    """Until it is cancelled."""
+    queue = shell.queue(wait=0)
+    await queue.publish("a")
+    task = asyncio.create_task(reading.meter.keep_watching(queue.queue, interval_seconds=0.01))
+    assert await until(lambda: (found := reading.points("rmq.messages")) and found[("pending",)].value == 1)
+    with pytest.raises(ConfigurationTypeError, match="asyncio queue"):
+        reading.meter.watch(queue.queue)
+    with pytest.raises(ConfigurationError, match="watched here already"):
+        await reading.meter.keep_watching(queue.queue)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert reading.points("rmq.messages") == {}
+
+
+def test_classes_of_exceptions_beyond_the_first_are_others() -> None:
+    """As for Prometheus."""
+    reading = Reading(max_exception_types=1)
+    for kind in ("A", "B", "C"):
+        reading.meter.on_event(
+            QueueEvent(queue="q", operation=EventOperation.FAILED, outcome=EventOutcome.FAILURE, exception_type=kind)
+        )
+    assert {labels[-1]: point.value for labels, point in reading.points("rmq.events").items()} == {"A": 1, "other": 2}

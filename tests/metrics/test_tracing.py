@@ -1,0 +1,495 @@
+"""Spans of a queue: who published, who processed, and how the two find each other through the message."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from opentelemetry import baggage, context, propagate, trace
+from opentelemetry.propagators.textmap import default_setter
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from redis_message_queue import (
+    ConfigurationTypeError,
+    PayloadTooLargeError,
+    QueueBackpressureError,
+    RetryPolicy,
+)
+from redis_message_queue.metrics.opentelemetry import QueueTracing
+from tests.contract.shells import Awaited, Died, Shell, asyncio_only, claim_and_die, fail, sync_only, take
+from tests.contract.test_gateways import Core, custom
+
+
+class Traces:
+    """A tracing whose spans are kept, the first to end first."""
+
+    def __init__(self, shell: Shell, **options: Any) -> None:
+        self._shell = shell
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracing = QueueTracing(tracer_provider=self.provider, **options)
+        self.tracer = self.provider.get_tracer("the test")
+
+    def queue(self, name: str = "q", **options: Any) -> Any:
+        plain = self._shell.queue(name, **({} if "gateway" in options else {"wait": 0}) | options)
+        return self._shell._facade(self.tracing.trace(plain.queue))
+
+    @property
+    def spans(self) -> Sequence[ReadableSpan]:
+        return self._exporter.get_finished_spans()
+
+    def of(self, kind: SpanKind) -> list[ReadableSpan]:
+        return [span for span in self.spans if span.kind is kind]
+
+    @property
+    def sent(self) -> list[ReadableSpan]:
+        return self.of(SpanKind.PRODUCER)
+
+    @property
+    def processed(self) -> list[ReadableSpan]:
+        return self.of(SpanKind.CONSUMER)
+
+
+@pytest.fixture
+def traces(shell: Shell) -> Traces:
+    return Traces(shell)
+
+
+def linked(span: ReadableSpan) -> list[int]:
+    """Which spans a span links to."""
+    return [link.context.span_id for link in span.links]
+
+
+def number(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.span_id
+
+
+def current() -> int:
+    return trace.get_current_span().get_span_context().span_id
+
+
+# Publisher and consumer
+
+
+async def test_the_span_of_a_consumer_links_to_that_of_the_publisher(traces: Traces, shell: Shell) -> None:
+    """By the conventions for messaging, with the id of the message on both; each is the root of its own trace."""
+    queue = traces.queue("orders")
+    await queue.publish("m")
+    async with queue.process_message():
+        received = queue.current_message()
+    (sent,), (processed,) = traces.sent, traces.processed
+    assert (sent.name, processed.name) == ("publish orders", "process orders")
+    assert dict(sent.attributes or {}) == {
+        "messaging.system": "redis_message_queue",
+        "messaging.destination.name": "orders",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.message.id": received.id,
+    }
+    assert dict(processed.attributes or {}) == {
+        "messaging.system": "redis_message_queue",
+        "messaging.destination.name": "orders",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.message.id": received.id,
+        "rmq.delivery_count": 1,
+    }
+    assert linked(processed) == [number(sent)]
+    assert (sent.parent, processed.parent) == (None, None)
+    assert received.headers.keys() == {"traceparent"}
+
+
+async def test_a_handler_finds_its_span_current_and_what_it_publishes_belongs_to_it(
+    traces: Traces, shell: Shell
+) -> None:
+    """In every way to take a message; afterwards nothing is current."""
+    queue, other = traces.queue(), traces.queue("other")
+    await queue.publish_many(["a", "b", "c", "d"])
+    seen: list[int] = []
+
+    async with queue.process_message():
+        seen.append(current())
+        await other.publish("result")
+    await queue.process_message_callback(shell.callback(lambda message: seen.append(current())))
+    async with queue.process_messages(1):
+        seen.append(current())
+    assert current() == 0
+    await queue.run(shell.callback(lambda message: seen.append(current())), until_empty=True)
+    assert seen == [number(span) for span in traces.processed]
+    (result,) = [span for span in traces.sent if span.name == "publish other"]
+    assert result.parent is not None and result.parent.span_id == seen[0]
+    assert current() == 0
+
+
+async def test_the_span_around_a_publish_is_its_parent(traces: Traces, shell: Shell) -> None:
+    """So a trace leads from a request through the queue."""
+    queue = traces.queue()
+    with traces.tracer.start_as_current_span("request") as request:
+        await queue.publish("m")
+        assert current() == request.get_span_context().span_id
+    (sent,) = traces.sent
+    assert sent.parent is not None and sent.parent.span_id == request.get_span_context().span_id
+
+
+async def test_a_redelivery_is_a_new_span_with_links_to_both_that_went_before(traces: Traces, shell: Shell) -> None:
+    """To the publisher's, and to the previous delivery's: after a failure that is tried again, and after a crash."""
+    queue = traces.queue(retry_policy=RetryPolicy(max_attempts=3))
+    await queue.publish("m")
+    await fail(queue, ValueError())
+    shell.ripen(queue)
+    await claim_and_die(queue)
+    shell.lapse(queue)
+    await take(queue)
+    first, second, third = traces.processed
+    (sent,) = traces.sent
+    assert linked(first) == [number(sent)]
+    assert linked(second) == [number(sent), number(first)]
+    assert linked(third) == [number(sent), number(second)]
+    assert [(span.attributes or {})["rmq.delivery_count"] for span in (first, second, third)] == [1, 1, 2]
+    assert (second.links[1].attributes or {})["rmq.link"] == "previous_delivery"
+
+
+async def test_another_process_links_to_the_publisher_alone(traces: Traces, shell: Shell) -> None:
+    """What it has not seen it does not know."""
+    queue = traces.queue()
+    await queue.publish("m")
+    await claim_and_die(queue)
+    shell.lapse(queue)
+    elsewhere = Traces(shell)
+    await take(elsewhere.queue())
+    (processed,) = elsewhere.processed
+    assert linked(processed) == [number(traces.sent[0])]
+
+
+async def test_messages_that_were_published_together_share_one_span(traces: Traces, shell: Shell) -> None:
+    """It says how many; their consumers all link to it, and a batch links to each of its publishers."""
+    queue = traces.queue()
+    await queue.publish_many(["a", "b"])
+    await queue.publish("c")
+    async with queue.process_messages(3) as batch:
+        ids = [message.id for message in batch]
+    together, alone = traces.sent
+    (processed,) = traces.processed
+    assert (together.attributes or {})["messaging.batch.message_count"] == 2
+    assert (processed.attributes or {})["messaging.batch.message_count"] == 3
+    assert linked(processed) == [number(together), number(together), number(alone)]
+    assert [(link.attributes or {})["messaging.message.id"] for link in processed.links] == ids
+
+
+async def test_a_loop_with_batches_has_one_span_for_each(traces: Traces, shell: Shell) -> None:
+    """As its handler is called."""
+    queue = traces.queue()
+    await queue.publish_many(["a", "b", "c", "d"])
+    seen: list[int] = []
+    handler = shell.callback(lambda messages: seen.append(current()))
+    await queue.run(handler, batch_size=2, until_empty=True)
+    assert seen == [number(span) for span in traces.processed] and len(seen) == 2
+
+
+async def test_several_workers_have_their_own_spans(traces: Traces, shell: Shell) -> None:
+    """Threads and tasks do not see each other's."""
+    queue = traces.queue()
+    await queue.publish_many(str(place) for place in range(20))
+    seen: list[tuple[str, int]] = []
+
+    async def work(message: Any) -> None:
+        before = current()
+        await asyncio.sleep(0)
+        assert current() == before
+        seen.append((message.id, before))
+
+    await queue.run(shell.handler(work), concurrency=4, until_empty=True)
+    spans = {(span.attributes or {})["messaging.message.id"]: number(span) for span in traces.processed}
+    assert dict(seen) == spans and len(spans) == 20
+
+
+# What becomes of a message
+
+
+async def test_headers_lead_through_delays_tenants_hand_offs_and_redrives(traces: Traces, shell: Shell) -> None:
+    """Wherever a message goes, the way back to where it came from stays."""
+    queue, target = traces.queue(max_delivery_count=1), traces.queue("target")
+    await Awaited(Awaited(queue)._thing.tenant("acme")).publish("m", delay_seconds=3600)
+    shell.ripen(queue)
+    await claim_and_die(queue)
+    shell.lapse(queue)
+    assert await take(queue) is None
+    await Awaited(queue).redrive_dead_letters()
+    async with queue.process_message():
+        await Awaited(queue.current_message()).complete(publish=[(target.queue, "result")])
+    await take(target)
+    died, redriven, result = traces.processed
+    (sent,) = traces.sent
+    assert (linked(died), linked(redriven)) == ([number(sent)], [number(sent)])
+    assert linked(result) == [number(redriven)]
+    assert [event.name for event in redriven.events] == ["handed_off"]
+
+
+async def test_a_duplicate_has_a_span_that_says_so(traces: Traces, shell: Shell) -> None:
+    """It was published, and suppressed."""
+    queue = traces.queue(deduplication=True)
+    await queue.publish("m")
+    await queue.publish("m")
+    first, second = ((span.attributes or {}).get("rmq.duplicate") for span in traces.sent)
+    assert (first, second) == (None, True)
+
+
+async def test_a_failed_processing_is_an_error_without_words(traces: Traces, shell: Shell) -> None:
+    """The class of the exception, and no text: it may hold what was in the message. What came of it is told."""
+    queue = traces.queue(retry_policy=RetryPolicy(max_attempts=2))
+    await queue.publish("m")
+    await fail(queue, LookupError("secret payload"))
+    (span,) = traces.processed
+    assert span.status.status_code is StatusCode.ERROR and span.status.description is None
+    assert (span.attributes or {})["error.type"] == "LookupError"
+    assert [event.name for event in span.events] == ["retried"]
+    assert "secret" not in span.to_json()
+
+
+async def test_exceptions_are_recorded_where_that_is_wanted(shell: Shell) -> None:
+    """With record_exceptions their text and traceback are in the span."""
+    traces = Traces(shell, record_exceptions=True, tenants=True)
+    queue = traces.queue()
+    await queue.publish("m", tenant="acme")
+    await fail(queue, LookupError("words"))
+    (span,) = traces.processed
+    (recorded,) = [event for event in span.events if event.name == "exception"]
+    assert (recorded.attributes or {})["exception.message"] == "words"
+    assert (span.attributes or {})["rmq.tenant"] == "acme"
+
+
+async def test_a_tenant_is_named_only_where_that_is_wanted(traces: Traces, shell: Shell) -> None:
+    """Names of customers are no business of a trace by default."""
+    queue = traces.queue()
+    await queue.publish("m", tenant="acme")
+    await take(queue)
+    assert "acme" not in "".join(span.to_json() for span in traces.spans)
+
+
+async def test_a_refused_publish_is_an_error(traces: Traces, shell: Shell) -> None:
+    """By the server, or before anything was sent; the caller gets it as ever."""
+    queue = traces.queue(max_pending_length=1, max_payload_bytes=10)
+    await queue.publish("m")
+    with pytest.raises(QueueBackpressureError):
+        await queue.publish("m")
+    with pytest.raises(PayloadTooLargeError):
+        await queue.publish("x" * 11)
+    kinds = [(span.attributes or {}).get("error.type") for span in traces.sent]
+    assert kinds == [None, "QueueBackpressureError", "PayloadTooLargeError"]
+    assert current() == 0
+
+
+async def test_whatever_ends_a_handler_ends_its_span(traces: Traces, shell: Shell) -> None:
+    """Also what is no Exception and leaves the message to its lease."""
+    queue = traces.queue()
+    await queue.publish_many(["a", "b"])
+    with contextlib.suppress(Died):
+        async with queue.process_message():
+            raise Died
+    with contextlib.suppress(Died):
+        async with queue.process_messages(1):
+            raise Died
+    assert [(span.attributes or {})["error.type"] for span in traces.processed] == ["Died", "Died"]
+    assert current() == 0
+
+
+async def test_an_empty_queue_makes_no_spans(traces: Traces, shell: Shell) -> None:
+    """A consumer that waits is not at work."""
+    queue = traces.queue()
+    assert await take(queue) is None
+    async with queue.process_messages(5) as batch:
+        assert len(batch) == 0
+    assert traces.spans == ()
+
+
+async def test_a_message_that_nobody_traced_has_a_span_without_links(traces: Traces, shell: Shell) -> None:
+    """From a publisher without tracing, or with headers that are no context."""
+    await shell.queue().publish("a")
+    await shell.queue(get_headers=shell.callback(lambda: {"traceparent": "nonsense"})).publish("b")
+    queue = traces.queue()
+    with traces.tracer.start_as_current_span("consumer"):
+        await take(queue)
+        await take(queue)
+    assert [linked(span) for span in traces.processed] == [[], []]
+
+
+# Beside what the user has
+
+
+async def test_a_traced_queue_keeps_the_options_of_the_one_it_was_made_from(traces: Traces, shell: Shell) -> None:
+    """Its on_event is called, its headers travel beside the trace, and its limits count."""
+    events = shell.events()
+    mine = shell.callback(lambda: {"request": "7"})
+    queue = traces.queue(on_event=events.listen, get_headers=mine, enable_completed_queue=True)
+    await queue.publish("m")
+    async with queue.process_message():
+        headers = queue.current_message().headers
+    assert (headers["request"], headers.keys()) == ("7", {"request", "traceparent"})
+    assert events.names == ["publish/success", "claim/success", "ack/success", "completed/success"]
+    assert (await Awaited(queue).stats()).completed == 1
+    assert isinstance(queue.queue, shell.module.RedisMessageQueue)
+
+
+async def test_baggage_travels_with_a_message(traces: Traces, shell: Shell) -> None:
+    """The handler has that of the publisher, and afterwards nobody has."""
+    queue = traces.queue()
+    token = context.attach(baggage.set_baggage("customer", "7"))
+    await queue.publish("m")
+    context.detach(token)
+    async with queue.process_message():
+        assert baggage.get_baggage("customer") == "7"
+    assert baggage.get_baggage("customer") is None
+
+
+class Talkative(TraceContextTextMapPropagator):
+    """A propagator that says more than a message can carry, and stumbles over what others say."""
+
+    def inject(self, carrier: Any, context: Any = None, setter: Any = default_setter) -> None:
+        super().inject(carrier, context, setter)
+        setter.set(carrier, "life-story", "x" * 20_000)
+
+    def extract(self, carrier: Any, context: Any = None, getter: Any = None) -> Any:
+        raise LookupError("no idea")
+
+
+@pytest.fixture
+def talkative() -> Iterator[None]:
+    usual = propagate.get_global_textmap()
+    propagate.set_global_textmap(Talkative())
+    yield
+    propagate.set_global_textmap(usual)
+
+
+async def test_a_propagator_that_says_too_much_costs_no_message(traces: Traces, shell: Shell, talkative: None) -> None:
+    """What does not fit is left behind, and the trace is not; what cannot be read is a missing link."""
+    queue = traces.queue()
+    await queue.publish("m")
+    async with queue.process_message():
+        assert queue.current_message().headers.keys() == {"traceparent"}
+    assert [linked(span) for span in traces.processed] == [[]]
+
+
+async def test_get_headers_alone_carries_the_span_around(traces: Traces, shell: Shell) -> None:
+    """For a publisher that wants no spans of the queue's own."""
+    plain = shell.queue(get_headers=shell.callback(traces.tracing.get_headers))
+    with traces.tracer.start_as_current_span("request") as request:
+        await plain.publish("m")
+    await take(traces.queue())
+    assert linked(traces.processed[0]) == [request.get_span_context().span_id]
+
+
+@sync_only
+async def test_a_decorated_handler_has_a_span_in_a_loop_that_is_not_traced(traces: Traces, shell: Shell) -> None:
+    """As for a worker that makes its queue itself; called with something else it works without."""
+    seen: list[int] = []
+
+    @traces.tracing.handler
+    def handle(message: Any) -> None:
+        """My handler."""
+        seen.append(current())
+
+    queue = shell.queue("orders", wait=0)
+    await queue.publish("m")
+    await queue.run(handle, until_empty=True)
+    await queue.publish("m")
+    assert await queue.process_message_callback(handle) is True
+    (span,) = traces.processed
+    assert seen == [number(span), 0] and span.name == "process orders"
+    assert (handle.__name__, handle.__doc__) == ("handle", "My handler.")
+
+
+@asyncio_only
+async def test_a_decorated_coroutine_has_a_span_until_it_is_done(traces: Traces, shell: Shell) -> None:
+    """Not until its first await."""
+    seen: list[int] = []
+
+    @traces.tracing.handler
+    async def handle(message: Any) -> None:
+        await asyncio.sleep(0)
+        seen.append(current())
+
+    queue = shell.queue(wait=0)
+    await queue.publish("m")
+    await queue.run(handle, until_empty=True)
+    assert seen == [number(span) for span in traces.processed] and len(seen) == 1
+
+
+async def test_a_queue_on_a_custom_gateway_has_spans_without_links(traces: Traces, shell: Shell) -> None:
+    """Its messages have neither headers nor ids; publishing and processing are traced all the same."""
+    queue = traces.queue(gateway=custom(shell, Core("m")))
+    await queue.publish("m")
+    async with queue.process_message() as message:
+        assert message == "m" and current() != 0
+    (sent,), (processed,) = traces.sent, traces.processed
+    assert (sent.name, processed.name, linked(processed)) == ("publish q", "process q", [])
+    assert "messaging.message.id" not in (processed.attributes or {})
+
+
+async def test_what_is_no_queue_is_refused(traces: Traces, shell: Shell) -> None:
+    """So is a queue that is traced already, whose messages would have two spans."""
+    with pytest.raises(ConfigurationTypeError, match="queue must be a RedisMessageQueue, not str"):
+        traces.tracing.trace("q")  # type: ignore[call-overload]  # wrong on purpose
+    with pytest.raises(ConfigurationTypeError, match="traced already"):
+        traces.tracing.trace(traces.queue().queue)
+    with pytest.raises(ConfigurationTypeError, match="tracer_provider must be"):
+        QueueTracing(tracer_provider="global")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ConfigurationTypeError, match="record_exceptions must be True or False"):
+        QueueTracing(record_exceptions=1)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ConfigurationTypeError, match="function must be callable"):
+        traces.tracing.handler("handle")  # type: ignore[type-var]  # wrong on purpose
+
+
+@sync_only
+async def test_the_deliveries_that_are_remembered_are_bounded(
+    traces: Traces, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest are forgotten first, and what was handled well at once."""
+    monkeypatch.setattr("redis_message_queue.metrics.spans._REMEMBERED", 2)
+    queue = traces.queue()
+    await queue.publish_many(["a", "b", "c"])
+    for _ in range(3):
+        await claim_and_die(queue)
+    shell.lapse(queue)
+    for _ in range(3):
+        await take(queue)
+    assert [len(linked(span)) for span in traces.processed[3:]] == [1, 1, 2]  # a new delivery takes a place too
+    assert len(traces.tracing._spans._earlier) == 0
+
+
+@pytest.mark.parametrize("module", ["prometheus", "opentelemetry"])
+def test_a_missing_extra_is_one_clear_error(module: str) -> None:
+    """With the line that brings it; the library itself needs neither."""
+    package = {"prometheus": "prometheus_client", "opentelemetry": "opentelemetry"}[module]
+    program = f"""
+import sys
+sys.modules[{package!r}] = None
+import redis_message_queue
+try:
+    import redis_message_queue.metrics.{module}
+except redis_message_queue.MissingExtraError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+    assert said.stderr == ""
+    assert f"metrics.{module} needs {package}" in said.stdout
+    assert "pip install 'redis-message-queue[metrics]'" in said.stdout
+
+
+def test_a_plain_queue_does_not_load_the_adapters() -> None:
+    """Nobody pays for them who does not use them."""
+    program = """
+import sys, redis_message_queue.asyncio
+print({name for name in sys.modules if name.startswith(("prometheus_client", "redis_message_queue.metrics"))})
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "set()"
