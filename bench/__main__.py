@@ -33,7 +33,9 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench", description="What a message costs, as a ratio to raw redis-py."
+        prog="python -m bench",
+        description="What a message costs, as a ratio to raw redis-py.",
+        epilog="python -m bench spark measures the sink and the source of Spark; see its own --help.",
     )
     parser.add_argument("--quick", action="store_true", help="a smaller run: a look, not a verdict")
     parser.add_argument("--rounds", type=_positive, help="how many rounds of slices")
@@ -66,6 +68,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 if __name__ == "__main__":
     try:
+        if sys.argv[1:2] == ["spark"]:  # apart from the rest: it needs the extra, Java, and some minutes
+            from bench import spark
+
+            sys.exit(spark.main(sys.argv[2:]))
         sys.exit(main())
     except EmbeddedServerError as error:
         sys.exit(str(error))

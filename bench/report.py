@@ -1,6 +1,6 @@
 """The tables at the end of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -93,6 +93,28 @@ def _memory(rows: list[Figures]) -> Table:
         cells = ["{used:.0f} ({keys:.0f})".format(**row["contenders"][name]) for name in libraries]
         table.add_row(_NAMES[row["what"]], *cells, _number(row["target"], "≤ {:.0f}"), _MET[row["met"]])
     return table
+
+
+def spark_table(results: Figures) -> Table:
+    """What was measured of Spark, by the wall clock: its rate over that of whoever it is compared with."""
+    table = _table("Through Spark, messages a second by the wall clock")
+    _columns(table, "compared\nwith", "Spark", "ratio", "target", "")
+    for name, other, own, ratio, target in _spark_rows(results):
+        met = None if target is None else round(ratio, 2) >= target
+        table.add_row(name, f"{other:,.0f}", f"{own:,.0f}", f"{ratio:.2f}", _number(target, "≥ {:.2f}"), _MET[met])
+    return table
+
+
+def _spark_rows(results: Figures) -> Iterator[tuple[str, float, float, float, float | None]]:
+    if sink := results.get("sink"):
+        rates = sink["rates"]
+        yield "sink with keys, to the same script by redis-py", rates["raw"], rates["sink"], sink["to_raw"], 0.7
+        yield "sink with keys, to a call a row", rates["naive"], rates["sink"], sink["to_naive"], 20.0
+    for one in results.get("source", []):
+        name = f"source, {one['messages']:,} messages, to LRANGE"
+        # The start of a query is the same for few and for many.
+        target = 0.35 if one is results["source"][-1] else None
+        yield name, one["raw"], one["source"], one["to_raw"], target
 
 
 def _left_out(left_out: dict[str, str]) -> str:

@@ -1,6 +1,8 @@
 """A message queue on Redis that does not lose messages, does not double them, and does not make people wait."""
 
 from redis_message_queue.errors import (
+    ArchiveConflictError,
+    ArchiveError,
     CleanupFailedError,
     ConfigurationError,
     ConfigurationTypeError,
@@ -11,6 +13,8 @@ from redis_message_queue.errors import (
     EmbeddedServerError,
     GatewayContractError,
     JavaError,
+    JobError,
+    JournalError,
     LeaseLostError,
     LuaScriptError,
     MissingExtraError,
@@ -23,6 +27,7 @@ from redis_message_queue.errors import (
     QueueDrainedError,
     RedisMessageQueueError,
     RetryBudgetExhaustedError,
+    SelectionError,
 )
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.interrupt import (
@@ -40,6 +45,8 @@ from redis_message_queue.sync.queue import RedisMessageQueue
 
 __all__ = [
     "AbstractRedisGateway",
+    "ArchiveConflictError",
+    "ArchiveError",
     "BaseGracefulInterruptHandler",
     "ClaimedMessage",
     "CleanupFailedError",
@@ -56,6 +63,8 @@ __all__ = [
     "GatewayContractError",
     "GracefulInterruptHandler",
     "JavaError",
+    "JobError",
+    "JournalError",
     "LeaseLostError",
     "LuaScriptError",
     "MessageRecord",
@@ -77,4 +86,5 @@ __all__ = [
     "RetryBudgetExhaustedError",
     "RetryPolicy",
     "RunSummary",
+    "SelectionError",
 ]

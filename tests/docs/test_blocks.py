@@ -128,10 +128,10 @@ def test_what_a_page_saves_is_used_by_it() -> None:
 
 
 def test_few_blocks_are_not_run_and_each_says_why() -> None:
-    """Today there is none; a reason has to convince a reader of the test as well."""
+    """Today those with a Spark session, which tests/spark runs; a reason has to convince a reader of the test too."""
     left_out = [block for page in pages() for block in blocks_of(page) if block.not_run is not None]
     assert [block.place for block in left_out if len(block.not_run or "") < 20] == []
-    assert len(left_out) <= 2
+    assert len(left_out) <= 3
 
 
 def test_no_block_hides_in_an_indented_list() -> None:

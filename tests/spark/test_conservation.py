@@ -16,6 +16,7 @@ from redis_message_queue import QueueBackpressureError, RedisMessageQueue
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
 from redis_message_queue.spark.jobs.page import page
 from redis_message_queue.spark.jobs.report import figures_of
+from tests.docs.pages import DOCS, blocks_of, keeps
 from tests.faults.meanwhile import until
 from tests.faults.proxy import CUT_AFTER, CUT_BEFORE, FaultyProxy
 from tests.spark import oracle
@@ -168,3 +169,18 @@ def test_a_journal_that_begins_late_says_so(client, options, spark, step):
     conservation = figures_of(spark, options.path, "orders").summary["conservation"]
     expected = ("balanced", 1) if step == "archived in time" else ("unknown", 3)
     assert (conservation["verdict"], conservation["held"]) == expected, conservation["because"]
+
+
+def test_the_page_about_the_jobs_does_what_it_says(spark, clean_server, client, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = {}
+
+    def note(*values):
+        said[sys._getframe(1).f_lineno] = " ".join(map(str, values))
+
+    (block,) = [one for one in blocks_of(DOCS / "how-to" / "archive-and-report.md") if "session" in one.code]
+    code = block.code.replace("redis://localhost:6379/0", clean_server.url)
+    exec(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), {"print": note})
+    for line, promise in block.promises.items():
+        assert keeps(promise, [said[line]])
+    assert (tmp_path / "report" / "report.html").exists()

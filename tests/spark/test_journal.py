@@ -92,9 +92,7 @@ def test_what_is_no_entry_is_named(fields, said):
 
 def test_a_real_queue_writes_every_event_and_nothing_that_the_reader_does_not_know(client, address, journal):
     """Everything that a queue can live through, and a cut of its journal."""
-    life = Life(client, "payload", max_journal_length=20)
-    journal_of_all = Life(client, "payload")
-    journal_of_all.everything()
+    Life(client, "payload").everything()
     rows = list(journal.rows(whole(journal)))
     assert [row["serial"] for row in rows] == list(range(1, len(rows) + 1))
     assert {row["event"] for row in rows} == EVENTS - {"gap"}
@@ -105,7 +103,7 @@ def test_a_real_queue_writes_every_event_and_nothing_that_the_reader_does_not_kn
         for read in map(as_written, rows)
     ] == said
     journal.set_mark(StreamId(1, 0))
-    life.queue.publish_many([f"{place}" for place in range(500)])
+    Life(client, "payload", max_journal_length=20).queue.publish_many([f"{place}" for place in range(500)])
     (gap,) = [row for row in journal.rows(whole(journal)) if row["event"] == "gap"]
     assert (gap["at"], gap["id"], gap["first"]) == (None, None, 1)
 

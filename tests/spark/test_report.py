@@ -179,6 +179,10 @@ def stands_alone(text: str) -> None:
     assert "url(" not in text
     assert not re.search(r"https?:", text)
     assert "prefers-color-scheme: dark" in text
+    assert "default-src 'none'" in text
+
+
+HOSTILE = """<script>alert('x')</script><img src=x onerror="alert(1)">"""
 
 
 def small_figures(**changed) -> Figures:
@@ -208,9 +212,12 @@ def small_figures(**changed) -> Figures:
     )
     tables = {
         "minutes": [counts | spread | {"minute": at, "removed": 0, "backlog": 0}],
-        "tenants": [counts | spread | {"tenant": "<script>alert('x')</script>", "share": 1.0}],
-        "failures": [],
-        "dead_letters": [],
+        "tenants": [counts | spread | {"tenant": HOSTILE, "share": 1.0}],
+        "failures": [{"error_type": HOSTILE, "failed": 1, "retried": 0, "dead": 0, "total": 1, "messages": 1}],
+        "dead_letters": [
+            {"error_type": HOSTILE, "reason": HOSTILE, "letters": 1, "tenants": 1, "newest_id": HOSTILE}
+            | {"first_at": at, "last_at": at}
+        ],
         "conservation": conservation["accounts"],
         "missing": [],
     }
@@ -220,7 +227,8 @@ def small_figures(**changed) -> Figures:
 def test_names_from_outside_stay_text():
     text = page(small_figures(), datetime.now(UTC))
     stands_alone(text)
-    assert "&lt;script&gt;alert" in text
+    assert text.count("&lt;script&gt;alert") == 5
+    assert "<img" not in text
     assert "<h1>a &lt;b&gt; &amp; c</h1>" in text
 
 

@@ -5,6 +5,8 @@ from redis_message_queue.asyncio.gateway import RedisGateway
 from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.queue import RedisMessageQueue
 from redis_message_queue.errors import (
+    ArchiveConflictError,
+    ArchiveError,
     CleanupFailedError,
     ConfigurationError,
     ConfigurationTypeError,
@@ -15,6 +17,8 @@ from redis_message_queue.errors import (
     EmbeddedServerError,
     GatewayContractError,
     JavaError,
+    JobError,
+    JournalError,
     LeaseLostError,
     LuaScriptError,
     MissingExtraError,
@@ -27,6 +31,7 @@ from redis_message_queue.errors import (
     QueueDrainedError,
     RedisMessageQueueError,
     RetryBudgetExhaustedError,
+    SelectionError,
 )
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.interrupt import (
@@ -40,6 +45,8 @@ from redis_message_queue.retry_policy import RetryPolicy
 
 __all__ = [
     "AbstractRedisGateway",
+    "ArchiveConflictError",
+    "ArchiveError",
     "BaseGracefulInterruptHandler",
     "ClaimedMessage",
     "CleanupFailedError",
@@ -56,6 +63,8 @@ __all__ = [
     "GatewayContractError",
     "GracefulInterruptHandler",
     "JavaError",
+    "JobError",
+    "JournalError",
     "LeaseLostError",
     "LuaScriptError",
     "MessageRecord",
@@ -77,4 +86,5 @@ __all__ = [
     "RetryBudgetExhaustedError",
     "RetryPolicy",
     "RunSummary",
+    "SelectionError",
 ]

@@ -54,7 +54,8 @@ figcaption { font-size: 13px; margin-top: 6px; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 6px 10px; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; font-size: 13px; }
-th:first-child, td:first-child, .text { text-align: left; } .text { white-space: normal; overflow-wrap: anywhere; }
+th:first-child, td:first-child, .text { text-align: left; }
+.text { white-space: normal; overflow-wrap: anywhere; unicode-bidi: isolate; }
 tr.sum td { font-weight: 600; } code { font-size: 13px; } summary { cursor: pointer; color: var(--soft); }
 @media print { body { max-width: none; } figure, .tiles div { break-inside: avoid; } }
 """
@@ -97,6 +98,8 @@ def page(figures: Figures, made_at: datetime) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        # Names of tenants and errors come from outside: should one ever get through, it can fetch and run nothing.
+        """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"""
         f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
 

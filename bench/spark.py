@@ -1,0 +1,188 @@
+"""`python -m bench spark`: what a message costs through Spark, as a ratio to raw redis-py in the same run."""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from statistics import median
+from typing import Any
+
+import redis
+from rich.console import Console
+
+from bench.payload import payload
+from bench.report import spark_table
+from redis_message_queue import RedisMessageQueue
+from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.envelope import BASE_BYTES, body
+from redis_message_queue.identity import fresh_id
+from redis_message_queue.keys import QueueKeys
+from redis_message_queue.options import GatewayOptions
+from redis_message_queue.protocol.calls import Slot
+from redis_message_queue.scripts import script
+
+QUEUE = "orders"
+BATCH = 1_000
+_FORMAT = "redis_message_queue"
+_KEEP_MS = 60_000
+
+
+def main(arguments: list[str]) -> int:
+    given = _arguments(arguments)
+    aside = Console(stderr=True)
+    sizes = [given.messages // 4, given.messages // 2, given.messages]
+    with EmbeddedRedis() as server:
+        from redis_message_queue.spark import session
+
+        spark = session("bench", "local[2]")
+        try:
+            bench = SparkBench(spark, server, lambda text: aside.print(text))
+            results: dict[str, Any] = {}
+            if given.only != "source":
+                results["sink"] = bench.sink(given.rows, given.rounds)
+            if given.only != "sink":
+                results["source"] = bench.source(sizes)
+        finally:
+            spark.stop()
+    print(json.dumps(results, indent=2)) if given.json else Console(width=120).print(spark_table(results))
+    return 0
+
+
+def _arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench spark", description=__doc__)
+    parser.add_argument("--only", choices=("sink", "source"), help="one of the two alone")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows that the sink publishes in a round")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the sink")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="the largest queue that the source reads")
+    parser.add_argument("--json", action="store_true", help="the results as JSON")
+    return parser.parse_args(arguments)
+
+
+def _rate(count: int, work: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - begun)
+
+
+class SparkBench:
+    """One session, one server, and for each row what is compared."""
+
+    def __init__(self, spark: Any, server: EmbeddedRedis, tell: Callable[[str], None]) -> None:
+        self._spark, self._server, self._tell = spark, server, tell
+        self._client = redis.Redis.from_url(server.url)
+
+    # -- the sink
+
+    def sink(self, count: int, rounds: int) -> dict[str, Any]:
+        """Interleaved: in each round everybody publishes into an empty server; ratios are taken within a round."""
+        messages = [payload(number) for number in range(count)]
+        rows = self._rows(messages)
+        few = max(1, count // 20)  # a call a row would take minutes
+        some = self._rows(messages[:few])
+        runs: dict[str, list[float]] = {"raw": [], "sink": [], "naive": []}
+        self._publish(some)  # workers are started once
+        for number in range(1, rounds + 1):
+            for name, size, work in (
+                ("raw", count, lambda: publish_raw(self._client, messages)),
+                ("sink", count, lambda: self._publish(rows)),
+                ("naive", few, lambda: self._publish_naively(some)),
+            ):
+                self._client.flushall()
+                runs[name].append(_rate(size, work))
+                assert self._client.llen(QueueKeys.of(QUEUE).pending) == size, name
+            self._tell(f"sink, round {number}: " + ", ".join(f"{name} {runs[name][-1]:,.0f}/s" for name in runs))
+        pairs = list(zip(runs["raw"], runs["sink"], runs["naive"], strict=True))
+        return {
+            "rows": count,
+            "rates": {name: median(rates) for name, rates in runs.items()},
+            "to_raw": median(sink / raw for raw, sink, _ in pairs),
+            "to_naive": median(sink / naive for _, sink, naive in pairs),
+        }
+
+    def _rows(self, messages: list[str]) -> Any:
+        rows = self._spark.createDataFrame(list(enumerate(messages)), "order_id bigint, payload string")
+        rows = rows.repartition(2).persist()
+        rows.count()
+        return rows
+
+    def _publish(self, rows: Any) -> None:
+        writer = rows.write.format(_FORMAT).option("url", self._server.url).option("queue", QUEUE).mode("append")
+        writer.option("dedupKeyColumn", "order_id").save()
+
+    def _publish_naively(self, rows: Any) -> None:
+        url = self._server.url
+
+        def each(partition: Iterator[Any]) -> None:
+            # The key stands in the payload: with a function of this module executors would have to find the benchmark.
+            queue = RedisMessageQueue(
+                QUEUE,
+                client=redis.Redis.from_url(url),
+                deduplication=True,
+                get_deduplication_key=lambda message: message[8:26],
+            )
+            for row in partition:
+                queue.publish(row.payload)
+
+        rows.foreachPartition(each)
+
+    # -- the source
+
+    def source(self, sizes: list[int]) -> list[dict[str, Any]]:
+        """A queue of each size, read by LRANGE a thousand at a time, and by a query that ends when it has it all."""
+        self._fill(sizes[0] // 10)
+        self._drain(sizes[0] // 10)  # workers are started once
+        found = []
+        for size in sizes:
+            self._fill(size)
+            raw = _rate(size, lambda: read_raw(self._client))
+            source = _rate(size, partial(self._drain, size))
+            found.append({"messages": size, "raw": raw, "source": source, "to_raw": source / raw})
+            self._tell(f"source, {size:,} messages: raw {raw:,.0f}/s, source {source:,.0f}/s")
+        return found
+
+    def _fill(self, size: int) -> None:
+        self._client.flushall()
+        publish_raw(self._client, (payload(number) for number in range(size)), deduplicated=False)
+
+    def _drain(self, size: int) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            stream = self._spark.readStream.format(_FORMAT).option("url", self._server.url).option("queue", QUEUE)
+            query = stream.load().writeStream.format("noop").option("checkpointLocation", place)
+            running = query.trigger(availableNow=True).start()
+            running.awaitTermination()
+            read = sum(one["numInputRows"] for one in running.recentProgress)
+        assert read == size, f"{read} of {size} messages were read"
+
+
+def publish_raw(client: Any, messages: Any, deduplicated: bool = True) -> None:
+    """The library's own script with batches of the same size, by redis-py, in one process."""
+    keys = QueueKeys.of(QUEUE)
+    enqueue = Slot(keys.reply("bench"), 0, keys, GatewayOptions(), _KEEP_MS).enqueue
+    sha = client.script_load(script("enqueue").source)
+    numbered, call = iter(enumerate(messages)), 0
+    while batch := list(islice(numbered, BATCH)):
+        call += 1
+        markers = [keys.deduplication(str(number)) for number, _ in batch] if deduplicated else []
+        details = [
+            part
+            for place, (_, message) in enumerate(batch, 1)
+            for part in ("", place if deduplicated else 0, body(message.encode(), b"", b""))
+        ]
+        names = (*enqueue.keys, *markers)
+        head = (*enqueue.settings, b"%012d" % call, fresh_id()[:BASE_BYTES], "full")
+        client.execute_command("EVALSHA", sha, len(names), *names, *head, *details)
+
+
+def read_raw(client: Any) -> None:
+    """Everything that waits, without taking it away."""
+    key, start = QueueKeys.of(QUEUE).pending, 0
+    while page := client.lrange(key, start, start + BATCH - 1):
+        start += len(page)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
