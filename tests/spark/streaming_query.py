@@ -99,7 +99,22 @@ def start(spark: Any, directory: Path, trigger: dict[str, Any], *, sink: str = "
         writer = stream.writeStream.format("parquet").option("path", str(directory / "rows"))
     else:
         writer = stream.writeStream.foreachBatch(lambda rows, batch: write_batch(rows, batch, directory))
-    return writer.option("checkpointLocation", str(directory / "checkpoint")).trigger(**trigger).start()
+    return begun(writer.option("checkpointLocation", str(directory / "checkpoint")).trigger(**trigger))
+
+
+def begun(writer: Any) -> Any:
+    """A query that has got beyond its first step.
+
+    The source's process has ten seconds to connect, and Spark no option for more. On a busy machine that may take
+    another attempt; nothing has happened before it.
+    """
+    for _ in range(5):
+        query = writer.start()
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            time.sleep(0.05)
+        if "failed to connect back" not in str(query.exception()):
+            break
+    return query
 
 
 def write_batch(rows: Any, batch: int, directory: Path) -> None:

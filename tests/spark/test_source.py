@@ -110,7 +110,8 @@ def test_a_queue_with_names_of_its_own_is_found(client, reader):
     assert client.lrange("{orders}:poison", 0, -1) == [b"second"]
     strict.stop()
     queue.publish("third")
-    assert rows(one := reader(**names), {"number": 0}, one.latestOffset({"number": 0}, TEN)) == ["third"]
+    one = reader(**names)
+    assert rows(one, {"number": 0}, one.latestOffset({"number": 0}, TEN)) == ["third"]
 
 
 def test_what_was_delivered_too_often_is_not_read(queue, reader):
