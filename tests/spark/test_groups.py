@@ -20,7 +20,8 @@ from redis_message_queue.errors import (
     LuaScriptError,
 )
 from redis_message_queue.spark import groups as module
-from redis_message_queue.spark.groups import Groups, Renewal, Rules, connected
+from redis_message_queue.spark.connection import connected
+from redis_message_queue.spark.groups import Groups, Renewal, Rules
 from redis_message_queue.spark.source import opened
 
 QUEUE, GROUP = "orders", "reports"

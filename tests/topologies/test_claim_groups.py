@@ -1,20 +1,25 @@
-"""Claims of a streaming query on a cluster: all of their keys share the queue's slot."""
+"""The format of Spark on a cluster: all keys of a queue, its claims among them, share a slot."""
 
 from contextlib import closing
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.types import StringType, StructType
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.envelope import Envelope
 from redis_message_queue.errors import ConfigurationError, RetryBudgetExhaustedError
 from redis_message_queue.options import GatewayOptions
-from redis_message_queue.spark import groups as groups_module
-from redis_message_queue.spark.groups import Groups, connected
-from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.spark import connection
+from redis_message_queue.spark.connection import connected
+from redis_message_queue.spark.groups import Groups
+from redis_message_queue.spark.options import SinkOptions, SourceOptions, TableOptions
+from redis_message_queue.spark.sink import RowReader, publish_rows
 from redis_message_queue.spark.source import QueueStreamReader
+from redis_message_queue.spark.tables import TableReader, table_schema
 from tests.topologies.cluster import Cluster
 
 
@@ -35,6 +40,22 @@ def test_a_query_claims_reads_acknowledges_and_releases_on_a_cluster(cluster: Cl
     assert groups.release() == 300
     assert (queue.stats().processing, queue.stats().pending, groups.depth()) == (0, 501, 501)
     client.close()
+
+
+def test_the_sink_writes_to_a_cluster_and_the_tables_read_from_it(cluster: Cluster, nodes: list[str]):
+    where = {"url": nodes[-1], "queue": "orders", "cluster": True}
+    columns = {"payload": ["first", "second"], "who": ["acme", None], "key": ["1", "2"]}
+    schema = StructType().add("payload", StringType()).add("who", StringType()).add("key", StringType())
+    options = SinkOptions(**where, dedup_key_column="key", tenant_column="who")
+    rows = pa.RecordBatch.from_pydict(columns)
+    for published in (2, 0):
+        assert publish_rows(RowReader.of(options, schema), iter([rows]), None).published == published
+    with closing(cluster.client()) as client:
+        assert RedisMessageQueue("orders", client=client).stats().pending == 2
+    asked = TableOptions(**where, table="pending")
+    one = TableReader(asked, table_schema(asked))
+    found = [row for part in one.partitions() for batch in one.read(part) for row in batch.to_pylist()]
+    assert {(row["payload"], row["tenant"]) for row in found} == {("first", "acme"), ("second", None)}
 
 
 class Payloads:
@@ -91,7 +112,7 @@ def test_the_option_on_a_server_alone_is_one_clear_error(server: EmbeddedRedis):
 
 
 def test_a_cluster_that_is_away_is_waited_for_within_the_retry_budget(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(groups_module, "GatewayOptions", lambda: GatewayOptions(retry_budget_seconds=0.3))
+    monkeypatch.setattr(connection, "GatewayOptions", lambda: GatewayOptions(retry_budget_seconds=0.3))
     with pytest.raises(RetryBudgetExhaustedError, match="the cluster could not be reached") as caught:
         connected("redis://:hush@127.0.0.1:1", cluster=True)
     assert "hush" not in str(caught.value)

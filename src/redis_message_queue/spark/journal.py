@@ -7,13 +7,12 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import redis
-from redis.cluster import RedisCluster
 
 from redis_message_queue import checks
 from redis_message_queue.errors import ConfigurationError, JournalError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.scripts import script
+from redis_message_queue.spark.connection import connected
 from redis_message_queue.spark.look import Look
 
 PAGE = 1_000  # entries a round trip; ten times that many hold the server up for some 5 ms
@@ -142,11 +141,7 @@ class QueueAddress:
 
     def connect(self) -> Any:
         """A client of its own; the caller closes it."""
-        try:
-            return (RedisCluster if self.cluster else redis.Redis).from_url(self.url)
-        except ValueError:
-            # Without its cause, which may show a part of the password.
-            raise ConfigurationError("url is not one that redis-py can read; write redis://host:port/0") from None
+        return connected(self.url, cluster=self.cluster)
 
 
 class Journal:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_type_hints
 
-from redis import ConnectionPool
+from redis import ConnectionPool, Redis, RedisCluster
 
 from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import DEFAULT_MAX_DELIVERY_COUNT
+from redis_message_queue.spark.connection import connected
 
 PayloadFormat = Literal["string", "binary"]
 Table = Literal["pending", "processing", "delayed", "completed", "failed", "dead_letters", "records", "journal"]
@@ -104,15 +106,44 @@ def _choice(kind: Any) -> Callable[[str, str], str]:
     return choose
 
 
-_Server = Annotated[str, _url, "where the server is; never shown, because it may hold a password"]
-_Queue = Annotated[str, _text, "the name of the queue"]
+_DeadLetters = Annotated[str | None, _text, "the key of the dead-letter list, if it is not `<queue>::dlq`"]
 _Payloads = Annotated[PayloadFormat, _choice(PayloadFormat), "whether `payload` is text or bytes: `string` or `binary`"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Options:
-    """What source, sink and tables have in common: how they are read from what Spark hands over."""
+    """What source, sink and tables have in common: where the queue is, and how they are read from Spark's options."""
 
     role: ClassVar[str]  # what these are the options of, in an error
+
+    url: Annotated[str, _url, "where the server is; never shown, because it may hold a password"] = field(repr=False)
+    queue: Annotated[str, _text, "the name of the queue"]
+    cluster: Annotated[bool, _flag, "the server is a Redis Cluster, and `url` is one of its nodes"] = False
+    key_separator: Annotated[str, _text, "what stands between the parts of a key"] = "::"
+    hash_tag: Annotated[
+        bool, _flag, "the queue's producers and consumers have `hash_tag=True`; on a cluster it is so anyway"
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.cluster and not _is_of_a_cluster(self.url):
+            raise ConfigurationError(
+                "option cluster is true, and the url names a socket or a database, which a cluster does not have; "
+                "write it as redis://user:password@host:6379 or rediss://"
+            )
+
+    @property
+    def keys(self) -> QueueKeys:
+        """The keys of the queue; on a cluster they share a slot."""
+        return QueueKeys.of(
+            self.queue,
+            separator=self.key_separator,
+            dead_letter=getattr(self, "dead_letter_queue", None),  # a sink has none
+            hash_tag=self.hash_tag or self.cluster,
+        )
+
+    def connect(self) -> Redis | RedisCluster:
+        """A client of its own; the caller closes it."""
+        return connected(self.url, cluster=self.cluster)
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Self:
@@ -138,8 +169,6 @@ class SourceOptions(_Options):
 
     role: ClassVar[str] = "the streaming source"
 
-    url: _Server = field(repr=False)
-    queue: _Queue
     consumer_group: Annotated[
         str, _text, "who reads: one query at a time holds the lease of a group; two groups share the messages out"
     ] = "spark"
@@ -159,22 +188,8 @@ class SourceOptions(_Options):
     message_ttl_seconds: Annotated[
         float | None, _seconds, "a message older than this is not read, and goes to the dead letters"
     ] = None
-    dead_letter_queue: Annotated[str | None, _text, "the key of the dead-letter list, if it is not `<queue>::dlq`"] = (
-        None
-    )
+    dead_letter_queue: _DeadLetters = None
     max_dead_letter_length: Annotated[int | None, _whole, "how many dead letters are kept, the newest"] = None
-    key_separator: Annotated[str, _text, "what stands between the parts of a key"] = "::"
-    hash_tag: Annotated[
-        bool, _flag, "the queue's producers and consumers have `hash_tag=True`; on a cluster it is so anyway"
-    ] = False
-    cluster: Annotated[bool, _flag, "the server is a Redis Cluster, and `url` is one of its nodes"] = False
-
-    def __post_init__(self) -> None:
-        if self.cluster and not _is_of_a_cluster(self.url):
-            raise ConfigurationError(
-                "option cluster is true, and the url names a socket or a database, which a cluster does not have; "
-                "write it as redis://user:password@host:6379 or rediss://"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +198,6 @@ class SinkOptions(_Options):
 
     role: ClassVar[str] = "the sink"
 
-    url: _Server = field(repr=False)
-    queue: _Queue
     payload_column: Annotated[str, _text, "the column with the payloads: text or bytes"] = "payload"
     dedup_key_column: Annotated[
         str | None,
@@ -217,14 +230,13 @@ class TableOptions(_Options):
 
     role: ClassVar[str] = "the batch reader"
 
-    url: _Server = field(repr=False)
-    queue: _Queue
     table: Annotated[Table, _choice(Table), f"what to read: one of {', '.join(get_args(Table))}"]
     source: Annotated[
         Listed, _choice(Listed), f"whose records, with table=records: one of {', '.join(get_args(Listed))}"
     ] = "dead_letters"
     min_partitions: Annotated[int | None, _whole, "how many tasks read at least, if there are that many rows"] = None
     payload_format: _Payloads = "string"
+    dead_letter_queue: _DeadLetters = None
 
 
 def _is_of_a_cluster(url: str) -> bool:
@@ -249,7 +261,7 @@ def refuse_unknown(given: Mapping[str, str]) -> None:
 
 def names_of(role: type[_Options]) -> list[str]:
     """The names of a part's options, as Python has them."""
-    return [one.name for one in fields(role)]  # type: ignore[arg-type]  # all of them are dataclasses
+    return [one.name for one in fields(role)]
 
 
 def _roles_of(name: str) -> list[type[_Options]]:

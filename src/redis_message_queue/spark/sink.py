@@ -17,7 +17,6 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from redis import Redis
 
 from redis_message_queue.checks import number
 from redis_message_queue.envelope import tenant_name
@@ -242,10 +241,10 @@ def _never() -> bool:
 def publish_rows(rows: RowReader, batches: Iterator[pa.RecordBatch], make_keys: MakeKeys | None) -> Sent:
     """One task's work: all rows of a partition, a slice at a time so that few are in memory twice."""
     options, total = rows.options, Sent()
-    with closing(Redis.from_url(options.url)) as client:
+    with closing(options.connect()) as client:
         publisher = BulkPublisher(
             client,
-            QueueKeys.of(options.queue),
+            options.keys,
             deduplication_seconds=options.deduplication_seconds,
             max_pending_length=options.max_pending_length,
             max_pending_per_tenant=options.max_pending_per_tenant,

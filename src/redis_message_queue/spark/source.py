@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from redis_message_queue.errors import ConsumerGroupLostError, DataLossError, RedisMessageQueueError
-from redis_message_queue.spark.groups import Groups, Renewal, Rules, check_name, connected
+from redis_message_queue.spark.groups import Groups, Renewal, Rules, check_name
 from redis_message_queue.spark.options import SourceOptions
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _connect(self) -> Groups:
         one = self._options
-        client = connected(one.url, cluster=one.cluster)
+        client = one.connect()
         return Groups(client, one.queue, one.consumer_group, lease_seconds=one.lease_seconds, rules=self._rules)
 
     def _held(self) -> Groups:

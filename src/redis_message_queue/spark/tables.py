@@ -19,7 +19,6 @@ import pyarrow as pa
 from pyspark.sql import datasource as spark
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
-from redis import Redis
 
 from redis_message_queue.envelope import HAS_ENTRY, ID_BYTES
 from redis_message_queue.errors import ConfigurationError
@@ -97,7 +96,7 @@ class QueueTable:
 
     def __init__(self, options: TableOptions) -> None:
         self.options = options
-        self.keys = QueueKeys.of(options.queue)
+        self.keys = options.keys
 
     @property
     def schema(self) -> t.StructType:
@@ -452,7 +451,7 @@ class TableReader(spark.DataSourceReader):
         return filters
 
     def partitions(self) -> Sequence[spark.InputPartition]:
-        with closing(Redis.from_url(self._table.options.url)) as client:
+        with closing(self._table.options.connect()) as client:
             parts = self._table.parts(Look(client, self._table.keys), self._bounds)
         # Spark would take no partitions for one that has no name.
         return parts or [TablePart(())]
@@ -461,7 +460,7 @@ class TableReader(spark.DataSourceReader):
         assert isinstance(partition, TablePart)
         if not partition.pieces:
             return
-        with closing(Redis.from_url(self._table.options.url)) as client:
+        with closing(self._table.options.connect()) as client:
             for columns in self._table.columns(Look(client, self._table.keys), partition):
                 yield self._columns.of_columns(columns)
 
