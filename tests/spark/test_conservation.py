@@ -104,6 +104,7 @@ def proxy_client(proxy: FaultyProxy):
     return redis.Redis(host="127.0.0.1", port=proxy.port)
 
 
+@pytest.mark.timeout(300)  # three processes, a server and a session share two cores
 def test_after_chaos_every_message_is_accounted_for(spark, clean_server, client, options):
     """Killed consumers, lost replies, duplicates, retries, dead letters, purges; the archive is killed in between."""
     with FaultyProxy(clean_server.port) as proxy:
@@ -111,7 +112,7 @@ def test_after_chaos_every_message_is_accounted_for(spark, clean_server, client,
         chaos.life.everything()  # so that no event is left to chance
         with chaos.crew(2):
             for kind in ("written", "committed", "0"):
-                chaos.publish(160)
+                chaos.publish(100)
                 chaos.lose_replies()
                 chaos.kill_one()
                 chaos.crowd_out()
@@ -159,16 +160,14 @@ def test_what_was_cut_off_before_it_was_archived_is_never_called_balanced(spark,
     assert gap.keys() == {"n", "event", "first", "count"}
 
 
-@pytest.mark.parametrize("step", ["archived in time", "before the journal"])
-def test_a_journal_that_begins_late_says_so(client, options, spark, step):
+def test_a_journal_that_begins_late_says_so(client, options, spark):
     """What lay there before is neither a loss nor a balance."""
-    if step == "before the journal":
-        RedisMessageQueue("orders", client=client).publish_many(["old 1", "old 2"])
+    RedisMessageQueue("orders", client=client).publish_many(["old 1", "old 2"])
     Life(client).queue.publish("new")
     archive_plainly(options)
     conservation = figures_of(spark, options.path, "orders").summary["conservation"]
-    expected = ("balanced", 1) if step == "archived in time" else ("unknown", 3)
-    assert (conservation["verdict"], conservation["held"]) == expected, conservation["because"]
+    assert (conservation["verdict"], conservation["held"]) == ("unknown", 3)
+    assert "2 messages that the journal does not tell of" in conservation["because"]
 
 
 def test_the_page_about_the_jobs_does_what_it_says(spark, clean_server, client, tmp_path, monkeypatch):
