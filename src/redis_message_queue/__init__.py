@@ -17,6 +17,7 @@ from redis_message_queue.errors import (
     QueueBackpressureError,
     QueueDrainedError,
     RedisMessageQueueError,
+    RehearsalError,
     RetryBudgetExhaustedError,
 )
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
@@ -64,6 +65,7 @@ __all__ = [
     "RedisMessageQueue",
     "RedisMessageQueueError",
     "RedriveSummary",
+    "RehearsalError",
     "RetryBudgetExhaustedError",
     "RetryPolicy",
     "RunSummary",

@@ -95,3 +95,7 @@ class RetryBudgetExhaustedError(RedisMessageQueueError, redis.exceptions.RedisEr
 
 class EmbeddedServerError(RedisMessageQueueError, RuntimeError):
     """No embedded server could be started: the text says what was tried."""
+
+
+class RehearsalError(RedisMessageQueueError, AssertionError):
+    """A fault that a test has planned did not happen as planned, so the test shows nothing: the text says what did."""

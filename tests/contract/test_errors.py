@@ -29,6 +29,7 @@ TREE = {
     "LeaseLostError": (),
     "CorruptMessageError": (ValueError,),
     "EmbeddedServerError": (RuntimeError,),
+    "RehearsalError": (AssertionError,),
 }
 every_error = pytest.mark.parametrize("name", TREE)
 
