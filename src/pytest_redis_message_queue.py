@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from redis_message_queue.embedded import EmbeddedRedis
     from redis_message_queue.testing import Loss
 
+# Text instead of bytes, and no retries of redis-py's own, so that what a test loses comes out at once.
+_CLIENT = {"decode_responses": True, "retry": None}
 # An empty queue answers at once; the default would wait five seconds.
 _IMPATIENT = {"message_wait_interval_seconds": 0}
 
@@ -62,8 +64,8 @@ def _rmq_clean_server(rmq_server: EmbeddedRedis) -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture
 def rmq_client(_rmq_clean_server: EmbeddedRedis) -> Iterator[redis.Redis]:
-    """A client of the emptied server, which reads text."""
-    with _rmq_clean_server.client(decode_responses=True) as client:
+    """A client of the emptied server. It reads text, and does not retry by itself."""
+    with _rmq_clean_server.client(**_CLIENT) as client:
         yield client
 
 
@@ -72,7 +74,7 @@ def async_rmq_client(_rmq_clean_server: EmbeddedRedis) -> redis.asyncio.Redis:
     """The same for asyncio. It keeps no connection open, so it works in any loop and needs no closing."""
     from redis_message_queue.testing.passing_client import passing_client
 
-    return passing_client(_rmq_clean_server, decode_responses=True)
+    return passing_client(_rmq_clean_server, **_CLIENT)
 
 
 @pytest.fixture

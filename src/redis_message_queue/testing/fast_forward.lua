@@ -131,7 +131,7 @@ if whole then queues = queues_among(keys) end
 for _, queue in ipairs(queues) do
   for _, key in ipairs(keys) do
     local word = word_of(key, queue)
-    if word then
+    if word and ageing[word] then
       apply(key, ageing[word])
       if not whole then shorten(key) end
     end

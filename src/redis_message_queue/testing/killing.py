@@ -171,9 +171,7 @@ class DoomedChild:
     def last_words(self) -> list[str]:
         """What it noted, and how its work ended if it did; an error if it did not die where it should."""
         assert self._status is not None
-        with os.fdopen(os.dup(self._reading_end), encoding="utf-8") as notes:
-            text = notes.read()
-        words, _, story = text.partition("\0")
+        words, _, story = self._notes().partition("\0")
         if os.WIFSIGNALED(self._status) and os.WTERMSIG(self._status) == signal.SIGKILL and not story:
             return words.splitlines()
         if os.WIFSIGNALED(self._status):
@@ -181,6 +179,15 @@ class DoomedChild:
         raise RehearsalError(
             f"the handler was to be killed when {self._doom}, and it {story.strip() or 'left by itself'}"
         )
+
+    def _notes(self) -> str:
+        """All that is there, without waiting: a process that the handler has started may hold the other end open."""
+        os.set_blocking(self._reading_end, False)
+        notes = b""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._reading_end, 65_536):
+                notes += part
+        return notes.decode()
 
 
 def _live(work: Callable[[Callable[[str], None]], None], doom: Doom, writing_end: int) -> NoReturn:

@@ -26,7 +26,7 @@ OPERATIONS = {
     "ack": {"settle"},
     "fail": {"settle"},
     "retry": {"put_off"},
-    "complete": {"hand_off"},
+    "complete": {"settle", "hand_off"},
 }
 # Sent by a client for itself, when it connects or looks whether a connection is alive.
 _HANDSHAKE = {"HELLO", "AUTH", "SELECT", "CLIENT", "READONLY", "PING", "SCRIPT"}
