@@ -199,7 +199,7 @@ def test_a_loss_that_makes_no_sense_is_refused(options: dict[str, Any], rmq_clie
     assert rmq_client.get("a") is None
 
 
-@pytest.mark.parametrize("thing", [None, "redis://", object()], ids=str)
+@pytest.mark.parametrize("thing", [None, "redis://", object()], ids=["nothing", "a url", "an object"])
 def test_what_has_no_connections_is_refused(thing: Any) -> None:
     """The error says what would do."""
     with pytest.raises(ConfigurationTypeError, match=r"give a redis\.Redis"):

@@ -339,7 +339,7 @@ def test_an_async_handler_needs_an_asyncio_queue(rmq_queue: RedisMessageQueue) -
         ({"after": "os:no_such_name"}, "package.module:function"),
         ({"after": "os:sep"}, "must be a function"),
         ({"after": 3}, "must be a function"),
-        ({"after": Book.write, "at": "here"}, "not both"),
+        ({"after": "os:getcwd", "at": "here"}, "not both"),
         ({"nth": 0}, "nth"),
         ({"at": ""}, "at"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
