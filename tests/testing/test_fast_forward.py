@@ -12,6 +12,7 @@ import redis
 
 import redis_message_queue.asyncio
 from redis_message_queue import ConfigurationError, ConfigurationTypeError, RedisMessageQueue, RetryPolicy
+from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.keys import KEY_MAP
 from redis_message_queue.testing import fast_forward as fast_forward_by_client
 from redis_message_queue.testing.fast_forward import AGEING
@@ -142,6 +143,45 @@ def test_tenants_keep_their_turns_and_their_returned_messages(
     fast_forward(1001)
     assert [take(rmq_queue) for _ in range(4)] == ["a1", "b2", "a2", "a3"]
     assert rmq_queue.stats().pending == rmq_queue.stats().processing == rmq_queue.stats().delayed == 0
+
+
+@pytest.mark.parametrize("where", [{}, {"tenant": "t"}, {"tenant": "t::pending"}, {"delay_seconds": 900}], ids=str)
+def test_a_message_is_older_wherever_it_waits(
+    where: dict[str, Any], rmq_queue: RedisMessageQueue, rmq_client: redis.Redis, fast_forward: FastForward
+) -> None:
+    """In the line, in that of a tenant, whatever the tenant is called, or until its time has come; and only once."""
+    rmq_queue.publish("a", **where)
+    fast_forward(1000)
+    with rmq_queue.process_message():
+        current = rmq_queue.current_message()
+        assert current is not None and current.published_at is not None
+        age = rmq_client.time()[0] - current.published_at.timestamp()
+        assert 999 <= age < 1900
+
+
+def test_deadlines_move_by_just_that_time(
+    rmq_queue: RedisMessageQueue, rmq_server: EmbeddedRedis, fast_forward: FastForward
+) -> None:
+    """Those of leases, of what came back and of delays; alarms that ring since ever stay; whoever waits is rung for."""
+    rmq_queue.publish_many(["a", "b", "c"], tenant="t")
+    rmq_queue.publish("later", delay_seconds=5000)
+    claim_and_die(rmq_queue)
+    fast_forward(301)
+    claim_and_die(rmq_queue)  # one of them is now among the returned, and was taken from there
+    claim_and_die(rmq_queue)
+    fast_forward(301)
+    claim_and_die(rmq_queue)
+    keys = (rmq_queue.key.leases, rmq_queue.key.returned("t"), rmq_queue.key.delayed)
+    reader = rmq_server.client()
+    before = [dict(reader.zrange(key, 0, -1, withscores=True)) for key in keys]
+    reader.delete(rmq_queue.key.bell)
+    fast_forward(100)
+    after = [dict(reader.zrange(key, 0, -1, withscores=True)) for key in keys]
+    assert all(before)
+    for old, new in zip(before, after, strict=True):
+        assert new == {member: score and score - 100e6 for member, score in old.items()}
+    assert reader.llen(rmq_queue.key.bell) == 1
+    reader.close()
 
 
 def test_nothing_changes_but_times(make_rmq_queue: Make, rmq_client: redis.Redis, fast_forward: FastForward) -> None:

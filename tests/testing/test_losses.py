@@ -145,6 +145,15 @@ def test_two_losses_can_be_planned_at_once(rmq_queue: RedisMessageQueue) -> None
     assert rmq_queue.stats().pending == 1
 
 
+def test_a_new_connection_is_not_counted(rmq_client: redis.Redis) -> None:
+    """What a client sends to introduce itself is nobody's call."""
+    with lose_request(rmq_client), lose_reply(rmq_client, nth=2):
+        for number in "12":
+            with pytest.raises(redis.ConnectionError):
+                rmq_client.set("a", number)
+    assert rmq_client.get("a") == "2"
+
+
 def test_a_loss_that_never_happened_is_told(rmq_queue: RedisMessageQueue) -> None:
     """With what was sent instead, so that a wrong name can be put right."""
     with (

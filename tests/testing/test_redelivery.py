@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -149,16 +150,27 @@ def test_a_point_is_chosen_by_its_name_or_its_number(
     assert book.lines == lines
 
 
-@pytest.mark.parametrize("form", ["function", "method", "name", "builtin"])
+@pytest.mark.parametrize("form", ["function", "method", "name", "builtin", "thread"])
 def test_a_handler_is_killed_when_a_function_has_returned(form: str, rmq_queue: RedisMessageQueue, book: Book) -> None:
     """By whatever name the handler calls it; a call that raised has not returned."""
-    functions = {"function": Book.write, "method": book.write, "name": f"{__name__}:Book.write", "builtin": os.getcwd}
+    functions = {
+        "function": Book.write,
+        "method": book.write,
+        "name": f"{__name__}:Book.write",
+        "builtin": os.getcwd,
+        "thread": book.write,
+    }
 
     def handler(message: str) -> None:
         for number in "123":
             with pytest.raises(TypeError):
                 book.write(None)  # type: ignore[arg-type]
-            book.write(number)
+            if form == "thread":
+                worker = threading.Thread(target=book.write, args=[number])
+                worker.start()
+                worker.join()
+            else:
+                book.write(number)
             os.getcwd()
 
     rmq_queue.publish("a")

@@ -62,7 +62,6 @@ local age = {
     write('HSET', key, words)
   end},
   records = {'list', function(key) age_list(key, older_record) end},
-  forgotten = {'string', function(key) redis.call('UNLINK', key) end},
 }
 
 local changed = {}

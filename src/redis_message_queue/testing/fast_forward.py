@@ -43,7 +43,7 @@ AGEING: dict[str, str | None] = {
     "bell": None,
     "journal": None,
     "journal::": None,
-    "watch": "forgotten",
+    "watch": None,
 }
 _LONGEST_SECONDS = 10 * 366 * 86_400  # scores count from 1970, and must not go below
 

@@ -224,4 +224,7 @@ def _connect_anew(port: Any) -> None:
     if vars(pool).get("_made_in") != os.getpid():
         client.connection_pool = type(pool)(connection_class=pool.connection_class, **pool.connection_kwargs)
         client.connection_pool._made_in = os.getpid()
+        # Were they collected, they would leave the parent's selector, which both processes share, and the parent
+        # would wait for ever for answers that are there.
+        client.connection_pool._left_to_the_parent = pool
     port.born_in = os.getpid()
