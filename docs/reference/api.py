@@ -13,7 +13,7 @@ import redis_message_queue
 import redis_message_queue.asyncio
 from docs.reference.errors import error_classes
 from docs.reference.markdown import code, doc, in_step, page, prose, sentence, table
-from redis_message_queue import embedded
+from redis_message_queue import embedded, testing
 from redis_message_queue.metrics import opentelemetry, prometheus
 
 
@@ -60,9 +60,10 @@ NOT_CALLED = (
     "ReceivedMessage",
     "BaseGracefulInterruptHandler",
     "ServerBinary",
+    "Loss",
 )
 # What a class offers to its neighbours inside the library, not to its users.
-INSIDE: dict[str, tuple[str, ...]] = {}
+INSIDE: dict[str, tuple[str, ...]] = {"Loss": ("meets", "take_back", "loses_the_request")}
 # A field cannot have a docstring. One without a sentence is not shown: it is there for what is still to come.
 FIELD_SENTENCES = {
     "ReceivedMessage": {
@@ -142,6 +143,9 @@ def api_page() -> str:
             if name not in redis_message_queue.__all__
         ),
         *_adapters(),
+        "## redis_message_queue.testing",
+        prose("What tests do to a queue; see [How to test your handlers](../how-to/test-your-handlers.md)."),
+        *(_entry(name, getattr(testing, name)) for name in testing.__all__ if name not in redis_message_queue.__all__),
     )
 
 

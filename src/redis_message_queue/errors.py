@@ -135,3 +135,7 @@ class ArchiveConflictError(ArchiveError):
 
 class SelectionError(JobError, ValueError):
     """A selection or a source of rows cannot be read: the text has Spark's reason and the columns there are."""
+
+
+class RehearsalError(RedisMessageQueueError, AssertionError):
+    """A fault that a test has planned did not happen as planned, so the test shows nothing: the text says what did."""

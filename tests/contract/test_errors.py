@@ -30,6 +30,7 @@ TREE = {
     "CorruptMessageError": (ValueError,),
     "EmbeddedServerError": (RuntimeError,),
     "MissingExtraError": (ImportError,),
+    "RehearsalError": (AssertionError,),
 }
 every_error = pytest.mark.parametrize("name", TREE)
 

@@ -30,6 +30,7 @@ from redis_message_queue.errors import (
     QueueBackpressureError,
     QueueDrainedError,
     RedisMessageQueueError,
+    RehearsalError,
     RetryBudgetExhaustedError,
     SelectionError,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "RedisMessageQueue",
     "RedisMessageQueueError",
     "RedriveSummary",
+    "RehearsalError",
     "RetryBudgetExhaustedError",
     "RetryPolicy",
     "RunSummary",
