@@ -15,6 +15,15 @@ COMMANDS: dict[str, str] = {
     "publish": "redis_message_queue.cli.publish",
     "consume": "redis_message_queue.cli.consume",
     "worker": "redis_message_queue.cli.worker.command",
+    "stats": "redis_message_queue.cli.stats.command",
+    "peek": "redis_message_queue.cli.peek",
+    "records": "redis_message_queue.cli.records",
+    "redrive": "redis_message_queue.cli.redrive.command",
+    "purge": "redis_message_queue.cli.purge",
+    "tenants": "redis_message_queue.cli.tenants",
+    "doctor": "redis_message_queue.cli.doctor.command",
+    "bench": "redis_message_queue.cli.bench.command",
+    "dev": "redis_message_queue.cli.dev",
     "demo": "redis_message_queue.cli.demo.command",
 }
 
