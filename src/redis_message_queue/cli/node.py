@@ -16,6 +16,11 @@ def node_of(client: Any, key: str) -> Any:
     return cluster.get_redis_connection(cluster.get_node_from_key(key))
 
 
+def text_of(value: Any) -> str:
+    """A word that a server has said, however the client reads it."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 def time_at(node: Any) -> datetime:
     """What the clock of a server says."""
     seconds, microseconds = node.time()

@@ -8,9 +8,11 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from redis_message_queue.cli.node import text_of
+
 _SETTINGS = (
     *("maxmemory-policy", "maxmemory", "appendonly", "appendfsync", "save", "timeout", "tcp-keepalive", "maxclients"),
-    *("min-replicas-to-write", "min-replicas-max-lag", "cluster-require-full-coverage"),
+    *("min-replicas-to-write", "min-replicas-max-lag"),
 )
 
 
@@ -19,7 +21,6 @@ class Patient:
     """One server, and a plain client of it."""
 
     node: Any
-    name: str
     info: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -29,7 +30,7 @@ class Patient:
     def settings(self) -> dict[str, str] | None:
         """None where CONFIG is not for us, as on most managed servers."""
         try:
-            return {name: _text(value) for name in _SETTINGS for name, value in self.node.config_get(name).items()}
+            return {name: text_of(self.node.config_get(name).get(name, "")) for name in _SETTINGS}
         except ResponseError:  # no permission, or no such command
             return None
 
@@ -43,7 +44,3 @@ class Patient:
     @property
     def max_memory(self) -> int:
         return self.number("maxmemory")
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

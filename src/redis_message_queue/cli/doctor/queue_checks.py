@@ -11,11 +11,12 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.doctor.finding import Finding, ok, problem
-from redis_message_queue.cli.node import node_of
+from redis_message_queue.cli.node import node_of, text_of
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
 from redis_message_queue.keys import KEY_MAP, QueueKeys
 
 _TRIAL = "rmq-doctor"
+_NOW, _LATER = "now", "later"
 _TRIAL_PATIENCE_SECONDS = 3.0
 
 
@@ -32,7 +33,7 @@ def key_types(client: Any, keys: QueueKeys) -> Iterator[Finding]:
     node, wrong = node_of(client, keys.pending), 0
     for word, key in _single_keys(keys):
         wanted = next(kind.type for kind in KEY_MAP if kind.word == word).partition(",")[0].lower()
-        found = _text(node.type(key))
+        found = text_of(node.type(key))
         if found not in ("none", wanted):
             wrong += 1
             yield problem(
@@ -82,7 +83,7 @@ def trial(client: Any, name: str | None, separator: str, hash_tag: bool | None) 
             key_separator=separator,
             hash_tag=hash_tag,
             deduplication=True,
-            get_deduplication_key=lambda message: _TRIAL,
+            get_deduplication_key=str,
             message_deduplication_log_ttl_seconds=1,
             enable_completed_queue=True,
             message_wait_interval_seconds=0.05,
@@ -101,8 +102,8 @@ def trial(client: Any, name: str | None, separator: str, hash_tag: bool | None) 
 def _go_through(queue: RedisMessageQueue, client: Any) -> None:
     """All commands that the library sends by itself, and the scripts that use the rest."""
     node_of(client, queue.key.bell).blpop([queue.key.bell], timeout=0.01)
-    queue.publish(_TRIAL, tenant=_TRIAL)
-    queue.publish_many([_TRIAL], delay_seconds=60)
+    queue.publish(_NOW, tenant=_TRIAL)
+    queue.publish_many([_LATER], delay_seconds=60)
     with queue.process_message():
         pass
     queue.stats()
@@ -114,7 +115,8 @@ def _clear(queue: RedisMessageQueue, client: Any) -> None:
     key, node = queue.key, node_of(client, queue.key.pending)
     for one in (
         *(key.pending, key.processing, key.leases, key.deliveries, key.delayed, key.later, key.tenants, key.size),
-        *(key.completed, key.records(key.completed), key.bell, key.watch, key.line(_TRIAL), key.deduplication(_TRIAL)),
+        *(key.completed, key.records(key.completed), key.bell, key.watch, key.line(_TRIAL)),
+        *map(key.deduplication, (_NOW, _LATER)),
     ):
         node.unlink(one)
 
@@ -129,7 +131,3 @@ def _told(error: Exception, name: str) -> Finding:
             "rules allow: EVALSHA, EVAL, BLPOP and what the scripts call are needed",
         )
     return problem("scripts", f"no message could go through {name}: {said}", "mend what the server complains about")
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

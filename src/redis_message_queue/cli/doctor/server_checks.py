@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from redis_message_queue.cli.doctor.finding import Finding, advice, ok, problem
 from redis_message_queue.cli.doctor.patient import Patient
@@ -198,3 +199,10 @@ def settings(patient: Patient) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
     *(version, settings, persistence, eviction, memory, replicas, connections),
 )
+
+
+def everything(node: Any) -> Iterator[Finding]:
+    """All of them, for one server."""
+    patient = Patient(node)
+    for check in CHECKS:
+        yield from check(patient)
