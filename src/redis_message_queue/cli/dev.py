@@ -52,8 +52,7 @@ def dev(
     with EmbeddedRedis(directory=persist, append_only=persist is not None, port=port) as server:
         if command:
             return _accompany(command, server)
-        _introduce(server, output)
-        return _keep(server)
+        return _keep(server, output)
 
 
 def _introduce(server: EmbeddedRedis, output: Output) -> None:
@@ -66,10 +65,11 @@ def _introduce(server: EmbeddedRedis, output: Output) -> None:
     output.say(f"{server.flavour} {version}; Ctrl-C ends it")
 
 
-def _keep(server: EmbeddedRedis) -> int:
+def _keep(server: EmbeddedRedis, output: Output) -> int:
     from redis_message_queue.cli.stopping import StopSignals
 
     with StopSignals() as stop:
+        _introduce(server, output)  # whoever reads the URL may stop us at once
         while not stop.is_interrupted():
             if not server.running:
                 raise CommandFailedError("the server has ended by itself; its log may say why")

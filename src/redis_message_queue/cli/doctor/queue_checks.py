@@ -16,6 +16,8 @@ from redis_message_queue.errors import ConfigurationError, RedisMessageQueueErro
 from redis_message_queue.keys import KEY_MAP, QueueKeys
 
 _TRIAL = "rmq-doctor"
+# How a script says that its user may not do something, on 7 and on 6.2.
+_FORBIDDEN = ("NOPERM", "ACL failure", "can't run this command")
 _NOW, _LATER = "now", "later"
 _TRIAL_PATIENCE_SECONDS = 3.0
 
@@ -123,7 +125,7 @@ def _clear(queue: RedisMessageQueue, client: Any) -> None:
 
 def _told(error: Exception, name: str) -> Finding:
     said = " ".join(str(error).split())
-    if isinstance(error, NoPermissionError) or "NOPERM" in said or "ACL failure" in said:
+    if isinstance(error, NoPermissionError) or any(word in said for word in _FORBIDDEN):
         return problem(
             "scripts",
             f"this user may not use a queue: {said}",
