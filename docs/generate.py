@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from docs.reference.api import api_page
+from docs.reference.cli import cli_page
 from docs.reference.contract import contract_page
 from docs.reference.errors import errors_page
 from docs.reference.events import events_page
@@ -28,6 +29,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "events.md": events_page,
     "errors.md": errors_page,
     "api.md": api_page,
+    "cli.md": cli_page,
     "contract.md": contract_page,
 }
 

@@ -46,8 +46,8 @@ def consume(
 
     With --exec each message is the stdin of a command that `sh` runs. Exit status 0 acknowledges it, any other fails
     it; see --max-attempts. The command finds RMQ_QUEUE, RMQ_MESSAGE_ID, RMQ_DELIVERY_COUNT, RMQ_PUBLISHED_AT and, if it
-    has one, RMQ_TENANT in its environment. Ctrl-C or SIGTERM lets the command at hand finish; the same signal again ends
-    it and gives the message back.
+    has one, RMQ_TENANT in its environment. Ctrl-C or SIGTERM lets the command at hand finish; the same signal again
+    ends it and gives the message back.
 
     The exit status is 1 if no message came, or if one failed.
     """

@@ -63,14 +63,18 @@ class Executor:
         return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
     def _wait(self, process: subprocess.Popen[bytes], payload: bytes) -> None:
-        while True:
+        given: bytes | None = payload  # once: a wait that goes on goes on sending it
+        told = False
+        while self.stop.times < 2:
             try:
-                process.communicate(payload, timeout=_LOOK_SECONDS)
+                process.communicate(given, timeout=_LOOK_SECONDS)
                 return
             except subprocess.TimeoutExpired:
-                if self.stop.times > 1:
-                    break
-        say("stopped again: the command at hand is ended, and its message goes back")
+                given = None
+            if self.stop.is_interrupted() and not told:
+                told = True
+                say("stopping when the command at hand has finished; the same signal again ends it")
+        say("the command at hand is ended, and its message goes back")
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_LAST_SECONDS)

@@ -98,7 +98,7 @@ def publish(
     duplicates: Duplicates,
     limits: Limits,
     messages: Annotated[
-        list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="The messages.", show_default=False)
+        list[str] | None, typer.Argument(metavar="MESSAGE", help="The messages.", show_default=False)
     ] = None,
     file: Annotated[
         str | None,

@@ -31,7 +31,7 @@ class MaybeQueueChoice(QueueChoice):
 
     name: Annotated[
         str,
-        typer.Argument(metavar="[QUEUE]", help="The name of the queue, unless --queue is given.", show_default=False),
+        typer.Argument(metavar="QUEUE", help="The name of the queue, unless --queue is given.", show_default=False),
     ] = ""
 
 

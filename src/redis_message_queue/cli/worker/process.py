@@ -81,7 +81,7 @@ def _work_blocking(task: Task, handler: Callable[[Any], Any], theirs: Any, tell:
             options = task.delivery.queue_options() | {"interrupt": stop}
             queue = around.enter_context(task.queue.open(text=not task.payload_bytes, **options))
         else:
-            queue = _checked(theirs if isinstance(theirs, AnyQueue) else theirs(), RedisMessageQueue, task)
+            queue = _checked(_made(theirs, task), RedisMessageQueue, task)
             around.enter_context(_stopping(lambda: queue.drain(0), _abandon))
         tell(ready=True)
         tell(summary=asdict(queue.run(_telling(handler, task), **task.run)))
@@ -106,7 +106,7 @@ async def _work_awaiting(task: Task, handler: Callable[[Any], Any], theirs: Any,
             options = task.delivery.queue_options() | {"interrupt": stop}
             queue = await around.enter_async_context(task.queue.open_async(text=not task.payload_bytes, **options))
         else:
-            made = theirs if isinstance(theirs, AnyQueue) else theirs()
+            made = _made(theirs, task)
             queue = _checked(await made if inspect.isawaitable(made) else made, AsyncRedisMessageQueue, task)
             drains: set[asyncio.Task[bool]] = set()  # the loop itself holds its tasks but weakly
 
@@ -125,6 +125,20 @@ def _stopping(
     if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return contextlib.nullcontext()
     return StopSignals(first=first, again=again)
+
+
+def _made(theirs: Any, task: Task) -> Any:
+    """The queue object, or what the function gives that makes it."""
+    if isinstance(theirs, AnyQueue) or not callable(theirs):
+        return theirs
+    try:
+        inspect.signature(theirs).bind()
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"--queue: {task.queue_object} cannot be called without arguments; it must be a queue object, or a "
+            "function that makes one"
+        ) from None
+    return theirs()
 
 
 def _checked(queue: Any, kind: Any, task: Task) -> Any:

@@ -1,0 +1,74 @@
+"""The program in this process, and in processes of its own."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redis_message_queue import RedisMessageQueue
+from redis_message_queue.__main__ import main
+from redis_message_queue.embedded import EmbeddedRedis
+
+
+@dataclass
+class Ended:
+    """What a command said, and how it ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def documents(self) -> list[Any]:
+        """Its output, if that is JSON and nothing else."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def rmq(clean_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Callable[..., Ended]:
+    """Runs a command in this process, on the shared server."""
+    monkeypatch.setenv("REDIS_URL", clean_server.url)
+
+    def run(*arguments: str) -> Ended:
+        capfd.readouterr()
+        status = main(list(arguments))
+        said = capfd.readouterr()
+        return Ended(status, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def start_rmq(clean_server: EmbeddedRedis, tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts a command in a process of its own, in an empty directory; warnings are errors there too."""
+    with contextlib.ExitStack() as started:
+
+        def start(*arguments: str, **options: Any) -> "subprocess.Popen[str]":
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            settings = pipes | {"text": True} | options
+            environment = os.environ | {"REDIS_URL": clean_server.url, "PYTHONWARNINGS": "error"}
+            process = started.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "redis_message_queue", *arguments],
+                    cwd=tmp_path,
+                    env=environment,
+                    **settings,
+                )
+            )
+            started.callback(process.kill)
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def queue(text_client: Any) -> RedisMessageQueue:
+    """The queue that the commands of these tests work on."""
+    return RedisMessageQueue("orders", client=text_client, message_wait_interval_seconds=0)

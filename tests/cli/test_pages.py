@@ -1,0 +1,73 @@
+"""The pages about the command line say what it does."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.reference.cli import cli_page, commands
+from redis_message_queue.cli.exit_status import ExitStatus
+from redis_message_queue.cli.registry import COMMANDS
+from tests.docs.pages import DOCS, blocks_of
+
+SHELL_PAGE = DOCS / "how-to" / "work-from-the-shell.md"
+
+
+def test_the_reference_is_what_the_program_says() -> None:
+    """If this fails: python -m docs.generate."""
+    assert (DOCS / "reference" / "cli.md").read_text(encoding="utf-8") == cli_page()
+
+
+def test_every_command_option_and_status_is_in_the_reference() -> None:
+    page = cli_page()
+    assert {path.split()[1] for path, _ in commands()} == COMMANDS.keys()
+    for path, command in commands():
+        _, _, rest = page.partition(f"\n## {path}\n")
+        section = rest.partition("\n## ")[0]
+        assert section
+        for parameter in command.params:
+            assert all(option in section for option in parameter.opts if option.startswith("--")), parameter.name
+            assert parameter.help, f"{path}: {parameter.name} has no words"
+    assert all(f"| `{int(one)}` |" in page for one in ExitStatus)
+
+
+def sessions(page: Path) -> list[tuple[str, str]]:
+    """The commands of a page's console blocks, and what the page says they print."""
+    text = "".join(block.code for block in blocks_of(page, "console"))
+    found = re.findall(r"^\$ (.*\n(?:> .*\n)*)((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
+    return [(re.sub(r"^> ", "", command, flags=re.MULTILINE), said) for command, said in found]
+
+
+def test_the_commands_of_the_page_print_what_it_says(clean_server, tmp_path) -> None:
+    """One after the other, in one directory, by the program that pip has installed."""
+    assert len(sessions(SHELL_PAGE)) > 8
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"REDIS_URL": clean_server.url, "PATH": path, "PYTHONWARNINGS": "error"}
+    for command, said in sessions(SHELL_PAGE):
+        ended = subprocess.run(
+            ["/bin/sh", "-c", command],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}"
+        assert re.fullmatch(".*".join(map(re.escape, said.split("…"))), ended.stdout), f"{command}\n{ended.stdout}"
+
+
+def test_a_console_session_is_read_as_people_read_it(tmp_path: Path) -> None:
+    """A line after > belongs to the command above it."""
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ cat <<E\n> x\n> E\nx\n$ true\n```\n")
+    assert sessions(page) == [("cat <<E\nx\nE\n", "x\n"), ("true\n", "")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_named_in_the_reference(command: str) -> None:
+    assert f"\n## rmq {command}\n" in cli_page()

@@ -1,0 +1,255 @@
+"""rmq worker: a function in processes that drain on a signal and come back after a crash."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from redis_message_queue.cli.exit_status import ExitStatus
+from redis_message_queue.cli.worker import reference
+from redis_message_queue.errors import ConfigurationError
+from tests.embedded.waiting import until
+
+HANDLERS = """
+import asyncio, os, pathlib, time
+
+def note(message):
+    with open("handled", "a") as file:
+        file.write(f"{message.payload} {os.getpid()}\\n")
+
+async def note_later(message):
+    await asyncio.sleep(0)
+    note(message)
+
+def note_all(messages):
+    for message in messages:
+        note(message)
+
+def slow(message):
+    pathlib.Path("began").touch()
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    note(message)
+
+async def slow_later(message):
+    pathlib.Path("began").touch()
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.02)
+    note(message)
+
+def crash_once(message):
+    if message.delivery_count == 1:
+        os._exit(9)
+    note(message)
+
+def fail(message):
+    raise ValueError("hunter2")
+"""
+QUEUES = """
+import os, warnings
+warnings.simplefilter("ignore", ResourceWarning)  # the clients are open until the process ends
+import redis, redis.asyncio
+import redis_message_queue, redis_message_queue.asyncio
+
+url = os.environ["REDIS_URL"]
+queue = redis_message_queue.RedisMessageQueue("orders", client=redis.Redis.from_url(url, decode_responses=True))
+
+def awaited():
+    client = redis.asyncio.Redis.from_url(url, decode_responses=True)
+    return redis_message_queue.asyncio.RedisMessageQueue("orders", client=client)
+"""
+
+
+@pytest.fixture
+def worker(start_rmq, tmp_path: Path):
+    """Starts a worker in a directory with these modules."""
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    (tmp_path / "queues.py").write_text(QUEUES)
+
+    def start(*arguments: str) -> "subprocess.Popen[str]":
+        return start_rmq("worker", *arguments)
+
+    return start
+
+
+def handled(directory: Path) -> list[str]:
+    """The payloads that were handled, in any order."""
+    path = directory / "handled"
+    return sorted(line.split()[0] for line in path.read_text().splitlines()) if path.exists() else []
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[str, str]:
+    return process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["handlers:note", "orders", "--processes", "2", "--prefetch", "3"],
+        ["handlers:note_later", "orders", "--concurrency", "3"],
+        ["handlers:note_all", "orders", "--batch-size", "4"],
+        ["handlers:note", "--queue", "queues:queue"],
+        ["handlers:note_later", "--queue", "queues:awaited"],
+    ],
+)
+def test_it_gives_every_message_to_the_function(worker, queue, tmp_path, arguments):
+    """Plain or async, one by one or in lists, on a queue of ours or of the user's."""
+    queue.publish_many(str(number) for number in range(8))
+    out, err = finish(process := worker(*arguments, "--until-empty", "--json"))
+    assert (process.returncode, err) == (ExitStatus.OK, "")
+    assert json.loads(out) == {"handled": 8, "failed": 0, "given_back": 0}
+    assert handled(tmp_path) == [str(number) for number in range(8)]
+    assert queue.stats().processing == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("handler", ["handlers:slow", "handlers:slow_later"])
+def test_a_signal_lets_handlers_finish_and_gives_back_the_rest(worker, queue, tmp_path, handler, how):
+    queue.publish_many(["a", "b", "c"])
+    process = worker(handler, "orders", "--prefetch", "3", "--ready-file", "ready")
+    assert until((tmp_path / "ready").exists, 30)
+    assert until((tmp_path / "began").exists, 30)
+    process.send_signal(how)
+    assert until(lambda: not (tmp_path / "ready").exists(), 30)
+    (tmp_path / "go").touch()
+    out, err = finish(process)
+    assert (process.returncode, err.count("\n")) == (ExitStatus.OK, 1)
+    assert handled(tmp_path) == ["a"]
+    assert (queue.stats().pending, queue.stats().processing) == (2, 0)
+    assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2"]
+
+
+def test_a_queue_object_of_the_users_is_drained_too(worker, queue, tmp_path):
+    queue.publish_many(["a", "b"])
+    process = worker("handlers:slow", "--queue", "queues:queue", "--prefetch", "2")
+    assert until((tmp_path / "began").exists, 30)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr.readline().startswith("stopping")
+    (tmp_path / "go").touch()
+    finish(process)
+    assert process.returncode == ExitStatus.OK
+    assert (queue.stats().pending, queue.stats().processing) == (1, 0)
+
+
+@pytest.mark.parametrize("handler", ["handlers:slow", "handlers:slow_later"])
+def test_the_same_signal_again_does_not_wait(worker, queue, tmp_path, handler):
+    """What is being handled is left to its lease."""
+    queue.publish("a")
+    process = worker(handler, "orders")
+    assert until((tmp_path / "began").exists, 30)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr.readline().startswith("stopping")
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert process.returncode == ExitStatus.TERMINATED
+    assert handled(tmp_path) == []
+    assert queue.stats().processing == 1
+
+
+def test_a_stop_hurries_when_its_grace_is_over(worker, queue, tmp_path):
+    queue.publish("a")
+    process = worker("handlers:slow", "orders", "--grace", "0.1")
+    assert until((tmp_path / "began").exists, 30)
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert process.returncode == ExitStatus.TERMINATED
+
+
+def test_a_process_that_crashed_is_started_again(worker, queue, tmp_path):
+    """And the message that it held comes back when its lease ends."""
+    queue.publish("a")
+    process = worker("handlers:crash_once", "orders", "--visibility-timeout", "0.5")
+    assert until(lambda: handled(tmp_path) == ["a"], 30)
+    assert process.stderr.readline() == "process 1 ended with status 9; it starts again in 0.5 s\n"
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert process.returncode == ExitStatus.OK
+
+
+def test_no_process_outlives_its_supervisor(worker, queue, tmp_path):
+    """However that ends: they stop as on SIGTERM."""
+    queue.publish("a")
+    process = worker("handlers:note", "orders")
+    assert until(lambda: handled(tmp_path) == ["a"], 30)
+    child = int((tmp_path / "handled").read_text().split()[1])
+    process.kill()
+    process.wait(30)
+    assert until(lambda: not Path(f"/proc/{child}").exists() or is_gone(child), 30)
+
+
+def is_gone(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{process_id}/stat").read_text().split()[2] == "Z"
+
+
+def test_what_a_handler_raised_is_logged_by_its_place_and_not_by_its_words(worker, queue):
+    """They may quote a payload; --tracebacks shows them."""
+    queue.publish("a")
+    process = worker("handlers:fail", "orders", "--until-empty")
+    out, err = finish(process)
+    assert process.returncode == ExitStatus.NO
+    assert "ValueError at" in err
+    assert "handlers.py:" in err
+    assert "hunter2" not in out + err
+    queue.publish("a")
+    assert "ValueError: hunter2" in finish(worker("handlers:fail", "orders", "--until-empty", "--tracebacks"))[1]
+
+
+def test_the_url_does_not_stand_on_a_command_line(worker, queue, tmp_path, clean_server):
+    """Where everybody on the machine could read it."""
+    queue.publish("a")
+    process = worker("handlers:note", "orders")
+    assert until(lambda: handled(tmp_path) == ["a"], 30)
+    child = int((tmp_path / "handled").read_text().split()[1])
+    assert str(clean_server.port) not in Path(f"/proc/{child}/cmdline").read_text()
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["handlers", "orders"], "HANDLER must be package.module:attribute"),
+        (["nowhere:note", "orders"], "there is no module nowhere"),
+        (["handlers:nothing", "orders"], "handlers has no nothing"),
+        (["handlers:os", "orders"], "cannot be called"),
+        (["handlers:note_later", "--queue", "queues:queue"], "is async and queues:queue is a blocking queue"),
+        (["handlers:note", "--queue", "handlers:note"], "cannot be called without arguments"),
+        (["handlers:note", "--queue", "queues:url"], "it must be a RedisMessageQueue"),
+    ],
+)
+def test_a_mistake_that_a_process_finds_ends_all_of_them_with_one_line(worker, arguments, said):
+    out, err = finish(process := worker(*arguments, "--processes", "2"))
+    assert (process.returncode, out) == (ExitStatus.USAGE, "")
+    assert err.startswith("rmq worker: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["handlers:note"], ExitStatus.USAGE),
+        (["handlers:note", "orders", "--queue", "queues:queue"], ExitStatus.USAGE),
+        (["handlers:note", "--queue", "queues:queue", "--max-attempts", "3"], ExitStatus.USAGE),
+        (["handlers:note", "orders", "--heartbeat", "900"], ExitStatus.USAGE),
+        (["handlers:note", "orders", "--url", "redis://localhost:1"], ExitStatus.SERVER),
+    ],
+)
+def test_what_can_be_seen_before_is_refused_before_a_process_starts(rmq, arguments, status):
+    ended = rmq("worker", *arguments)
+    assert ended.status == status
+    assert ended.err.count("\n") == 1
+
+
+def test_a_module_that_raises_is_told_with_the_place(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("x = 1\nraise KeyError('y')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"importing broken_module raised KeyError: 'y' \(.*, line 2\)"):
+        reference.load("the handler", "broken_module:x")
