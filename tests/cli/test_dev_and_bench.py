@@ -13,14 +13,12 @@ from redis_message_queue.__main__ import main
 from redis_message_queue.cli.bench.measure import WORKLOADS
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.embedded import SETTING
-from tests.cli.calling import started
-from tests.embedded.waiting import falls_silent
+from tests.embedded.waiting import falls_silent, until
 
 
 @pytest.fixture(autouse=True)
 def chosen_server(monkeypatch, server_setting):
     monkeypatch.setenv(SETTING, server_setting)
-    monkeypatch.delenv("REDIS_URL", raising=False)
 
 
 def python(code: str) -> list[str]:
@@ -28,28 +26,28 @@ def python(code: str) -> list[str]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_server_ends_with_the_command(how):
-    with started("dev") as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        with redis.Redis.from_url(url) as client:
-            assert client.ping()
-            port = client.connection_pool.connection_kwargs["port"]
-        process.send_signal(how)
-        _, said = process.communicate(timeout=60)
+def test_the_server_ends_with_the_command(start_rmq, how):
+    process = start_rmq("dev")
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    with redis.Redis.from_url(url) as client:
+        assert client.ping()
+        port = client.connection_pool.connection_kwargs["port"]
+    process.send_signal(how)
+    _, said = process.communicate(timeout=60)
     assert f"export REDIS_URL={url}\n" in said
     assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else ExitStatus.OK)
     assert falls_silent(port)
 
 
-def test_a_script_reads_the_url_from_one_line_of_json():
-    with started("dev", "--json") as process:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        with redis.Redis.from_url(told["url"]) as client:
-            assert client.ping()
-        process.send_signal(signal.SIGINT)
-        rest, said = process.communicate(timeout=60)
+def test_a_script_reads_the_url_from_one_line_of_json(start_rmq):
+    process = start_rmq("dev", "--json")
+    assert process.stdout is not None
+    told = json.loads(process.stdout.readline())
+    with redis.Redis.from_url(told["url"]) as client:
+        assert client.ping()
+    process.send_signal(signal.SIGINT)
+    rest, said = process.communicate(timeout=60)
     assert (rest, said) == ("", "")
 
 
@@ -72,13 +70,13 @@ def test_a_command_that_died_of_a_signal_has_the_status_of_a_shell():
     assert main(["dev", "--", *python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")]) == 137
 
 
-def test_the_command_gets_our_signals_and_may_finish():
+def test_the_command_gets_our_signals_and_may_finish(start_rmq):
     code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True); signal.pause()"
-    with started("dev", "--", *python(code)) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+    process = start_rmq("dev", "--", *python(code))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
     assert process.returncode == 5
 
 
@@ -131,12 +129,11 @@ def test_a_server_of_yours_is_left_as_it_was(clean_server, client, capsys):
     assert client.get("mine") == b"untouched"
 
 
-def test_a_benchmark_that_is_broken_off_leaves_nothing_either(clean_server, client):
-    with started("bench", "--rounds", "1000", "--url", clean_server.url) as process:
-        while not client.keys("*pending*"):
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+def test_a_benchmark_that_is_broken_off_leaves_nothing_either(start_rmq, clean_server, client):
+    process = start_rmq("bench", "--rounds", "1000", "--url", clean_server.url)
+    assert until(lambda: client.keys("*pending*") != [], 60)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
     assert process.returncode == ExitStatus.INTERRUPTED
     left = client.keys("*")
     assert all(b"::reply::" in key for key in left), left

@@ -8,14 +8,9 @@ import pytest
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.message_view import shortened
-from tests.cli.calling import Rmq, Terminal, caller
+from tests.cli.terminal import Terminal
 
 NASTY = "\x1b[2J\x07\r\n\u202eevil\x9b31m"
-
-
-@pytest.fixture
-def rmq(capsys, clean_server) -> Rmq:
-    return caller(capsys, clean_server.url)
 
 
 @pytest.fixture
@@ -30,7 +25,7 @@ def fail(queue: RedisMessageQueue, error: str) -> None:
 
 def test_pending_messages_come_in_the_order_of_their_delivery(rmq, queue):
     queue.publish_many(["one", "two", "three"])
-    rows = rmq("peek", "orders", "--limit", "2", "--json").rows
+    rows = rmq("peek", "orders", "--limit", "2", "--json").documents
     assert [row["payload"] for row in rows] == ["one", "two"]
     assert queue.stats().pending == 3
 
@@ -38,7 +33,7 @@ def test_pending_messages_come_in_the_order_of_their_delivery(rmq, queue):
 def test_a_tenants_line_can_be_looked_at_alone(rmq, queue):
     queue.publish("for acme", tenant="acme")
     queue.publish("for all")
-    (row,) = rmq("peek", "orders", "--tenant", "acme", "--json").rows
+    (row,) = rmq("peek", "orders", "--tenant", "acme", "--json").documents
     assert (row["payload"], row["tenant"]) == ("for acme", "acme")
 
 
@@ -46,8 +41,8 @@ def test_what_is_in_processing_and_what_is_delayed_can_be_looked_at(rmq, queue):
     queue.publish("now")
     queue.publish("later", delay_seconds=3600)
     with queue.process_message():
-        assert [row["payload"] for row in rmq("peek", "orders", "processing", "--json").rows] == ["now"]
-    (later,) = rmq("peek", "orders", "delayed", "--json").rows
+        assert [row["payload"] for row in rmq("peek", "orders", "processing", "--json").documents] == ["now"]
+    (later,) = rmq("peek", "orders", "delayed", "--json").documents
     assert later["payload"] == "later"
     assert later["due_at"] > later["published_at"]
 
@@ -58,19 +53,19 @@ def test_a_table_shortens_a_payload_and_json_does_not(rmq, queue):
     assert "x" * 40 in table
     assert "x" * 100 not in table
     assert "…" in table
-    assert rmq("peek", "orders", "--json").rows[0]["payload"] == "x" * 5000
+    assert rmq("peek", "orders", "--json").documents[0]["payload"] == "x" * 5000
 
 
 def test_without_payload_there_is_none(rmq, queue):
     queue.publish("secret")
     assert "secret" not in rmq("peek", "orders", "--no-payload").out
-    assert "payload" not in rmq("peek", "orders", "--no-payload", "--json").rows[0]
+    assert "payload" not in rmq("peek", "orders", "--no-payload", "--json").documents[0]
 
 
 def test_a_record_tells_what_became_of_a_message(rmq, queue):
     queue.publish("one")
     fail(queue, "no such customer")
-    (row,) = rmq("records", "orders", "failed", "--json").rows
+    (row,) = rmq("records", "orders", "failed", "--json").documents
     assert (row["payload"], row["error_type"], row["error"]) == ("one", "LookupError", "no such customer")
     table = rmq("records", "orders", "failed").out
     assert "no such customer" in table
@@ -79,7 +74,7 @@ def test_a_record_tells_what_became_of_a_message(rmq, queue):
 
 def test_records_are_of_the_dead_letters_unless_another_list_is_named(rmq, queue, text_client):
     text_client.lpush(queue.key.dead_letter, "dead")
-    assert rmq("records", "orders", "--json").rows[0]["payload"] == "dead"
+    assert rmq("records", "orders", "--json").documents[0]["payload"] == "dead"
     with queue.process_message():
         pass
     assert rmq("records", "orders", "completed").err == "no completed\n"
@@ -88,7 +83,7 @@ def test_records_are_of_the_dead_letters_unless_another_list_is_named(rmq, queue
 def test_bytes_that_are_no_text_are_shown_as_base64(rmq, queue, client):
     client.lpush(queue.key.dead_letter, b"\xff\x00")
     encoded = base64.b64encode(b"\xff\x00").decode()
-    assert rmq("records", "orders", "--json").rows[0]["payload_base64"] == encoded
+    assert rmq("records", "orders", "--json").documents[0]["payload_base64"] == encoded
     assert f"base64:{encoded}" in rmq("records", "orders").out
 
 

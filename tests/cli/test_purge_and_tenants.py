@@ -4,13 +4,8 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus
-from tests.cli.calling import Rmq, Terminal, caller, started
+from tests.cli.terminal import Terminal
 from tests.embedded.waiting import until
-
-
-@pytest.fixture
-def rmq(capsys, clean_server) -> Rmq:
-    return caller(capsys, clean_server.url)
 
 
 @pytest.fixture
@@ -26,7 +21,7 @@ def queue(text_client) -> RedisMessageQueue:
 def test_with_yes_it_removes_without_a_question(rmq, queue, target, count):
     ended = rmq("purge", "orders", target, "--yes", "--json")
     assert ended.status == ExitStatus.OK
-    assert ended.rows == [{"queue": "orders", "target": target, "tenant": None, "removed": count}]
+    assert ended.documents == [{"queue": "orders", "target": target, "tenant": None, "removed": count}]
     left = queue.stats()
     assert left.pending + left.delayed == 4 - count
 
@@ -45,9 +40,9 @@ def test_what_a_consumer_without_leases_left_behind_are_orphans(rmq, text_client
     assert careless.stats().processing == 0
 
 
-def test_where_nobody_can_be_asked_it_refuses(clean_server, queue):
-    with started("purge", "orders", "pending", "--url", clean_server.url) as process:
-        out, complaints = process.communicate(timeout=60)
+def test_where_nobody_can_be_asked_it_refuses(start_rmq, clean_server, queue):
+    process = start_rmq("purge", "orders", "pending")
+    out, complaints = process.communicate(timeout=60)
     assert process.returncode == ExitStatus.USAGE
     assert out == ""
     assert "--yes" in complaints
@@ -94,7 +89,7 @@ def test_tenants_have_a_row_each_and_messages_without_one_have_the_last(rmq, que
     heavy.publish_many(["one", "two", "three"], tenant="bolt")
     with heavy.process_message():
         pass
-    rows = rmq("tenants", "orders", "--json").rows
+    rows = rmq("tenants", "orders", "--json").documents
     assert rows[-1]["tenant"] is None
     assert rows[-1]["pending"] == 2
     found = {row["tenant"]: (row["pending"], row["weight"]) for row in rows[:-1]}
@@ -106,9 +101,9 @@ def test_tenants_have_a_row_each_and_messages_without_one_have_the_last(rmq, que
 def test_an_age_is_that_of_the_first_in_line(rmq, text_client):
     queue = RedisMessageQueue("orders", client=text_client)
     queue.publish("old", tenant="acme")
-    assert until(lambda: rmq("tenants", "orders", "--json").rows[0]["oldest_pending_seconds"] > 0.05)
+    assert until(lambda: rmq("tenants", "orders", "--json").documents[0]["oldest_pending_seconds"] > 0.05)
     queue.publish("new", tenant="acme")
-    assert rmq("tenants", "orders", "--json").rows[0]["oldest_pending_seconds"] > 0.05
+    assert rmq("tenants", "orders", "--json").documents[0]["oldest_pending_seconds"] > 0.05
 
 
 def test_a_queue_where_nobody_waits_is_told_on_stderr(rmq):
@@ -120,4 +115,4 @@ def test_the_number_of_rows_is_bounded(rmq, text_client):
     queue = RedisMessageQueue("orders", client=text_client)
     for number in range(5):
         queue.publish("one", tenant=f"tenant {number}")
-    assert len(rmq("tenants", "orders", "--limit", "2", "--json").rows) == 2
+    assert len(rmq("tenants", "orders", "--limit", "2", "--json").documents) == 2

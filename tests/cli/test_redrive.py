@@ -7,7 +7,6 @@ from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.redrive.condition import condition
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.messages import MessageRecord, moment
-from tests.cli.calling import Rmq, caller
 from tests.embedded.waiting import until
 
 LETTER = MessageRecord(
@@ -19,11 +18,6 @@ LETTER = MessageRecord(
     error_type="TimeoutError",
     error="a Timeout of the bank",
 )
-
-
-@pytest.fixture
-def rmq(capsys, clean_server) -> Rmq:
-    return caller(capsys, clean_server.url)
 
 
 @pytest.fixture
@@ -51,7 +45,7 @@ def queue(text_client) -> RedisMessageQueue:
 
 def test_all_dead_letters_go_back(rmq, queue):
     ended = rmq("redrive", "orders", "--json")
-    assert ended.rows == [{"matched": 3, "redriven": 3, "suppressed": 0}]
+    assert ended.documents == [{"matched": 3, "redriven": 3, "suppressed": 0}]
     assert (queue.stats().pending, queue.stats().dead_letters) == (3, 0)
 
 
@@ -72,7 +66,7 @@ def test_ids_choose_and_one_that_is_not_there_is_told(rmq, queue):
     wanted = queue.records()[0]
     ended = rmq("redrive", "orders", "--ids", f"{wanted.id},{'f' * 32}", "--json")
     assert ended.status == ExitStatus.NO
-    assert ended.rows[0]["redriven"] == 1
+    assert ended.documents[0]["redriven"] == 1
     assert "f" * 32 in ended.err
     assert wanted.id not in ended.err
     assert [message.replay_of for message in queue.peek()] == [wanted.id]
@@ -92,7 +86,7 @@ def test_a_dry_run_shows_what_would_go_and_changes_nothing(rmq, queue):
     assert "one" not in ended.out
     assert ended.err == "2 would go; nothing was changed\n"
     assert queue.stats().dead_letters == 3
-    rows = rmq("redrive", "orders", "--dry-run", "--json", "--no-payload").rows
+    rows = rmq("redrive", "orders", "--dry-run", "--json", "--no-payload").documents
     assert {row["id"] for row in rows} == {record.id for record in queue.records()}
     assert all("payload" not in row for row in rows)
 
@@ -109,7 +103,7 @@ def test_a_long_dry_run_shows_the_oldest_hundred_and_says_how_many_more(rmq, tex
 def test_a_letter_whose_content_was_published_again_can_stay(rmq, queue, text_client):
     RedisMessageQueue("orders", client=text_client, deduplication=True).publish("two")
     ended = rmq("redrive", "orders", "--respect-deduplication", "--json")
-    assert ended.rows == [{"matched": 3, "redriven": 2, "suppressed": 1}]
+    assert ended.documents == [{"matched": 3, "redriven": 2, "suppressed": 1}]
 
 
 @pytest.mark.parametrize("wrong", ["12", "g" * 32, "", "0" * 33])

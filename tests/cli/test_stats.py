@@ -10,12 +10,7 @@ from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.stats.look import Look, Watch
 from redis_message_queue.cli.stats.screen import short_age, sparkline
 from redis_message_queue.cli.stopping import StopSignals
-from tests.cli.calling import Rmq, Terminal, caller, started
-
-
-@pytest.fixture
-def rmq(capsys, clean_server) -> Rmq:
-    return caller(capsys, clean_server.url)
+from tests.cli.terminal import Terminal
 
 
 @pytest.fixture
@@ -27,7 +22,7 @@ def queue(text_client) -> RedisMessageQueue:
 
 
 def test_it_counts_each_place(rmq, queue):
-    (row,) = rmq("stats", "orders", "--json").rows
+    (row,) = rmq("stats", "orders", "--json").documents
     assert (row["queue"], row["pending"], row["delayed"], row["dead_letters"]) == ("orders", 3, 1, 0)
     assert row["oldest_pending_seconds"] >= 0
 
@@ -42,7 +37,7 @@ def test_several_queues_are_rows_of_one_table(rmq, queue):
 
 
 def test_without_a_terminal_each_look_of_a_watch_is_a_line_of_json(rmq, queue):
-    rows = rmq("stats", "orders", "--every", "0.1", "--count", "3").rows
+    rows = rmq("stats", "orders", "--every", "0.1", "--count", "3").documents
     assert [row["pending"] for row in rows] == [3, 3, 3]
     assert rows[0]["per_second"] is None
     assert rows[2]["per_second"]["pending"] == 0
@@ -59,24 +54,24 @@ def test_rates_are_the_changes_between_two_looks(queue):
     assert watch.course("orders", "pending") == [3, 5]
 
 
-def test_a_watch_goes_on_until_ctrl_c_which_is_its_usual_end(clean_server, queue):
-    with started("stats", "orders", "--every", "0.1", "--json", "--url", clean_server.url) as process:
-        assert process.stdout is not None
-        seen = [line for line, _ in zip(process.stdout, range(2), strict=False)]
-        process.send_signal(signal.SIGINT)
-        _, complaints = process.communicate(timeout=60)
-        assert process.returncode == ExitStatus.OK
-        assert len(seen) == 2
-        assert complaints == ""
+def test_a_watch_goes_on_until_ctrl_c_which_is_its_usual_end(start_rmq, clean_server, queue):
+    process = start_rmq("stats", "orders", "--every", "0.1", "--json")
+    assert process.stdout is not None
+    seen = [line for line, _ in zip(process.stdout, range(2), strict=False)]
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == ExitStatus.OK
+    assert len(seen) == 2
+    assert complaints == ""
 
 
-def test_a_watch_of_so_many_looks_that_is_broken_off_says_so_by_its_status(clean_server, queue):
-    with started("stats", "orders", "--every", "0.1", "-n", "100000", "--url", clean_server.url) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-        assert process.returncode == ExitStatus.TERMINATED
+def test_a_watch_of_so_many_looks_that_is_broken_off_says_so_by_its_status(start_rmq, clean_server, queue):
+    process = start_rmq("stats", "orders", "--every", "0.1", "-n", "100000")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == ExitStatus.TERMINATED
 
 
 def test_at_a_terminal_the_table_lives_and_the_cursor_comes_back(clean_server, queue):

@@ -1,10 +1,8 @@
-"""The program `rmq` as tests call it: in this process, in one of its own, or at a terminal."""
+"""A command of `rmq` at a terminal, where somebody looks and types."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import os
 import pty
 import select
@@ -12,66 +10,18 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
-
-import pytest
-
-from redis_message_queue.__main__ import main
 
 LONGEST_SECONDS = 60
-Rmq = Callable[..., "Ended"]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended, and what it said."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Its lines of JSON."""
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-def caller(capsys: pytest.CaptureFixture[str], url: str) -> Rmq:
-    """Runs a command in this process, on the server of that URL."""
-
-    def call(*words: str) -> Ended:
-        status = main([*words, "--url", url])
-        said = capsys.readouterr()
-        return Ended(status, said.out, said.err)
-
-    return call
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-W", "error", "-m", "redis_message_queue", *words]
-
-
-@contextlib.contextmanager
-def started(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process of its own, which ends with the test if not before."""
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command(*words), text=True, **pipes | options) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 class Terminal:
-    """A command at a terminal, where somebody types and looks."""
+    """A process of its own, with the terminal's end in our hands."""
 
     def __init__(self, *words: str) -> None:
         self._ours, its = pty.openpty()
         environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
         self.process = subprocess.Popen(
-            command(*words),
+            [sys.executable, "-W", "error", "-m", "redis_message_queue", *words],
             stdin=its,
             stdout=its,
             stderr=its,
