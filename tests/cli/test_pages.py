@@ -13,7 +13,7 @@ from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.registry import COMMANDS
 from tests.docs.pages import DOCS, blocks_of
 
-SHELL_PAGE = DOCS / "how-to" / "work-from-the-shell.md"
+SHELL_PAGES = [DOCS / "how-to" / name for name in ("work-from-the-shell.md", "operate.md")]
 
 
 def test_the_reference_is_what_the_program_says() -> None:
@@ -41,12 +41,13 @@ def sessions(page: Path) -> list[tuple[str, str]]:
     return [(re.sub(r"^> ", "", command, flags=re.MULTILINE), said) for command, said in found]
 
 
-def test_the_commands_of_the_page_print_what_it_says(clean_server, tmp_path) -> None:
+@pytest.mark.parametrize("page", SHELL_PAGES, ids=lambda page: page.name)
+def test_the_commands_of_the_page_print_what_it_says(page, clean_server, tmp_path) -> None:
     """One after the other, in one directory, by the program that pip has installed."""
-    assert len(sessions(SHELL_PAGE)) > 8
+    assert len(sessions(page)) > 8
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"REDIS_URL": clean_server.url, "PATH": path, "PYTHONWARNINGS": "error"}
-    for command, said in sessions(SHELL_PAGE):
+    for command, said in sessions(page):
         ended = subprocess.run(
             ["/bin/sh", "-c", command],
             cwd=tmp_path,

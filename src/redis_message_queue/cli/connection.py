@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import redis
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import NoPermissionError, RedisClusterException, RedisError
 
 from redis_message_queue.cli.exit_status import ServerUnusableError
 from redis_message_queue.errors import ConfigurationError
@@ -17,7 +17,9 @@ DEFAULT_URL = "redis://localhost:6379/0"
 _SCHEMES = ("redis", "rediss", "unix")
 _FORMS = "redis://[[user]:password@]host[:port][/db], rediss://... for TLS, or unix:///path/to.sock[?db=0]"
 # Long enough for a server far away, short enough for somebody who waits; a URL may say otherwise (?socket_timeout=60).
-_TIMEOUTS = {"socket_connect_timeout": 5.0, "socket_timeout": 30.0}
+_TIMEOUTS: dict[str, Any] = {"socket_connect_timeout": 5.0, "socket_timeout": 30.0}
+# A queue lies in one slot: it works, and its operator looks, while a slot of others is not served.
+_OF_CLUSTERS = _TIMEOUTS | {"require_full_coverage": False}
 
 
 def shown(url: str) -> str:
@@ -34,8 +36,10 @@ def open_client(url: str, **options: Any) -> Iterator[Any]:
     """A client that has seen its server: of a cluster if the server is part of one."""
     in_cluster = _is_cluster(url)
     with _as_unusable(url):
-        kind = redis.RedisCluster if in_cluster else redis.Redis
-        client = kind.from_url(url, **_TIMEOUTS | options)
+        if in_cluster:
+            client: Any = redis.RedisCluster.from_url(url, **_OF_CLUSTERS | options)
+        else:
+            client = redis.Redis.from_url(url, **_TIMEOUTS | options)
     try:
         yield client
     finally:
@@ -47,8 +51,11 @@ async def open_async_client(url: str, **options: Any) -> AsyncIterator[Any]:
     """The same for asyncio."""
     import redis.asyncio
 
-    kind: Any = redis.asyncio.RedisCluster if _is_cluster(url) else redis.asyncio.Redis
-    client = kind.from_url(url, **_TIMEOUTS | options)
+    client: Any
+    if _is_cluster(url):
+        client = redis.asyncio.RedisCluster.from_url(url, **_OF_CLUSTERS | options)
+    else:
+        client = redis.asyncio.Redis.from_url(url, **_TIMEOUTS | options)
     try:
         yield client
     finally:
@@ -69,7 +76,7 @@ def _is_cluster(url: str) -> bool:
 def _as_unusable(url: str) -> Iterator[None]:
     try:
         yield
-    except (RedisError, OSError) as error:
+    except (RedisError, RedisClusterException, OSError) as error:
         raise ServerUnusableError(
             f"cannot use {shown(url)}: {error or type(error).__name__}; another server is chosen by --url or REDIS_URL"
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Self
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from redis_message_queue.errors import (
     ConfigurationError,
@@ -59,7 +59,7 @@ _USAGE = (
     OSError,  # a file that is not there
     UnicodeError,  # or is no text
 )
-_SERVER = (ServerUnusableError, EmbeddedServerError, RedisError)
+_SERVER = (ServerUnusableError, EmbeddedServerError, RedisError, RedisClusterException)
 
 
 def status_of(error: Exception) -> ExitStatus:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 import typer.main
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.output import say
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone; Python would complain again when it flushes at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitStatus.BROKEN_PIPE
-    except (RedisMessageQueueError, RedisError, OSError, UnicodeError) as error:
+    except (RedisMessageQueueError, RedisError, RedisClusterException, OSError, UnicodeError) as error:
         say(f"{path}: {_one_line(_told(error))}")
         return status_of(error)
 

@@ -1,0 +1,1 @@
+"""rmq bench: what a message costs on this machine, beside raw Redis."""

@@ -1,0 +1,1 @@
+"""rmq doctor: whether a server is fit for queues, and what to change."""

@@ -1,0 +1,1 @@
+"""rmq redrive: dead letters become messages again."""

@@ -1,0 +1,1 @@
+"""rmq stats: how many messages are where, once or again and again."""

@@ -1,0 +1,72 @@
+"""A command of `rmq` at a terminal, where somebody looks and types."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
+
+LONGEST_SECONDS = 60
+
+
+class Terminal:
+    """A process of its own, with the terminal's end in our hands."""
+
+    def __init__(self, *words: str) -> None:
+        self._ours, its = pty.openpty()
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "redis_message_queue", *words],
+            stdin=its,
+            stdout=its,
+            stderr=its,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_take_the_terminal,
+        )
+        os.close(its)
+        self.shown = ""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Read until this was shown."""
+        deadline = time.monotonic() + LONGEST_SECONDS
+        while text not in self.shown:
+            assert time.monotonic() < deadline, self.shown
+            assert self._read(), f"it ended before it showed {text!r}: {self.shown}"
+
+    def end(self) -> int:
+        """Read what is still shown, and return the exit status."""
+        while self._read():
+            pass
+        return self.process.wait(LONGEST_SECONDS)
+
+    def _read(self) -> bool:
+        if not select.select([self._ours], [], [], LONGEST_SECONDS)[0]:
+            return False
+        try:
+            chunk = os.read(self._ours, 65_536)
+        except OSError:  # Linux answers a read after the end with an error
+            return False
+        self.shown += chunk.decode(errors="replace")
+        return bool(chunk)
+
+
+def _take_the_terminal() -> None:
+    """In the child: only the terminal that a session belongs to turns Ctrl-C into a signal."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -1,0 +1,158 @@
+"""`rmq dev` brings a server that ends with it, and `rmq bench` measures one and leaves nothing there."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+
+import pytest
+import redis
+
+from redis_message_queue.__main__ import main
+from redis_message_queue.cli.bench.measure import WORKLOADS
+from redis_message_queue.cli.exit_status import ExitStatus
+from redis_message_queue.embedded import SETTING
+from tests.embedded.waiting import falls_silent, until
+
+
+@pytest.fixture(autouse=True)
+def chosen_server(monkeypatch, server_setting):
+    monkeypatch.setenv(SETTING, server_setting)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_server_ends_with_the_command(start_rmq, how):
+    process = start_rmq("dev")
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    with redis.Redis.from_url(url) as client:
+        assert client.ping()
+        port = client.connection_pool.connection_kwargs["port"]
+    process.send_signal(how)
+    _, said = process.communicate(timeout=60)
+    assert f"export REDIS_URL={url}\n" in said
+    assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else ExitStatus.OK)
+    assert falls_silent(port)
+
+
+def test_a_script_reads_the_url_from_one_line_of_json(start_rmq):
+    process = start_rmq("dev", "--json")
+    assert process.stdout is not None
+    told = json.loads(process.stdout.readline())
+    with redis.Redis.from_url(told["url"]) as client:
+        assert client.ping()
+    process.send_signal(signal.SIGINT)
+    rest, said = process.communicate(timeout=60)
+    assert (rest, said) == ("", "")
+
+
+def test_what_is_persisted_is_there_the_next_time(tmp_path, capfd):
+    url = "redis.Redis.from_url(os.environ['REDIS_URL'])"
+    write = python(f"import os, redis; {url}.set('kept', 'yes')")
+    read = python(f"import os, redis; print({url}.get('kept'))")
+    assert main(["dev", "--persist", str(tmp_path), "--", *write]) == ExitStatus.OK
+    assert main(["dev", "--persist", str(tmp_path), "--", *read]) == ExitStatus.OK
+    assert capfd.readouterr().out == "b'yes'\n"
+
+
+def test_a_command_has_its_own_options_and_its_status_becomes_ours(capfd):
+    code = "import os, sys; print(sys.argv[1:], os.environ['REDIS_URL'][:8]); sys.exit(7)"
+    assert main(["dev", "--", *python(code), "--port", "x", "--json"]) == 7
+    assert capfd.readouterr().out == "['--port', 'x', '--json'] redis://\n"
+
+
+def test_a_command_that_died_of_a_signal_has_the_status_of_a_shell():
+    assert main(["dev", "--", *python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")]) == 137
+
+
+def test_the_command_gets_our_signals_and_may_finish(start_rmq):
+    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True); signal.pause()"
+    process = start_rmq("dev", "--", *python(code))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 5
+
+
+def test_the_server_is_gone_when_its_command_has_ended(capfd):
+    shell = "echo $REDIS_URL"
+    assert main(["dev", "--", *shlex.split("sh -c"), shell]) == ExitStatus.OK
+    port = int(capfd.readouterr().out.rpartition(":")[2].partition("/")[0])
+    assert falls_silent(port)
+
+
+def test_a_command_that_is_not_there_is_told_in_one_line(capfd):
+    assert main(["dev", "--", "/no/such/program"]) == ExitStatus.USAGE
+    assert capfd.readouterr().err == "rmq dev: /no/such/program: No such file or directory\n"
+
+
+def test_a_port_that_is_taken_is_told(clean_server, capsys):
+    assert main(["dev", "--port", str(clean_server.port)]) == ExitStatus.SERVER
+    assert "Address already in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "http"])
+def test_a_port_that_is_none_is_refused(port, capsys):
+    assert main(["dev", "--port", port]) == ExitStatus.USAGE
+    assert "--port" in capsys.readouterr().err
+
+
+# bench
+
+
+def test_all_kinds_of_work_are_measured_beside_raw_redis(capsys):
+    assert main(["bench", "--rounds", "2", "--messages", "10", "--json"]) == ExitStatus.OK
+    said = capsys.readouterr()
+    rows = [json.loads(line) for line in said.out.splitlines()]
+    assert [row["workload"] for row in rows] == [workload.name for workload in WORKLOADS]
+    for row in rows:
+        assert row["ratio"] > 0
+        assert row["spread"] >= 0
+        assert row["cpu_us"] > 0
+        assert row["messages_per_second"] > 0
+    assert said.err == ""
+
+
+def test_a_server_of_yours_is_left_as_it_was(clean_server, client, capsys):
+    """Besides the answers to the last calls, which expire by themselves."""
+    client.set("mine", "untouched")
+    assert main(["bench", "--rounds", "1", "--messages", "10", "--url", clean_server.url]) == ExitStatus.OK
+    assert "claim and ack" in capsys.readouterr().out
+    left = set(client.keys("*")) - {b"mine"}
+    assert all(b"::reply::" in key and client.ttl(key) > 0 for key in left), left
+    assert client.get("mine") == b"untouched"
+
+
+def test_a_benchmark_that_is_broken_off_leaves_nothing_either(start_rmq, clean_server, client):
+    process = start_rmq("bench", "--rounds", "1000", "--url", clean_server.url)
+    assert until(lambda: client.keys("*pending*") != [], 60)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == ExitStatus.INTERRUPTED
+    left = client.keys("*")
+    assert all(b"::reply::" in key for key in left), left
+
+
+def test_the_processes_are_where_they_were_afterwards():
+    if hasattr(os, "sched_getaffinity"):
+        before = os.sched_getaffinity(0)
+        assert main(["bench", "--rounds", "1", "--messages", "10", "--json"]) == ExitStatus.OK
+        assert os.sched_getaffinity(0) == before
+
+
+def test_the_url_in_the_environment_is_not_measured(monkeypatch, capsys):
+    """It may be the one of production."""
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+    assert main(["bench", "--rounds", "1", "--messages", "10", "--json"]) == ExitStatus.OK
+
+
+@pytest.mark.parametrize("words", [["--rounds", "0"], ["--messages", "9"], ["--rounds", "1001"]])
+def test_a_run_without_end_or_without_sense_is_refused(words, capsys):
+    assert main(["bench", *words]) == ExitStatus.USAGE
+    assert words[0] in capsys.readouterr().err

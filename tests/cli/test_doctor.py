@@ -1,0 +1,415 @@
+"""`rmq doctor` finds what is wrong with a server, each thing on a real one that has it, and says what to change."""
+
+import contextlib
+import itertools
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from redis_message_queue import RedisMessageQueue
+from redis_message_queue.cli.doctor.clock import clock
+from redis_message_queue.cli.doctor.patient import Patient
+from redis_message_queue.cli.doctor.server_checks import CHECKS, version
+from redis_message_queue.cli.exit_status import ExitStatus
+from redis_message_queue.keys import KEY_MAP
+from tests.cli.conftest import Ended
+from tests.conftest import StartServer
+from tests.embedded.waiting import until
+from tests.topologies.cluster import Cluster
+from tests.topologies.replication import await_copy
+
+SOUND = {"maxmemory": "1gb", "maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
+Doctor = Callable[..., Ended]
+
+
+@pytest.fixture
+def doctor(rmq) -> Doctor:
+    """Calls it for the server of a URL."""
+    return lambda url, *words: rmq("doctor", *words, "--json", "--url", url)
+
+
+def told(ended: Ended, check: str) -> list[tuple[str, str, str]]:
+    """Level, finding and advice of one check."""
+    return [(row["level"], row["found"], row["change"]) for row in ended.documents if row["check"] == check]
+
+
+def the_one(ended: Ended, level: str, check: str) -> tuple[str, str]:
+    """The one finding of that level of a check: what was found, and what to change."""
+    ((found, change),) = [(found, change) for is_level, found, change in told(ended, check) if is_level == level]
+    return found, change
+
+
+@contextlib.contextmanager
+def replica_of(start_server: StartServer, primary: redis.Redis, port: int) -> Iterator[redis.Redis]:
+    copy = start_server(config={"replicaof": f"127.0.0.1 {port}"})
+    with copy.client() as client:
+        await_copy(client)
+        assert until(lambda: primary.info("replication").get("slave0", {}).get("state") == "online", 30)
+        yield client
+        copy.resume()
+
+
+# A server that is as it should be
+
+
+def test_a_sound_server_has_no_problems(start_server, doctor):
+    ended = doctor(start_server(config=SOUND).url, "orders")
+    assert ended.status == ExitStatus.OK
+    assert [row for row in ended.documents if row["level"] == "problem"] == []
+    assert all((row["change"] is None) == (row["level"] == "ok") for row in ended.documents)
+    checks = {row["check"] for row in ended.documents}
+    assert {check.__name__ for check in CHECKS} - checks == {"settings"}, "that one speaks when it could not look"
+    assert {"clock", "latency", "cluster", "timeouts", "keys", "scripts"} <= checks
+
+
+def test_the_trial_leaves_nothing_but_answers_that_expire(clean_server, client, doctor):
+    doctor(clean_server.url, "orders")
+    left = client.keys("*")
+    assert all(b"::reply::" in key and client.ttl(key) > 0 for key in left), left
+
+
+def test_read_only_writes_nothing(clean_server, client, doctor):
+    ended = doctor(clean_server.url, "orders", "--read-only")
+    assert client.keys("*") == []
+    assert told(ended, "scripts") == []
+
+
+def test_people_get_a_table_and_a_count(rmq):
+    ended = rmq("doctor", "--read-only")
+    assert ended.status == ExitStatus.NO
+    assert ended.out.splitlines()[0].split() == ["level", "check", "found", "change"]
+    assert re.fullmatch(r"problems: 1, advice: [2-9]\n", ended.err), "a busy machine may add one"
+
+
+# Its disk
+
+
+def test_a_server_without_persistence_is_a_problem(start_server, doctor):
+    ended = doctor(start_server().url, "--read-only")
+    assert ended.status == ExitStatus.NO
+    assert the_one(ended, "problem", "persistence") == (
+        "none: a restart loses every message",
+        "set appendonly yes and appendfsync everysec",
+    )
+
+
+def test_snapshots_alone_are_not_enough(start_server, doctor):
+    ended = doctor(start_server(config={"save": "3600 1"}).url, "--read-only")
+    found, change = the_one(ended, "advice", "persistence")
+    assert found == "snapshots alone (save 3600 1)"
+    assert "appendonly yes" in change
+
+
+def test_an_append_only_file_that_is_never_synced_is_not_enough(start_server, doctor):
+    server = start_server(config=SOUND | {"appendfsync": "no"})
+    assert "appendfsync everysec" in the_one(doctor(server.url, "--read-only"), "advice", "persistence")[1]
+
+
+@pytest.mark.parametrize("policy", ["everysec", "always"])
+def test_an_append_only_file_that_is_synced_is_well(start_server, doctor, policy):
+    server = start_server(config=SOUND | {"appendfsync": policy})
+    assert [level for level, *_ in told(doctor(server.url, "--read-only"), "persistence")] == ["ok"]
+
+
+def test_a_snapshot_that_could_not_be_written_is_a_problem(start_server, doctor):
+    server = start_server(config={"save": "3600 1"})
+    shutil.rmtree(server.directory)
+    with server.client() as client:
+        client.set("a", "b")
+        client.bgsave()
+        assert until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", 30)
+    ended = doctor(server.url, "--read-only")
+    found, change = the_one(ended, "problem", "persistence")
+    assert found == "the last snapshot could not be written"
+    assert "log" in change
+    assert "MISCONF" in the_one(ended, "problem", "latency")[0], "such a server refuses even a PING"
+
+
+# Its memory
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit", "level"),
+    [
+        ("allkeys-lru", "100mb", "problem"),
+        ("volatile-ttl", "100mb", "problem"),
+        ("allkeys-random", "0", "advice"),
+        ("noeviction", "100mb", "ok"),
+    ],
+)
+def test_a_server_that_throws_keys_away_is_a_problem(start_server, doctor, policy, limit, level):
+    server = start_server(config={"maxmemory": limit, "maxmemory-policy": policy})
+    ((found_level, found, change),) = told(doctor(server.url, "--read-only"), "eviction")
+    assert found_level == level
+    assert policy in found
+    assert change == (None if level == "ok" else "set maxmemory-policy noeviction")
+
+
+def test_a_server_without_a_limit_is_advised_to_have_one(start_server, doctor):
+    found, change = the_one(doctor(start_server().url, "--read-only"), "advice", "memory")
+    assert "no limit" in found
+    assert "maxmemory" in change
+
+
+@pytest.mark.parametrize(("share", "level"), [(0.5, "ok"), (0.9, "advice"), (0.98, "problem")])
+def test_a_server_that_is_nearly_full_is_noticed(start_server, doctor, share, level):
+    server = start_server()
+    with server.client() as client:
+        client.setrange("big", 20 << 20, "x")  # so that what connections take does not matter
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"] / share))
+    assert [found for found, *_ in told(doctor(server.url, "--read-only"), "memory")] == [level]
+
+
+def test_memory_in_fragments_is_noticed(start_server, doctor):
+    server = start_server(config={"maxmemory": "1gb"})
+    with server.client() as client:
+        fill = "for i = 1, 60000 do redis.call('SET', i, string.rep('x', 1500)) end"
+        thin_out = "for i = 1, 60000 do if i % 2 == 0 then redis.call('DEL', i) end end"
+        client.eval(fill, 0)
+        client.eval(thin_out, 0)
+        # What the server says of its pages is looked up ten times a second.
+        assert until(lambda: client.info("memory")["used_memory_rss"] > 80 << 20, 30)
+    found, change = the_one(doctor(server.url, "--read-only"), "advice", "memory")
+    assert found.startswith("fragmented: ")
+    assert "activedefrag" in change
+
+
+def test_a_full_server_fails_the_trial(start_server, doctor):
+    server = start_server()
+    with server.client() as client:
+        client.config_set("maxmemory", 1)
+    found, _ = the_one(doctor(server.url), "problem", "scripts")
+    assert "maxmemory" in found
+
+
+# Its replicas
+
+
+def test_a_single_server_is_advised_to_have_a_replica(start_server, doctor):
+    assert "none" in the_one(doctor(start_server().url, "--read-only"), "advice", "replicas")[0]
+
+
+def test_a_replica_is_no_place_to_publish(start_server, doctor):
+    primary = start_server()
+    copy = start_server(config={"replicaof": f"127.0.0.1 {primary.port}"})
+    ended = doctor(copy.url, "--read-only")
+    assert the_one(ended, "problem", "replicas")[1] == "give the URL of its primary"
+
+
+def test_a_primary_that_does_not_wait_for_its_replica_is_advised(start_server, doctor):
+    primary = start_server()
+    with primary.client() as client, replica_of(start_server, client, primary.port):
+        assert "confirm_replicas" in the_one(doctor(primary.url, "--read-only"), "advice", "replicas")[1]
+        client.config_set("min-replicas-to-write", 1)
+        assert [level for level, *_ in told(doctor(primary.url, "--read-only"), "replicas")] == ["ok"]
+
+
+def test_a_replica_that_lags_behind_is_a_problem(start_server, doctor):
+    primary = start_server()
+    copy = start_server(config={"replicaof": f"127.0.0.1 {primary.port}"})
+    with primary.client() as client, copy.client() as reader:
+        await_copy(reader)
+        assert until(lambda: client.info("replication").get("slave0", {}).get("state") == "online", 30)
+        copy.pause()
+        client.set("big", b"x" * (4 << 20))
+        found, change = the_one(doctor(primary.url, "--read-only"), "problem", "replicas")
+        copy.resume()
+    assert f"127.0.0.1:{copy.port} is 4,1" in found
+    assert "failover" in change
+
+
+# Its connections
+
+
+def test_a_server_that_closes_idle_connections_is_noticed(start_server, doctor):
+    ended = doctor(start_server(config={"timeout": 10}).url, "--read-only")
+    assert "idle for 10 s" in the_one(ended, "advice", "connections")[0]
+
+
+def test_a_server_that_keeps_dead_connections_is_noticed(start_server, doctor):
+    ended = doctor(start_server(config={"tcp-keepalive": 0}).url, "--read-only")
+    assert the_one(ended, "advice", "connections")[1] == "set tcp-keepalive 300"
+
+
+def test_a_server_with_few_connections_left_is_noticed(start_server, doctor):
+    server = start_server(config={"maxclients": 10})
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(server.client()).ping()
+        assert "maxclients" in the_one(doctor(server.url, "--read-only"), "advice", "connections")[1]
+
+
+def test_a_short_socket_timeout_makes_a_waiting_consumer_ask_often(clean_server, doctor):
+    ended = doctor(f"{clean_server.url}?socket_timeout=0.5", "--read-only")
+    found, change = the_one(ended, "advice", "timeouts")
+    assert "2 times a second" in found or "3 times a second" in found
+    assert "2 s or more" in change
+
+
+def test_a_server_that_stalls_is_noticed(clean_server, client, doctor):
+    """Paused again and again, as one that swaps."""
+    done = threading.Event()
+
+    def stall() -> None:
+        with clean_server.client() as stalling:
+            while not done.wait(0.05):
+                stalling.client_pause(300, all=True)
+
+    thread = threading.Thread(target=stall)
+    thread.start()
+    try:
+        levels = [level for level, *_ in told(doctor(clean_server.url, "--read-only"), "latency")]
+    finally:
+        done.set()
+        thread.join()
+        client.client_unpause()
+    assert levels == ["advice"]
+
+
+# Its clock
+
+
+def test_a_clock_that_is_apart_from_ours_is_noticed(client):
+    """It is ours that is wrong here; that is the same."""
+    found = {one.level: one for one in clock(client, now=lambda: time.time() - 90)}
+    assert found["advice"].found == "+90.0 s from this machine's"
+    assert "at=" in found["advice"].change
+
+
+def test_a_clock_that_jumps_is_a_problem(client):
+    looks = itertools.count()
+    found = list(clock(client, steady=lambda: time.monotonic() - (5 if next(looks) > 20 else 0)))
+    assert found[0].level == "problem"
+    assert "jumped by 5.0 s" in found[0].found
+
+
+# What it is and what it permits
+
+
+def test_a_server_too_old_is_a_problem(client):
+    """None so old can be had; this one says that it is."""
+    patient = Patient(client)
+    patient.info = {"redis_version": "6.0.16"}
+    (found,) = version(patient)
+    assert (found.level, found.found) == ("problem", "Redis 6.0.16")
+    patient.info = {"redis_version": "7.2.4", "valkey_version": "8.0.1"}
+    assert [(one.level, one.found) for one in version(patient)] == [("ok", "Valkey 8.0.1")]
+
+
+def permit(client: redis.Redis, *rules: str) -> None:
+    client.execute_command("ACL", "SETUSER", "clerk", "reset", "on", ">secret", *rules)
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (("~*", "+@all", "-evalsha"), "evalsha"),
+        (("~*", "+@all", "-blpop"), "blpop"),
+        (("~*", "+@all", "-lpush"), ""),
+        (("~mails*", "+@all"), "key"),
+    ],
+)
+def test_a_user_who_may_not_use_a_queue_is_told_so(start_server, doctor, rules, said):
+    server = start_server()
+    with server.client() as client:
+        permit(client, *rules)
+    ended = doctor(f"redis://clerk:secret@127.0.0.1:{server.port}/0", "orders")
+    found, change = the_one(ended, "problem", "scripts")
+    assert said in found.lower()
+    assert "ACL SETUSER" in change
+    assert "secret" not in ended.out + ended.err
+
+
+def test_a_user_who_may_not_look_is_told_so_and_the_rest_goes_on(start_server, doctor):
+    server = start_server()
+    with server.client() as client:
+        permit(client, "~orders*", "+@all", "-@dangerous")
+    ended = doctor(f"redis://clerk:secret@127.0.0.1:{server.port}/0", "orders")
+    assert ended.status == ExitStatus.OK
+    assert "not permitted to look" in the_one(ended, "advice", "server")[0]
+    assert [level for level, *_ in told(ended, "scripts")] == ["ok"]
+    with server.client() as client:
+        permit(client, "~orders*", "+@all", "-config")
+    assert (
+        "CONFIG GET is not permitted"
+        in the_one(doctor(f"redis://clerk:secret@127.0.0.1:{server.port}/0"), "advice", "settings")[0]
+    )
+
+
+# Queues
+
+
+@pytest.mark.parametrize("word", [kind.word for kind in KEY_MAP if "<" not in kind.word])
+def test_a_key_of_the_wrong_type_is_a_problem(clean_server, client, doctor, word):
+    wrong = "is a set"
+    client.sadd(f"orders::{word}", "somebody else's")
+    found, change = the_one(doctor(clean_server.url, "orders", "--read-only"), "problem", "keys")
+    assert f"orders::{word} {wrong}" in found
+    assert "who wrote it" in change
+
+
+def test_the_keys_of_a_queue_in_use_are_well(clean_server, text_client, doctor):
+    queue = RedisMessageQueue(
+        "orders", client=text_client, journal=True, enable_completed_queue=True, tenant_weights={"acme": 2}
+    )
+    queue.publish_many(["one", "two"], tenant="acme")
+    queue.publish("later", delay_seconds=60)
+    with queue.process_message():
+        assert [level for level, *_ in told(doctor(clean_server.url, "orders"), "keys")] == ["ok"]
+    assert queue.stats().pending == 1
+
+
+def test_messages_under_the_other_spelling_are_found(clean_server, text_client, doctor):
+    RedisMessageQueue("orders", client=text_client, hash_tag=True).publish("out of sight")
+    found, _ = the_one(doctor(clean_server.url, "orders", "--read-only"), "problem", "hash tag")
+    assert "{orders}::pending" in found
+    assert told(doctor(clean_server.url, "orders", "--read-only", "--hash-tag"), "hash tag") == []
+
+
+# Clusters
+
+
+@pytest.fixture(scope="module")
+def cluster(server_setting) -> Iterator[Cluster]:
+    with Cluster(server_setting) as started:
+        yield started
+
+
+def test_every_primary_of_a_cluster_is_looked_at(cluster, doctor):
+    cluster.flush()
+    ended = doctor(cluster.nodes[0].server.url, "orders")
+    looked_at = {row["server"] for row in ended.documents if row["check"] == "persistence"}
+    assert looked_at == {f"127.0.0.1:{node.port}" for node in cluster.primaries}
+    assert [level for level, *_ in told(ended, "cluster")] == ["ok"]
+    assert [level for level, *_ in told(ended, "scripts")] == ["ok"]
+
+
+def test_a_name_that_a_cluster_cannot_have_is_a_problem(cluster, doctor):
+    ended = doctor(cluster.nodes[0].server.url, "or{ders", "--read-only")
+    assert "braces" in the_one(ended, "problem", "hash tag")[0]
+
+
+def test_messages_from_before_the_cluster_are_found(cluster, doctor):
+    cluster.flush()
+    cluster.onlooker.lpush("orders::pending", "from before")
+    ended = doctor(cluster.nodes[0].server.url, "orders", "--read-only")
+    assert "there are messages under orders::pending" in the_one(ended, "problem", "hash tag")[0]
+
+
+def test_a_cluster_that_does_not_serve_all_slots_is_a_problem(cluster, doctor):
+    node = cluster.nodes[0]
+    node.cluster("DELSLOTS", 0)
+    try:
+        assert until(lambda: b"cluster_state:fail" in node.cluster("INFO"), 30)
+        ended = doctor(node.server.url, "--read-only")
+    finally:
+        node.cluster("ADDSLOTS", 0)
+        cluster.settle()
+    found, change = the_one(ended, "problem", "cluster")
+    assert f"127.0.0.1:{node.port}: state fail, 16,383 of 16,384 slots" in found
+    assert "CLUSTER NODES" in change
