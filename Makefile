@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
 	@touch $@
 
-demo: $(VENV)/.installed ## the whole story on an embedded server: duplicates, a killed consumer, a poison message, the balance
+demo: $(VENV)/.installed ## the whole story on an embedded server: duplicates, a crash, poison, the balance, and a report
 	$(BIN)/python -m redis_message_queue demo
 
 test: $(VENV)/.installed ## everything on one server, then the scripts and the contract on the others

@@ -46,6 +46,7 @@ def unfolded(function: Callable[..., Any]) -> Callable[..., Any]:
         }
         return function(**folded, **given)
 
+    called.__doc__ = _flowing(function.__doc__ or "")
     # Typer looks at both.
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -63,6 +64,11 @@ def _fields_of(kind: Any) -> list[inspect.Parameter]:
         )
         for field in fields(kind)
     ]
+
+
+def _flowing(text: str) -> str:
+    """Each paragraph on one line: rich breaks lines by itself, and keeps those that are there."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
 def _by_name(parameter: inspect.Parameter, annotation: Any) -> inspect.Parameter:
