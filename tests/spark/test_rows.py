@@ -71,6 +71,24 @@ def test_what_is_opened_at_once_is_what_the_envelope_says(client):
         assert (message_id, payload, tenant, at / 1_000_000) == (said.id, said.payload, said.tenant, said.published_at)
 
 
+def test_messages_without_tenants_are_cut_by_arrow_as_the_envelope_says(client):
+    """New ones and those that came back; one of a tenant among them changes nothing for the others."""
+    queue = RedisMessageQueue("orders", client=client, visibility_timeout_seconds=300)
+    queue.publish_many(["", "a", "zwölf", "x" * 5_000])
+    with pytest.raises(LookupError), queue.process_messages(2):
+        raise LookupError
+    plain = client.lrange(queue.key.pending, 0, -1)
+    assert {one[0] for one in plain} == {0x80, 0x80 | envelope.HAS_ENTRY}
+    rows = rows_of(messages_schema(), "orders")
+    cut = rows.batch(plain, [1, 1, 2, 2])
+    assert cut.schema == to_arrow_schema(messages_schema(), timezone="UTC")
+    assert cut.to_pylist() == rows.batch([*plain, stored(b"", b"acme")], [1, 1, 2, 2, 1]).to_pylist()[:4]
+    said = [envelope.Envelope(one) for one in plain]
+    assert cut["id"].to_pylist() == [one.id.hex() for one in said]
+    assert cut["payload"].to_pylist() == [one.payload.decode() for one in said]
+    assert [one.timestamp() for one in cut["published_at"].to_pylist()] == [one.published_at for one in said]
+
+
 def test_no_messages_are_an_empty_batch_of_the_same_schema():
     assert rows_of(messages_schema(), "q").batch([], []).schema == to_arrow_schema(messages_schema(), timezone="UTC")
 
