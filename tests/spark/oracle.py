@@ -8,7 +8,7 @@ import pytest
 
 from redis_message_queue.spark.jobs.figures import Figures
 
-MINUTE = 60_000_000
+UNITS = {"minute": 60_000_000, "second": 1_000_000}
 OUTCOMES = {"acked", "handed_off", "failed", "retried"}
 FINAL = {"acked", "handed_off", "failed", "dead", "expired", "dropped"}
 NAMES = {
@@ -44,7 +44,7 @@ def figures(events: list[dict[str, Any]]) -> dict[str, Any]:
     ready: dict[str, int | None] = {}
     begun: dict[str, int | None] = {}
     totals: Counter[str] = Counter()
-    minutes: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    units: dict[str, defaultdict[int, Counter[str]]] = {unit: defaultdict(Counter) for unit in UNITS}
     tenants: defaultdict[str, Counter[str]] = defaultdict(Counter)
     waits: defaultdict[Any, list[int]] = defaultdict(list)
     works: defaultdict[Any, list[int]] = defaultdict(list)
@@ -57,20 +57,21 @@ def figures(events: list[dict[str, Any]]) -> dict[str, Any]:
         if kind == "gap":
             continue
         at, message_id, tenant = event["at"], event["id"], event["tenant"]
-        minute = at // MINUTE
-        minutes[minute]["any"] += 1
+        spans = [(unit, at // size) for unit, size in UNITS.items()]
+        here = [units[unit][place] for unit, place in spans]
         if kind in NAMES:
-            for counter in (totals, minutes[minute], tenants[tenant]):
+            for counter in (totals, *here, tenants[tenant]):
                 counter[NAMES[kind]] += 1
         if kind in ("purged", "deleted") and event["target"] in ("pending", "delayed", "orphans"):
             purged += event["count"]
-            minutes[minute]["removed"] += event["count"]
+            for counter in here:
+                counter["removed"] += event["count"]
         if kind == "claimed" and ready.get(message_id) is not None:
             wait = max(0, at - ready[message_id])
-            for where in ("all", ("minute", minute), ("tenant", tenant)):
+            for where in ("all", *spans, ("tenant", tenant)):
                 waits[where].append(wait)
         if (kind in OUTCOMES or (kind == "dead" and event.get("error_type"))) and begun.get(message_id) is not None:
-            for where in ("all", ("minute", minute)):
+            for where in ("all", *spans):
                 works[where].append(at - begun[message_id])
         if kind in ("published", "redriven", "given_back"):
             ready[message_id] = at
@@ -96,11 +97,16 @@ def figures(events: list[dict[str, Any]]) -> dict[str, Any]:
         "totals": {name: totals[name] for name in COUNTS}
         | spread("waiting", waits["all"])
         | spread("processing", works["all"]),
-        "minutes": {
-            datetime.fromtimestamp(minute * 60, UTC): {name: counter[name] for name in (*COUNTS, "removed")}
-            | spread("waiting", waits["minute", minute])
-            | spread("processing", works["minute", minute])
-            for minute, counter in minutes.items()
+        **{
+            f"{unit}s": {
+                datetime.fromtimestamp(place * UNITS[unit] / 1e6, UTC): {
+                    name: counter[name] for name in (*COUNTS, "removed")
+                }
+                | spread("waiting", waits[unit, place])
+                | spread("processing", works[unit, place])
+                for place, counter in counters.items()
+            }
+            for unit, counters in units.items()
         },
         "tenants": {
             tenant: {name: counter[name] for name in COUNTS}
@@ -131,7 +137,8 @@ def agrees(found: Figures, events: list[dict]) -> None:
     assert {name: summary[name] for name in told["totals"]} == pytest.approx(told["totals"])
     for name in ("fairness", "duplicate_ratio", "redelivery_ratio"):
         assert summary[name] == pytest.approx(told[name])
-    for table, key in (("minutes", "minute"), ("tenants", "tenant")):
+    by = {"minutes": "minute", "tenants": "tenant"} | ({"seconds": "second"} if "seconds" in tables else {})
+    for table, key in by.items():
         rows = {row[key] or "": row for row in tables[table]}
         assert rows.keys() == told[table].keys()
         for place, row in told[table].items():

@@ -17,7 +17,7 @@ from redis_message_queue.spark.jobs.archive import ArchiveOptions
 from redis_message_queue.spark.jobs.figures import Figures, balance, jain
 from redis_message_queue.spark.jobs.ledger import Depth, Manifest, Segment
 from redis_message_queue.spark.jobs.page import page
-from redis_message_queue.spark.jobs.plots import Line, bucket_minutes, duration, lines
+from redis_message_queue.spark.jobs.plots import Line, bucket_size, duration, lines
 from redis_message_queue.spark.jobs.report import ReportOptions, figures_of, report
 from tests.spark import oracle
 from tests.spark.archivist import archive_plainly
@@ -238,9 +238,12 @@ def test_a_page_of_a_single_minute_has_its_plots():
 
 def test_a_year_fits_into_a_plot():
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    assert bucket_minutes(at, at) == 1
-    assert bucket_minutes(at, at + timedelta(days=1)) == 10
-    assert bucket_minutes(at, at + timedelta(days=364)) == 10080
+    minute, second = timedelta(minutes=1), timedelta(seconds=1)
+    assert bucket_size(at, at, minute) == 1
+    assert bucket_size(at, at + timedelta(days=1), minute) == 10
+    assert bucket_size(at, at + timedelta(days=364), minute) == 10080
+    assert bucket_size(at, at + timedelta(seconds=15), second) == 1
+    assert bucket_size(at, at + timedelta(seconds=599), second) == 5
 
 
 def test_a_value_between_two_gaps_is_a_dot_and_not_invisible():

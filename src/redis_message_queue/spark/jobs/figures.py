@@ -12,7 +12,9 @@ The definitions, which the page repeats:
   tell: an attempt that failed does not use up the deliveries that are meant for crashes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.spark.jobs.ledger import Manifest
@@ -62,6 +64,9 @@ _QUANTILES = "array(0.5D, 0.95D, 0.99D)"
 # Of so many values the quantiles are exact; of more they are off by a ten-thousandth of the ranks at most. Exact ones
 # of three million values took eight times as long, and one task would have to hold all of them.
 _ACCURACY = 10_000
+TIMES = frozenset({"minute", "second", "first_at", "last_at"})
+# A journal of less than this is told by the second as well: by the minute it would be a few dots.
+_SHORT_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -78,11 +83,18 @@ def figures(entries: "DataFrame", manifest: Manifest, on_progress: OnProgress) -
     timed = _timed(_by_message(entries, manifest)).persist()
     try:
         tables: dict[str, list[Row]] = {}
-        steps = {"minutes": _minutes, "tenants": _tenants, "failures": _failures, "dead_letters": _dead_letters}
+        steps: dict[str, Callable[[DataFrame], DataFrame]] = {
+            "minutes": partial(_over_time, unit="minute"),
+            "tenants": _tenants,
+            "failures": _failures,
+            "dead_letters": _dead_letters,
+        }
         for place, (name, compute) in enumerate(steps.items(), 1):
             tables[name] = [_in_utc(one.asDict()) for one in compute(timed).collect()]
             on_progress(Progress("computed", place, len(steps) + 2, name))
         summary = _summary(timed)
+        if _is_short(summary):
+            tables["seconds"] = [_in_utc(one.asDict()) for one in _over_time(timed, "second").collect()]
         on_progress(Progress("computed", len(steps) + 1, len(steps) + 2, "totals"))
         conservation = _conservation(timed, manifest)
         on_progress(Progress("computed", len(steps) + 2, len(steps) + 2, "conservation"))
@@ -91,11 +103,17 @@ def figures(entries: "DataFrame", manifest: Manifest, on_progress: OnProgress) -
     delivered = [one["delivered"] for one in tables["tenants"]]
     for one in tables["tenants"]:
         one["share"] = ratio(one["delivered"], sum(delivered))
-    _add_backlog(tables["minutes"])
+    for name in tables.keys() & {"minutes", "seconds"}:
+        _add_backlog(tables[name])
     tables["conservation"] = conservation.pop("accounts")
     tables["missing"] = [{"first_serial": first, "count": count} for first, count in manifest.missing]
     summary |= {"fairness": jain(delivered), "tenants": len(delivered), "conservation": conservation}
     return Figures(manifest.queue, summary, tables)
+
+
+def _is_short(summary: Row) -> bool:
+    first, last = summary["first_at"], summary["last_at"]
+    return first is not None and (last - first).total_seconds() < _SHORT_SECONDS
 
 
 def _by_message(entries: "DataFrame", manifest: Manifest) -> "DataFrame":
@@ -117,7 +135,6 @@ def _timed(entries: "DataFrame") -> "DataFrame":
     )
     return steps.selectExpr(
         *("serial", "at", "event", "id", "tenant", "count", "error_type", "reason", "target", "again"),
-        "unix_micros(at) div 60000000 * 60000000 as minute",
         # `greatest` passes over nulls: what is unknown would become 0.
         f"case when event = 'claimed' and available.at is not null then {_since('available')} end as waited",
         f"case when {_OUTCOME} and claimed.at is not null then {_since('claimed')} end as worked",
@@ -141,22 +158,23 @@ def _spread(name: str) -> list[str]:
     return [f"{name}[{place}] as {name}_p{quantile}" for place, quantile in enumerate((50, 95, 99))]
 
 
-def _minutes(timed: "DataFrame") -> "DataFrame":
+def _over_time(timed: "DataFrame", unit: str) -> "DataFrame":
+    """One row for each minute, or second, in which something happened."""
     from pyspark.sql.functions import expr
 
+    size = {"minute": 60_000_000, "second": 1_000_000}[unit]
     rows = (
-        timed.where("minute is not null")
-        .groupBy("minute")
-        .agg(  # a gap has no time
+        timed.where("at is not null")  # a gap has no time
+        .groupBy(expr(f"unix_micros(at) div {size} * {size} as {unit}"))
+        .agg(
             *map(expr, _counts()),
             expr(f"coalesce(sum(case when {_REMOVED} then count end), 0) as removed"),
             expr(_quantiles("waited", "waiting")),
             expr(_quantiles("worked", "processing")),
         )
     )
-    return rows.selectExpr("minute", *_COUNTED, "removed", *_spread("waiting"), *_spread("processing")).orderBy(
-        "minute"
-    )
+    columns = (unit, *_COUNTED, "removed", *_spread("waiting"), *_spread("processing"))
+    return rows.selectExpr(*columns).orderBy(unit)
 
 
 def _tenants(timed: "DataFrame") -> "DataFrame":
@@ -293,10 +311,10 @@ def _verdict(missing: int, unseen: int, odd: int, remaining: int, held: int | No
     return "balanced", "every message that entered has left, was purged, or is in the queue"
 
 
-def _add_backlog(minutes: list[Row]) -> None:
-    """How many messages were in the queue at the end of each minute, as far as the journal knows."""
+def _add_backlog(rows: list[Row]) -> None:
+    """How many messages were in the queue at the end of each minute or second, as far as the journal knows."""
     backlog = 0
-    for one in minutes:
+    for one in rows:
         gone = sum(one[name] for name in ("acked", "failed", "dead", "expired", "dropped")) + one["removed"]
         backlog += one["published"] - gone
         one["backlog"] = backlog
@@ -305,8 +323,7 @@ def _add_backlog(minutes: list[Row]) -> None:
 def _in_utc(row: Row) -> Row:
     """Times leave Spark as numbers: as times it would give them in the zone of whoever runs it, without saying so."""
     return {
-        name: from_microseconds(value) if name in ("minute", "first_at", "last_at") and value is not None else value
-        for name, value in row.items()
+        name: from_microseconds(value) if name in TIMES and value is not None else value for name, value in row.items()
     }
 
 

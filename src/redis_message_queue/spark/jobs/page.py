@@ -11,7 +11,7 @@ from redis_message_queue.spark.jobs.plots import (
     Line,
     amount,
     bar,
-    bucket_minutes,
+    bucket_size,
     duration,
     lines,
     moment,
@@ -35,7 +35,7 @@ p { margin: 4px 0 12px; } .soft, figcaption { color: var(--soft); }
 .balanced { border-color: var(--good); } .balanced b { color: var(--good); }
 .unbalanced { border-color: var(--bad); } .unbalanced b { color: var(--bad); }
 .unknown { border-color: var(--unsure); } .unknown b { color: var(--unsure); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 12px; margin: 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(220px, 1fr)); gap: 12px; margin: 0; }
 .tiles div { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 10px 14px; }
 .tiles dt { color: var(--soft); font-size: 13px; } .tiles dd { margin: 0; font-size: 22px; font-weight: 600; }
 .tiles dd small { display: block; font-size: 12px; font-weight: 400; color: var(--soft); }
@@ -55,8 +55,8 @@ figcaption { font-size: 13px; margin-top: 6px; }
 th, td { padding: 6px 10px; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; font-size: 13px; }
 th:first-child, td:first-child, .text { text-align: left; }
-.text { white-space: normal; overflow-wrap: anywhere; unicode-bidi: isolate; }
-tr.sum td { font-weight: 600; } code { font-size: 13px; } summary { cursor: pointer; color: var(--soft); }
+.text { white-space: normal; overflow-wrap: anywhere; unicode-bidi: isolate; min-width: 7em; }
+tr.sum td { font-weight: 600; } code { font-size: 13px; } td code { white-space: nowrap; } summary { cursor: pointer; color: var(--soft); }
 @media print { body { max-width: none; } figure, .tiles div { break-inside: avoid; } }
 """
 
@@ -86,7 +86,7 @@ def page(figures: Figures, made_at: datetime) -> str:
         f"From {amount(summary['entries'])} journal entries; made {moment(made_at)}.</p>",
         _verdict(summary["conservation"]),
         _tiles(summary),
-        *_plots(tables["minutes"]),
+        *(_plots(tables["seconds"], "second") if tables.get("seconds") else _plots(tables["minutes"], "minute")),
         _tenants(tables["tenants"], summary["fairness"]),
         _failures(tables["failures"]),
         _dead_letters(tables["dead_letters"]),
@@ -131,13 +131,16 @@ def _tail(summary: Row, name: str) -> str:
 
 # -- plots
 
+_UNITS = {"minute": timedelta(minutes=1), "second": timedelta(seconds=1)}
 
-def _plots(minutes: Sequence[Row]) -> list[str]:
-    if not minutes:
+
+def _plots(rows: Sequence[Row], unit: str) -> list[str]:
+    if not rows:
         return []
-    step = bucket_minutes(minutes[0]["minute"], minutes[-1]["minute"])
-    times, buckets = _buckets(minutes, step)
-    each = f"each {duration(step * 60)}"
+    length = _UNITS[unit]
+    step = bucket_size(rows[0][unit], rows[-1][unit], length)
+    times, buckets = _buckets(rows, unit, step * length)
+    each = f"each {duration((step * length).total_seconds())}"
     average = "" if step == 1 else f", the average of {each}"
 
     def rate(name: str) -> list[float | None]:
@@ -159,9 +162,9 @@ def _plots(minutes: Sequence[Row]) -> list[str]:
         pairs = ((50, 2), (95, 3), (99, 4))
         return [Line(f"{quantile} %", colour, worst(f"{name}_p{quantile}")) for quantile, colour in pairs]
 
-    tops = "" if step == 1 else f" The worst minute of {each}."
+    tops = "" if step == 1 else f" The worst {unit} of {each}."
     return [
-        _figure("Throughput", times, flow, "count", f"Messages a minute{average}."),
+        _figure("Throughput", times, flow, "count", f"Messages a {unit}{average}."),
         _figure(
             "In the queue",
             times,
@@ -174,14 +177,13 @@ def _plots(minutes: Sequence[Row]) -> list[str]:
     ]
 
 
-def _buckets(minutes: Sequence[Row], step: int) -> tuple[list[datetime], list[list[Row]]]:
+def _buckets(rows: Sequence[Row], unit: str, step: timedelta) -> tuple[list[datetime], list[list[Row]]]:
     """Every place in time, also those where nothing happened."""
-    first, last = minutes[0]["minute"], minutes[-1]["minute"]
-    count = int((last - first).total_seconds() // 60) // step + 1
-    times = [first + timedelta(minutes=step * place) for place in range(count)]
+    first, last = rows[0][unit], rows[-1][unit]
+    times = [first + step * place for place in range((last - first) // step + 1)]
     buckets: list[list[Row]] = [[] for _ in times]
-    for one in minutes:
-        buckets[int((one["minute"] - first).total_seconds() // 60) // step].append(one)
+    for one in rows:
+        buckets[(one[unit] - first) // step].append(one)
     return times, buckets
 
 
@@ -266,7 +268,7 @@ def _dead_letters(rows: Sequence[Row]) -> str:
         ("Tenants", _number("tenants"), False),
         ("First", lambda row: moment(row["first_at"]), False),
         ("Last", lambda row: moment(row["last_at"]), False),
-        ("Newest", lambda row: f"<code>{escape(row['newest_id'] or '')}</code>", True),
+        ("Newest", lambda row: f"<code>{escape(row['newest_id'] or '')}</code>", False),
     ]
     return f"<h2>Dead letters by signature</h2>{_table(rows, cells, 'There are no dead letters.')}"
 

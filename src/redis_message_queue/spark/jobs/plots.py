@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import escape
 
 WIDTH, HEIGHT = 960, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
 _MOST_BUCKETS = 240  # about four units of width each
 NOTHING = "\N{EN DASH}"
-_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10080, 43200)  # minutes
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10080, 43200)  # minutes, or the first of them seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Line:
     values: Sequence[float | None]
 
 
-def bucket_minutes(first: datetime, last: datetime) -> int:
-    """How many minutes one place in a plot stands for."""
-    minutes = (last - first).total_seconds() / 60 + 1
-    return next((step for step in _STEPS if minutes / step <= _MOST_BUCKETS), _STEPS[-1])
+def bucket_size(first: datetime, last: datetime, unit: timedelta) -> int:
+    """How many minutes or seconds one place in a plot stands for."""
+    units = (last - first) / unit + 1
+    return next((step for step in _STEPS if units / step <= _MOST_BUCKETS), _STEPS[-1])
 
 
 def lines(title: str, times: Sequence[datetime], series: Sequence[Line], unit: str) -> str:
@@ -74,9 +74,10 @@ def _ticks(top: float, unit: str) -> Iterator[float]:
 def _clock(times: Sequence[datetime]) -> Iterator[str]:
     """Some six times along the bottom; with the day where there is more than one."""
     several_days = times[0].date() != times[-1].date()
+    hours = "%H:%M" if times[0].second == times[-1].second == 0 else "%H:%M:%S"
     every = max(1, math.ceil(len(times) / 6))
     for place in range(0, len(times), every):
-        text = times[place].strftime("%b %d %H:%M" if several_days else "%H:%M")
+        text = times[place].strftime(f"%b %d {hours}" if several_days else hours)
         anchor = "start" if place == 0 and len(times) > 1 else "middle"
         parts = f'x="{_x(place, len(times))}" y="{HEIGHT - 8}" text-anchor="{anchor}"'
         yield f'<text class="tick" {parts}>{text}</text>'
@@ -105,7 +106,7 @@ def _under_the_pointer(
     for place, time in enumerate(times):
         said = [f"{line.name}: {shown(value)}" for line in series if (value := line.values[place]) is not None]
         if said:
-            text = escape("\n".join((time.strftime("%Y-%m-%d %H:%M UTC"), *said)))
+            text = escape("\n".join((time.strftime("%Y-%m-%d %H:%M:%S UTC"), *said)))
             x = round(_x(place, len(times)) - width / 2, 1)
             box = f'x="{x}" y="{_TOP}" width="{width:.1f}" height="{HEIGHT - _TOP - _BOTTOM}"'
             yield f'<rect class="hit" {box}><title>{text}</title></rect>'

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from redis_message_queue import checks
 from redis_message_queue.spark.jobs.archive import entries, manifest_of
 from redis_message_queue.spark.jobs.clear_errors import one_clear_error
-from redis_message_queue.spark.jobs.figures import Figures, figures
+from redis_message_queue.spark.jobs.figures import TIMES, Figures, figures
 from redis_message_queue.spark.jobs.files import files_at
 from redis_message_queue.spark.jobs.page import everything, page
 from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 
 _TIME, _TEXT, _COUNT, _NUMBER = pa.timestamp("us", tz="UTC"), pa.string(), pa.int64(), pa.float64()
 # What is in none of these lists is a number of something.
-_TIMES = {"minute", "first_at", "last_at"}
 _TEXTS = {"tenant", "error_type", "reason", "newest_id", "account"}
 _NUMBERS = {"share", *(f"{name}_p{one}" for name in ("waiting", "processing") for one in (50, 95, 99))}
+_OVER_TIME = (
+    *("published", "duplicates", "delivered", "acked", "failed", "retried", "dead", "expired", "dropped"),
+    *("removed", "backlog", "waiting_p50", "waiting_p95", "waiting_p99"),
+    *("processing_p50", "processing_p95", "processing_p99"),
+)
 _COLUMNS = {
-    "minutes": (
-        *("minute", "published", "duplicates", "delivered", "acked", "failed", "retried", "dead", "expired", "dropped"),
-        *("removed", "backlog", "waiting_p50", "waiting_p95", "waiting_p99"),
-        *("processing_p50", "processing_p95", "processing_p99"),
-    ),
+    "minutes": ("minute", *_OVER_TIME),
+    "seconds": ("second", *_OVER_TIME),  # of a journal of a few minutes
     "tenants": (
         *("tenant", "published", "duplicates", "delivered", "acked", "failed", "retried", "dead", "expired", "dropped"),
         *("share", "waiting_p50", "waiting_p95", "waiting_p99"),
@@ -109,7 +110,7 @@ def _parquet(name: str, rows: list[dict[str, Any]]) -> bytes:
 
 
 def _kind(column: str) -> pa.DataType:
-    kinds = ((_TIMES, _TIME), (_TEXTS, _TEXT), (_NUMBERS, _NUMBER))
+    kinds = ((TIMES, _TIME), (_TEXTS, _TEXT), (_NUMBERS, _NUMBER))
     return next((kind for columns, kind in kinds if column in columns), _COUNT)
 
 
