@@ -31,6 +31,15 @@ TREE = {
     "EmbeddedServerError": (RuntimeError,),
     "MissingExtraError": (ImportError,),
     "RehearsalError": (AssertionError,),
+    "JavaError": (RuntimeError,),
+    "ConsumerGroupBusyError": (),
+    "ConsumerGroupLostError": (),
+    "DataLossError": (),
+    "JournalError": (),
+    "JobError": (),
+    "ArchiveError": (redis_message_queue.JobError,),
+    "ArchiveConflictError": (redis_message_queue.ArchiveError,),
+    "SelectionError": (redis_message_queue.JobError, ValueError),
 }
 every_error = pytest.mark.parametrize("name", TREE)
 

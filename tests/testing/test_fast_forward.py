@@ -345,14 +345,15 @@ def test_the_claims_of_a_streaming_query_age_and_the_lease_of_the_query_ends(
     rmq_queue.publish_many(["delivered before", "new"])
     assert claim_and_die(rmq_queue) == "delivered before"
     fast_forward(301)
-    first = Groups(rmq_client, rmq_queue.name, "reports", lease_seconds=60)
+    name = rmq_queue.key.pending.removesuffix("::pending")
+    first = Groups(rmq_client, name, "reports", lease_seconds=60)
     first.take_over()
     assert first.gather(10) == 2
     members = first.read(first.seal(), 0, 2)
     fast_forward(61)
     aged = first.read(1, 0, 2)
     assert [Envelope(old).published_at - Envelope(new).published_at for old, new in both(members, aged)] == [61, 61]
-    second = Groups(rmq_client, rmq_queue.name, "reports")
+    second = Groups(rmq_client, name, "reports")
     second.take_over(patience_seconds=0)
     assert second.epoch == 2
 
