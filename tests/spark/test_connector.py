@@ -98,8 +98,8 @@ def test_the_module_that_spark_looks_for_is_a_part_of_the_package():
     """It stands beside the package, not in it, so a wheel has it only if it is named."""
     project = Path(__file__).parents[2]
     settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-    packages = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert "src/pyspark_redis_message_queue.py" in packages
+    included = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    assert "src/pyspark_redis_message_queue.py" in included
     assert issubclass(DefaultSource, QueueDataSource)
     assert Path(sys.modules[DefaultSource.__module__].__file__) == project / "src" / "pyspark_redis_message_queue.py"
 

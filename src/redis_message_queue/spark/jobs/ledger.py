@@ -75,9 +75,9 @@ class Manifest:
     queue: str
     version: int = 0
     segments: tuple[Segment, ...] = ()
-    kept: tuple[Kept, ...] = ()
     retired: tuple[Retired, ...] = ()
     depth: Depth | None = None
+    kept: tuple[Kept, ...] = ()
 
     @property
     def last_serial(self) -> int:
