@@ -29,6 +29,7 @@ QUEUE = "orders"
 BATCH = 1_000
 _FORMAT = "redis_message_queue"
 _KEEP_MS = 60_000
+_TRIGGER = 500_000  # each micro-batch costs Spark half a second beside its messages
 
 
 def main(arguments: list[str]) -> int:
@@ -151,7 +152,12 @@ class SparkBench:
     def _drain(self, size: int) -> None:
         with tempfile.TemporaryDirectory() as place:
             stream = self._spark.readStream.format(_FORMAT).option("url", self._server.url).option("queue", QUEUE)
-            query = stream.load().writeStream.format("noop").option("checkpointLocation", place)
+            query = (
+                stream.option("maxMessagesPerTrigger", _TRIGGER)
+                .load()
+                .writeStream.format("noop")
+                .option("checkpointLocation", place)
+            )
             running = query.trigger(availableNow=True).start()
             running.awaitTermination()
             read = sum(one["numInputRows"] for one in running.recentProgress)

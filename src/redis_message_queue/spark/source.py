@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("redis_message_queue")
 
 _PAGE = 5_000  # messages in one LRANGE and one Arrow batch
-_ROWS_A_TASK = 10_000  # where the options name no number of partitions: a task costs some 10 ms by itself
+_ROWS_A_TASK = 25_000  # where the options name no number of partitions: a task costs some 50 ms by itself
 _NUMBER = "number"
 
 

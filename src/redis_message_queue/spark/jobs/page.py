@@ -56,7 +56,8 @@ th, td { padding: 6px 10px; border-bottom: 1px solid var(--rule); text-align: ri
 th { color: var(--soft); font-weight: 500; font-size: 13px; }
 th:first-child, td:first-child, .text { text-align: left; }
 .text { white-space: normal; overflow-wrap: anywhere; unicode-bidi: isolate; min-width: 7em; }
-tr.sum td { font-weight: 600; } code { font-size: 13px; } td code { white-space: nowrap; } summary { cursor: pointer; color: var(--soft); }
+tr.sum td { font-weight: 600; } code { font-size: 13px; } td code { white-space: nowrap; }
+summary { cursor: pointer; color: var(--soft); }
 @media print { body { max-width: none; } figure, .tiles div { break-inside: avoid; } }
 """
 
