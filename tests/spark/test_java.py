@@ -20,6 +20,7 @@ def nothing_set(monkeypatch, tmp_path) -> None:
     """Neither a JAVA_HOME nor a Java on PATH."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("REDIS_MESSAGE_QUEUE_JAVA", raising=False)
+    monkeypatch.delenv("REDIS_MESSAGE_QUEUE_JAVA_DROPS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
 
 
@@ -114,6 +115,13 @@ def test_behind_the_shim_the_flag_is_dropped_and_everything_else_arrives(tmp_pat
     command = [f"{environment['JAVA_HOME']}/bin/java", "-Dx=a b", VECTORS, "", 'it\'s "$HOME" *', "--add-modules=x"]
     told = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=True)
     assert told.stdout == '-Dx=a b||it\'s "$HOME" *|--add-modules=x|'
+
+
+@pytest.mark.parametrize(("version", "kept"), [(21, True), (24, False)])
+def test_a_flag_for_a_package_that_is_gone_is_dropped_where_it_is_gone(tmp_path, version, kept):
+    opens = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+    drops = Java(str(tmp_path), version, has_vectors=False).environment["REDIS_MESSAGE_QUEUE_JAVA_DROPS"].split(" ")
+    assert drops == [VECTORS, *([] if kept else [opens])]
 
 
 def test_behind_the_shim_the_java_of_the_wheel_starts():

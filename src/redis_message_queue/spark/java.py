@@ -15,6 +15,10 @@ OLDEST_VERSION = 17
 # Java starts in 0.3 s; ten times that and more on a machine that is busy with tests.
 _PATIENCE_SECONDS = 30
 _VECTORS = "jdk.incubator.vector"
+# Flags of PySpark's launcher. A Java without the module does not start with the first one; Java 24 has no such package
+# any more, and remarks on the second one at every start.
+_WANTS_VECTORS = f"--add-modules={_VECTORS}"
+_OPENS_WHAT_IS_GONE, _GONE_SINCE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED", 24
 _NEXT_STEP = "Set JAVA_HOME to a Java 17 or newer, or run: pip install 'redis-message-queue[spark]'"
 
 
@@ -34,8 +38,12 @@ class Java:
         """The variables under which Spark's launcher, and the executors of `local-cluster`, run this Java."""
         if self.has_vectors:
             return {"JAVA_HOME": self.home}
-        shim = Path(__file__).with_name("without_vectors")
-        return {"JAVA_HOME": str(shim), "REDIS_MESSAGE_QUEUE_JAVA": str(Path(self.home, "bin", "java"))}
+        drops = [_WANTS_VECTORS, *([_OPENS_WHAT_IS_GONE] if self.version >= _GONE_SINCE else [])]
+        return {
+            "JAVA_HOME": str(Path(__file__).with_name("without_vectors")),
+            "REDIS_MESSAGE_QUEUE_JAVA": str(Path(self.home, "bin", "java")),
+            "REDIS_MESSAGE_QUEUE_JAVA_DROPS": " ".join(drops),
+        }
 
 
 def find_java() -> Java:
