@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 
 import pytest
 
-from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.errors import ArchiveConflictError, ArchiveError, ConfigurationError, JournalError
 from redis_message_queue.spark.jobs.archive import (
     ArchiveOptions,
@@ -28,19 +26,6 @@ from redis_message_queue.spark.jobs.ledger import Ledger, Manifest, Retired
 from redis_message_queue.spark.journal import Journal, StreamId
 from tests.spark.archivist import archive_plainly, archived, compact_plainly, run_mortal
 from tests.spark.journals import MINUTE, START, Story, Teller, fill_queue, write_journal
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis() as started:
-        yield started
-
-
-@pytest.fixture
-def client(server):
-    with server.client() as client:
-        client.flushall()
-        yield client
 
 
 @pytest.fixture

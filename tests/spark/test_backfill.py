@@ -3,7 +3,6 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.errors import (
     ConfigurationError,
     JobError,
@@ -20,19 +18,6 @@ from redis_message_queue.errors import (
     SelectionError,
 )
 from redis_message_queue.spark.jobs.backfill import BackfillOptions, Notes, backfill
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis() as started:
-        yield started
-
-
-@pytest.fixture
-def client(server):
-    with server.client() as client:
-        client.flushall()
-        yield client
 
 
 @pytest.fixture

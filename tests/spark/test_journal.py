@@ -1,30 +1,15 @@
 """A journal is read page by page and piece by piece, and every piece together is the whole."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
 
-from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.errors import ConfigurationError, JournalError
 from redis_message_queue.spark import journal as module
 from redis_message_queue.spark.journal import SCHEMA, Journal, QueueAddress, Span, StreamId, decode, from_microseconds
 from tests.spark.journals import MINUTE, START, Story, Teller, write_journal
 from tests.spark.lives import EVENTS, Life, told
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis() as started:
-        yield started
-
-
-@pytest.fixture
-def client(server):
-    with server.client() as client:
-        client.flushall()
-        yield client
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 import json
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.errors import ConfigurationError, PayloadValueError, SelectionError
 from redis_message_queue.spark.jobs.archive import ArchiveOptions
 from redis_message_queue.spark.jobs.publishing import (
@@ -24,19 +22,6 @@ from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
 from redis_message_queue.spark.sink import Sent
 from tests.spark.archivist import archive_plainly
 from tests.spark.journals import Teller, write_journal
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis() as started:
-        yield started
-
-
-@pytest.fixture
-def client(server):
-    with server.client() as client:
-        client.flushall()
-        yield client
 
 
 @pytest.fixture

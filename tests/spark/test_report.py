@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.errors import ArchiveError, ConfigurationError
 from redis_message_queue.spark.jobs.archive import ArchiveOptions
 from redis_message_queue.spark.jobs.figures import Figures, balance, jain
@@ -22,19 +20,6 @@ from redis_message_queue.spark.jobs.report import ReportOptions, figures_of, rep
 from tests.spark import oracle
 from tests.spark.archivist import archive_plainly
 from tests.spark.journals import Teller, fill_queue, write_journal
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis() as started:
-        yield started
-
-
-@pytest.fixture
-def client(server):
-    with server.client() as client:
-        client.flushall()
-        yield client
 
 
 @pytest.fixture

@@ -31,19 +31,23 @@ _TIME = pa.timestamp("us", tz="UTC")
 _KNOWN_BY = ("source", "id", "finished_at")
 # In UTC, whatever the session's time zone.
 _DAY = "string(date_from_unix_date(int(unix_micros(finished_at) div 86400000000))) as day"
+# What is known of a message that has left its queue.
+OUTCOME = (
+    ("id", pa.string()),
+    ("tenant", pa.string()),
+    ("delivery_count", pa.int64()),
+    ("published_at", _TIME),
+    ("claimed_at", _TIME),
+    ("finished_at", _TIME),
+    ("reason", pa.string()),
+    ("error_type", pa.string()),
+    ("error", pa.string()),
+    ("replay_of", pa.string()),
+)
 SCHEMA = pa.schema(
     [
         ("source", pa.string()),  # completed, failed or dead_letters
-        ("id", pa.string()),
-        ("tenant", pa.string()),
-        ("delivery_count", pa.int64()),
-        ("published_at", _TIME),
-        ("claimed_at", _TIME),
-        ("finished_at", _TIME),
-        ("reason", pa.string()),
-        ("error_type", pa.string()),
-        ("error", pa.string()),
-        ("replay_of", pa.string()),
+        *OUTCOME,
         ("payload_bytes", pa.int64()),
         ("payload_sha1", pa.string()),
     ]

@@ -8,12 +8,12 @@ import pyarrow as pa
 from redis_message_queue import checks
 from redis_message_queue.errors import ConfigurationError, SelectionError
 from redis_message_queue.protocol.records import pair, record_of
+from redis_message_queue.spark.jobs import records
 from redis_message_queue.spark.jobs.archive import read_archive
 from redis_message_queue.spark.jobs.clear_errors import one_clear_error, reason
 from redis_message_queue.spark.jobs.figures import ENTERING, LEAVING
 from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard
 from redis_message_queue.spark.jobs.publishing import OUTCOME, PublishOptions, digest, publish_batches, publish_slowly
-from redis_message_queue.spark.jobs.records import read_records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,22 +21,7 @@ if TYPE_CHECKING:
 _PAGE = 1_000
 _SHOWN = 10
 _PARTITION_ROWS = 10_000
-_TIME = pa.timestamp("us", tz="UTC")
-_LETTERS = pa.schema(
-    [
-        ("payload", pa.binary()),
-        ("id", pa.string()),
-        ("tenant", pa.string()),
-        ("delivery_count", pa.int64()),
-        ("published_at", _TIME),
-        ("claimed_at", _TIME),
-        ("finished_at", _TIME),
-        ("reason", pa.string()),
-        ("error_type", pa.string()),
-        ("error", pa.string()),
-        ("replay_of", pa.string()),
-    ]
-)
+_LETTERS = pa.schema([("payload", pa.binary()), *records.OUTCOME])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +165,8 @@ def dead_letters(spark: "SparkSession", options: ReplayOptions) -> "DataFrame":
         payloads, notes = _whole(client, keys.dead_letter), _whole(client, keys.records(keys.dead_letter))
     finally:
         client.close()
-    records = (asdict(record_of(one, decode=False)) for one in pair(payloads, notes, whole=True) if one.payload)
-    rows = [{name: record[name] for name in _LETTERS.names} for record in records]
+    letters = (asdict(record_of(one, decode=False)) for one in pair(payloads, notes, whole=True) if one.payload)
+    rows = [{name: letter[name] for name in _LETTERS.names} for letter in letters]
     return spark.createDataFrame(pa.Table.from_pylist(rows, _LETTERS))
 
 
@@ -216,9 +201,8 @@ def archived_messages(spark: "SparkSession", options: ReplayOptions) -> "DataFra
     # A redriven message has the payload of the one that it repeats.
     first = messages.where("payload is not null").selectExpr("id as replay_of", "payload as first_payload")
     # The text of an error is not in the journal, but in the records of settled messages.
-    errors = (
-        read_records(spark, options.path, options.queue).groupBy("id").agg(expr("max_by(error, finished_at) as error"))
-    )
+    settled = records.read_records(spark, options.path, options.queue)
+    errors = settled.groupBy("id").agg(expr("max_by(error, finished_at) as error"))
     whole = messages.join(first, "replay_of", "left").join(errors, "id", "left")
     columns = [one if one != "payload" else "coalesce(payload, first_payload) as payload" for one in messages.columns]
     return whole.selectExpr(*columns, "error")
