@@ -43,6 +43,17 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
+    def interrupt(self) -> int:
+        """Press Ctrl-C until it ends, as people do; its exit status.
+
+        Python does not notice a signal that comes just before it begins to wait for a line, until the next one.
+        """
+        deadline = time.monotonic() + LONGEST_SECONDS
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.type("\x03")
+            self._read_for(1.0)
+        return self.end()
+
     def wait_for(self, text: str) -> None:
         """Read until this was shown."""
         deadline = time.monotonic() + LONGEST_SECONDS
@@ -56,8 +67,13 @@ class Terminal:
             pass
         return self.process.wait(LONGEST_SECONDS)
 
-    def _read(self) -> bool:
-        if not select.select([self._ours], [], [], LONGEST_SECONDS)[0]:
+    def _read_for(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and (left := deadline - time.monotonic()) > 0:
+            self._read(left)
+
+    def _read(self, patience: float = LONGEST_SECONDS) -> bool:
+        if not select.select([self._ours], [], [], patience)[0]:
             return False
         try:
             chunk = os.read(self._ours, 65_536)

@@ -63,8 +63,7 @@ def test_at_a_terminal_it_says_how_many_and_asks(clean_server, queue, answer, st
 def test_ctrl_c_at_the_question_removes_nothing(clean_server, queue):
     with Terminal("purge", "orders", "orphans", "--url", clean_server.url) as terminal:
         terminal.wait_for("Remove those of 0 messages in processing that have no lease from orders for good?")
-        terminal.type("\x03")
-        assert terminal.end() == ExitStatus.INTERRUPTED
+        assert terminal.interrupt() == ExitStatus.INTERRUPTED
         assert "Traceback" not in terminal.shown
     assert queue.stats().pending == 3
 

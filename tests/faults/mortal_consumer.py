@@ -14,9 +14,11 @@ from redis_message_queue import EventOperation, QueueEvent, RedisGateway, RedisM
 
 
 def main(port: int) -> None:
-    client = redis.Redis(host="127.0.0.1", port=port)
-    tally = redis.Redis(host="127.0.0.1", port=port)
+    with redis.Redis(host="127.0.0.1", port=port) as client, redis.Redis(host="127.0.0.1", port=port) as tally:
+        consume(client, tally)
 
+
+def consume(client: redis.Redis, tally: redis.Redis) -> None:
     def hear(event: QueueEvent) -> None:
         if event.operation is EventOperation.STALE_LEASE_ACK:
             tally.rpush("refused acks", str(event.message_id))

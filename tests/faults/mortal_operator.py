@@ -37,10 +37,9 @@ def purge(client: redis.Redis, tally: redis.Redis) -> None:
 
 
 def main(port: int, verb: str) -> None:
-    client = redis.Redis(host="127.0.0.1", port=port)
-    tally = redis.Redis(host="127.0.0.1", port=port)
-    tally.sadd("ready", os.getpid())
-    {"hand off": hand_off, "redrive": redrive, "purge": purge}[verb](client, tally)
+    with redis.Redis(host="127.0.0.1", port=port) as client, redis.Redis(host="127.0.0.1", port=port) as tally:
+        tally.sadd("ready", os.getpid())
+        {"hand off": hand_off, "redrive": redrive, "purge": purge}[verb](client, tally)
 
 
 if __name__ == "__main__":
