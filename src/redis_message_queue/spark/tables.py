@@ -9,6 +9,7 @@ a list that is cut to its limit. What does not: lists without a limit, delayed m
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -89,7 +90,7 @@ class TablePart(spark.InputPartition):
     pieces: tuple[tuple[Any, ...], ...]
 
 
-class QueueTable:
+class QueueTable(ABC):
     """One kind of table of a queue: its columns, its parts, and the rows of a part."""
 
     time: ClassVar[str | None] = None  # the column by which it can be entered in the middle
@@ -99,16 +100,17 @@ class QueueTable:
         self.keys = options.keys
 
     @property
+    @abstractmethod
     def schema(self) -> t.StructType:
-        raise NotImplementedError
+        """Its columns, as Spark names them."""
 
+    @abstractmethod
     def parts(self, look: Look, bounds: Bounds) -> list[TablePart]:
         """How the table is shared out among tasks; none for an empty table."""
-        raise NotImplementedError
 
+    @abstractmethod
     def columns(self, look: Look, part: TablePart) -> Iterator[Columned]:
         """The rows of a part, page by page."""
-        raise NotImplementedError
 
     def _rows_a_part(self, rows: int) -> int:
         """Tasks of RANGE rows, or smaller ones if more tasks are wanted."""
