@@ -29,6 +29,7 @@ from redis_message_queue.errors import (
     RehearsalError,
     RetryBudgetExhaustedError,
     SelectionError,
+    StateVersionError,
 )
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.interrupt import (
@@ -89,4 +90,5 @@ __all__ = [
     "RetryPolicy",
     "RunSummary",
     "SelectionError",
+    "StateVersionError",
 ]

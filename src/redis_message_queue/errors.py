@@ -89,6 +89,10 @@ class LuaScriptError(RedisMessageQueueError, redis.exceptions.ResponseError):
     """Redis refused a script, and nothing was changed: the text and the cause say why."""
 
 
+class StateVersionError(RedisMessageQueueError, RuntimeError):
+    """A newer release has written what Redis holds of this queue, and nothing was changed: upgrade this library."""
+
+
 class RetryBudgetExhaustedError(RedisMessageQueueError, redis.exceptions.RedisError):
     """Redis could not be reached within the retry budget: the outcome of the call is unknown, its cause is attached."""
 

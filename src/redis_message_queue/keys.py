@@ -23,19 +23,19 @@ KEY_MAP = (
     KeyKind(
         "leases",
         "ZSET",
-        "id by deadline, in microseconds of the server's clock; beside them alarms: `d` when a delay ends, `r` while "
-        "tenants wait",
+        "id and nonce of the claim, by deadline in microseconds of the server's clock (a century ahead without "
+        "leases); beside them alarms: `d` when a delay ends, `r` while tenants wait",
     ),
     KeyKind(
         "deliveries",
         "HASH",
-        "id to lease number, delivery count and failures, from the moment a message comes back or is taken over",
+        "id to attempts, delivery count and failures, from the moment a message comes back or is taken over",
     ),
     KeyKind("delayed", "ZSET", "id by due time, for messages that wait for their time or their next attempt"),
     KeyKind("later", "HASH", "id to stored message, for these"),
     KeyKind("tenants", "ZSET", "the tenants with work, by virtual time"),
     KeyKind("line::<tenant>", "LIST", "what `pending` is, for one tenant"),
-    KeyKind("returned::<tenant>", "ZSET", "id by deadline, for a tenant's messages whose lease ran out"),
+    KeyKind("returned::<tenant>", "ZSET", "id and nonce by deadline, for a tenant's messages whose lease ran out"),
     KeyKind("size", "STRING", "how many messages wait in the lines of tenants"),
     KeyKind("weights", "HASH", "tenant to weight, for those whose weight is not 1"),
     KeyKind("completed", "LIST", "raw payloads of handled messages, newest left"),
@@ -44,11 +44,17 @@ KEY_MAP = (
     KeyKind(
         "records::<list>", "LIST", "beside each of these lists: ids, counts, times, errors, and which payload is meant"
     ),
-    KeyKind("deduplication::<key>", "STRING, TTL", "nothing; while it exists, this key is suppressed"),
+    KeyKind("deduplication::<key>", "STRING, TTL", "the id of the message that has this key; it suppresses others"),
+    KeyKind("tenant_deduplication::<length>:<tenant>:<key>", "STRING, TTL", "the same within one tenant"),
     KeyKind("reply::<caller>", "STRING, TTL", "number and answer of that caller's last call"),
     KeyKind("bell", "LIST", "at most one token: there is work"),
     KeyKind("journal", "STREAM", "what has happened to the messages of this queue, where it has a journal"),
-    KeyKind("journal::state", "HASH", "the journal's limits, the serial number of its last entry, what is archived"),
+    KeyKind(
+        "meta",
+        "HASH",
+        "the `version` of what is stored and the number of `partitions`; of a journal its rules, its identity, the "
+        "serial number of its last entry, and what is archived",
+    ),
     KeyKind("watch", "STRING, TTL", "somebody is awake when the next lease ends"),
     KeyKind(
         "group::<group>",
@@ -98,7 +104,7 @@ class QueueKeys:
     weights: str
     groups: str
     journal: str
-    journal_state: str
+    meta: str
 
     @classmethod
     def of(
@@ -131,7 +137,7 @@ class QueueKeys:
             weights=key("weights"),
             groups=key("groups"),
             journal=key("journal"),
-            journal_state=key(f"journal{separator}state"),
+            meta=key("meta"),
         )
 
     def _sibling(self, *words: str) -> str:
@@ -150,9 +156,12 @@ class QueueKeys:
         words = {self.completed: "completed", self.failed: "failed", self.dead_letter: "dlq"}
         return self._sibling("records", words.get(list, list))
 
-    def deduplication(self, key: str) -> str:
-        """The key that remembers a published deduplication key."""
-        return self._sibling("deduplication", key)
+    def deduplication(self, key: str, tenant: str | None = None) -> str:
+        """The key that remembers a published deduplication key, for messages of this tenant or without one."""
+        if tenant is None:
+            return self._sibling("deduplication", key)
+        # The length keeps tenant and key apart, whatever is in them, and the word the keys of no tenant.
+        return self._sibling("tenant_deduplication", f"{len(tenant)}:{tenant}:{key}")
 
     def reply(self, caller: str) -> str:
         """The key that remembers the answer to a caller's last call."""

@@ -6,7 +6,7 @@ import os
 import random
 import time
 
-from redis_message_queue.identity import fresh_id
+from redis_message_queue.identity import fresh_id, slot_name
 
 
 class _Here:
@@ -34,6 +34,9 @@ class LocalRuntime:
 
     def fresh_id(self) -> bytes:
         return fresh_id()
+
+    def slot_name(self) -> bytes:
+        return slot_name()
 
     def process(self) -> int:
         return _here.process

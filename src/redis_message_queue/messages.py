@@ -23,6 +23,9 @@ class Held(Protocol):
     def envelope(self) -> Envelope: ...
 
     @property
+    def attempt(self) -> int: ...
+
+    @property
     def delivery_count(self) -> int | None: ...
 
 
@@ -69,6 +72,11 @@ class ReceivedMessage(ProcessBound):
     def delivery_count(self) -> int:
         """How often it has been delivered, this time included."""
         return self._claim.delivery_count or 0
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery of this message this is, from 1; retries count, and so do deliveries after a crash."""
+        return self._claim.attempt
 
     @property
     def published_at(self) -> datetime:

@@ -10,8 +10,13 @@ import redis
 import redis.asyncio
 from redis import exceptions
 
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, LuaScriptError
-from redis_message_queue.protocol.port import Argument, Command
+from redis_message_queue.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    LuaScriptError,
+    StateVersionError,
+)
+from redis_message_queue.protocol.port import Argument, Command, StateMissingError
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _TRANSIENT_CLASSES = (
@@ -58,6 +63,15 @@ def translated(error: exceptions.ResponseError, script: str) -> Exception:
         )
     if isinstance(error, exceptions.NoPermissionError | LuaScriptError) or is_transient(error):
         return error
+    if "NOSTATE in " in said:
+        return StateMissingError(f"Redis refused {script}: {said}", operation=script)
+    if "STATEVERSION " in said:
+        version = said.partition("STATEVERSION ")[2].partition(" in ")[0]
+        return StateVersionError(
+            f"what Redis holds of this queue has version {version!r}, and this release reads version 1; nothing was "
+            "changed: upgrade this library, or use a release that reads that version",
+            operation=script,
+        )
     return LuaScriptError(f"Redis refused {script}: {said}", operation=script)
 
 

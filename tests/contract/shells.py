@@ -21,6 +21,7 @@ import redis.asyncio
 import redis_message_queue
 import redis_message_queue.asyncio
 from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.envelope import TOKEN_BYTES
 from redis_message_queue.events import QueueEvent
 
 # Longer than anything here should take, however busy the machine is; a test that waits this long has failed.
@@ -348,7 +349,10 @@ class Shell(ABC):
             options[SHORT_NAMES[short]] = options.pop(short)
         if "gateway" not in options:
             options.setdefault("client", self.client)
-        return self._facade(self.module.RedisMessageQueue(name, **options))
+        made = self._facade(self.module.RedisMessageQueue(name, **options))
+        # As if somebody had used it before: the first contact has tests of its own.
+        self.redis.hsetnx(made.key.meta, "version", 1)
+        return made
 
     def events(self) -> Events:
         return Events(awaited=self.name == "asyncio")
@@ -384,16 +388,26 @@ class Shell(ABC):
         return list(self.redis.lrange(key, 0, -1))
 
     def leftovers(self, queue: Any) -> set[bytes]:
-        """The keys of a queue besides its bell, its reply cache and the records beside its lists."""
+        """The keys of a queue besides its bell, its reply cache, its version and the records beside its lists."""
         prefix = f"{queue.key.prefix}{queue.key.separator}"
-        spared = tuple(f"{prefix}{word}".encode() for word in ("bell", "reply", "records"))
+        spared = tuple(f"{prefix}{word}".encode() for word in ("bell", "reply", "records", "meta"))
         return {key for key in self.redis.keys("*") if not key.startswith(spared)}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the server holds nothing but the version of what is stored."""
+        return all(key.endswith(b"::meta") for key in self.redis.keys("*"))
 
     def lapse(self, queue: Any) -> None:
         """End every lease now, in their order, as if its time were over."""
-        held = [one for one in self.redis.zrange(queue.key.leases, 0, -1) if len(one) == 16]  # the others are alarms
+        held = self.leases(queue)
         assert held, "nothing is leased"
-        self.redis.zadd(queue.key.leases, {message_id: place + 1.0 for place, message_id in enumerate(held)})
+        self.redis.zadd(queue.key.leases, {token: place + 1.0 for place, token in enumerate(held)})
+
+    def leases(self, queue: Any, message_id: str = "") -> list[bytes]:
+        """The members of the leases, of all messages or of one; the others there are alarms."""
+        found = self.redis.zrange(queue.key.leases, 0, -1)
+        return [one for one in found if len(one) == TOKEN_BYTES and one.hex().startswith(message_id)]
 
     def ripen(self, queue: Any) -> None:
         """End every delay now, in their order, as if its time were over."""

@@ -115,7 +115,7 @@ async def test_an_empty_key_is_refused_before_anything_is_written(shell: Shell, 
         await queue.publish("a")
     assert isinstance(refusal.value, ValueError)
     assert (refusal.value.queue, refusal.value.operation) == ("q", "publish")
-    assert shell.redis.dbsize() == 0
+    assert shell.is_empty
 
 
 @pytest.mark.parametrize("key", [7, 0, False, b"key", ["key"], {"key": 1}, object()])
@@ -125,7 +125,7 @@ async def test_a_key_that_is_no_text_is_a_type_error_before_anything_is_written(
     with pytest.raises(TypeError, match="get_deduplication_key") as refusal:
         await queue.publish("a")
     assert isinstance(refusal.value, shell.module.RedisMessageQueueError)
-    assert shell.redis.dbsize() == 0
+    assert shell.is_empty
 
 
 async def test_a_key_with_a_lone_surrogate_is_refused_by_name(shell: Shell) -> None:
@@ -134,7 +134,7 @@ async def test_a_key_with_a_lone_surrogate_is_refused_by_name(shell: Shell) -> N
     with pytest.raises(shell.module.RedisMessageQueueError, match="get_deduplication_key") as refusal:
         await queue.publish("a")
     assert isinstance(refusal.value, ValueError)
-    assert shell.redis.dbsize() == 0
+    assert shell.is_empty
 
 
 async def test_what_a_key_function_raises_reaches_the_publisher_as_it_is(shell: Shell) -> None:
@@ -143,7 +143,7 @@ async def test_what_a_key_function_raises_reaches_the_publisher_as_it_is(shell: 
     with pytest.raises(KeyError) as error:
         await queue.publish({})
     assert error.value.args == ("order",)
-    assert shell.redis.dbsize() == 0
+    assert shell.is_empty
 
 
 async def test_a_stop_iteration_of_a_key_function_is_not_mistaken_for_an_end(shell: Shell) -> None:
@@ -156,7 +156,7 @@ async def test_a_stop_iteration_of_a_key_function_is_not_mistaken_for_an_end(she
         with pytest.raises(RuntimeError) as wrapped:
             await queue.publish("a")
         assert isinstance(wrapped.value.__cause__, StopIteration)
-    assert shell.redis.dbsize() == 0
+    assert shell.is_empty
 
 
 async def test_a_key_function_may_be_async_only_where_it_can_be_awaited(shell: Shell) -> None:
@@ -177,11 +177,33 @@ async def test_a_key_function_may_be_async_only_where_it_can_be_awaited(shell: S
 # The marker and its window
 
 
-async def test_the_marker_is_empty(shell: Shell) -> None:
-    """There may be millions of them; that it exists is all that a publish asks."""
+async def test_the_marker_holds_the_id_of_its_message(shell: Shell) -> None:
+    """Whoever was suppressed can be told by which message."""
     queue = shell.queue(deduplication=True, get_deduplication_key=lambda message: "k")
     await queue.publish("a")
-    assert shell.redis.get(queue.key.deduplication("k")) == b""
+    async with queue.process_message():
+        assert shell.redis.get(queue.key.deduplication("k")).hex() == queue.current_message().id
+
+
+async def test_each_tenant_has_keys_of_its_own(shell: Shell) -> None:
+    """The same key for two tenants is two messages, and a third without a tenant; each suppresses its repetition."""
+    queue = shell.queue(deduplication=True, get_deduplication_key=lambda message: "k")
+    for _ in range(2):
+        published = [await queue.publish("m", **whose) for whose in ({}, {"tenant": "a"}, {"tenant": "b"})]
+        assert published == ([True] * 3 if _ == 0 else [False] * 3)
+    assert await queue.publish_many(["m", "n"], tenant="c") == [True, False]
+    assert shell.redis.exists(queue.key.deduplication("k"), queue.key.deduplication("k", tenant="a")) == 2
+
+
+def test_keys_of_tenants_cannot_be_taken_for_others(shell: Shell) -> None:
+    """Whatever is in a key or in the name of a tenant."""
+    key = shell.queue().key
+    made = [
+        key.deduplication(text, tenant)
+        for tenant in (None, "a", "a:", "1", "1:a", "")
+        for text in ("b", ":b", "1:a:b", "a:b")
+    ]
+    assert len(set(made)) == len(made)
 
 
 async def test_a_marker_takes_less_than_two_hundred_bytes(shell: Shell) -> None:
@@ -272,4 +294,4 @@ async def test_a_message_that_is_refused_leaves_no_marker(shell: Shell) -> None:
     queue = shell.queue(deduplication=True, get_deduplication_key=lambda message: "k", max_payload_bytes=3)
     with pytest.raises(shell.module.PayloadTooLargeError):
         await queue.publish("long")
-    assert shell.redis.dbsize() == 0
+    assert shell.is_empty

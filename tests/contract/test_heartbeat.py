@@ -40,12 +40,12 @@ async def test_a_renewal_gives_the_full_lease_again(shell: Shell) -> None:
     queue = shell.queue(on_event=events.listen, **LONG_LEASE)
     await queue.publish("a")
     async with queue.process_message():
-        message_id = bytes.fromhex(queue.current_message().id)
-        before = shell.redis.zscore(queue.key.leases, message_id)
-        shell.redis.zadd(queue.key.leases, {message_id: before - 30e6})
+        (token,) = shell.leases(queue)
+        before = shell.redis.zscore(queue.key.leases, token)
+        shell.redis.zadd(queue.key.leases, {token: before - 30e6})
         told = len(events.of("lease_renew"))
         await events.wait_for("lease_renew", told + 2)
-        assert shell.redis.zscore(queue.key.leases, message_id) >= before
+        assert shell.redis.zscore(queue.key.leases, token) >= before
 
 
 async def end_normally(queue: Any) -> None:

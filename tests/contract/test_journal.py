@@ -24,7 +24,8 @@ async def test_a_queue_has_no_journal_unless_it_is_asked_for(shell: Shell) -> No
     queue = shell.queue(wait=0)
     await queue.publish("a")
     await take(queue)
-    assert not shell.redis.exists(queue.key.journal, queue.key.journal_state)
+    assert not shell.redis.exists(queue.key.journal)
+    assert not shell.redis.hexists(queue.key.meta, "journal")
 
 
 async def test_a_journal_tells_a_messages_whole_life(shell: Shell) -> None:

@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -906,6 +909,46 @@ async def test_orphans_are_what_a_consumer_without_leases_has_left(shell: Shell)
         assert await Awaited(careful).purge("orphans") == 1_500
         assert (await Awaited(careful).stats()).processing == 2
     assert shell.leftovers(careful) == set()
+
+
+async def test_what_a_live_consumer_without_leases_works_on_is_no_orphan(shell: Shell) -> None:
+    """One message or a batch, here or in another process; when its block is left by a sudden end it is one."""
+    careless = shell.queue(wait=0, visibility_timeout_seconds=None)
+    await careless.publish_many(["a", "b", "c"])
+    with pytest.raises(Died):
+        async with careless.process_message(), careless.process_messages(2):
+            assert await Awaited(shell.queue()).purge("orphans") == 0
+            raise Died
+    assert await Awaited(shell.queue()).purge("orphans") == 3
+    assert shell.leftovers(careless) == set()
+
+
+@pytest.mark.parametrize(
+    "whose, hours, is_orphan",
+    [
+        ("ours", 0, True),
+        ("a live one", 9, False),
+        ("a dead one", 0, True),
+        ("elsewhere", 0, False),
+        ("elsewhere", 2, True),
+    ],
+)
+async def test_whether_a_holder_lives_is_asked_where_it_can_be_known(
+    shell: Shell, whose: str, hours: int, is_orphan: bool
+) -> None:
+    """By its process number on this host; of another host after an hour without a sign."""
+    queue = shell.queue(wait=0, visibility_timeout_seconds=None)
+    await queue.publish("a")
+    await claim_and_die(queue)
+    ((token, until),) = shell.redis.zrange(queue.key.leases, 0, -1, withscores=True)
+    dead = subprocess.Popen([sys.executable, "-c", ""])  # noqa: ASYNC220 - it ends at once
+    dead.wait()
+    process = {"ours": os.getpid(), "a live one": os.getppid(), "a dead one": dead.pid, "elsewhere": 1}[whose]
+    host = bytes(4) if whose == "elsewhere" else token[16:20]
+    shell.redis.delete(queue.key.leases)
+    held = token[:16] + host + process.to_bytes(4, "big") + token[24:]
+    shell.redis.zadd(queue.key.leases, {held: until - hours * 3_600_000_000})
+    assert await Awaited(queue).purge("orphans") == is_orphan
 
 
 async def test_what_came_back_is_no_orphan(shell: Shell) -> None:

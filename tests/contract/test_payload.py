@@ -31,7 +31,7 @@ async def refused(shell: Shell, message: Any, **options: Any) -> Exception:
     queue = shell.queue(**options)
     with pytest.raises(shell.module.RedisMessageQueueError) as refusal:
         await queue.publish(message)
-    assert shell.redis.dbsize() == 0
+    assert shell.is_empty
     return refusal.value
 
 
@@ -123,7 +123,7 @@ async def test_hostile_nesting_is_published_or_refused_but_nothing_worse(shell: 
             assert await queue.publish(nested(depth)) is True
         except shell.module.PayloadTooDeepError:
             assert depth > 100, "a hundred levels are no attack"
-            assert shell.redis.dbsize() == 0
+            assert shell.is_empty
 
 
 @pytest.mark.parametrize("value", [{1, 2}, frozenset(), b"bytes", datetime.datetime(2024, 1, 1), object(), 1j])

@@ -8,6 +8,7 @@ import redis
 
 from redis_message_queue import scripts
 from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.envelope import TOKEN_BYTES
 from redis_message_queue.keys import QueueKeys
 from tests.faults.proxy import FaultyProxy
 from tests.faults.shells import WAYS, BlockingShell
@@ -45,6 +46,12 @@ class Truth:
     def deadlines(self) -> list[float]:
         return [score for _, score in self.client.zrange(self.key.leases, 0, -1, withscores=True)]
 
+    def end_leases(self) -> None:
+        """As if the time of every lease were over."""
+        held = [one for one in self.client.zrange(self.key.leases, 0, -1) if len(one) == TOKEN_BYTES]
+        if held:
+            self.client.zadd(self.key.leases, dict.fromkeys(held, 1), xx=True)
+
     @property
     def is_empty(self) -> bool:
         """Nothing waits, is in flight, or was left behind by what was."""
@@ -57,6 +64,9 @@ def truth(client: redis.Redis) -> Truth:
     # The scripts are there already, so that a test can count on one request for each call.
     for name in scripts.all_names():
         client.script_load(scripts.script(name).source)
+    # And the queues have been used before: the first contact has tests of its own.
+    for name in ("faults", "results"):
+        client.hset(QueueKeys.of(name).meta, "version", 1)
     return Truth(client, QueueKeys.of("faults"))
 
 

@@ -236,7 +236,7 @@ def test_acks_that_cannot_be_sent_end_the_loop_and_nothing_is_lost(proxy, truth,
     assert [one for name, one in told if name == EventOperation.CLEANUP_FAILED] == handled
     assert (len(handled), truth.processing, truth.pending, truth.completed) == (2, 2, 4, [])
     assert seen_later(truth, 4) == once(words(4, first=2))
-    truth.client.zadd(truth.key.leases, dict.fromkeys(truth.client.hkeys(truth.key.processing), 1))
+    truth.end_leases()
     assert sorted(seen_later(truth)) == once(words(2), deliveries=2)
     assert truth.is_empty
 

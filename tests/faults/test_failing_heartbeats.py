@@ -118,7 +118,7 @@ def test_a_renewal_that_is_refused_is_told_of_at_once(shell, truth, other):
         impatient = consumer(truth, wait_seconds=0)
         while not taken_over:
             # As if the lease had run out while its holder was frozen; if a renewal was quicker, once more.
-            truth.client.zadd(truth.key.leases, dict.fromkeys(truth.client.hkeys(truth.key.processing), 0))
+            truth.end_leases()
             with impatient.process_message() as message:
                 if message is not None:
                     taken_over.append(message)

@@ -236,13 +236,13 @@ def claim_nothing_but_returned_dead_letters_without_leases(caller: Caller) -> Ca
 
 
 def claim_past_a_lease_without_a_body(caller: Caller) -> Call:
-    caller.client.zadd(KEYS.leases, {fresh_id(): 1})
+    caller.client.zadd(KEYS.leases, {fresh_id() + bytes(20): 1})
     caller.publish(b"first")
     return caller.claim
 
 
 def claim_nothing_but_a_lease_without_a_body(caller: Caller) -> Call:
-    caller.client.zadd(KEYS.leases, {fresh_id(): 1})
+    caller.client.zadd(KEYS.leases, {fresh_id() + bytes(20): 1})
     return caller.claim
 
 
@@ -556,8 +556,8 @@ def sweep_a_list(caller: Caller) -> Call:
 
 def sweep_orphans(caller: Caller) -> Call:
     caller.settings.lease_us = 0
-    caller.hold(b"first", b"second", tenant="acme")
-    return partial(caller.sweep, "orphans")
+    held = caller.hold(b"first", b"second", tenant="acme")
+    return partial(caller.sweep, "orphans", b"".join(one.token for one in held))
 
 
 def renew(caller: Caller) -> Call:

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from redis_message_queue.envelope import HAS_ENTRY, HEADER_BYTES, TIME_AT, Envelope
+from redis_message_queue.envelope import HAS_ENTRY, HEADER_BYTES, ID_BYTES, TIME_AT, TOKEN_BYTES, Envelope
 from tests.lua.scripts_runner import KEYS, dump, records_beside
 
 LISTS = (KEYS.completed, KEYS.failed, KEYS.dead_letter)
@@ -60,15 +60,17 @@ def read(client: redis.Redis) -> State:
     lines = {key[len(_LINE) :].decode(): value for key, value in everything.items() if key.startswith(_LINE)}
     lines[""] = get(KEYS.pending, [])
     returned = {
-        key[len(_RETURNED) :].decode(): dict(value) for key, value in everything.items() if key.startswith(_RETURNED)
+        key[len(_RETURNED) :].decode(): {token[:ID_BYTES]: score for token, score in value}
+        for key, value in everything.items()
+        if key.startswith(_RETURNED)
     }
     members = (value for key, value in everything.items() if key.startswith(_GROUP) and isinstance(value, list))
     return State(
         lines={tenant: [one for one in line if _is_message(one)] for tenant, line in lines.items()},
         returned=returned,
         processing=get(KEYS.processing, {}),
-        leases={id: score for id, score in leases.items() if len(id) == 16},
-        alarms={id: score for id, score in leases.items() if len(id) != 16},
+        leases={token[:ID_BYTES]: score for token, score in leases.items() if len(token) == TOKEN_BYTES},
+        alarms={name: score for name, score in leases.items() if len(name) != TOKEN_BYTES},
         deliveries=get(KEYS.deliveries, {}),
         delayed=dict(get(KEYS.delayed, [])),
         later=get(KEYS.later, {}),
@@ -78,9 +80,7 @@ def read(client: redis.Redis) -> State:
         claims=[_without_count(one) for claim in members for one in claim],
         lists={kept: (get(kept, []), get(records_beside(kept), [])) for kept in LISTS},
         journal=[entry for _, entry in get(KEYS.journal, [])],
-        serial=int(get(KEYS.journal_state, {}).get(b"serial", 0))
-        if KEYS.journal_state.encode() in everything
-        else None,
+        serial=int(get(KEYS.meta, {}).get(b"journal_serial", 0)) if b"journal" in get(KEYS.meta, {}) else None,
     )
 
 
@@ -119,8 +119,8 @@ def _in_one_place(state: State) -> list[str]:
 
 
 def _held_once(state: State, leased: bool) -> list[str]:
-    if not leased:
-        return ["a lease in a queue without leases"] if state.leases or state.returned else []
+    if not leased and state.returned:
+        return ["something came back in a queue without leases"]
     hold = Counter([*state.leases, *(id for ids in state.returned.values() for id in ids)])
     wrong = [f"{id.hex()} is held {hold[id]} times" for id in state.processing if hold[id] != 1]
     return wrong + [f"{id.hex()} is held and not there" for id in hold if id not in state.processing]

@@ -92,7 +92,7 @@ def test_a_delayed_message_is_new_when_it_is_delivered(caller: Caller):
     caller.enqueue(New(b"first", due=LATER), base=base)
     caller.pass_delays()
     taken = caller.claim().only
-    assert (taken.id, taken.lease, taken.count, taken.failures) == (chunk_ids(base, 1)[0], 1, 1, 0)
+    assert (taken.id, taken.attempts, taken.count, taken.failures) == (chunk_ids(base, 1)[0], 1, 1, 0)
     assert not caller.client.exists(KEYS.deliveries)
 
 
@@ -107,9 +107,12 @@ def test_more_than_a_thousand_that_are_due_at_once_come_in_several_claims(caller
         New(payload, tenant, due=f"+{1_000_000 + place}") for place, payload in enumerate(numbered(2_500))
     )
     caller.pass_delays()
-    assert caller.claim().payloads == numbered(1)
+    # Where tenants take turns nobody has one before all have come: whose it is cannot be told.
+    assert caller.claim().payloads == ([] if tenant else numbered(1))
     assert caller.client.zcard(KEYS.delayed) == caller.client.hlen(KEYS.later) == 1_500
     assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
+    if tenant:
+        assert caller.claim_at_last().payloads == numbered(1)
     taken = [payload for _ in range(3) for payload in caller.claim(1_000).payloads]
     assert taken == numbered(2_500)[1:]
     assert not caller.client.exists(KEYS.delayed, KEYS.later, KEYS.pending, KEYS.tenants, KEYS.size)
@@ -192,7 +195,7 @@ def test_a_message_that_is_put_off_waits_as_long_as_it_should(caller: Caller, te
     caller.pass_delays()
     again = caller.claim().only
     assert (again.payload, again.tenant) == (b"first", tenant.decode() or None)
-    assert (again.lease, again.count, again.failures, again.origin) == (2, 1, 1, "line")
+    assert (again.attempts, again.count, again.failures, again.origin) == (2, 1, 1, "line")
     assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
 
 
@@ -215,7 +218,7 @@ def test_deliveries_that_count_and_failures_keep_apart(caller: Caller, times: in
         caller.put_off(caller.claim().taken)
         caller.pass_delays()
     taken = caller.claim().only
-    assert (taken.lease, taken.count, taken.failures) == (2 * times + 1, times + 1, times)
+    assert (taken.attempts, taken.count, taken.failures) == (2 * times + 1, times + 1, times)
 
 
 def test_what_waits_for_its_next_attempt_is_dropped_by_nobody(caller: Caller):

@@ -131,11 +131,12 @@ def test_a_key_counts_once_across_chunks_and_single_messages(caller: Caller):
 
 
 @pytest.mark.parametrize("due", ["", "+1000000000"], ids=["now", "later"])
-def test_a_marker_is_empty_and_lives_for_its_window(caller: Caller, due: str):
+def test_a_marker_names_its_message_and_lives_for_its_window(caller: Caller, due: str):
     """Also that of a message which waits for its time."""
     caller.settings.window_ms = 30_000
-    caller.enqueue(New(b"first", due=due, marker="a"))
-    assert caller.client.get(KEYS.deduplication("a")) == b""
+    base = fresh_base()
+    caller.enqueue(New(b"first", due=due, marker="a"), base=base)
+    assert caller.client.get(KEYS.deduplication("a")) == chunk_ids(base, 1)[0]
     assert 0 < caller.client.pttl(KEYS.deduplication("a")) <= 30_000
 
 

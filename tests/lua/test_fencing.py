@@ -168,5 +168,5 @@ def test_a_renewed_lease_is_as_long_as_a_new_one(caller: Caller):
     before = caller.client.time()
     caller.renew(held)
     after = caller.client.time()
-    left = caller.deadlines()[held[0].id] - caller.settings.lease_us
+    left = caller.deadlines()[held[0].token] - caller.settings.lease_us
     assert before <= divmod(int(left) - 1, 1_000_000) <= after

@@ -3,10 +3,10 @@
 import struct
 
 import pytest
-import redis
 
 from redis_message_queue import envelope
-from tests.lua.scripts_runner import KEYS, Caller, New, dump, numbered
+from tests.lua.scripts_runner import KEYS, Caller, New, chunk_ids, fresh_base, numbered
+from tests.lua.state import faults
 
 MARK = envelope.head(bytes(16))[:1]
 MARK_WITH_TENANT = bytes([MARK[0] | envelope.HAS_TENANT])
@@ -148,10 +148,91 @@ def test_a_weight_that_is_none_counts_as_one(weight: bytes, caller: Caller):
 
 
 @pytest.mark.parametrize("size", [b"", b"many", b"1.5"])
-def test_a_size_that_is_no_number_keeps_messages_out_and_changes_nothing(size: bytes, caller: Caller):
-    """How many wait cannot be told, so nothing is let in; a line is never written to without being counted."""
+def test_a_size_that_is_no_number_is_counted_anew(size: bytes, caller: Caller):
+    """The sum follows from the lines; nobody is kept from publishing or claiming for it."""
+    caller.line_up("acme", b"first")
     caller.client.set(KEYS.size, size)
-    before = dump(caller.client)
-    with pytest.raises(redis.ResponseError):
-        caller.enqueue(New(b"first", b"acme"))
-    assert dump(caller.client) == before
+    caller.line_up("zeta", b"second")
+    assert caller.client.get(KEYS.size) == b"2"
+    caller.client.set(KEYS.size, size)
+    assert caller.claim(2).payloads == [b"first", b"second"]
+    assert faults(caller.client) == []
+
+
+@every_kind
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_a_foreign_value_in_flight_is_set_aside_when_its_lease_ends(value: bytes, tenant: str | None, caller: Caller):
+    """It cannot be given back; the claim that finds it names its id and goes on with the others."""
+    first, _ = caller.hold(b"first", b"second", tenant=tenant)
+    caller.client.hset(KEYS.processing, first.id, value)
+    assert caller.give_back([first]) == caller.put_off([first]) == b"0"
+    caller.expire()
+    if tenant:
+        caller.line_up("zeta", b"third")
+    claimed = caller.claim(3)
+    assert claimed.payloads == ([b"third", b"second"] if tenant else [b"second"])
+    assert claimed.dead == ((first.id, 0, "foreign"),)
+    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value]
+    assert caller.records(KEYS.dead_letter)[0]["id"] == first.id.hex()
+    assert faults(caller.client) == []
+
+
+@every_kind
+@pytest.mark.parametrize("kept", [None, KEYS.completed])
+def test_a_message_that_was_damaged_in_flight_can_be_settled(value: bytes, kept: str | None, caller: Caller):
+    """Its handler had it whole; what lies there now leaves in its place."""
+    held = caller.hold(b"first", b"second")
+    caller.client.hset(KEYS.processing, held[0].id, value)
+    assert caller.settle(held[:1], kept=kept) == b"1"
+    assert caller.settle(held[1:]) == b"1"
+    assert caller.client.lrange(KEYS.completed, 0, -1) == ([value] if kept else [])
+    assert faults(caller.client) == []
+
+
+@every_kind
+def test_a_foreign_value_that_waits_for_its_time_is_set_aside_when_that_comes(value: bytes, caller: Caller):
+    """Messages that are due at the same time are delivered."""
+    base = fresh_base()
+    caller.enqueue(New(b"first", due="+1000"), New(b"second", due="+1000"), base=base)
+    broken, whole = chunk_ids(base, 2)
+    caller.client.hset(KEYS.later, broken, value)
+    caller.pass_delays()
+    claimed = caller.claim(2)
+    assert [one.id for one in claimed.taken] == [whole]
+    assert claimed.dead == ((broken, 0, "foreign"),)
+    assert faults(caller.client) == []
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+@pytest.mark.parametrize("member", [b"somebody else's", b"x" * 16, b"y" * 100])
+def test_a_foreign_member_of_the_leases_is_set_aside(member: bytes, tenant: str | None, caller: Caller):
+    """It would be due for ever, and every claim would take the long way past it."""
+    caller.hold(b"held", tenant=tenant)
+    caller.client.zadd(KEYS.leases, {member: 1})
+    caller.line_up("zeta", b"first") if tenant else caller.publish(b"first")
+    claimed = caller.claim()
+    assert claimed.payloads == [b"first"]
+    assert claimed.dead == ((b"", 0, "foreign"),)
+    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [member]
+    assert faults(caller.client) == []
+
+
+# What is shorter or longer than a number, and sorts before or behind it.
+@pytest.mark.parametrize("value", [b"", b"hello", b"5", b"12:1", b"plain text, longer than a number", b" " * 20])
+def test_a_foreign_value_in_the_reply_cache_says_nothing(value: bytes, caller: Caller):
+    """The caller goes on, and its next answer is stored there."""
+    caller.client.set(caller.reply, value)
+    assert caller.publish(b"first") == 1
+    assert caller.repeat() == 1
+    assert caller.claim().payloads == [b"first"]
+
+
+@pytest.mark.parametrize("field", ["journal_serial", "journal_soft", "journal_hard", "journal_mark"])
+def test_a_damaged_number_of_the_journal_stops_nobody(field: str, caller: Caller):
+    """Its serial goes on from the last entry, and limits that are none are the usual ones."""
+    caller.open_journal()
+    caller.publish_all([b"x"] * 99)
+    caller.client.hset(KEYS.meta, field, "nonsense")
+    caller.publish(b"first")
+    caller.settle(caller.claim().taken)
+    assert [int(entry["n"]) for entry in caller.journal()] == list(range(1, 103))

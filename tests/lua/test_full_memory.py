@@ -33,6 +33,18 @@ REFUSED = (
     situations.enqueue_for_later,
     situations.enqueue_for_later_behind_others,
     situations.enqueue_everything_at_once,
+    situations.hand_off,
+    situations.hand_off_without_leases,
+    situations.hand_off_what_came_back,
+    situations.hand_off_everything_at_once,
+    situations.redrive,
+    situations.redrive_duplicates,
+    situations.redrive_everything_at_once,
+    situations.redrive_what_has_no_records,
+)
+
+
+CLAIMS = (
     situations.claim_the_usual_way,
     situations.claim_the_usual_way_without_leases,
     situations.claim_when_woken,
@@ -60,14 +72,6 @@ REFUSED = (
     situations.claim_what_is_due_without_leases,
     situations.claim_what_is_due_in_turns,
     situations.claim_everything_at_once,
-    situations.hand_off,
-    situations.hand_off_without_leases,
-    situations.hand_off_what_came_back,
-    situations.hand_off_everything_at_once,
-    situations.redrive,
-    situations.redrive_duplicates,
-    situations.redrive_everything_at_once,
-    situations.redrive_what_has_no_records,
 )
 
 
@@ -102,7 +106,7 @@ def run_out_of_memory(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("situation", REFUSED, ids=title)
 def test_what_brings_something_in_is_refused_and_has_changed_nothing(situation: Situation, caller: Caller):
-    """A publish, and a claim that finds something."""
+    """A publish, and what publishes: a hand-off and a redrive."""
     call = situation(caller)
     before = dump(caller.client)
     run_out_of_memory(caller.client)
@@ -111,11 +115,30 @@ def test_what_brings_something_in_is_refused_and_has_changed_nothing(situation: 
     assert dump(caller.client) == before
 
 
+@pytest.mark.parametrize("situation", CLAIMS, ids=title)
+def test_what_waits_can_be_claimed(situation: Situation, caller: Caller):
+    """A queue that has filled its server is drained by its consumers: the same messages as ever, in the same order."""
+    expected = situation(caller)()
+    caller.client.flushall()
+    caller.write_state()
+    caller.number = 0
+    call = situation(caller)
+    run_out_of_memory(caller.client)
+    claimed = call()
+    assert (claimed.payloads, claimed.again) == (expected.payloads, expected.again)
+    assert [(count, reason) for _, count, reason in claimed.dead] == [
+        (count, reason) for _, count, reason in expected.dead
+    ]
+    assert caller.repeat().taken == claimed.taken
+    assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
+
+
 @pytest.mark.parametrize("situation", [*SETTLEMENTS, *RETURNS, *PUT_OFFS, *RENEWALS, *SWEEPS], ids=title)
 def test_what_a_holder_does_succeeds(situation: Situation, caller: Caller):
     """It settles, into a list too, gives back, puts off and renews, with the same outcome as ever."""
     expected = situation(caller)()
     caller.client.flushall()
+    caller.write_state()
     call = situation(caller)
     run_out_of_memory(caller.client)
     assert call() == expected

@@ -134,7 +134,7 @@ def test_a_sweep_tells_how_many(journaled: Caller):
 def test_a_hand_off_is_told_in_the_journal_of_each_queue(journaled: Caller, there: bool):
     """In one as leaving, in the other as entering; a queue without a journal gets none."""
     if there:
-        journaled.client.hset(TARGET.journal_state, mapping={"payload": 0, "soft": 100, "hard": 100})
+        journaled.client.hset(TARGET.meta, mapping={"journal": 0, "journal_soft": 100, "journal_hard": 100})
     journaled.hand_off(journaled.hold(b"first"), b"second", New(b"third", b"acme"))
     entry = journaled.journal()[-1]
     assert (entry["event"], entry["results"]) == ("handed_off", "2")
@@ -145,7 +145,7 @@ def test_a_hand_off_is_told_in_the_journal_of_each_queue(journaled: Caller, ther
 @pytest.mark.parametrize("situation", EVERY, ids=title)
 def test_a_queue_without_a_journal_gets_none(situation: Situation, caller: Caller):
     situation(caller)()
-    assert not caller.client.exists(KEYS.journal, KEYS.journal_state, TARGET.journal, TARGET.journal_state)
+    assert not caller.client.exists(KEYS.journal, TARGET.journal)
 
 
 @pytest.mark.parametrize("situation", EVERY, ids=title)
@@ -176,7 +176,7 @@ def test_what_the_archive_has_not_read_is_kept_up_to_the_hard_limit(caller: Call
     """What it has read goes."""
     caller.open_journal(soft=200, hard=100_000)
     caller.publish_all(numbered(300))
-    caller.client.hset(KEYS.journal_state, "mark", caller.client.xrevrange(KEYS.journal, count=1)[0][0])
+    caller.client.hset(KEYS.meta, "journal_mark", caller.client.xrevrange(KEYS.journal, count=1)[0][0])
     caller.publish_all(numbered(1_000))
     kept = [int(entry["n"]) for entry in caller.journal()]
     assert kept == list(range(kept[0], 1_301))
@@ -186,14 +186,14 @@ def test_what_the_archive_has_not_read_is_kept_up_to_the_hard_limit(caller: Call
 def test_beyond_the_hard_limit_the_gap_is_an_entry(caller: Caller):
     """All of it together is every serial number that was ever given."""
     caller.open_journal(soft=100, hard=250)
-    caller.client.hset(KEYS.journal_state, "mark", "0-1")
+    caller.client.hset(KEYS.meta, "journal_mark", "0-1")
     caller.publish_all(numbered(1_000))
     told = caller.journal()
     assert caller.client.xlen(KEYS.journal) <= 400
     gaps = [entry for entry in told if entry["event"] == "gap"]
     lost = sum(int(entry["count"]) for entry in gaps)
     known = {int(entry["n"]) for entry in told}
-    last = int(caller.client.hget(KEYS.journal_state, "serial"))
+    last = int(caller.client.hget(KEYS.meta, "journal_serial"))
     missing = set(range(1, last + 1)) - known
     assert gaps and max(known) == last
     first_kept = min(known)

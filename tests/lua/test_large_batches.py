@@ -54,7 +54,7 @@ def test_a_claim_takes_up_to_a_thousand_expired_ones(caller: Caller):
     caller.expire()
     claimed = caller.claim(1_000)
     assert claimed.payloads == numbered(1_000)
-    assert {one.lease for one in claimed.taken} == {2}
+    assert {one.attempts for one in claimed.taken} == {2}
     assert caller.claim(1_000).payloads == numbered(1_500)[1_000:]
 
 

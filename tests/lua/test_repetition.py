@@ -181,7 +181,7 @@ def test_a_claim_sent_again_gives_the_message_under_the_same_lease(caller: Calle
     """Body, lease number, count and origin are those of the first answer."""
     caller.publish(b"first")
     taken = caller.claim().only
-    assert (taken.payload, taken.lease, taken.count, taken.origin) == (b"first", 1, 1, "line")
+    assert (taken.payload, taken.attempts, taken.count, taken.origin) == (b"first", 1, 1, "line")
     assert caller.repeat().only == taken
 
 
@@ -194,7 +194,7 @@ def test_a_claim_sent_again_renews_the_lease_in_full(caller: Caller, expired: bo
     caller.pass_time(2 * HOUR_US if expired else HOUR_US // 2)
     assert caller.repeat().taken == held
     renewed = caller.deadlines()
-    assert list(renewed) == [one.id for one in held]
+    assert list(renewed) == [one.token for one in held]
     assert all(renewed[id] >= in_full[id] for id in in_full)
 
 
@@ -222,7 +222,7 @@ def test_a_claim_sent_again_leaves_out_what_another_holds(caller: Caller, other:
     """The new holder's lease is neither shared nor touched."""
     taken = caller.hold(b"first")
     caller.expire() if how == "expired" else other.give_back(taken)
-    assert other.claim().only.lease == 2
+    assert other.claim().only.attempts == 2
     before = dump(caller.client)
     assert caller.repeat().taken == ()
     assert dump(caller.client) == before
@@ -237,7 +237,7 @@ def test_a_claim_sent_again_gives_what_came_back_to_its_tenant(caller: Caller, o
     caller.expire()
     assert other.claim().payloads == [b"somebody else's"]
     assert ask_again().taken == held
-    assert list(caller.deadlines())[-2:] == [one.id for one in held]
+    assert list(caller.deadlines())[-2:] == [one.token for one in held]
     assert faults(caller.client) == []
     assert other.claim(9).taken == ()
 
@@ -250,7 +250,7 @@ def test_a_batch_sent_again_tells_the_numbers_of_each_message(caller: Caller):
     caller.pass_delays()
     caller.enqueue(New(b"new", b"zeta"))
     claimed = caller.claim(9)
-    numbers = {one.payload: (one.lease, one.count, one.failures, one.origin, one.tenant) for one in claimed.taken}
+    numbers = {one.payload: (one.attempts, one.count, one.failures, one.origin, one.tenant) for one in claimed.taken}
     assert numbers == {
         b"failed": (2, 1, 1, "line", "acme"),
         b"expired": (2, 2, 0, "lease", None),

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ MOST = 3  # messages in one call
 
 losses = st.sampled_from([None] * 6 + ["request", "reply"])
 objects = st.integers(0, OBJECTS - 1)
-beside = st.sampled_from([0] * 6 + [1, -1])  # how far a lease number is from the one that was given
+beside = st.sampled_from([0] * 6 + [1, -1])  # how far a token is from the one that was given
 counts = st.sampled_from([1, 1, 2, MOST])
 tenants = st.sampled_from([b"", b"", b"ann", b"bob", b"cid"])
 markers = st.sampled_from([None] * 4 + ["red", "blue"])
@@ -86,7 +87,7 @@ class Twins(RuleBasedStateMachine):
         self.pushes = 0
         self.payloads: dict[bytes, bytes] = {}
         self.history: list[Held] = []  # everything that any claim brought
-        self.latest: dict[bytes, Held] = {}  # under its highest lease number
+        self.latest: dict[bytes, Held] = {}  # as it was taken last
 
     @initialize(queue=st.sampled_from(sorted(QUEUES)), waiting=st.lists(tenants, max_size=4))
     def open_the_queue(self, queue: str, waiting: list[bytes]) -> None:
@@ -229,9 +230,10 @@ class Twins(RuleBasedStateMachine):
 
         def work(world: World) -> Any:
             slot = world.stores[at].calls.borrow()
-            call = world.ports[at].call(slot.claim, (), (slot.next_call(), wanted, slice_us, woken))
+            number = slot.next_call()
+            call = world.ports[at].call(slot.claim, (), (number, wanted, slice_us, woken))
             try:
-                return _normal(finish(call))
+                return _normal(finish(call), slot.nonce_of(number))
             finally:
                 world.stores[at].calls.give_back(slot)
 
@@ -372,8 +374,8 @@ class Twins(RuleBasedStateMachine):
     def _check_the_books_are_in_order(self) -> None:
         """What is in flight has a lease or lost it, what has numbers says so, and the bell has one token at most."""
         state = self.state
-        in_flight = [*state.leased, *state.returned]
-        assert sorted(in_flight) == sorted(state["processing"] if self.leased else ())
+        in_flight = [token[:16] for token in (*state.leased, *state.returned)]
+        assert sorted(in_flight) == sorted(state["processing"])
         assert sorted(state["delayed"]) == sorted(state["later"])
         assert state["size"] == len(state.waiting) - len(state["pending"])
         in_line = {one.id for one in state.waiting if isinstance(one, Seen)}
@@ -412,19 +414,19 @@ class Twins(RuleBasedStateMachine):
                 accepted.update(_marked(ids, answer))
                 gone.update(answer[at : at + 16] for at in range(len(ids), len(answer), 16))
             elif call.verb == "settle" and not call.open_keys:
-                whom = call.given["whom"]
-                gone.update(_marked([whom[at : at + 16] for at in range(0, len(whom), 16)], answer))
+                tokens = call.given["tokens"]
+                gone.update(_marked([tokens[at : at + 16] for at in range(0, len(tokens), 36)], answer))
             elif call.verb == "hand_off" and answer[:1] == b"1":
                 ids = _handed_off(call.rest)
                 accepted.update(_marked(ids, answer[1:]))
                 gone.update(_dropped_by_targets(answer[1 + len(ids) :]))
-                gone.update([call.given["id"]] if call.given["kept_limit"] == -1 else [])
+                gone.update([call.given["tokens"][:16]] if call.given["kept_limit"] == -1 else [])
         return accepted, gone
 
     def _noted(self, told: Any) -> Any:
         for one in told.claims if isinstance(told, Told) else ():
             self.history.append(one)
-            self.latest[one.id] = max(one, self.latest.get(one.id, one), key=lambda held: held.lease)
+            self.latest[one.id] = one
         return told
 
     def _some(self, choice: st.DataObject, most: int = MOST) -> list["Held"]:
@@ -445,11 +447,10 @@ def _dropped_by_targets(told: bytes) -> Iterator[bytes]:
 class Held:
     """A message that a claim brought, as both worlds tell it."""
 
-    def __init__(self, stored: bytes, lease: int, delivery_count: int, origin: bytes, failures: int) -> None:
-        envelope = Envelope(stored)
-        self.facts = (envelope.id, envelope.tenant, envelope.payload, lease, delivery_count, origin, failures)
-        self.id, self.lease, self.delivery_count = envelope.id, lease, delivery_count
-        self.stored = stored
+    def __init__(self, claim: Claim) -> None:
+        envelope, numbers = claim.envelope, (claim.attempt, claim.delivery_count or 0, claim.failures)
+        self.facts = (envelope.id, envelope.tenant, envelope.payload, *numbers, claim.reclaimed)
+        self.id, self.token, self._claim = envelope.id, claim.token, claim
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Held) and self.facts == other.facts
@@ -462,7 +463,8 @@ class Held:
 
     def opened(self, beside: int) -> Claim:
         """As the protocol holds it."""
-        return Claim(Envelope(self.stored), 0.0, self.lease + beside, self.delivery_count)
+        nonce = self._claim.nonce
+        return replace(self._claim, nonce=nonce[:-1] + bytes([(nonce[-1] + beside) % 256]))
 
 
 class Told:
@@ -480,40 +482,27 @@ class Told:
 
 
 def _told(found: Found) -> Told:
-    held = [
-        Held(
-            claim.envelope.stored,
-            claim.lease,
-            claim.delivery_count or 0,
-            b"lease" if claim.reclaimed else b"line",
-            claim.failures,
-        )
-        for claim in found.claims
-    ]
+    held = [Held(claim) for claim in found.claims]
     return Told(held, found.dead, found.again, found.wake_after is not None)
 
 
-def _normal(answer: Any) -> Any:
+def _normal(answer: Any, nonce: bytes = bytes(20)) -> Any:
     """A script's answer, in the same words from both worlds."""
     if isinstance(answer, bytes) and is_message(answer):
-        return Told([_fresh(answer)])
+        return Told([Held(Claim(Envelope(answer), 0.0, nonce))])
     if isinstance(answer, bytes) and answer[:1] >= b"\x90":
-        return Told([_fresh(one) for one in unpacked(answer)])
+        return Told([Held(Claim(Envelope(one), 0.0, nonce)) for one in unpacked(answer)])
     if not isinstance(answer, list):
         return answer
     again, wait_us, dead, notes, *parts = answer
     assert wait_us == -1 or 0 < wait_us < LONG_SLICE_US
-    held = [_ticketed(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    held = [_ticketed(*pair, nonce) for pair in zip(parts[::2], parts[1::2], strict=True)]
     return Told(held, (dead, notes), bool(again), wait_us > 0)
 
 
-def _fresh(stored: bytes) -> Held:
-    return Held(stored, 1, 1, b"line", 0)
-
-
-def _ticketed(stored: bytes, ticket: bytes) -> Held:
-    lease, times, origin, failures = ticket.split(b":")
-    return Held(stored, int(lease), int(times), origin, int(failures))
+def _ticketed(stored: bytes, ticket: bytes, nonce: bytes) -> Held:
+    attempt, times, origin, failures = ticket.split(b":")
+    return Held(Claim(Envelope(stored), 0.0, nonce, int(attempt), int(times), origin == b"lease", int(failures)))
 
 
 class Draft(NamedTuple):
@@ -597,7 +586,11 @@ def test_memory_and_redis_agree_and_no_message_is_lost_or_doubled(client):
 
 def _worlds(client: redis.Redis, queue: str) -> tuple[MemoryWorld, RealWorld]:
     options = GatewayOptions(retry_budget_seconds=0, **QUEUES[queue])
-    return MemoryWorld(options), RealWorld(options, client)
+    worlds = MemoryWorld(options), RealWorld(options, client)
+    for world in worlds:
+        for store in world.stores:
+            finish(store.calls._write_state())
+    return worlds
 
 
 def _publish(world: World, payloads: list[bytes], **details: Any) -> None:
@@ -609,8 +602,9 @@ def _publish(world: World, payloads: list[bytes], **details: Any) -> None:
 
 def _claimed(world: World, count: int, at: int = 0) -> Told:
     slot = world.stores[at].calls.borrow()
+    number = slot.next_call()
     try:
-        return _normal(finish(world.ports[at].call(slot.claim, (), (slot.next_call(), count, 0, 0))))
+        return _normal(finish(world.ports[at].call(slot.claim, (), (number, count, 0, 0))), slot.nonce_of(number))
     finally:
         world.stores[at].calls.give_back(slot)
 
@@ -704,9 +698,9 @@ def test_a_message_whose_lease_ran_out_leaves_its_tenants_turn_with_it(client, v
         call = len(world.calls) - 1
         _publish(world, [b"x", b"y", b"z"], tenant=b"bob")
         _publish(world, [b"1"] * more, tenant=tenant)
-        world.let_run_out({held.id: 1})
+        world.let_run_out({held.token: 1})
         assert _claimed(world, 1).claims[0].facts[1] == "bob"
-        assert world.state().returned == [held.id]
+        assert world.state().returned == [held.token]
         answer = VERBS[verb](world, held.opened(0), call)
         told.append((answer, world.state()))
     assert told[0] == told[1]

@@ -84,6 +84,9 @@ class UnreliablePort:
         """The same names in both worlds."""
         return next(self._names).to_bytes(8, "big") * 2
 
+    def slot_name(self) -> bytes:
+        return next(self._names).to_bytes(15, "big")
+
 
 class Seen(NamedTuple):
     """A message as both worlds tell of it; when it was published, only a clock could say."""
@@ -137,7 +140,7 @@ class State:
 _TYPES = {
     **dict.fromkeys(("pending", "line", "completed", "failed", "dlq", "records", "bell"), "LIST"),
     **dict.fromkeys(("leases", "delayed", "returned", "tenants"), "ZSET"),
-    **dict.fromkeys(("processing", "deliveries", "later", "weights"), "HASH"),
+    **dict.fromkeys(("processing", "deliveries", "later", "weights", "meta"), "HASH"),
     **dict.fromkeys(("size", "watch", "reply", "deduplication"), "STRING"),
 }
 
@@ -213,6 +216,8 @@ class MemoryWorld(World):
 
     def __init__(self, options: GatewayOptions) -> None:
         self.memory = MemoryRedis()
+        self.memory.knows_all_queues = False
+        self.memory.hashes[QueueKeys.of(OTHER).meta][b"version"] = 1  # somebody has used it before
         super().__init__(options, MemoryPort(self.memory))
 
     def state(self) -> State:
@@ -256,6 +261,7 @@ class RealWorld(World):
     def __init__(self, options: GatewayOptions, client: redis.Redis) -> None:
         self.client = client
         client.flushall()
+        client.hset(QueueKeys.of(OTHER).meta, "version", 1)
         super().__init__(options, BlockingPort(client))
 
     def state(self) -> State:
@@ -327,7 +333,7 @@ def _parsed(kind: str, answer: Any) -> Any:
         return [json.loads(one) for one in answer]
     if kind == "deliveries":
         return {name: Entry(*map(int, entry.split(b":"))) for name, entry in answer.items()}
-    if kind == "weights":
+    if kind in ("weights", "meta"):
         return {name: int(weight) for name, weight in answer.items()}
     if kind == "size":
         return int(answer)

@@ -24,7 +24,7 @@ class Arrivals:
     def __init__(self, memory: "MemoryRedis", keys: Any, given: Any, arrivals: Sequence[Arrival]) -> None:
         self._memory, self._keys, self._given = memory, keys, given
         self._lines = Lines(memory, keys, given)
-        self._markers: dict[str, None] = {}
+        self._markers: dict[str, bytes] = {}
         self._due: dict[bytes, int] = {}
         self._later: dict[bytes, bytes] = {}
         self.marks = b""
@@ -32,6 +32,8 @@ class Arrivals:
         for place, one in enumerate(arrivals, 1):
             is_new = self._is_new(one.marker)
             self.marks += b"1" if is_new else b"0"
+            if is_new and one.marker is not None:
+                self._markers[one.marker] = given.base + place.to_bytes(2, "big")
             if is_new:
                 stored = one.body[:1] + given.base + place.to_bytes(2, "big") + memory.stamp() + one.body[1:]
                 entering += self._unless_later(stored, one.due)
@@ -42,10 +44,7 @@ class Arrivals:
     def _is_new(self, marker: str | None) -> bool:
         if marker is None:
             return True
-        is_new = marker not in self._markers and self._memory.get(marker) is None
-        if is_new:
-            self._markers[marker] = None
-        return is_new
+        return marker not in self._markers and self._memory.get(marker) is None
 
     def _unless_later(self, stored: bytes, due: str) -> list[bytes]:
         now = self._memory.clock_us
@@ -85,8 +84,8 @@ class Arrivals:
         work = [self._lines.enter(tenant, messages) for tenant, messages in self._entering.items()]
         if self._later:
             work.append(self._lines.put_off(self._due, self._later))
-        for marker in self._markers:
-            self._memory.set(marker, b"", self._given.window_ms)
+        for marker, message_id in self._markers.items():
+            self._memory.set(marker, message_id, self._given.window_ms)
         if any(work):
             self._memory.ring(self._keys)
         return b"".join(self._drop())

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from redis_message_queue.protocol.calls import NO_LEASE_US
 from tests.protocol.lines import NOBODY, Lines, by_score
 from tests.protocol.stored import (
     HAS_TENANT,
@@ -28,14 +29,14 @@ class Ticket(NamedTuple):
     """A message that a claim took."""
 
     id: bytes
-    lease: int
+    attempts: int
     times: int
     origin: str
     failures: int
 
     @property
     def text(self) -> bytes:
-        return f"{self.lease}:{self.times}:{self.origin}:{self.failures}".encode()
+        return f"{self.attempts}:{self.times}:{self.origin}:{self.failures}".encode()
 
 
 class Taken(NamedTuple):
@@ -52,6 +53,8 @@ class Claiming:
     def __init__(self, memory: "MemoryRedis", keys: Any, given: Any) -> None:
         self.memory, self.keys, self.given = memory, keys, given
         self.now = memory.clock_us
+        self.nonce = given.holder + int(given.call).to_bytes(5, "big")
+        self.deadline = self.now + (given.lease_us or NO_LEASE_US)
         self.lines = Lines(memory, keys, given)
         self.processing = memory.hashes[keys.processing]
         self.deliveries = memory.hashes[keys.deliveries]
@@ -113,7 +116,8 @@ class Claiming:
             self.unfinished = self.lines.bring_in(self.now, self.memory.STEPS)
             if self.lines.ring:
                 self._return_what_ran_out()
-                self._look_at_ring()
+                if not self.unfinished:  # whose turn it is may lie behind a thousand others
+                    self._look_at_ring()
             else:
                 self._look_at_leases()
                 self._look_at_line()
@@ -142,11 +146,10 @@ class Claiming:
 
     def replay(self, remembered: Taken) -> list[Any]:
         """The same call again: what it took and still holds is leased anew and read; the rest is left out."""
-        held = [one for one in remembered.tickets if self.memory.holds(self.keys, one.id, one.lease)]
-        if self.given.lease_us:
-            for place, one in enumerate(held, 1):
-                self.lines.forget_lease(self.processing[one.id])
-                self.leases[one.id] = self.now + self.given.lease_us + place
+        held = [one for one in remembered.tickets if self.memory.holds(self.keys, self.given, one.id + self.nonce)]
+        for place, one in enumerate(held, 1):
+            self.lines.forget_lease(self.processing[one.id], one.id + self.nonce)
+            self.leases[one.id + self.nonce] = self.deadline + place
         return [remembered.again, -1, list(remembered.dead), b"", *self.told(held)]
 
     # -- where messages are
@@ -163,13 +166,14 @@ class Claiming:
 
     def _return_what_ran_out(self) -> None:
         """Where tenants take turns, a lease that ran out goes to its own tenant: one's crash delays no other."""
-        due = self._due()[: self.memory.STEPS]
-        self.unfinished |= len(due) == self.memory.STEPS
-        for key in due:
-            deadline = self.leases.pop(key)
+        due = self._due()
+        self.unfinished |= len(due) > self.memory.STEPS
+        del due[self.memory.STEPS :]
+        for token in due:
+            deadline, key = self.leases.pop(token), token[:16]
             if key in self.processing:
                 tenant = tenant_of(self.processing[key])
-                self.lines.returned(tenant)[key] = deadline
+                self.lines.returned(tenant)[token] = deadline
                 self.lines.join(tenant)
             else:
                 self._remove(key)
@@ -190,9 +194,9 @@ class Claiming:
         while (returned or line) and self.steps < self.memory.STEPS:
             self.steps += 1
             if returned:
-                key = by_score(returned)[0]
-                del returned[key]
-                if key in self.processing and self._weigh_again(key):
+                token = by_score(returned)[0]
+                del returned[token]
+                if token[:16] in self.processing and self._weigh_again(token[:16]):
                     return True
             else:
                 self.had_a_turn |= tenant == NOBODY
@@ -205,11 +209,12 @@ class Claiming:
         due = self._due()
         while due and self._wants_more:
             self.steps += 1
-            key = due.pop(0)
-            if key in self.processing:
-                self._weigh_again(key)
+            token = due.pop(0)
+            del self.leases[token]
+            if token[:16] in self.processing:
+                self._weigh_again(token[:16])
             else:
-                self._remove(key)
+                self._remove(token[:16])
 
     def _look_at_line(self) -> None:
         line = self.lines.line(NOBODY)
@@ -236,12 +241,12 @@ class Claiming:
             self._bury(stored, payload_of(stored), entry.times, reason)
             self._remove(key)
             return False
-        now = Entry(entry.lease + 1, entry.times + 1, entry.failures)
+        now = Entry(entry.attempts + 1, entry.times + 1, entry.failures)
         # A message that is delivered for the first time gets no entry: there is nothing to say of it.
         if key in self.deliveries or origin == "lease":
             self.deliveries[key] = now
         self.processing[key] = stored
-        self.taken.append(Ticket(key, now.lease, now.times, origin, now.failures))
+        self.taken.append(Ticket(key, now.attempts, now.times, origin, now.failures))
         return True
 
     def _is_too_old(self, stored: bytes) -> bool:
@@ -255,13 +260,11 @@ class Claiming:
     def _remove(self, key: bytes) -> None:
         self.processing.pop(key, None)
         self.deliveries.pop(key, None)
-        self.leases.pop(key, None)
 
     def _write_leases(self) -> None:
         """What was taken is leased; the place in the batch keeps its order when it comes back."""
-        if self.given.lease_us:
-            for place, ticket in enumerate(self.taken, 1):
-                self.leases[ticket.id] = self.now + self.given.lease_us + place
+        for place, ticket in enumerate(self.taken, 1):
+            self.leases[ticket.id + self.nonce] = self.deadline + place
 
     # -- who is awake for the rest
 

@@ -30,11 +30,9 @@ def named(names: tuple[str, ...], values: Sequence[Any]) -> Any:
     return given
 
 
-def held_by(given: Any) -> list[tuple[bytes, int]]:
-    """The messages that a caller says it holds: ids and lease numbers."""
-    ids = [given.whom[at : at + 16] for at in range(0, len(given.whom), 16)]
-    numbers = [int(number) for number in given.numbers.split()] or [1] * len(ids)
-    return list(zip(ids, numbers, strict=True))
+def held_by(given: Any) -> list[bytes]:
+    """The leases of the messages that a caller says it holds."""
+    return [given.tokens[at : at + 36] for at in range(0, len(given.tokens), 36)]
 
 
 def in_groups(values: Sequence[Any], size: int) -> list[tuple[Any, ...]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.protocol.stored import id_of, tenant_of
+from tests.protocol.stored import tenant_of
 
 if TYPE_CHECKING:
     from tests.protocol.memory import MemoryRedis
@@ -95,10 +95,10 @@ class Lines:
         """Whether somebody has given it one."""
         return tenant in self._memory.hashes[self._keys.weights]
 
-    def forget_lease(self, stored: bytes) -> None:
+    def forget_lease(self, stored: bytes, token: bytes) -> None:
         """A message whose lease ran out is done with: it does not wait to be delivered again."""
         tenant = tenant_of(stored)
-        if self.returned(tenant).pop(id_of(stored), None) is not None:
+        if self.returned(tenant).pop(token, None) is not None:
             self.leave_if_done(tenant)
 
     # -- waiting for a time
@@ -112,12 +112,14 @@ class Lines:
 
     def bring_in(self, now: int, most: int) -> bool:
         """What has waited for its time enters its line, at the tail; whether there may be more of it."""
-        due = [key for key in by_score(self.delayed) if self.delayed[key] <= now][:most]
+        due = [key for key in by_score(self.delayed) if self.delayed[key] <= now]
+        is_more = len(due) > most
+        del due[most:]
         for key in due:
             del self.delayed[key]
         for tenant, messages in by_tenant(self.later.pop(key) for key in due).items():
             self.enter(tenant, messages)
-        return len(due) == most
+        return is_more
 
 
 def alarms(ring: Mapping[bytes, Any], delayed: Mapping[bytes, float]) -> dict[bytes, float]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from redis_message_queue.errors import LuaScriptError
 from redis_message_queue.headers import found_in
-from redis_message_queue.protocol.port import Argument, Command
+from redis_message_queue.protocol.port import Argument, Command, StateMissingError
 from redis_message_queue.scripts import all_names, script
 from tests.protocol.arrivals import Arrival, Arrivals
 from tests.protocol.claiming import SECOND, Claiming, Taken
@@ -26,7 +26,7 @@ from tests.protocol.stored import IN_FLIGHT, Entry, extras_of, id_of, payload_of
 
 _TARGET_KEYS = (
     *("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later"),
-    *("journal", "journal_state"),
+    *("journal", "meta"),
 )
 SCRIPT_US = 10  # what a script takes: two that follow each other never have the same time
 
@@ -38,6 +38,7 @@ class MemoryRedis:
 
     def __init__(self) -> None:
         self.clock_us = 1_700_000_000 * SECOND
+        self.knows_all_queues = True  # or a script misses the version of what is stored, until somebody writes it
         self.lists: defaultdict[str, list[Any]] = defaultdict(list)  # the left end first
         self.hashes: defaultdict[str, dict[bytes, Any]] = defaultdict(dict)
         self.zsets: defaultdict[str, dict[bytes, Any]] = defaultdict(dict)
@@ -57,6 +58,9 @@ class MemoryRedis:
     def execute(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         """Read keys and arguments by the names that the script's header gives them."""
         self.clock_us += SCRIPT_US
+        for key in () if self.knows_all_queues else (*command.keys, *open_keys):
+            if key.endswith("::meta") and b"version" not in self.hashes[key]:
+                raise StateMissingError(f"NOSTATE in {key}")
         keys = named(command.script.keys, (*command.keys, *open_keys))
         given = named(argument_names(command.script.source), (*command.settings, *arguments))
         return getattr(self, command.script.name)(keys, given)
@@ -76,7 +80,7 @@ class MemoryRedis:
                 if len(line) == 1:
                     self.ring(keys)
                 if keys.marker is not None:
-                    self.set(keys.marker, b"", given.window_ms)
+                    self.set(keys.marker, given.head[1:], given.window_ms)
         self._remember(keys, given, answer)  # a repetition as well: a WAIT behind it waits for something
         return answer
 
@@ -120,12 +124,13 @@ class MemoryRedis:
 
     def _let_go(self, keys: Any, given: Any, held: Sequence[bytes], kept_in: str | None, limit: int) -> None:
         lines, note, kept = Lines(self, keys, given), json.loads(given.note or "{}"), []
-        for key in held:
+        for token in held:
+            key = token[:16]
             stored, times = self.hashes[keys.processing][key], self._entry(keys, key).times
             kept.append((payload_of(stored), self.record(stored, payload_of(stored), times, note)))
-            self._take_out(keys, key)
+            self._take_out(keys, token)
             self.hashes[keys.deliveries].pop(key, None)
-            lines.forget_lease(stored)
+            lines.forget_lease(stored, token)
         if kept_in is not None:
             self.keep(kept_in, keys.records, kept, limit)
 
@@ -133,7 +138,7 @@ class MemoryRedis:
         """A message leaves its queue and its results enter others, all of it or nothing."""
         answer = self._remembered(keys, given)
         if answer is None:
-            if not self.holds(keys, given.id, given.lease):
+            if not self.holds(keys, given, given.tokens):
                 return b"0"
             answer = self._hand_off_to(self._targets(keys, given), keys, given)
         self._remember(keys, given, answer)
@@ -145,7 +150,7 @@ class MemoryRedis:
                 return b"-%d" % number
         marks = b"".join(target.marks for target in targets)
         dropped = [target.carry_out() for target in targets]
-        self._let_go(keys, given, [given.id], keys.kept if given.kept_limit >= 0 else None, given.kept_limit)
+        self._let_go(keys, given, [given.tokens], keys.kept if given.kept_limit >= 0 else None, given.kept_limit)
         return b"1" + marks + b"".join((len(gone) // 16).to_bytes(2, "big") + gone for gone in dropped)
 
     def _targets(self, keys: Any, given: Any) -> list[Arrivals]:
@@ -174,15 +179,16 @@ class MemoryRedis:
             return answer
         lines, marks = Lines(self, keys, given), self._marks(keys, given)
         held = self._held(marks, given)
-        for key in held:
-            # The lease number stays, so that the next holder gets a higher one and this one is fenced off.
-            entry = self._entry(keys, key)
-            self.hashes[keys.deliveries][key] = entry._replace(times=entry.times - bool(given.forgiven))
-        coming_back = by_tenant(self._take_out(keys, key) for key in held)
+        tokens = {token[:16]: token for token in held}
+        for key in tokens:
+            entry, counted = self._entry(keys, key), int(bool(given.forgiven))
+            numbers = Entry(entry.attempts - counted, entry.times - counted, entry.failures)
+            self.hashes[keys.deliveries][key] = numbers
+        coming_back = by_tenant(self._take_out(keys, token) for token in held)
         for tenant, messages in coming_back.items():
             lines.come_back(tenant, messages)
             for stored in messages:
-                lines.forget_lease(stored)
+                lines.forget_lease(stored, tokens[id_of(stored)])
         if held:
             self.ring(keys)
         return self._answer_with(marks, keys, given)
@@ -192,27 +198,26 @@ class MemoryRedis:
         answer = self._remembered(keys, given)
         if answer is not None:
             return answer
-        if not self.holds(keys, given.id, given.lease):
+        if not self.holds(keys, given, given.tokens):
             return b"0"
-        lines, entry = Lines(self, keys, given), self._entry(keys, given.id)
+        key = given.tokens[:16]
+        lines, entry = Lines(self, keys, given), self._entry(keys, key)
         # A failure is counted by itself: it does not use up the deliveries that are meant for crashes.
-        self.hashes[keys.deliveries][given.id] = Entry(entry.lease, entry.times - 1, entry.failures + 1)
-        stored = self._take_out(keys, given.id)
-        if lines.put_off({given.id: self.clock_us + given.delay_us}, {given.id: stored}):
+        self.hashes[keys.deliveries][key] = Entry(entry.attempts, entry.times - 1, entry.failures + 1)
+        stored = self._take_out(keys, given.tokens)
+        if lines.put_off({key: self.clock_us + given.delay_us}, {key: stored}):
             self.ring(keys)
-        lines.forget_lease(stored)
+        lines.forget_lease(stored, given.tokens)
         return self._answer_with([b"1"], keys, given)
 
     def renew(self, keys: Any, given: Any) -> bytes:
         """Leases begin anew, also those that had run out, as far as nobody else has taken the messages over."""
         lines, leases, marks = Lines(self, keys, given), self.zsets[keys.leases], []
-        for place, (key, lease) in enumerate(held_by(given), 1):
-            stored = self.hashes[keys.processing].get(key)
-            has_lease = stored is not None and (key in leases or key in lines.returned(tenant_of(stored)))
-            is_ours = has_lease and self._entry(keys, key).lease == lease
+        for place, token in enumerate(held_by(given), 1):
+            is_ours = self.holds(keys, given, token)
             if is_ours:
-                lines.forget_lease(stored)
-                leases[key] = self.clock_us + given.lease_us + place
+                lines.forget_lease(self.hashes[keys.processing][token[:16]], token)
+                leases[token] = self.clock_us + given.lease_us + place
             marks.append(b"1" if is_ours else b"0")
         return b"".join(marks)
 
@@ -229,19 +234,23 @@ class MemoryRedis:
         entry: Entry = self.hashes[keys.deliveries].get(key, IN_FLIGHT)
         return entry
 
-    def holds(self, keys: Any, key: bytes, lease: int) -> bool:
-        """Whether a caller with this lease number is the one who holds the message."""
-        return key in self.hashes[keys.processing] and self._entry(keys, key).lease == lease
+    def holds(self, keys: Any, given: Any, token: bytes) -> bool:
+        """Whether nobody else has claimed the message since this lease was given."""
+        stored = self.hashes[keys.processing].get(token[:16])
+        if stored is None:
+            return False
+        returned = Lines(self, keys, given).returned(tenant_of(stored))
+        return token in self.zsets[keys.leases] or token in returned
 
     def _marks(self, keys: Any, given: Any) -> list[bytes]:
-        return [b"1" if self.holds(keys, *pair) else b"0" for pair in held_by(given)]
+        return [b"1" if self.holds(keys, given, token) else b"0" for token in held_by(given)]
 
     def _held(self, marks: list[bytes], given: Any) -> list[bytes]:
-        return [key for mark, (key, _) in zip(marks, held_by(given), strict=True) if mark == b"1"]
+        return [token for mark, token in zip(marks, held_by(given), strict=True) if mark == b"1"]
 
-    def _take_out(self, keys: Any, key: bytes) -> bytes:
-        self.zsets[keys.leases].pop(key, None)
-        stored: bytes = self.hashes[keys.processing].pop(key)
+    def _take_out(self, keys: Any, token: bytes) -> bytes:
+        self.zsets[keys.leases].pop(token, None)
+        stored: bytes = self.hashes[keys.processing].pop(token[:16])
         return stored
 
     def record(self, stored: bytes | None, payload: bytes, times: int, note: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,7 +298,8 @@ class MemoryRedis:
         return answer if number == int(given.call) else None
 
     def _remember(self, keys: Any, given: Any, answer: Any) -> None:
-        self.set(keys.reply, (int(given.call), answer), given.keep_ms)
+        holds = isinstance(answer, Taken) and answer.tickets
+        self.set(keys.reply, (int(given.call), answer), given.hold_ms if holds else given.keep_ms)
 
     def get(self, key: str) -> Any:
         value, ends = self.strings.get(key, (None, 0))
@@ -309,6 +319,9 @@ class MemoryRedis:
         is_new = field.encode() not in self.hashes[key]
         self.hashes[key][field.encode()] = value
         return int(is_new)
+
+    def _hsetnx(self, key: str, field: str, value: int) -> int:
+        return 0 if field.encode() in self.hashes[key] else self._hset(key, field, value)
 
     def _hdel(self, key: str, field: str) -> int:
         return int(self.hashes[key].pop(field.encode(), None) is not None)

@@ -318,6 +318,9 @@ class MemoryPort:
     def fresh_id(self) -> bytes:
         return next(self.memory.ids).to_bytes(8, "big") * 2
 
+    def slot_name(self) -> bytes:
+        return next(self.memory.ids).to_bytes(15, "big")
+
     def inherit(self) -> None:
         return
 

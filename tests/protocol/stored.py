@@ -12,7 +12,7 @@ PLAIN = 0x80  # the flags of a message with a payload alone
 class Entry(NamedTuple):
     """What the deliveries hash keeps of a message. Most are delivered once and never get one."""
 
-    lease: int
+    attempts: int
     times: int
     failures: int = 0
 

@@ -406,7 +406,7 @@ def test_a_waiter_wakes_when_a_failed_message_is_to_be_tried_again():
     waiter = Waiter(scene)
     (again,) = waiter.claim(60.0).claims
     assert waiter.took == pytest.approx(2.2, abs=MOMENT)
-    assert (again.lease, again.delivery_count, again.failures) == (2, 1, 1)
+    assert (again.attempt, again.delivery_count, again.failures) == (2, 1, 1)
 
 
 def test_a_watcher_hears_of_a_delay_that_ends_before_what_it_waits_for():

@@ -191,7 +191,7 @@ def test_an_address_that_cannot_be_is_refused(given):
 
 def test_keys_share_a_slot_where_they_must():
     with Journal(QueueAddress(url="redis://localhost", queue="orders", hash_tag=True)) as journal:
-        assert (journal.key, journal.state_key) == ("{orders}::journal", "{orders}::journal::state")
+        assert (journal.key, journal.state_key) == ("{orders}::journal", "{orders}::meta")
 
 
 def test_the_schema_for_spark_is_that_of_arrow():

@@ -152,10 +152,10 @@ async def test_a_heartbeat_renews_the_lease(shell: Shell) -> None:
     queue = shell.queue("orders", wait=0, on_event=events.listen, heartbeat_interval_seconds=0.05)
     await queue.publish("a")
     async with queue.process_message():
-        message_id = bytes.fromhex(queue.current_message().id)
-        first = shell.redis.zscore(queue.key.leases, message_id)
+        (token,) = shell.leases(queue)
+        first = shell.redis.zscore(queue.key.leases, token)
         await events.wait_for("lease_renew", 2)
-        assert shell.redis.zscore(queue.key.leases, message_id) > first
+        assert shell.redis.zscore(queue.key.leases, token) > first
         assert queue.current_message().lease_lost is False
     assert events.names[-1] == "ack/success"
 

@@ -11,7 +11,7 @@ from tests.contract.shells import PATIENCE_SECONDS, Shell, claim_and_die, fail, 
 from tests.topologies.cluster import Cluster
 
 # What a queue without tenants can leave behind, by the first word after the name.
-WORDS = set(b"pending processing leases deliveries completed failed dlq deduplication reply bell watch".split())
+WORDS = set(b"pending processing leases deliveries completed failed dlq deduplication reply bell watch meta".split())
 
 
 async def leave_every_kind_of_key(shell: Shell, name: str, separator: str = "::") -> Any:

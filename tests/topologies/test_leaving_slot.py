@@ -154,7 +154,7 @@ def fill_the_gaps(caller: Caller, name: str) -> None:
     client, later = caller.client, fresh_id()
     fillers = {
         "processing": lambda key: client.hset(key, fresh_id(), b"somebody else's"),
-        "leases": lambda key: client.zadd(key, {fresh_id(): FAR_AWAY}),
+        "leases": lambda key: client.zadd(key, {fresh_id() + bytes(20): FAR_AWAY}),
         "deliveries": lambda key: client.hset(key, fresh_id(), b"1:1"),
         "bell": lambda key: client.lpush(key, b"1"),
         "watch": lambda key: client.set(key, b"somebody", px=A_MINUTE_MS),
@@ -165,7 +165,6 @@ def fill_the_gaps(caller: Caller, name: str) -> None:
         "delayed": lambda key: client.zadd(key, {later: FAR_AWAY}),
         "later": lambda key: client.hset(key, later, b"somebody else's"),
         "journal": lambda key: client.xadd(key, {"event": "before"}),
-        "journal_state": lambda key: client.hset(key, "serial", 0),  # without rules there is no journal
         "reply": lambda key: client.set(key, b"%012d" % caller.number, px=A_MINUTE_MS),
     }
     for word in script(name).keys:

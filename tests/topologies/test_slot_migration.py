@@ -102,7 +102,7 @@ async def test_between_any_two_keys_that_move_a_call_is_done_or_refused_as_a_who
         await context.__aexit__(None, None, None)
     await hand_out_the_rest(shell, queue)
     assert sorted(shell.listed(queue.key.completed)) == sorted(text.encode() for text in published)
-    told = {queue.key.journal.encode(), queue.key.journal_state.encode()}
+    told = {queue.key.journal.encode(), queue.key.meta.encode()}
     assert cluster.leftovers(queue) == {queue.key.completed.encode(), *told}
 
 
@@ -220,7 +220,7 @@ async def test_a_heartbeat_keeps_its_lease_while_the_slot_moves(
 async def take_from_its_holder(shell: Shell, queue: Any) -> None:
     """The returned message alone keeps `deliveries` there, given back by the hand of an operator."""
     message_id, stored = next(iter(shell.redis.hgetall(queue.key.processing).items()))
-    shell.redis.zrem(queue.key.leases, message_id)
+    shell.redis.zrem(queue.key.leases, *shell.leases(queue, message_id.hex()))
     shell.redis.lpush(queue.key.pending, stored)
     shell.redis.hdel(queue.key.processing, message_id)
 

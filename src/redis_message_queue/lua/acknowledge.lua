@@ -1,13 +1,13 @@
 -- acknowledge.lua: everything up to a claim of a consumer group is handled, and a bounded part of it goes.
--- KEYS  deliveries: id to lease number and count | group: what is known of the consumer group
+-- KEYS  deliveries: id to attempts and counts | group: what is known of the consumer group
 --       members: the messages of the claim to be cleared | groups: how many messages lie in each group
---       journal: what has happened | journal_state: its rules and marks
+--       journal: what has happened | meta: version of what is stored, rules of the journal
 -- ARGV  whose: the group's name | epoch: the caller's | upto: the last claim that is handled
 --       number: of the claim to be cleared, the first that is not
 --       jump: 1 if claims that Redis does not know are lost and given up, and numbers go on behind them
 -- Returns {acked, cleared}: up to which claims are handled, and up to which they are gone.
 local deliveries, group, members, groups = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local journal, journal_state = KEYS[5], KEYS[6]
+local journal, meta = KEYS[5], KEYS[6]
 local whose, epoch, upto, number = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local jump = ARGV[5] == '1'
 local STEPS = 1000
@@ -15,6 +15,7 @@ local STEPS = 1000
 --@include member
 --@include envelope
 --@include journal
+--@include bounded
 redis.call('HLEN', groups)
 redis.call('HLEN', deliveries)
 redis.call('LLEN', members)
@@ -28,11 +29,21 @@ end
 local handled, clears = math.max(acked, upto), number == cleared + 1 and number <= math.max(acked, upto)
 if handled == acked and not clears then return {acked, cleared} end
 
-local count, known, head, ids = 0, 0, {}, {}
+local count, known, head, ids, is_last = 0, 0, {}, {}, true
 if clears then
   count, known = counted(number)
   -- Where no message has an entry, and nobody wants to be told, nothing has to be looked at.
-  if known > 0 or journaled then head = redis.call('LRANGE', members, 0, STEPS - 1) end
+  local looks = known > 0 or journaled
+  while looks and #head < math.min(count, STEPS) and not is_much() do
+    local wanted = next_piece(math.min(count, STEPS) - #head)
+    local some = redis.call('LRANGE', members, #head, #head + wanted - 1)
+    for _, member in ipairs(some) do
+      count_bytes(member)
+      head[#head + 1] = member
+    end
+    looks = #some == wanted
+  end
+  is_last = not looks or #head >= count
   for _, member in ipairs(head) do
     local stored = stored_in(member)
     if stored and has_entry(stored) then ids[#ids + 1] = id_of(stored) end
@@ -45,7 +56,7 @@ redis.call('HDEL', group, '')
 redis.call('HSET', group, 'acked', handled)
 if clears then
   if #ids > 0 then redis.call('HDEL', deliveries, unpack(ids)) end
-  if #head < STEPS or #head >= count then
+  if is_last then
     count_members(number, 0, 0, -count)
     redis.call('HSET', group, 'cleared', number)
     redis.call('UNLINK', members)

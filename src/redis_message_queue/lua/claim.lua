@@ -1,12 +1,13 @@
 -- claim.lua: messages are leased to the caller: what came back first, then the heads of the lines, tenants in turn.
--- KEYS  pending: the line of messages without a tenant | processing: id to stored message | leases: id by deadline
---       deliveries: id to lease number and count | bell: a token if there is work
+-- KEYS  pending: the line of messages without a tenant | processing: id to stored message
+--       leases: id and nonce by deadline | deliveries: id to attempts and counts | bell: a token if there is work
 --       watch: somebody is awake at the next deadline | dlq: payloads that were delivered too often or too late
 --       records: what is remembered beside them | tenants: those with work, by virtual time
 --       size: how many wait in the lines of tenants | weights: tenant to weight
 --       delayed: id by due time | later: id to stored message | journal: what has happened
---       journal_state: its rules and marks | reply: the caller's last answer
--- ARGV  keep_ms: how long the answer is kept | lease_us: length of a lease, 0 for none
+--       meta: version of what is stored, rules of the journal | reply: the caller's last answer
+-- ARGV  keep_ms: how long the answer is kept | hold_ms: the same for an answer that holds messages
+--       holder: 15 bytes that name the caller's slot | lease_us: length of a lease, 0 for none
 --       most: how often a message may be delivered, 0 for any number | dlq_limit: length of dlq, 0 for any
 --       ttl_us: how old a message may be, 0 for any age | line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
@@ -20,19 +21,28 @@
 --       wait_us: when the next lease ends or the next delay, if it is for the caller to be awake then, else -1
 --       dead: id, count and reason, ... of what went to the dead letters on the way
 --       notes: what went wrong with trimming, or ''
---       ticket: 'lease:count:origin:failures', where origin is 'line' or 'lease'
+--       ticket: 'attempts:count:origin:failures', where origin is 'line' or 'lease'
 local pending, processing, leases, deliveries, bell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local tenants, delayed, journal, journal_state, reply = KEYS[9], KEYS[12], KEYS[14], KEYS[15], KEYS[16]
-local keep_ms, lease_us, ttl_us = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5])
-local call, count, woken = ARGV[8], tonumber(ARGV[9]), ARGV[11]
+local tenants, delayed, journal, meta, reply = KEYS[9], KEYS[12], KEYS[14], KEYS[15], KEYS[16]
+local keep_ms, hold_ms, holder, lease_us, ttl_us = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[7])
+local call, count, woken = ARGV[10], tonumber(ARGV[11]), ARGV[13]
 local leased = lease_us > 0
 if count > 1000 then error('at most 1,000 messages in one call', 0) end
 --@include reply
 --@include journal
-local now = 0
-if leased or ttl_us > 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
+--@include nonce
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+-- What is held without a lease has one that ends in a century: it names the holder, and since when.
+local deadline = now + (leased and lease_us or 3155760000000000)
+
+-- A first write that a full server refuses is repeated behind one that it accepts and that removes nothing: a queue
+-- that has filled its server must be drained by its consumers.
+local function hold(...)
+  local refused = redis.pcall('HSET', processing, ...)
+  if type(refused) == 'number' then return end
+  redis.call('ZREM', leases, '')
+  redis.call('HSET', processing, ...)
 end
 
 -- The usual case in a straight line, at half the price of what follows: nothing is due, no tenant waits, and the
@@ -40,8 +50,9 @@ end
 local byte, sub = string.byte, string.sub
 local function is_plain(stored, flags)
   return byte(stored, 1) == flags and byte(stored, 18) == 0 and #stored >= 25
-    and (ttl_us == 0 or struct.unpack('>I8', string.sub(stored, 18, 25)) + ttl_us > now)
+    and (ttl_us == 0 or struct.unpack('>I8', sub(stored, 18, 25)) + ttl_us > now)
 end
+--@include bounded
 
 if count > 0 and woken < '2' and not answer and not journaled then
   local unusual
@@ -50,23 +61,24 @@ if count > 0 and woken < '2' and not answer and not journaled then
     unusual = due[1]
     -- Nearly as usual: tenants wait and nothing else is to be done. One of them gives the head of its line.
     if unusual == 'r' and not due[2] and count == 1 and redis.call('LLEN', pending) == 0 then
-      local size, weights, line, returned = KEYS[10], KEYS[11], ARGV[6], ARGV[7]
+      local size, weights, line, returned = KEYS[10], KEYS[11], ARGV[8], ARGV[9]
       local tenant, score = unpack(redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES'))
       tenant = tenant or ''
       local key = line .. tenant
-      local only_its_line = tenant ~= '' and redis.call('EXISTS', returned .. tenant) == 0
+      local only_its_line = tenant ~= '' and tonumber(score) < 8589934592 -- see lib/lines.lua
+        and redis.call('EXISTS', returned .. tenant) == 0
       local head = only_its_line and redis.call('LRANGE', key, -2, -1) or {}
       local stored = head[#head]
       local weight = stored and redis.call('HGET', weights, tenant)
       local whole = stored and #stored > 26 and #stored >= 26 + byte(stored, 26)
       if whole and not weight and is_plain(stored, 0x81) then
-        local id = string.sub(stored, 2, 17)
+        local id = sub(stored, 2, 17)
         local later = math.floor(score) + 27720 -- see lib/lines.lua
         local last = redis.call('ZREVRANGEBYSCORE', tenants, '(' .. later + 1, later, 'LIMIT', 0, 1, 'WITHSCORES')[2]
         local tokens = woken == '1' and redis.call('LLEN', bell)
         local others = #head == 2 or redis.call('ZCARD', tenants) > 1
-        redis.call('HSET', processing, id, stored)
-        redis.call('ZADD', leases, now + lease_us, id)
+        hold(id, stored)
+        redis.call('ZADD', leases, deadline, id .. nonce)
         redis.call('RPOP', key)
         if #head == 2 then
           redis.call('ZADD', tenants, last and last + 1 / 262144 or later, tenant)
@@ -77,47 +89,54 @@ if count > 0 and woken < '2' and not answer and not journaled then
         local waiting = redis.pcall('DECR', size)
         if type(waiting) == 'number' and waiting <= 0 then redis.call('UNLINK', size) end
         if others and tokens == 0 then redis.call('LPUSH', bell, '1') end
-        redis.call('PSETEX', reply, keep_ms, call .. 'u' .. id)
+        redis.call('PSETEX', reply, hold_ms, call .. 'u' .. id)
         return stored
       end
     end
   else
+    redis.call('ZCARD', leases) -- a key of a wrong type fails here
     unusual = redis.call('EXISTS', tenants, delayed) > 0
   end
   if not unusual and count == 1 then
     local stored = redis.call('LINDEX', pending, -1)
     if stored and is_plain(stored, 0x80) then
-      local id = string.sub(stored, 2, 17)
+      local id = sub(stored, 2, 17)
       local tokens = woken == '1' and redis.call('LLEN', bell)
       local waiting = woken == '1' and redis.call('LLEN', pending)
-      redis.call('HSET', processing, id, stored)
-      if leased then redis.call('ZADD', leases, now + lease_us, id) end
+      hold(id, stored)
+      redis.call('ZADD', leases, deadline, id .. nonce)
       redis.call('RPOP', pending)
       if woken == '1' and waiting > 1 and tokens == 0 then redis.call('LPUSH', bell, '1') end
-      redis.call('PSETEX', reply, keep_ms, call .. 'u' .. id)
+      redis.call('PSETEX', reply, hold_ms, call .. 'u' .. id)
       return stored
     end
   elseif not unusual then
-    local head = redis.call('LRANGE', pending, -count, -1)
-    local messages, bodies, deadlines, ids, waiting, bytes = {}, {}, {}, {}, #head, 0
-    for nth = 1, waiting do
-      local stored = head[waiting + 1 - nth]
-      if not is_plain(stored, 0x80) then break end
-      local id = sub(stored, 2, 17)
-      messages[nth], ids[nth], bytes = stored, id, bytes + #stored
-      bodies[2 * nth - 1], bodies[2 * nth] = id, stored
-      -- The place in the batch keeps messages that were claimed together in their order when they come back.
-      deadlines[2 * nth - 1], deadlines[2 * nth] = now + lease_us + nth, id
+    local messages, bodies, deadlines, ids, all_plain = {}, {}, {}, {}, true
+    while all_plain and #messages < count and not is_much() do
+      local wanted = next_piece(count - #messages)
+      local head = redis.call('LRANGE', pending, -#messages - wanted, -#messages - 1)
+      for place = #head, 1, -1 do
+        local stored = head[place]
+        if is_much() then break end
+        all_plain = is_plain(stored, 0x80)
+        if not all_plain then break end
+        local id, nth = sub(stored, 2, 17), #messages + 1
+        count_bytes(stored)
+        messages[nth], ids[nth], bodies[2 * nth - 1], bodies[2 * nth] = stored, id, id, stored
+        -- The place in the batch keeps messages that were claimed together in their order when they come back.
+        deadlines[2 * nth - 1], deadlines[2 * nth] = deadline + nth, id .. nonce
+      end
+      if #head < wanted then break end
     end
-    if waiting > 0 and #messages == waiting then
+    if all_plain and #messages > 0 then
       local tokens = redis.call('LLEN', bell)
-      local others = redis.call('LLEN', pending) > waiting
-      redis.call('HSET', processing, unpack(bodies))
-      if leased then redis.call('ZADD', leases, unpack(deadlines)) end
-      redis.call('RPOP', pending, waiting)
+      local others = redis.call('LLEN', pending) > #messages
+      hold(unpack(bodies))
+      redis.call('ZADD', leases, unpack(deadlines))
+      redis.call('LTRIM', pending, 0, -#messages - 1)
       if woken == '1' and tokens == 0 and others then redis.call('LPUSH', bell, '1') end
-      redis.call('PSETEX', reply, keep_ms, call .. 'u' .. table.concat(ids))
-      return bytes < 1000000 and cmsgpack.pack(messages) or messages
+      redis.call('PSETEX', reply, hold_ms, call .. 'u' .. table.concat(ids))
+      return bytes_read < 1000000 and cmsgpack.pack(messages) or messages
     end
   end
 end
@@ -126,76 +145,72 @@ end
 --@include ledger
 --@include record
 local watch, dlq, records, size, weights, later = KEYS[6], KEYS[7], KEYS[8], KEYS[10], KEYS[11], KEYS[13]
-local most, dlq_limit, slice_us = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[10])
-local line, returned = ARGV[6], ARGV[7]
+local most, dlq_limit, slice_us = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[12])
+local line, returned = ARGV[8], ARGV[9]
 --@include lines
 
 -- The same call again: what it took and still holds is leased anew and read; the rest is left out.
 if answer then
   local before
-  if string.sub(answer, 1, 1) == 'u' then
+  if sub(answer, 1, 1) == 'u' then
     before = {again = 0, taken = {}, dead = {}}
     for at = 2, #answer, 16 do
       local nth = #before.taken
-      before.taken[nth + 1], before.taken[nth + 2] = string.sub(answer, at, at + 15), 1
+      before.taken[nth + 1], before.taken[nth + 2] = sub(answer, at, at + 15), 1
       before.taken[nth + 3], before.taken[nth + 4], before.taken[nth + 5] = 1, 'line', 0
     end
   else
     before = cmsgpack.unpack(answer)
   end
-  local result, held, deadlines, came_back = {before.again, -1, before.dead, ''}, {}, {}, {}
+  local result, tokens, bodies, deadlines = {before.again, -1, before.dead, ''}, '', {}, {}
   for place = 1, #before.taken, 5 do
-    local id, lease, times, origin, failures = unpack(before.taken, place, place + 4)
-    local stored = redis.call('HGET', processing, id)
-    if stored and read_entry(deliveries, id, stored, 1) == lease then
-      held[#held + 1] = id
-      deadlines[#deadlines + 1] = now + lease_us + #held
-      deadlines[#deadlines + 1] = id
+    tokens = tokens .. before.taken[place] .. nonce
+    bodies[#bodies + 1] = redis.call('HGET', processing, before.taken[place])
+  end
+  --@include held
+  local found = #ids > 0 and find_leases(bodies) or {}
+  for nth, stored in ipairs(bodies) do
+    if stored and found[nth] then
+      deadlines[#deadlines + 1] = deadline + nth
+      deadlines[#deadlines + 1] = members[nth]
       result[#result + 1] = stored
-      result[#result + 1] = string.format('%d:%d:%s:%d', lease, times, origin, failures)
-      local tenant = tenant_of(stored)
-      if leased and redis.call('ZSCORE', returned .. tenant, id) then
-        came_back[tenant] = came_back[tenant] or {}
-        table.insert(came_back[tenant], id)
-      end
+      result[#result + 1] = string.format('%d:%d:%s:%d', unpack(before.taken, 5 * nth - 3, 5 * nth))
     end
   end
-  if leased and #held > 0 then
+  if #deadlines > 0 then
     check_lines()
-    for tenant in pairs(came_back) do check_line(tenant) end
     redis.call('ZREM', leases, '') -- first, because a server without memory refuses ZADD alone; it removes nothing
     redis.call('ZADD', leases, unpack(deadlines))
-    for tenant, ids in pairs(came_back) do leave_returned(tenant, ids) end
+    for tenant, theirs in pairs(came_back) do leave_returned(tenant, theirs) end
   end
   return result
 end
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
 local silent = redis.call('LLEN', bell) == 0
+bytes_read, piece = 0, 1
 --@include choose
 --@include alarm
 
 -- Now write: what must last before what is taken away, many at a time.
-local bodies, deadlines, entries = {}, {}, {}
+local bodies, deadlines, entries, before = {}, {}, {}, {}
 for place, one in ipairs(taken) do
-  local known = one.lease > 1
+  local known = one.attempts > 1 or has_entry(one.stored)
   if one.origin == 'line' or (known and not has_entry(one.stored)) then
     bodies[#bodies + 1] = one.id
     bodies[#bodies + 1] = known and with_entry(one.stored) or one.stored
   end
   if known then
     entries[#entries + 1] = one.id
-    entries[#entries + 1] = write_entry(one.lease, one.times, one.failures)
+    entries[#entries + 1] = write_entry(one.attempts, one.times, one.failures)
   end
-  deadlines[#deadlines + 1] = now + lease_us + place
-  deadlines[#deadlines + 1] = one.id
+  deadlines[#deadlines + 1] = deadline + place
+  deadlines[#deadlines + 1] = one.id .. nonce
+  before[#before + 1] = one.member -- the lease that ran out
 end
 if #bodies > 0 then redis.call('HSET', processing, unpack(bodies)) end
 if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end
-if leased and #deadlines > 0 then redis.call('ZADD', leases, unpack(deadlines)) end
+if #deadlines > 0 then redis.call('ZADD', leases, unpack(deadlines)) end
+if #before > 0 then redis.call('ZREM', leases, unpack(before)) end
 
 local notes = take_away()
 tell_choice()
@@ -208,7 +223,7 @@ end
 local next_us = next_at and next_at - now
 
 -- The baton: whoever took the token, or would have, and leaves work behind rings; so does a watcher that leaves.
-local again = count > 0 and #taken == 0 and (unfinished or steps >= STEPS or in_turns > 0) and 1 or 0
+local again = count > 0 and #taken == 0 and (unfinished or is_enough() or in_turns > 0) and 1 or 0
 local left_behind = #taken > 0
   and ((next_us and next_us <= 0) or in_turns > 0 or (still('LLEN', pending) or 0) > 0)
 if woken == '2' then
@@ -230,16 +245,15 @@ end
 local tickets, mourned = {}, {}
 local result = {again, wait_us, mourned, notes}
 for _, one in ipairs(taken) do
-  for _, part in ipairs({one.id, one.lease, one.times, one.origin, one.failures}) do tickets[#tickets + 1] = part end
+  for _, part in ipairs({one.id, one.attempts, one.times, one.origin, one.failures}) do tickets[#tickets + 1] = part end
   result[#result + 1] = one.stored
-  result[#result + 1] = string.format('%d:%d:%s:%d', one.lease, one.times, one.origin, one.failures)
+  result[#result + 1] = string.format('%d:%d:%s:%d', one.attempts, one.times, one.origin, one.failures)
 end
 for _, one in ipairs(dead) do
   for _, part in ipairs({one.id, one.times, one.reason}) do mourned[#mourned + 1] = part end
 end
--- An empty answer is remembered too, so that a straggler cannot claim for a caller who has gone on. To prolong the old
--- one first lets this through on a server without memory.
-if #taken == 0 then redis.call('PEXPIRE', reply, keep_ms) end
+-- An empty answer is remembered too, so that a straggler cannot claim for a caller who has gone on.
 write_journal(now)
-redis.call('PSETEX', reply, keep_ms, call .. cmsgpack.pack({again = again, taken = tickets, dead = mourned}))
+local stored_for = #taken > 0 and hold_ms or keep_ms
+redis.call('PSETEX', reply, stored_for, call .. cmsgpack.pack({again = again, taken = tickets, dead = mourned}))
 return result

@@ -1,8 +1,9 @@
 -- enqueue.lua: messages enter their lines, or wait for their time: all of a chunk or none, once for each call.
 -- KEYS  pending: the line of messages without a tenant | bell: a token if there is work
---       deliveries: id to lease number and count | leases: id by deadline | tenants: those with work, by virtual time
---       size: how many wait in the lines of tenants | weights: tenant to weight | delayed: id by due time
---       later: id to stored message | journal: what has happened | journal_state: its rules and marks
+--       deliveries: id to attempts and counts | leases: id and nonce by deadline
+--       tenants: those with work, by virtual time | size: how many wait in the lines of tenants
+--       weights: tenant to weight | delayed: id by due time | later: id to stored message
+--       journal: what has happened | meta: version of what is stored, rules of the journal
 --       reply: the caller's last answer
 --       marker: remembers a deduplication key (left out without one; there may be more of them)
 -- ARGV  keep_ms: how long the answer is kept | line: what the key of a tenant's line begins with
@@ -17,7 +18,7 @@
 --       were dropped to make room; or '-' if the chunk was refused because there is no room.
 local pending, bell, deliveries, leases, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local size, weights, delayed, later = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local journal, journal_state, reply = KEYS[10], KEYS[11], KEYS[12]
+local journal, meta, reply = KEYS[10], KEYS[11], KEYS[12]
 local keep_ms, line, window_ms = ARGV[1], ARGV[2], ARGV[3]
 local limit, tenant_limit, drops = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == 'drop'
 local call, base, bare = ARGV[7], ARGV[8], ARGV[9] == 'bare'

@@ -1,25 +1,25 @@
 -- hand_off.lua: a message leaves its queue and its results enter others, all of it or nothing.
--- KEYS  processing: id to stored message | leases: id by deadline | deliveries: id to lease number and count
+-- KEYS  processing: id to stored message | leases: id and nonce by deadline | deliveries: id to attempts and counts
 --       pending: the line of messages without a tenant | tenants: those with work, by virtual time
---       journal: what has happened | journal_state: its rules and marks | reply: the caller's last answer
+--       journal: what has happened | meta: version of what is stored, rules of the journal
+--       reply: the caller's last answer
 --       kept: completed | records: what is remembered beside the payloads there
 --       target: of each target in turn pending, bell, deliveries, leases, tenants, size, weights, delayed, later,
---       journal, journal_state; at the end the markers of all messages
--- ARGV  keep_ms: how long the answer is kept | leased: 1 if the queue has leases
+--       journal, meta; at the end the markers of all messages
+-- ARGV  keep_ms: how long the answer is kept
 --       line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
 --       kept_limit: length of kept, 0 for any, -1 to keep nothing | note: a JSON object for the records
---       call: the caller's number for this call | id: of the message | lease: its number
+--       call: the caller's number for this call | tokens: the lease of the message
 --       then for each target line, window_ms, limit, tenant_limit, overload, base, the number of messages, and for
 --       each of these due, the place of its marker among the markers (0 for none), and body, as in enqueue.lua
 -- Returns '0' if the message was not the caller's any more; '-' and the number of a target that is full; or '1',
 --       for each message '1' or '0' (entered, or a duplicate there), then for each target in two bytes how many had to
 --       make room and their ids, then what went wrong with trimming. In the first two cases nothing was changed.
 local processing, leases, deliveries, pending, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local journal, journal_state, reply, kept, records = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local keep_ms, leased, line, returned = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4]
-local kept_limit, note, call = tonumber(ARGV[5]), ARGV[6], ARGV[7]
-local id, lease = ARGV[8], tonumber(ARGV[9])
+local journal, meta, reply, kept, records = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local keep_ms, line, returned = ARGV[1], ARGV[2], ARGV[3]
+local kept_limit, note, call, tokens = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 local size, weights, delayed, later, bell, now, limit, tenant_limit, drops
 local arrival = 'published'
 --@include reply
@@ -34,12 +34,13 @@ end
 --@include journal
 --@include arrivals
 --@include record
+--@include held
 
 -- The message itself.
-local stored = redis.call('HGET', processing, id)
-local number, times
-if stored then number, times = read_entry(deliveries, id, stored, 1) end
-if not stored or number ~= lease then return '0' end
+local id, bodies = ids[1], redis.call('HMGET', processing, ids[1])
+local stored = bodies[1]
+if not stored or not is_message(stored) or not find_leases(bodies)[1] then return '0' end
+local _, times = read_entry(deliveries, id, stored, 1)
 local keeps, tenant = kept_limit >= 0, tenant_of(stored)
 if keeps then
   redis.call('LLEN', kept)
@@ -48,20 +49,19 @@ end
 redis.call('ZCARD', leases)
 redis.call('ZCARD', tenants)
 check_line(tenant)
-local came_back = leased and redis.call('ZSCORE', returned .. tenant, id)
 local time = redis.call('TIME')
 now = time[1] * 1000000 + time[2]
 
 -- The steps in lib/ work on the queue that these names stand for at the moment.
-local home = {leases, deliveries, pending, tenants, line, journal, journal_state}
+local home = {leases, deliveries, pending, tenants, line, journal, meta}
 local function turn_to(target)
   pending, bell, deliveries, leases, tenants = unpack(KEYS, target.keys, target.keys + 4)
-  size, weights, delayed, later, journal, journal_state = unpack(KEYS, target.keys + 5, target.keys + 10)
+  size, weights, delayed, later, journal, meta = unpack(KEYS, target.keys + 5, target.keys + 10)
   line, limit, tenant_limit, drops = target.line, target.limit, target.tenant_limit, target.drops
 end
 
 -- First only look, at each target in turn.
-local targets, at, messages = {}, 10, 0
+local targets, at, messages = {}, 8, 0
 while at <= #ARGV do
   local target = {
     keys = 11 + 11 * #targets, line = ARGV[at], window_ms = ARGV[at + 1], limit = tonumber(ARGV[at + 2]),
@@ -107,7 +107,7 @@ for _, target in ipairs(targets) do
   dropped = dropped .. struct.pack('>I2', #gone / 16) .. gone
   if work and target.silent then redis.call('LPUSH', bell, '1') end
 end
-leases, deliveries, pending, tenants, line, journal, journal_state = unpack(home)
+leases, deliveries, pending, tenants, line, journal, meta = unpack(home)
 open_journal()
 if keeps then
   local payload = payload_of(stored)
@@ -115,8 +115,8 @@ if keeps then
 end
 redis.call('HDEL', processing, id)
 if has_entry(stored) then redis.call('HDEL', deliveries, id) end
-if leased then redis.call('ZREM', leases, id) end
-if came_back then leave_returned(tenant, {id}) end
+redis.call('ZREM', leases, tokens)
+if came_back[tenant] then leave_returned(tenant, came_back[tenant]) end
 tell('handed_off', id, tenant, 'results', messages)
 write_journal(now)
 answer = '1' .. table.concat(marks) .. dropped .. complaint

@@ -1,11 +1,12 @@
 -- publish.lua: one message without a tenant or a delay enters a line without a limit, once for each call.
 -- KEYS  pending: the line of messages without a tenant | bell: a token if there is work
---       journal: what has happened | journal_state: its rules and marks | reply: the caller's last answer
---       marker: remembers the deduplication key (left out without one)
+--       journal: what has happened | meta: version of what is stored, rules of the journal
+--       reply: the caller's last answer
+--       marker: remembers which message has the deduplication key (left out without one)
 -- ARGV  keep_ms: how long the answer is kept | call: the caller's number for this call
 --       head: flags and id | body: what follows the time stamp | window_ms: how long the marker suppresses
 -- Returns 1 published, 0 suppressed as a duplicate. Everything that is not so simple goes to enqueue.lua.
-local pending, bell, journal, journal_state = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local pending, bell, journal, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local reply, marker = KEYS[5], KEYS[6]
 local keep_ms, call, head = ARGV[1], ARGV[2], ARGV[3]
 --@include reply
@@ -21,9 +22,10 @@ end
 answer = 1
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-if marker and redis.call('GET', marker) then
+local first = marker and redis.call('GET', marker)
+if first then
   answer = 0
-  tell('duplicate', string.sub(head, 2), '')
+  tell('duplicate', string.sub(head, 2), '', 'of', #first == 16 and hex(first) or '')
 else
   local stored = head .. struct.pack('>I8', now) .. ARGV[4]
   -- A line that was not empty has its token already, or somebody holds it and will pass it on.
@@ -36,7 +38,7 @@ else
       return tokens
     end
   end
-  if marker then redis.call('PSETEX', marker, ARGV[5], '') end -- empty, because there are millions of them
+  if marker then redis.call('PSETEX', marker, ARGV[5], string.sub(head, 2)) end
   if journaled == '1' then
     tell('published', string.sub(head, 2), '', 'payload', ARGV[4])
   else

@@ -1,8 +1,9 @@
 -- redrive.lua: dead letters become messages again, once for each call.
 -- KEYS  pending: the line of messages without a tenant | bell: a token if there is work
---       deliveries: id to lease number and count | leases: id by deadline | tenants: those with work, by virtual time
---       size: how many wait in the lines of tenants | weights: tenant to weight | delayed: id by due time
---       later: id to stored message | journal: what has happened | journal_state: its rules and marks
+--       deliveries: id to attempts and counts | leases: id and nonce by deadline
+--       tenants: those with work, by virtual time | size: how many wait in the lines of tenants
+--       weights: tenant to weight | delayed: id by due time | later: id to stored message
+--       journal: what has happened | meta: version of what is stored, rules of the journal
 --       reply: the caller's last answer | dlq: payloads of dead messages | records: what is remembered beside them
 --       marker: remembers a deduplication key (left out without one; there may be more of them)
 -- ARGV  keep_ms: how long the answer is kept | line: what the key of a tenant's line begins with
@@ -16,7 +17,7 @@
 --       or '-' if they were refused because there is no room.
 local pending, bell, deliveries, leases, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local size, weights, delayed, later = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local journal, journal_state, reply, dlq, records = KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local journal, meta, reply, dlq, records = KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local keep_ms, line, window_ms = ARGV[1], ARGV[2], ARGV[3]
 local limit, tenant_limit, call, base = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
 local now, arrival, drops = nil, 'redriven', false -- nobody makes room for the dead

@@ -1,10 +1,10 @@
 -- release.lua: the claims of a consumer group return to the heads of their lines, in their order, from the last one on.
--- KEYS  pending: the line of messages without a tenant | leases: id by deadline
---       deliveries: id to lease number and count | bell: a token if there is work
+-- KEYS  pending: the line of messages without a tenant | leases: id and nonce by deadline
+--       deliveries: id to attempts and counts | bell: a token if there is work
 --       tenants: those with work, by virtual time | size: how many wait in the lines of tenants
 --       weights: tenant to weight | group: what is known of the consumer group
 --       members: the messages of the claim to be given back | groups: how many messages lie in each group
---       journal: what has happened | journal_state: its rules and marks
+--       journal: what has happened | meta: version of what is stored, rules of the journal
 -- ARGV  line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
 --       whose: the group's name | epoch: the caller's | number: of the claim to be given back, the last one that is left
@@ -12,7 +12,7 @@
 -- Returns {releasing, left}: the claim that is next and how many messages lie there; {0, 0} when all is done.
 local pending, leases, deliveries, bell, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local size, weights, group, members, groups = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local journal, journal_state = KEYS[11], KEYS[12]
+local journal, meta = KEYS[11], KEYS[12]
 local line, returned, whose, epoch = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local number, keep = tonumber(ARGV[5]), tonumber(ARGV[6])
 --@include group
@@ -21,6 +21,7 @@ local number, keep = tonumber(ARGV[5]), tonumber(ARGV[6])
 --@include ledger
 --@include lines
 --@include journal
+--@include bounded
 if cleared < acked then error('what is handled must be cleared before the rest is given back', 0) end
 if counted(sealed + 1) > 0 then error('the open claim must be sealed before it is given back', 0) end
 local releasing = tonumber(state[6] or 0)
@@ -34,21 +35,31 @@ check_lines()
 redis.call('HLEN', deliveries)
 redis.call('HLEN', groups)
 local silent = redis.call('LLEN', bell) == 0
-local tail = redis.call('LRANGE', members, keep, -1)
+local tail, wanted = {}, count - keep
+while #tail < wanted and not is_much() do
+  local some = redis.call('LRANGE', members, count - #tail - next_piece(wanted - #tail), count - #tail - 1)
+  if #some == 0 then break end
+  for place = #some, 1, -1 do
+    if is_much() then break end
+    count_bytes(some[place])
+    tail[#tail + 1] = some[place]
+  end
+end
+if #tail > 0 then keep = count - #tail end -- as many as are not too large for one script
 local bodies, order, entries = {}, {}, {}
-for place = #tail, 1, -1 do
-  local stored = stored_in(tail[place])
+for _, member in ipairs(tail) do
+  local stored = stored_in(member)
   local tenant, id = tenant_of(stored), id_of(stored)
   if not bodies[tenant] then
     bodies[tenant] = {}
     order[#order + 1] = tenant
     check_line(tenant)
   end
-  local lease, times, failures = read_entry(deliveries, id, stored, 1)
+  local attempts, times, failures = read_entry(deliveries, id, stored, 1)
   table.insert(bodies[tenant], with_entry(stored))
   entries[#entries + 1] = id
   -- It may have been handled, so this delivery counts.
-  entries[#entries + 1] = write_entry(lease, times, failures)
+  entries[#entries + 1] = write_entry(attempts, times, failures)
   tell('given_back', id, tenant)
 end
 

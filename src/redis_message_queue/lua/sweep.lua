@@ -1,20 +1,22 @@
 -- sweep.lua: up to 1,000 messages are removed for good, by an operator, once for each call.
--- KEYS  pending: the line of messages without a tenant | processing: id to stored message | leases: id by deadline
---       deliveries: id to lease number and count | tenants: those with work, by virtual time
+-- KEYS  pending: the line of messages without a tenant | processing: id to stored message
+--       leases: id and nonce by deadline | deliveries: id to attempts and counts
+--       tenants: those with work, by virtual time
 --       size: how many wait in the lines of tenants | weights: tenant to weight | delayed: id by due time
---       later: id to stored message | journal: what has happened | journal_state: its rules and marks
+--       later: id to stored message | journal: what has happened
+--       meta: version of what is stored, rules of the journal
 --       reply: the caller's last answer | kept: completed, failed or dlq, for a list
 --       records: what is remembered beside the payloads there
 -- ARGV  keep_ms: how long the answer is kept | line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with | call: the caller's number for this call
 --       event: 'purged' or 'deleted', for the journal | target: what is purged, for the journal
 --       what: 'line' of a tenant with what came back to it, 'delayed', a 'list', or 'orphans', which are in flight and
---       have no lease
---       whose: tenant of that line, '' for those without one; for orphans where the last call has stopped looking
--- Returns how many, a space, and '1' if there is more to do; for orphans where to go on looking, or ''.
+--       nobody works on them
+--       whose: tenant of that line, '' for those without one; the tokens of orphans, one behind the other
+-- Returns how many, a space, and '1' if there is more to do.
 local pending, processing, leases, deliveries, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local size, weights, delayed, later = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local journal, journal_state, reply, kept, records = KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local journal, meta, reply, kept, records = KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local keep_ms, line, returned, call = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local event, target, what, whose = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 --@include reply
@@ -42,7 +44,11 @@ if what == 'line' then
   local came_back = redis.call('ZRANGE', returned .. tenant, 0, STEPS - 1)
   local room = STEPS - #came_back
   local gone = room > 0 and redis.call('RPOP', line_of(tenant), room) or {}
-  local known = {unpack(came_back)}
+  local known, in_flight = {}, {}
+  for place, token in ipairs(came_back) do
+    in_flight[place] = string.sub(token, 1, 16)
+    known[place] = in_flight[place]
+  end
   for _, stored in ipairs(gone) do
     if is_message(stored) and has_entry(stored) then known[#known + 1] = id_of(stored) end
   end
@@ -50,7 +56,7 @@ if what == 'line' then
   if tenant ~= '' then shrink(#gone) end
   if #known > 0 then redis.call('HDEL', deliveries, unpack(known)) end
   if #came_back > 0 then
-    redis.call('HDEL', processing, unpack(came_back))
+    redis.call('HDEL', processing, unpack(in_flight))
     redis.call('ZREM', returned .. tenant, unpack(came_back))
   end
   if waiting > count then more = '1' else leave_ring(tenant) end
@@ -67,21 +73,18 @@ elseif what == 'list' then
   count = redis.call('LLEN', kept)
   redis.call('UNLINK', kept, records)
 else
-  -- Orphans: a consumer without leases that died leaves its message in flight, and nothing else.
-  local scanned = redis.call('HSCAN', processing, whose == '' and '0' or whose, 'COUNT', 500)
-  local ids = {}
-  for place = 1, #scanned[2], 2 do
-    local id, stored = scanned[2][place], scanned[2][place + 1]
-    local leased = redis.call('ZSCORE', leases, id)
-      or (is_message(stored) and redis.call('ZSCORE', returned .. tenant_of(stored), id))
-    if not leased then ids[#ids + 1] = id end
+  -- Orphans: a consumer without leases that died leaves its message in flight. A token that somebody has settled
+  -- meanwhile is none any more.
+  local gone = {}
+  for at = 1, math.min(#whose, 36 * STEPS), 36 do
+    local token = string.sub(whose, at, at + 35)
+    if redis.call('ZREM', leases, token) == 1 then gone[#gone + 1] = string.sub(token, 1, 16) end
   end
-  count = #ids
+  count = #gone
   if count > 0 then
-    redis.call('HDEL', processing, unpack(ids))
-    redis.call('HDEL', deliveries, unpack(ids))
+    redis.call('HDEL', processing, unpack(gone))
+    redis.call('HDEL', deliveries, unpack(gone))
   end
-  if scanned[1] ~= '0' then more = scanned[1] end
 end
 answer = string.format('%d %s', count, more)
 if count > 0 then tell(event, '', what == 'line' and whose or '', 'count', count, 'target', target) end

@@ -38,6 +38,7 @@ class BatchDelivery(Outcome):
         claims = [claim for claim, _ in taken]
         lease = self.hold(claims)
         self.start_heartbeat(lease)
+        self.begin_work_on(claims)
         self._claims = {claim.message_id: claim for claim in claims}
         self.messages = [self.received(claim, payload) for claim, payload in taken]
         claimer.hand_over(self.attempt)
@@ -72,6 +73,7 @@ class BatchDelivery(Outcome):
     async def leave(self, error: BaseException | None) -> None:
         """Acknowledge the rest, or give it back if the handler raised; other exits touch nothing."""
         claims = [claim for claim in self._claims.values() if claim not in self.settled]
+        self.end_work_on(self._claims.values())
         self._claims = {}
         self.end_lease()
         if self.is_inherited:

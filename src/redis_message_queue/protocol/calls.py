@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
-from redis_message_queue.protocol.port import Argument, Command, Port
+from redis_message_queue.protocol.port import Argument, Command, Port, StateMissingError
 from redis_message_queue.protocol.retry import RetryPlan
 from redis_message_queue.scripts import script
 
@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("redis_message_queue")
 
+STATE_VERSION = 1  # of everything that is stored; lua/lib/journal.lua compares it
+NO_LEASE_US = 3_155_760_000_000_000  # a century: what lua/claim.lua gives instead of a lease where there is none
 _DAY_MS = 86_400_000
 _UNREAD = 10  # so many times its length a journal keeps of what an archive has not read
 _NAP_SECONDS = 0.5  # nobody who should stop sleeps longer than this
@@ -28,14 +30,14 @@ _NAP_SECONDS = 0.5  # nobody who should stop sleeps longer than this
 class Slot:
     """One entry of the reply cache: a key in Redis and the number of its last call."""
 
-    __slots__ = ("claim", "enqueue", "give_back", "key", "number", "process", "publish", "put_off", "settle")
+    __slots__ = ("claim", "enqueue", "give_back", "holder", "key", "number", "process", "publish", "put_off", "settle")
 
-    def __init__(self, key: str, process: int, keys: QueueKeys, options: GatewayOptions, keep_ms: int) -> None:
-        self.key = key
+    def __init__(self, holder: bytes, process: int, keys: QueueKeys, options: GatewayOptions, keep_ms: int) -> None:
+        self.holder = holder
+        self.key = key = keys.reply(base64.urlsafe_b64encode(holder).decode())
         self.process = process
         self.number = 0
         lease_us = int((options.message_visibility_timeout_seconds or 0) * 1_000_000)
-        leased = int(lease_us > 0)
         lines = (keys.line(""), keys.returned(""))
         special = {"reply": key, "dlq": keys.dead_letter, "records": keys.records("dlq")}
 
@@ -49,22 +51,28 @@ class Slot:
         self.enqueue = command("enqueue", keep_ms, lines[0], *publishing_rules(options), optional=1)
         self.claim = command(
             "claim",
-            # Without leases nothing brings a claim back but its own repetition: it is remembered for a day.
-            keep_ms if leased else _DAY_MS,
+            keep_ms,
+            # Without leases nothing brings a message back but the repetition of its claim: that is kept for a day.
+            keep_ms if lease_us else _DAY_MS,
+            holder,
             lease_us,
             options.max_delivery_count or 0,
             options.max_dead_letter_length or 0,
             int((options.message_ttl_seconds or 0) * 1_000_000),
             *lines,
         )
-        self.settle = command("settle", keep_ms, leased, *lines, optional=2)
-        self.give_back = command("give_back", keep_ms, leased, *lines)
-        self.put_off = command("put_off", keep_ms, leased, *lines)
+        self.settle = command("settle", keep_ms, *lines, optional=2)
+        self.give_back = command("give_back", keep_ms, *lines)
+        self.put_off = command("put_off", keep_ms, *lines)
 
     def next_call(self) -> bytes:
         """The number of a new call, as text that compares like a number."""
         self.number += 1
         return b"%012d" % self.number
+
+    def nonce_of(self, call: bytes) -> bytes:
+        """What the leases of this call have that no others have; see lua/lib/nonce.lua."""
+        return self.holder + int(call).to_bytes(5, "big")
 
 
 def publishing_rules(options: GatewayOptions) -> tuple[Argument, ...]:
@@ -99,19 +107,58 @@ class Calls:
         # An answer must outlive every repetition of its call: ours, the client's own, and a minute more.
         self.keep_seconds = options.retry_budget_seconds + port.retry_window + 60
         self._keep_ms = int(self.keep_seconds * 1000)
-        self._keeps_journal = not options.journal  # until it is told that there is to be one
+        self._journal_written = not options.journal
+        self._weights_written = not options.tenant_weights
+        self._has_called = False  # whether a call was answered before
         self._process = 0
         self._free: deque[Slot] = deque()
         self._handed_over: deque[Attempt] = deque()
 
     async def open_journal(self) -> None:
         """See to it that the queue has its journal, before anything happens that belongs there."""
-        if self._keeps_journal:
+        if not self._journal_written:
+            await self._write_state()
+
+    async def write_state(self, error: StateMissingError) -> None:
+        """Write what a script has missed: at first contact, or because somebody has flushed the server."""
+        if not error.names(self.keys.meta):  # of a queue that results are handed to
+            raise error
+        if self._has_called:
+            log.warning(
+                "the state of %s is gone from Redis, which was flushed or restored; its version, journal and weights "
+                "are written again",
+                self.keys.prefix,
+            )
+        self._weights_written = not self.options.tenant_weights
+        await self._write_state()
+
+    async def _write_state(self) -> None:
+        meta = self.keys.meta
+        commands: list[tuple[Argument, ...]] = [
+            ("HSETNX", meta, "version", STATE_VERSION),
+            ("HSETNX", meta, "partitions", 1),
+        ]
+        if self.options.journal:
+            soft, payload = self.options.max_journal_length, int(self.options.journal == "payload")
+            limits = ("journal_soft", soft, "journal_hard", _UNREAD * soft)
+            # Numbers of entries begin anew after a flush: the identity tells one journal from the next.
+            commands.append(("HSETNX", meta, "journal_identity", self.port.fresh_id().hex()))
+            commands.append(("HSET", meta, "journal", payload, *limits))
+        await self.converse(self.keys.pending, tuple(commands), "open the queue")
+        self._journal_written = True
+
+    async def write_weights(self) -> None:
+        """Say how many turns tenants have, before this object takes its first one."""
+        if self._weights_written:
             return
-        soft = self.options.max_journal_length
-        rules = ("payload", int(self.options.journal == "payload"), "soft", soft, "hard", _UNREAD * soft)
-        await self.converse(self.keys.pending, (("HSET", self.keys.journal_state, *rules),), "open the journal")
-        self._keeps_journal = True
+        key = self.keys.weights
+        weights = (self.options.tenant_weights or {}).items()
+        await self.converse(
+            key,
+            tuple(("HSET", key, name, weight) if weight > 1 else ("HDEL", key, name) for name, weight in weights),
+            "write weights",
+        )
+        self._weights_written = True
 
     def borrow(self) -> Slot:
         """A slot that nobody else uses until it is given back."""
@@ -124,7 +171,9 @@ class Calls:
             self._free = deque()
             self._process = self.port.process()
         try:
-            return self._free.pop()
+            slot = self._free.pop()
+            self._has_called = True
+            return slot
         except IndexError:
             return self._new_slot()
 
@@ -157,8 +206,7 @@ class Calls:
 
     def _new_slot(self) -> Slot:
         # Each has a name of its own, not a count: two threads that make one at the same time must not share it.
-        caller = base64.urlsafe_b64encode(self.port.fresh_id()[:12]).decode()
-        return Slot(self.keys.reply(caller), self.port.process(), self.keys, self.options, self._keep_ms)
+        return Slot(self.port.slot_name(), self.port.process(), self.keys, self.options, self._keep_ms)
 
     async def call(
         self,
@@ -175,6 +223,8 @@ class Calls:
         while True:
             try:
                 return await self.port.call(command, open_keys, arguments)
+            except StateMissingError as error:
+                await self.write_state(error)
             except Exception as error:
                 attempt += 1
                 await self.rest_before_retry(error, command.script.name, attempt, started, budget, stopped)

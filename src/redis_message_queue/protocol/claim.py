@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from redis_message_queue.envelope import LAST_FLAGS, Envelope
 from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.calls import Attempt, Calls, Slot
-from redis_message_queue.protocol.port import Argument, Call, Command
+from redis_message_queue.protocol.port import Call, Command, StateMissingError
 from redis_message_queue.protocol.unsure import UnsureClaims
 from redis_message_queue.scripts import script
 
@@ -46,8 +46,9 @@ class Claim:
 
     envelope: Envelope
     claimed_at: float  # monotonic, from before the request was sent
-    lease: int = 1
-    delivery_count: int | None = 1
+    nonce: bytes = b""  # what no other claim has
+    attempt: int = 1  # deliveries so far, this one included
+    delivery_count: int | None = 1  # those that count for the limit
     reclaimed: bool = False
     failures: int = 0  # how many of its attempts have failed under a retry policy
 
@@ -62,7 +63,17 @@ class Claim:
     @property
     def lease_token(self) -> str | None:
         """What names this lease to the outside."""
-        return f"{self.message_id}:{self.lease}"
+        return f"{self.message_id}:{self.nonce.hex()}"
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in Redis."""
+        return len(self.envelope.stored)
+
+    @property
+    def token(self) -> bytes:
+        """What names this lease to the scripts."""
+        return self.envelope.id + self.nonce
 
     def read(self, *, decode: bool) -> str | bytes:
         """What the handler gets."""
@@ -99,7 +110,6 @@ class Claimer:
         self._calls = calls
         self.unsure = UnsureClaims(calls)
         self._ring = Command(script("ring"), (calls.keys.bell,))
-        self._weighed = not calls.options.tenant_weights
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
         self._slice = _SLICE_SECONDS if timeout is None else min(_SLICE_SECONDS, 0.8 * timeout)
@@ -162,8 +172,7 @@ class Claimer:
     ) -> Found:
         """Take up to ``count`` messages, waiting for the first if need be; none means that there was none to be had."""
         await self._calls.open_journal()
-        if not self._weighed:
-            await self._weigh()
+        await self._calls.write_weights()
         port, slot = self._calls.port, attempt.slot
         deadline = port.now() + wait_seconds
         woken = _FRESH
@@ -195,16 +204,6 @@ class Claimer:
             if await self._rest(attempt, pause) and stopped():
                 await self.ring()
         return Found([], dead, trim_error)
-
-    async def _weigh(self) -> None:
-        """Tell Redis how many turns tenants have, before this object takes its first one."""
-        weights = self._calls.options.tenant_weights or {}
-        key = self._calls.keys.weights
-        commands: tuple[tuple[Argument, ...], ...] = tuple(
-            ("HSET", key, tenant, weight) if weight > 1 else ("HDEL", key, tenant) for tenant, weight in weights.items()
-        )
-        await self._calls.converse(key, commands, "weigh")
-        self._weighed = True
 
     async def _rest(self, attempt: Attempt, seconds: float) -> bool:
         if attempt.resting is None:
@@ -248,10 +247,13 @@ class Claimer:
                     rider.answer(answer)
                     if isinstance(reply, Exception):
                         raise reply
-                found = _read(reply, sent_at)
+                found = _read(reply, sent_at, slot.nonce_of(call))
                 if count == 0 and not found.claims and woken != _FRESH:
                     await self.ring()  # the token was taken and nobody looked for its work
                 return found
+            except StateMissingError as error:
+                await self._calls.write_state(error)
+                continue
             except Exception as error:
                 tries += 1
                 if port.is_transient(error) and self._calls.plan.budget_seconds > 0:
@@ -291,19 +293,19 @@ def _unpacked(text: bytes) -> Iterator[bytes]:
         yield text[start:at]
 
 
-def _read(reply: Any, sent_at: float) -> Found:
+def _read(reply: Any, sent_at: float, nonce: bytes) -> Found:
     """The script's answer as values. Bare messages are the usual case; one alone begins with its flags."""
     if isinstance(reply, bytes):
         stored = (reply,) if reply[0] <= LAST_FLAGS else _unpacked(reply)
-        return Found([Claim(Envelope(one), sent_at) for one in stored])
+        return Found([Claim(Envelope(one), sent_at, nonce) for one in stored])
     if isinstance(reply[0], bytes):
-        return Found([Claim(Envelope(stored), sent_at) for stored in reply])
+        return Found([Claim(Envelope(stored), sent_at, nonce) for stored in reply])
     again, wait_us, dead, notes, *messages = reply
     found = Found(again=again == 1)
     for stored, ticket in zip(messages[::2], messages[1::2], strict=True):
-        lease, count, origin, failures = ticket.split(b":")
+        attempt, count, origin, failures = ticket.split(b":")
         reclaimed = origin == b"lease"
-        found.claims.append(Claim(Envelope(stored), sent_at, int(lease), int(count), reclaimed, int(failures)))
+        found.claims.append(Claim(Envelope(stored), sent_at, nonce, int(attempt), int(count), reclaimed, int(failures)))
     for at in range(0, len(dead), 3):
         found.dead.append(DeadLetter(dead[at].hex() or None, int(dead[at + 1]), dead[at + 2].decode()))
     if notes:

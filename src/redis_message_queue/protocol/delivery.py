@@ -57,6 +57,7 @@ class Delivery(Outcome):
         ((self.claim, self.payload),) = taken
         if self.queue.options.heartbeat_interval_seconds is not None:
             self.start_heartbeat(self.hold([self.claim]))
+        self.begin_work_on([self.claim])
         self.is_open = True
         self.around = _innermost.get()
         _innermost.set(self)
@@ -90,6 +91,8 @@ class Delivery(Outcome):
     def _close(self) -> None:
         """Whoever asks for the current message no longer gets this one, in whatever order deliveries end."""
         self.is_open = False
+        if self.claim is not None:
+            self.end_work_on([self.claim])
         self.end_lease()
         if _innermost.get() is self:
             _innermost.set(self.around)

@@ -172,6 +172,7 @@ class Feed(Outcome):
         attempt = self.attempt
         assert attempt is not None
         self._held.add([claim for claim, _ in taken], waiting=True)
+        self.begin_work_on([claim for claim, _ in taken])
         self.queue.store.claimer.hand_over(attempt)
         messages = [(claim, self.received(claim, payload)) for claim, payload in taken]
         if self._options.batch_size is None:
@@ -234,6 +235,7 @@ class Feed(Outcome):
     async def _land(self, riding: Riding) -> None:
         """See what came of it, sending it by itself if no claim has; then tell."""
         settler, claims = self.queue.store.settler, riding.claims
+        self.end_work_on(claims)
         cancellations: list[BaseException] = []
         try:
             settled = await settler.arrive(riding, cancellations)
@@ -253,6 +255,7 @@ class Feed(Outcome):
             return
         claims = self._unsettled(unit)
         self._held.release(unit.claims)
+        self.end_work_on(unit.claims)
         if self._options.batch_size is None or self.queue.options.retry_policy is not None:
             for claim in claims:
                 await self.fail_one(claim, error)
@@ -267,6 +270,7 @@ class Feed(Outcome):
     def leave_alone(self, unit: Unit) -> None:
         """Whatever ended the handler was not an `Exception`: its messages are left to their leases."""
         self._held.release(unit.claims)
+        self.end_work_on(unit.claims)
 
     async def close(self) -> None:
         """Acknowledge what is done, and give back what nobody has begun, as if it had never been claimed."""
@@ -283,6 +287,7 @@ class Feed(Outcome):
             unbegun = list(dict.fromkeys((*lined_up, *(claim for claim, _ in self._waiting))))
             self._waiting, self._units, self._next = [], [], 0
             self._held.release(unbegun)
+            self.end_work_on(unbegun)
             if unbegun:
                 self.summary.given_back += await self.give_back(unbegun, None, forgiven=True)
             self.end_lease()

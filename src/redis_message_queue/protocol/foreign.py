@@ -38,6 +38,7 @@ class ForeignClaim(Claim):
 
     def __init__(self, delivery_id: bytes, stored: str | bytes, token: str | None, claimed_at: float) -> None:
         self.claimed_at = claimed_at
+        self.attempt = 1
         self.delivery_count = None
         self.reclaimed = False
         self.failures = 0
@@ -52,6 +53,10 @@ class ForeignClaim(Claim):
     @property
     def lease_token(self) -> str | None:
         return self._token
+
+    @property
+    def token(self) -> bytes:
+        return self._id
 
     def read(self, *, decode: bool) -> str | bytes:
         return self.stored

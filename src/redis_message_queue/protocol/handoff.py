@@ -18,7 +18,7 @@ from redis_message_queue.protocol.calls import Calls, publishing_rules
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.confirm import dropped_ids
 from redis_message_queue.protocol.foreign import not_offered
-from redis_message_queue.protocol.port import Argument, Command
+from redis_message_queue.protocol.port import Argument, Command, StateMissingError
 from redis_message_queue.protocol.publish import Outgoing, Published, Publisher, chunk_ids
 from redis_message_queue.protocol.settle import Note
 from redis_message_queue.scripts import script
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _HAND_OFF = Command(script("hand_off"), ())
 _TARGET_KEYS = (
     *("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later"),
-    *("journal", "journal_state"),
+    *("journal", "meta"),
 )
 _MOST = 1_000
 
@@ -122,7 +122,6 @@ class HandOff:
     ) -> tuple[list[Published], str | None]:
         """One script: everything, or an error and nothing. What went where, and what trimming complained about."""
         queue, keys, keep = self._queue, self._queue.store.keys, self._queue.completed
-        leased = int(queue.store.options.message_visibility_timeout_seconds is not None)
         note = Note("completed", None, queue.port.now() - claim.claimed_at)
         if not targets:  # an ack, which a server without memory takes, too
             settled = await queue.store.settler.settle([claim], keep, note, cancellations)
@@ -135,19 +134,33 @@ class HandOff:
             markers: dict[str, int] = {}
             details = [part for target in targets for part in target.arguments(markers)]
             open_keys = (
-                *(*home, keys.journal, keys.journal_state, slot.key, keys.completed, keys.records("completed")),
+                *(*home, keys.journal, keys.meta, slot.key, keys.completed, keys.records("completed")),
                 *(key for target in targets for key in target.keys),
                 *markers,
             )
             arguments = (
-                *(int(self._calls.keep_seconds * 1000), leased, keys.line(""), keys.returned("")),
+                *(int(self._calls.keep_seconds * 1000), keys.line(""), keys.returned("")),
                 *(-1 if keep is None else keep.limit or 0, note.as_json()),
-                *(slot.next_call(), claim.id, claim.lease, *details),
+                *(slot.next_call(), claim.token, *details),
             )
-            reply = await self._calls.call_to_the_end(_HAND_OFF, arguments, open_keys, cancellations)
+            while True:
+                try:
+                    reply = await self._calls.call_to_the_end(_HAND_OFF, arguments, open_keys, cancellations)
+                    break
+                except StateMissingError as error:
+                    await self._write_state(targets, error)
         finally:
             self._calls.give_back(slot)
         return self._read(reply, claim, targets)
+
+    @staticmethod
+    async def _write_state(targets: Sequence[Target], error: StateMissingError) -> None:
+        """One of the other queues is new to Redis, or forgotten."""
+        for target in targets:
+            calls = target.queue.store.calls
+            if calls is not None and error.names(calls.keys.meta):
+                return await calls.write_state(error)
+        raise error
 
     def _lost(self, claim: Claim) -> LeaseLostError:
         return LeaseLostError(

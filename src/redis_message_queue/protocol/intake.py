@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from redis_message_queue.errors import (
     CleanupFailedError,
@@ -27,15 +28,30 @@ if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
 
 
+held_without_lease: WeakValueDictionary[bytes, Intake] = WeakValueDictionary()
+"""Leases that never end by themselves, and whose handler works on them: a purge of orphans must leave them alone."""
+
+
 class Intake:
     """One consumer's way to its messages, and its hold on them. What becomes of them is for subclasses to say."""
 
-    __slots__ = ("_cancelled", "_lease", "_process", "_sidecar", "attempt", "queue", "settled")
+    __slots__ = (
+        "__weakref__",
+        "_cancelled",
+        "_has_leases",
+        "_lease",
+        "_process",
+        "_sidecar",
+        "attempt",
+        "queue",
+        "settled",
+    )
 
     def __init__(self, queue: QueueProtocol) -> None:
         self.queue = queue
         self.attempt: Attempt | None = None  # unsure until the shell says that the handler has the messages
         self._process = queue.port.process()
+        self._has_leases = queue.store.options.message_visibility_timeout_seconds is not None
         self._lease: Lease | None = None
         self._sidecar: Sidecar | None = None
         self._cancelled: BaseException | None = None
@@ -152,6 +168,17 @@ class Intake:
             self._lease = Lease(length, self.queue.port)
             self._lease.add(claims)
         return self._lease
+
+    def begin_work_on(self, claims: Sequence[Claim]) -> None:
+        """A handler gets these."""
+        if not self._has_leases:
+            held_without_lease.update((claim.token, self) for claim in claims)
+
+    def end_work_on(self, claims: Iterable[Claim]) -> None:
+        """No handler has these any more, however that came about."""
+        if not self._has_leases:
+            for claim in claims:
+                held_without_lease.pop(claim.token, None)
 
     def start_heartbeat(self, lease: Lease) -> None:
         """Renew what is held under this lease, if the queue wants that."""

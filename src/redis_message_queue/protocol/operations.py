@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from redis_message_queue.checks import whole_number
-from redis_message_queue.envelope import ID_BYTES, Envelope, PayloadRules
+from redis_message_queue.envelope import TOKEN_BYTES, Envelope, PayloadRules
 from redis_message_queue.errors import GatewayContractError
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys, siblings
@@ -194,12 +194,12 @@ def _keys(pending: str, processing: str, dead_letter: str | None) -> QueueKeys:
 
 def _claim_of(token: str) -> Claim:
     """The claim that a lease token speaks of."""
-    id, _, lease = token.partition(":") if isinstance(token, str) else ("", "", "")
+    id, _, nonce = token.partition(":") if isinstance(token, str) else ("", "", "")
     try:
-        stored = b"\x80" + bytes.fromhex(id)
-        if len(stored) != 1 + ID_BYTES:
+        claim = Claim(Envelope(b"\x80" + bytes.fromhex(id)), 0.0, bytes.fromhex(nonce))
+        if len(claim.token) != TOKEN_BYTES:
             raise ValueError(token)
-        return Claim(Envelope(stored), 0.0, lease=int(lease))
+        return claim
     except ValueError:
         raise GatewayContractError(
             "lease_token must be one that wait_for_message_and_move has given with its ClaimedMessage"

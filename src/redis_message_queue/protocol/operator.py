@@ -13,9 +13,11 @@ from redis_message_queue.checks import flag, required_function, whole_number
 from redis_message_queue.envelope import tenant_name
 from redis_message_queue.errors import ConfigurationError, QueueBackpressureError
 from redis_message_queue.events import EventOperation
+from redis_message_queue.identity import is_gone, is_of_this_host, is_of_this_process
 from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary
-from redis_message_queue.protocol.calls import Calls, publishing_rules
+from redis_message_queue.protocol.calls import NO_LEASE_US, Calls, publishing_rules
 from redis_message_queue.protocol.foreign import not_offered
+from redis_message_queue.protocol.intake import held_without_lease
 from redis_message_queue.protocol.port import Argument, Command
 from redis_message_queue.protocol.records import Entry, digest, pair, record_of, record_of_stored
 from redis_message_queue.scripts import script
@@ -30,6 +32,7 @@ Target = Literal["pending", "delayed", "completed", "failed", "dead_letters", "o
 _UNIT = 27_720  # what a turn of a tenant with weight 1 costs; see lua/lib/lines.lua
 _PAGE = 500  # of a list that is gone through
 _MOST = 10_000  # that one look returns
+_ORPHANED_AFTER_US = 3_600_000_000  # how long a process on another host may work on a message without a lease
 
 
 class Operator:
@@ -149,7 +152,7 @@ class Operator:
     async def _in_flight(self, count: int) -> list[MessageRecord]:
         """Those whose lease ends first, then any of those that have none or whose lease has run out."""
         (found,) = await self._ask(("ZRANGE", self._keys.leases, 0, count + 1))
-        ids = [one for one in found if len(one) == envelope.ID_BYTES][:count]
+        ids = [one[: envelope.ID_BYTES] for one in found if len(one) == envelope.TOKEN_BYTES][:count]
         bodies: list[bytes] = []
         if ids:
             (held,) = await self._ask(("HMGET", self._keys.processing, *ids))
@@ -186,12 +189,31 @@ class Operator:
         _check_choice("target", target, Target)
         if target in self._lists:
             return await self._sweep(target, "list", b"", lists=self._lists[target])
-        if target in ("orphans", "delayed"):
+        if target == "orphans":
+            return await self._purge_orphans()
+        if target == "delayed":
             return await self._sweep(target, target, b"")
         removed = await self._sweep(target, "line", b"")
         for tenant in await self._waiting_tenants():
             removed += await self._sweep(target, "line", tenant)
         return removed
+
+    async def _purge_orphans(self) -> int:
+        """Messages that consumers without leases have left in flight; what somebody works on is none of them."""
+        ((seconds, microseconds),) = await self._ask(("TIME",))
+        now = int(seconds) * 1_000_000 + int(microseconds)
+        removed, low = 0, f"({now + NO_LEASE_US // 2}"
+        while True:
+            (found,) = await self._ask(
+                ("ZRANGEBYSCORE", self._keys.leases, low, "+inf", "WITHSCORES", "LIMIT", 0, _PAGE)
+            )
+            held = _members(found)
+            orphans = [token for token, until in held if _is_orphan(token, now - (float(until) - NO_LEASE_US))]
+            if orphans:
+                removed += await self._sweep("orphans", "orphans", b"".join(orphans))
+            if len(held) < _PAGE:
+                return removed
+            low = f"({float(held[-1][1]):.0f}"
 
     async def _waiting_tenants(self) -> list[bytes]:
         """Everybody who waits now. Whoever comes later is not waited for: on a live queue that would never end."""
@@ -222,8 +244,6 @@ class Operator:
                 reply = await calls.call(command, (slot.next_call(), event, target, what, whose), open_keys=lists)
                 count, _, more = reply.partition(b" ")
                 removed += int(count)
-                if what == "orphans":
-                    whose = more
             return removed
         finally:
             calls.give_back(slot)
@@ -294,7 +314,7 @@ class Operator:
                 marker = 0
                 published = _as_published(entry.payload)
                 if dedup and self._queue.options.deduplication and published is not None:
-                    key = await self._queue.outbox.marker_of(published)
+                    key = await self._queue.outbox.marker_of(published, (entry.note or {}).get("tenant"))
                     marker = markers.setdefault(key, len(markers) + 1)
                 note = entry.note or {}
                 body = envelope.body(entry.payload, (note.get("tenant") or "").encode(), headers.redriven(note))
@@ -335,6 +355,19 @@ def _as_published(payload: bytes) -> Any:
     except ValueError:
         return text
     return parsed if isinstance(parsed, dict) else text
+
+
+def _is_orphan(token: bytes, held_for_us: float) -> bool:
+    """Whether nobody works on a message that was claimed without a lease: its holder has ended or let go of it.
+
+    Of a process on another host nothing can be known; after an hour it counts as ended.
+    """
+    if len(token) != envelope.TOKEN_BYTES or token in held_without_lease:
+        return False
+    slot_name = token[envelope.ID_BYTES :]
+    if is_of_this_process(slot_name) or is_gone(slot_name):
+        return True
+    return not is_of_this_host(slot_name) and held_for_us > _ORPHANED_AFTER_US
 
 
 def _members(found: Any) -> list[tuple[bytes, Any]]:

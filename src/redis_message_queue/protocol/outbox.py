@@ -116,7 +116,7 @@ class Outbox:
         outgoing = [Outgoing(self._rules.encode(one), tenant=name, due=due) for one in messages]
         if self._options.deduplication and (repeat_of is None or len(messages) > 1):  # a repetition has its marker
             for one, message in zip(outgoing, messages, strict=True):
-                one.marker = await self.marker_of(message)
+                one.marker = await self.marker_of(message, tenant)
         # What is repeated goes out as it did then, with the headers that it had.
         repeated = 0 if repeat_of is None else _repeated(repeat_of)
         if not self._is_bare and len(outgoing) > repeated:
@@ -153,7 +153,7 @@ class Outbox:
     ) -> Outgoing:
         """A message checked, encoded and marked, ready to be sent."""
         payload = self._rules.encode(message)
-        marker = await self.marker_of(message) if self._options.deduplication else None
+        marker = await self.marker_of(message, tenant) if self._options.deduplication else None
         name, when = b"" if tenant is None else tenant_name(tenant), due(delay_seconds, at)
         return Outgoing(payload, marker, name, when, await self._extras())
 
@@ -187,12 +187,12 @@ class Outbox:
             else:
                 await tell(EventOperation.PUBLISH_DEDUP_HIT, EventOutcome.SKIPPED, **details)
 
-    async def marker_of(self, message: Message) -> str:
-        """The key under which a repetition of this message is recognised."""
+    async def marker_of(self, message: Message, tenant: str | None = None) -> str:
+        """The key under which a repetition of this message is recognised, among those of the same tenant."""
         keys = self._store.keys
         function = self._options.get_deduplication_key
         if function is None:
-            return keys.deduplication(content_key(message))
+            return keys.deduplication(content_key(message), tenant)
         answer = await self._port.ask(function, message)
         key = answer.unwrap()
         if key is None or key == "":
@@ -210,7 +210,7 @@ class Outbox:
             raise PayloadValueError(
                 f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot carry",
             ) from None
-        return keys.deduplication(key)
+        return keys.deduplication(key, tenant)
 
 
 def _repeated(error: PublishNotConfirmedError) -> int:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from redis_message_queue.errors import LuaScriptError
 from redis_message_queue.scripts import Script
 
 T = TypeVar("T")
@@ -63,6 +64,14 @@ def uncarried(error: Exception) -> Exception:
     return error.error if isinstance(error, Carried) else error
 
 
+class StateMissingError(LuaScriptError):
+    """Redis does not know a queue yet, or has forgotten it: its state is written and the call repeated."""
+
+    def names(self, key: str) -> bool:
+        """Whether it is this key that is missing."""
+        return f"NOSTATE in {key}" in str(self)
+
+
 class Sidecar(Protocol):
     """Something that runs beside a handler and can be told to stop."""
 
@@ -103,6 +112,9 @@ class Runtime(Protocol):
 
     def fresh_id(self) -> bytes:
         """Sixteen bytes that nobody else has."""
+
+    def slot_name(self) -> bytes:
+        """Fifteen bytes that name a slot of the reply cache: 4 for the host, 4 for the process, 7 of chance."""
 
     def process(self) -> int:
         """Which process this is; after a fork another one."""

@@ -13,6 +13,7 @@ from redis_message_queue.protocol.port import Argument, Call, Command
 from redis_message_queue.scripts import script
 
 _MOST_AT_ONCE = 1_000  # messages in one script
+_MOST_BYTES = 4_000_000  # of these messages together
 _LONGEST_ERROR = 2_000  # characters of an exception's text that a record keeps
 
 
@@ -126,7 +127,7 @@ class Settler:
         for some in _at_most(claims):
             slot = self._calls.borrow()
             try:
-                arguments = (*details, slot.next_call(), *_named(some))
+                arguments = (*details, slot.next_call(), _tokens(some))
                 reply = await self._calls.call_to_the_end(slot.settle, arguments, open_keys, cancellations)
             finally:
                 self._calls.give_back(slot)
@@ -141,7 +142,7 @@ class Settler:
         """The same, for at most a thousand of them, to be sent together with a claim."""
         slot = self._calls.borrow()
         open_keys, details = _details(keep, note)
-        return Riding(claims, slot, (slot.settle, open_keys, (*details, slot.next_call(), *_named(claims))))
+        return Riding(claims, slot, (slot.settle, open_keys, (*details, slot.next_call(), _tokens(claims))))
 
     async def arrive(self, riding: Riding, cancellations: Cancellations | None = None) -> Settled:
         """Send what no claim has taken along, or what it came to nothing with; cancellations do not stop it."""
@@ -162,7 +163,7 @@ class Settler:
         slot = self._calls.borrow()
         try:
             delay_us, name = int(delay_seconds * 1_000_000), type(error).__name__
-            arguments = (delay_us, name, slot.next_call(), claim.id, claim.lease)
+            arguments = (delay_us, name, slot.next_call(), claim.token)
             return bool(await self._calls.call_to_the_end(slot.put_off, arguments, (), cancellations) == b"1")
         finally:
             self._calls.give_back(slot)
@@ -181,7 +182,7 @@ class Settler:
         for some in reversed(list(_at_most(claims))):
             slot = self._calls.borrow()
             try:
-                arguments = (int(forgiven), slot.next_call(), *_named(some))
+                arguments = (int(forgiven), slot.next_call(), _tokens(some))
                 reply = await self._calls.call_to_the_end(slot.give_back, arguments, (), cancellations, budget)
             finally:
                 self._calls.give_back(slot)
@@ -192,7 +193,7 @@ class Settler:
         """The leases begin anew, as far as they are still ours; the attempt ends when they would or all is over."""
         renewed: list[bool] = []
         for some in _at_most(claims):
-            reply = await self._calls.call(self._renew, _named(some), budget=budget, stopped=is_over)
+            reply = await self._calls.call(self._renew, (_tokens(some),), budget=budget, stopped=is_over)
             renewed += _marks(reply, len(some))
         return renewed
 
@@ -209,16 +210,22 @@ def _read(reply: bytes, count: int) -> Settled:
 
 
 def _at_most(claims: Sequence[Claim]) -> Sequence[Sequence[Claim]]:
-    if len(claims) <= _MOST_AT_ONCE:
+    """Pieces of at most a thousand messages and some megabytes: a script that reads more is felt by everybody else."""
+    if len(claims) == 1:
         return (claims,)
-    return [claims[at : at + _MOST_AT_ONCE] for at in range(0, len(claims), _MOST_AT_ONCE)]
+    pieces, start, size = [], 0, 0
+    for place, claim in enumerate(claims):
+        weight = claim.size
+        if place > start and (place - start == _MOST_AT_ONCE or size + weight > _MOST_BYTES):
+            pieces.append(claims[start:place])
+            start, size = place, 0
+        size += weight
+    return [*pieces, claims[start:]]
 
 
-def _named(claims: Sequence[Claim]) -> tuple[bytes, str]:
-    """Their ids, and their lease numbers unless all are 1: two arguments, because each of them costs."""
-    whom = b"".join([claim.envelope.id for claim in claims])
-    leases = [claim.lease for claim in claims]
-    return whom, "" if max(leases) == 1 else " ".join(map(str, leases))
+def _tokens(claims: Sequence[Claim]) -> bytes:
+    """Their leases, one behind the other: one argument, because each of them costs."""
+    return b"".join([claim.token for claim in claims])
 
 
 def _marks(reply: bytes, count: int) -> list[bool]:

@@ -152,7 +152,7 @@ class Journal:
         self._client = address.connect()
         self._keys = address.keys
         self._look = Look(self._client, self._keys)
-        self.key, self.state_key = self._keys.journal, self._keys.journal_state
+        self.key, self.state_key = self._keys.journal, self._keys.meta
 
     def __enter__(self) -> "Journal":
         return self
@@ -167,7 +167,7 @@ class Journal:
 
     def state(self) -> JournalState:
         """What the state hash says, or an error if the queue has no journal."""
-        (found,) = self._look.ask(("HMGET", self.state_key, "payload", "serial", "mark"))
+        (found,) = self._look.ask(("HMGET", self.state_key, "journal", "journal_serial", "journal_mark"))
         payload, serial, mark = found
         if payload is None:
             raise JournalError(
@@ -183,11 +183,11 @@ class Journal:
 
     def set_mark(self, mark: StreamId) -> None:
         """Let the journal be trimmed up to here. A journal that was deleted meanwhile is not brought back by it."""
-        # It is `payload` that makes the hash a journal: a mark alone does nothing until it is taken back.
-        marked = ("HSET", self.state_key, "mark", str(mark))
-        _, is_there = self._look.ask_at_once(marked, ("HEXISTS", self.state_key, "payload"))
+        # It is `journal` that makes there be one: a mark alone does nothing until it is taken back.
+        marked = ("HSET", self.state_key, "journal_mark", str(mark))
+        _, is_there = self._look.ask_at_once(marked, ("HEXISTS", self.state_key, "journal"))
         if not is_there:
-            self._look.ask(("HDEL", self.state_key, "mark"))
+            self._look.ask(("HDEL", self.state_key, "journal_mark"))
 
     def census(self) -> Census | None:
         """The last entry, and the depth of the queue in the same instant; None for an empty journal."""

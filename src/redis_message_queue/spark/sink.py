@@ -224,7 +224,7 @@ class BulkPublisher:
         """Put them into their lines, in their order; a script that finds no room is sent again until time is up."""
         if keys is not None:
             for one, key in zip(messages, keys, strict=True):
-                one.marker = self._store.keys.deduplication(key)
+                one.marker = self._store.keys.deduplication(key, one.tenant.decode() or None)
         sent = Sent()
         for chunk in chunks(messages, self._store.options):
             ids = chunk_ids(fresh_id(), len(chunk))

@@ -21,9 +21,10 @@ from pyspark.sql import datasource as spark
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from redis_message_queue.envelope import HAS_ENTRY, ID_BYTES
+from redis_message_queue.envelope import HAS_ENTRY, ID_BYTES, TOKEN_BYTES
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.keys import QueueKeys
+from redis_message_queue.protocol.calls import NO_LEASE_US
 from redis_message_queue.protocol.port import Argument
 from redis_message_queue.protocol.records import Entry, pair, record_of
 from redis_message_queue.spark import journal
@@ -190,22 +191,33 @@ class ProcessingTable(QueueTable):
 
     def columns(self, look: Look, part: TablePart) -> Iterator[Columned]:
         seen: set[bytes] = set()  # a scan may show an entry twice
+        deadlines = self._deadlines(look)
         cursor: bytes = b"0"
         while True:
             ((cursor, page),) = look.ask(("HSCAN", self.keys.processing, cursor, "COUNT", PAGE))
             fresh = {one: stored for one, stored in zip(page[::2], page[1::2], strict=True) if one not in seen}
             seen.update(fresh)
             if fresh:
-                yield self._page(look, fresh)
+                yield self._page(look, fresh, deadlines)
             if cursor == b"0":
                 return
 
-    def _page(self, look: Look, found: dict[bytes, bytes]) -> Columned:
-        (deadlines,) = look.ask(("ZMSCORE", self.keys.leases, *found))
+    def _deadlines(self, look: Look) -> dict[bytes, int]:
+        """When the lease of each message ends, by its id; without those that are held for good."""
+        ((seconds, _),) = look.ask(("TIME",))
+        top, found = int(seconds) * 1_000_000 + NO_LEASE_US // 2, dict[bytes, int]()
+        first, page = 0, [b""]
+        while page:
+            (page,) = look.ask(("ZRANGE", self.keys.leases, first, first + PAGE - 1, "WITHSCORES"))
+            scored = ((token, score) for token, score in _scored(page) if len(token) == TOKEN_BYTES and score < top)
+            found.update({token[:ID_BYTES]: int(score) for token, score in scored})
+            first += PAGE
+        return found
+
+    def _page(self, look: Look, found: dict[bytes, bytes], deadlines: dict[bytes, int]) -> Columned:
         stored = list(found.values())
         counts = self._delivery_counts(look, stored, 1)
-        until = [None if one is None else int(float(one)) for one in deadlines]
-        return [*message_columns(stored, counts, self.options.queue), until]
+        return [*message_columns(stored, counts, self.options.queue), [deadlines.get(one) for one in found]]
 
 
 class DelayedTable(QueueTable):

@@ -51,7 +51,7 @@ def _single_keys(keys: QueueKeys) -> Iterator[tuple[str, str]]:
     """Those whose name is known without a tenant or a caller."""
     words = [kind.word for kind in KEY_MAP if "<" not in kind.word]
     for word in words:
-        attribute = {"dlq": "dead_letter", "journal::state": "journal_state"}.get(word, word)
+        attribute = {"dlq": "dead_letter"}.get(word, word)
         yield word, getattr(keys, attribute)
     for word in ("completed", "failed", "dlq"):
         yield "records::<list>", keys.records(getattr(keys, "dead_letter" if word == "dlq" else word))

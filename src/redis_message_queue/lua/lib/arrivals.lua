@@ -12,14 +12,15 @@ local function plan(arrivals)
   local todo = {lines = {}, order = {}, due_times = {}, bodies = {}, markers = {}, leaving = {}, duplicates = {}}
   for place, one in ipairs(arrivals) do
     local marker = one.marker
-    if marker and (seen[marker] or redis.call('GET', marker)) then
-      marks[place] = '0'
+    local first = marker and (seen[marker] or redis.call('GET', marker))
+    if first then
+      marks[place], one.of = '0', #first == 16 and hex(first) or ''
       table.insert(todo.duplicates, one)
     else
       marks[place] = '1'
       if marker then
-        seen[marker] = true
-        table.insert(todo.markers, marker)
+        seen[marker] = one.id
+        table.insert(todo.markers, {marker, one.id})
       end
       local stored = one.flags .. one.id .. stamp .. one.body
       local due = string.sub(one.due, 1, 1) == '+' and now + tonumber(one.due) or tonumber(one.due)
@@ -87,7 +88,7 @@ local function tell_arrivals(todo)
     tell('delayed', todo.bodies[place], tenant_of(stored), 'due', string.format('%.0f', todo.due_times[place]))
   end
   for _, one in ipairs(todo.duplicates) do
-    tell('duplicate', one.id, tenant_of(one.flags .. one.id .. struct.pack('>I8', now) .. one.body))
+    tell('duplicate', one.id, tenant_of(one.flags .. one.id .. struct.pack('>I8', now) .. one.body), 'of', one.of)
   end
 end
 
@@ -99,7 +100,7 @@ local function carry_out(todo, window_ms)
     work = enter_line('LPUSH', tenant, todo.lines[tenant]) or work
   end
   if #todo.bodies > 0 then work = put_off(todo.due_times, todo.bodies) or work end
-  for _, marker in ipairs(todo.markers) do redis.call('PSETEX', marker, window_ms, '') end
+  for _, one in ipairs(todo.markers) do redis.call('PSETEX', one[1], window_ms, one[2]) end
   for _, tenant in ipairs(todo.order) do
     local count = todo.leaving[tenant]
     local gone = count > 0 and redis.call('RPOP', line_of(tenant), count) or {}

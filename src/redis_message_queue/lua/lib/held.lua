@@ -1,10 +1,30 @@
 -- lib/held.lua: the messages that a caller says it holds.
--- Given `whom`, their ids, and `numbers`, their lease numbers, as in the headers of the scripts.
-if #whom > 16000 then error('at most 1,000 messages in one call', 0) end
-local ids, lease_numbers = {}, {}
-for at = 1, #whom, 16 do ids[#ids + 1] = string.sub(whom, at, at + 15) end
-for number in string.gmatch(numbers, '%d+') do lease_numbers[#lease_numbers + 1] = tonumber(number) end
+-- Given `tokens`, one behind the other: the member of `leases` that a claim made, 16 bytes of id and 20 that no other
+-- claim has. Whoever has lost the lease finds no such member, also where a stale replica was promoted.
+if #tokens > 36000 then error('at most 1,000 messages in one call', 0) end
+local ids, members = {}, {}
+for at = 1, #tokens, 36 do
+  ids[#ids + 1] = string.sub(tokens, at, at + 15)
+  members[#members + 1] = string.sub(tokens, at, at + 35)
+end
 
-local function lease_number(nth)
-  return lease_numbers[nth] or 1
+-- The deadline of each, or nil. A lease that had run out may lie among its tenant's returned messages, where nobody
+-- has taken it yet: those are noted by tenant in `came_back`. Needs envelope and lines.
+local came_back = {}
+local function find_leases(bodies)
+  local deadlines = redis.call('ZMSCORE', leases, unpack(members))
+  for nth, member in ipairs(members) do
+    local stored = not deadlines[nth] and bodies[nth]
+    if stored and is_message(stored) then
+      local tenant = tenant_of(stored)
+      deadlines[nth] = redis.call('ZSCORE', returned .. tenant, member)
+      if deadlines[nth] then
+        redis.call('ZCARD', tenants)
+        check_line(tenant)
+        came_back[tenant] = came_back[tenant] or {}
+        table.insert(came_back[tenant], member)
+      end
+    end
+  end
+  return deadlines
 end

@@ -1,9 +1,6 @@
 -- lib/record.lua: what is remembered of a message beside its payload in a list: a JSON object, in a list beside it.
+-- Needs envelope and journal.
 -- Times are text, in microseconds: as numbers they would be rounded. Length and digest tell which payload is meant.
-
-local function hex(bytes)
-  return (string.gsub(bytes, '.', function(byte) return string.format('%02x', string.byte(byte)) end))
-end
 
 -- Its texts alone: a number that JSON cannot write again would keep a message from leaving. nil for none.
 local function texts_of(headers)

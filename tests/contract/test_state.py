@@ -1,0 +1,84 @@
+"""What Redis knows of a queue besides its messages: written at the first contact, missed after a flush, versioned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.contract.shells import Awaited, Shell, take
+
+
+def forget(shell: Shell, queue: Any) -> Any:
+    """As if nobody had ever used the queue."""
+    shell.redis.delete(queue.key.meta)
+    return queue
+
+
+async def test_the_first_contact_writes_the_version(shell: Shell) -> None:
+    """Whatever it is that comes first, and whoever comes second finds it."""
+    queue = forget(shell, shell.queue(wait=0))
+    await queue.publish("a")
+    assert shell.redis.hgetall(queue.key.meta) == {b"version": b"1", b"partitions": b"1"}
+    assert await take(forget(shell, shell.queue(wait=0))) == b"a"
+    assert shell.redis.hget(queue.key.meta, "version") == b"1"
+
+
+@pytest.mark.parametrize("verb", ["publish_many", "claim", "run", "purge", "redrive"])
+async def test_every_first_call_may_be_the_first_contact(shell: Shell, verb: str) -> None:
+    """None of them fails because nobody came before."""
+    queue = forget(shell, shell.queue(wait=0))
+    if verb == "publish_many":
+        assert await queue.publish_many(["a", "b"], tenant="t") == [True, True]
+    elif verb == "claim":
+        assert await take(queue) is None
+    elif verb == "run":
+        assert (await queue.run(shell.callback(lambda message: None), until_empty=True)).handled == 0
+    elif verb == "purge":
+        assert await Awaited(queue).purge("pending") == 0
+    else:
+        assert (await Awaited(queue).redrive_dead_letters()).matched == 0
+
+
+async def test_a_newer_version_is_refused_and_nothing_is_changed(shell: Shell) -> None:
+    """A release that does not know how things are stored touches none of them."""
+    queue = shell.queue(wait=0)
+    await queue.publish("a")
+    shell.redis.hset(queue.key.meta, "version", 2)
+    before = {key: shell.redis.dump(key) for key in shell.redis.keys("*")}
+    with pytest.raises(shell.module.StateVersionError, match=r"version '2'.*upgrade"):
+        await queue.publish("b")
+    with pytest.raises(shell.module.StateVersionError):
+        await take(queue)
+    assert {key: shell.redis.dump(key) for key in shell.redis.keys("*")} == before
+
+
+async def test_after_a_flush_journal_and_weights_are_written_again(
+    shell: Shell, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that goes on notices, says so, and writes what its options want to be there."""
+    queue = shell.queue(wait=0, journal=True, tenant_weights={"a": 3})
+    await queue.publish("before")
+    assert await take(queue) == b"before"
+    identity = shell.redis.hget(queue.key.meta, "journal_identity")
+    shell.redis.flushall()
+    await queue.publish("after", tenant="a")
+    assert await take(queue) == b"after"
+    told = [entry[b"event"] for _, entry in shell.redis.xrange(queue.key.journal)]
+    assert told == [b"published", b"claimed", b"acked"]
+    assert shell.redis.hget(queue.key.weights, "a") == b"3"
+    assert shell.redis.hget(queue.key.meta, "journal_identity") not in (None, identity)
+    assert "q is gone from Redis" in caplog.text
+
+
+async def test_attempts_count_every_delivery(shell: Shell) -> None:
+    """Retries and deliveries after a crash; not what was given back before a handler had it."""
+    queue = shell.queue(wait=0, retry_policy=shell.module.RetryPolicy(max_attempts=9, initial_delay_seconds=1000))
+    await queue.publish("a")
+    seen = []
+    for _ in range(3):
+        async with queue.process_messages(1) as batch:
+            seen.append((batch[0].attempt, batch[0].delivery_count))
+            await batch.fail(batch[0], ValueError())
+        shell.ripen(queue)
+    assert seen == [(1, 1), (2, 1), (3, 1)]
