@@ -19,12 +19,14 @@ class KeyKind(NamedTuple):
 # The key map of the documentation is made from this table; a test keeps it true.
 KEY_MAP = (
     KeyKind("pending", "LIST", "stored messages that wait, pushed left, taken right"),
-    KeyKind("processing", "HASH", "id to stored message, for everything in flight"),
+    KeyKind(
+        "processing", "HASH", "id, or token where there are no leases, to stored message, for everything in flight"
+    ),
     KeyKind(
         "leases",
         "ZSET",
-        "id and nonce of the claim, by deadline in microseconds of the server's clock (a century ahead without "
-        "leases); beside them alarms: `d` when a delay ends, `r` while tenants wait",
+        "token (id of the message and nonce of the claim) by deadline, in microseconds of the server's clock; beside "
+        "them alarms: `d` when a delay ends, `r` while tenants wait",
     ),
     KeyKind(
         "deliveries",
@@ -35,7 +37,7 @@ KEY_MAP = (
     KeyKind("later", "HASH", "id to stored message, for these"),
     KeyKind("tenants", "ZSET", "the tenants with work, by virtual time"),
     KeyKind("line::<tenant>", "LIST", "what `pending` is, for one tenant"),
-    KeyKind("returned::<tenant>", "ZSET", "id and nonce by deadline, for a tenant's messages whose lease ran out"),
+    KeyKind("returned::<tenant>", "ZSET", "token by deadline, for a tenant's messages whose lease ran out"),
     KeyKind("size", "STRING", "how many messages wait in the lines of tenants"),
     KeyKind("weights", "HASH", "tenant to weight, for those whose weight is not 1"),
     KeyKind("completed", "LIST", "raw payloads of handled messages, newest left"),

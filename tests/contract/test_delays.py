@@ -402,7 +402,7 @@ async def test_a_time_that_is_none_is_refused(
             await work()
         assert isinstance(caught.value, kind)
         assert (caught.value.queue, caught.value.operation) == ("q", "publish")
-    assert shell.redis.keys("*") == []
+    assert shell.is_empty
 
 
 async def test_a_custom_gateway_cannot_delay(shell: Shell) -> None:

@@ -18,6 +18,7 @@ TREE = {
     "GatewayContractError": (TypeError,),
     "LuaScriptError": (redis.exceptions.ResponseError, redis.exceptions.RedisError),
     "RetryBudgetExhaustedError": (redis.exceptions.RedisError,),
+    "StateVersionError": (RuntimeError,),
     "PayloadTooLargeError": (ValueError,),
     "PayloadTooDeepError": (ValueError,),
     "PayloadTypeError": (TypeError,),

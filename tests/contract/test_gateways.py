@@ -1289,7 +1289,7 @@ def remains(shell: Shell, queue: Any) -> set[bytes]:
     prefix = f"{queue.key.prefix}{queue.key.separator}"
     keys = shell.redis.keys("*")
     records = tuple(queue.key.records(key.decode()).encode() for key in keys)
-    spared = (f"{prefix}bell".encode(), f"{prefix}reply".encode())
+    spared = tuple(f"{prefix}{word}".encode() for word in ("bell", "reply", "meta"))
     return {key for key in keys if not key.startswith(spared) and key not in records}
 
 
@@ -1383,10 +1383,10 @@ async def test_a_token_that_is_none_of_ours_is_a_broken_contract(shell: Shell) -
     queue = shell.queue(gateway=gateway)
     await queue.publish("a")
     claimed = await done(gateway.wait_for_message_and_move(queue.key.pending, queue.key.processing))
-    id, _, number = claimed.lease_token.partition(":")
+    id, _, nonce = claimed.lease_token.partition(":")
     before = state(shell, queue)
     held = queue.key.processing
-    for token in ("t", id, f"{id}:", f":{number}", f"{id}:x", f"{id[:-2]}:{number}", "z" * 32 + ":1", 7, b"t", ["t"]):
+    for token in ("t", id, f"{id}:", f":{nonce}", f"{id}:x", f"{id[:-2]}:{nonce}", "z" * 32 + ":1", 7, b"t", ["t"]):
         for attempt in (
             lambda token: gateway.remove_message(held, b"a", lease_token=token),
             lambda token: gateway.move_message(held, queue.key.completed, b"a", lease_token=token),
@@ -1394,7 +1394,7 @@ async def test_a_token_that_is_none_of_ours_is_a_broken_contract(shell: Shell) -
         ):
             with pytest.raises(GatewayContractError, match="lease_token"):
                 await done(attempt(token))
-    assert await done(gateway.remove_message(held, b"a", lease_token=f"{'0' * 32}:1")) is False
+    assert await done(gateway.remove_message(held, b"a", lease_token=f"{'0' * 32}:{nonce}")) is False
     assert state(shell, queue) == before
 
 

@@ -287,7 +287,7 @@ async def test_switched_on_what_a_dead_consumer_held_stays_in_processing(shell: 
     await claim_and_die(before)
     await after.publish("b")
     assert await take_all(after) == [b"b"]
-    assert shell.leftovers(after) == {b"q::processing", b"q::leases"}
+    assert shell.leftovers(after) == {b"q::processing"}
     ((_, stored),) = shell.redis.hgetall(after.key.processing).items()
     assert stored.endswith(b"a")
 
@@ -301,8 +301,7 @@ async def test_what_waits_is_delivered_under_the_new_rule(
     await before.publish("a")
     async with after.process_message() as message:
         assert message == b"a"
-        ((_, deadline),) = shell.redis.zrange(after.key.leases, 0, -1, withscores=True)
-        assert (deadline < shell.server_time.timestamp() * 1e6 + 1e12) == (new is LEASED)
+        assert shell.redis.zcard(after.key.leases) == (new is LEASED)
     assert shell.leftovers(after) == set()
 
 
@@ -384,7 +383,7 @@ async def test_a_renewal_has_the_length_that_its_holder_was_made_with(shell: She
         await shell.queue(visibility_timeout_seconds=other).publish("b")
         assert await take(shell.queue(wait=0, visibility_timeout_seconds=other)) == b"b"
         # All but spent, so that what is read afterwards is a renewal.
-        shell.redis.zincrby(before.key.leases, (1 - held) * 1e6, bytes.fromhex(before.current_message().id))
+        shell.redis.zincrby(before.key.leases, (1 - held) * 1e6, *shell.leases(before))
         told = len(events.of("lease_renew"))
         await events.wait_for("lease_renew", told + 2)
         assert held - PATIENCE_SECONDS < seconds_left(shell, before) <= held + 0.001

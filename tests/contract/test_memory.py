@@ -128,7 +128,7 @@ async def test_publishes_leave_a_key_for_each_caller_and_each_live_window(shell:
         oldest = now - WINDOW_SECONDS - 0.1
         overdue = [key for key in markers if ended[key.removeprefix(b"q::deduplication::")] < oldest]
         assert overdue == []
-        assert keys - callers - markers <= {b"q::pending", b"q::bell"}
+        assert keys - callers - markers <= {b"q::pending", b"q::bell", b"q::meta"}
         assert all(0 < left <= LONGEST_REPLY_MS for left in time_left(shell, "reply"))
         return len(keys)
 
@@ -325,9 +325,9 @@ async def test_an_emptied_queue_leaves_nothing_for_good(shell: Shell, timeout: f
     assert shell.redis.llen(queue.key.bell) <= 1
 
     assert await take(shell.queue(wait=0.05, visibility_timeout_seconds=timeout)) is None
-    assert set(shell.redis.keys("*")) == {b"q::reply::" + name for name in replies(shell)}
+    assert set(shell.redis.keys("*")) == {b"q::meta", *(b"q::reply::" + name for name in replies(shell))}
     let_time_pass(shell)
-    assert shell.redis.keys("*") == []
+    assert shell.is_empty
 
 
 async def test_a_drained_queue_leaves_nothing_for_good(shell: Shell) -> None:
@@ -342,7 +342,7 @@ async def test_a_drained_queue_leaves_nothing_for_good(shell: Shell) -> None:
     other = shell.queue(wait=0.05)
     assert [await take(other), await take(other)] == [b"a", None]
     let_time_pass(shell)
-    assert shell.redis.keys("*") == []
+    assert shell.is_empty
 
 
 # A consumer that is killed
@@ -389,6 +389,6 @@ async def test_a_killed_consumer_without_a_timeout_leaves_its_message_and_nothin
     assert shell.leftovers(queue) == {b"q::processing"}
     assert all(0 < left <= DAY_MS for left in time_left(shell, "reply"))
     let_time_pass(shell)
-    assert shell.redis.keys("*") == [b"q::processing"]
+    assert sorted(shell.redis.keys("*")) == [b"q::meta", b"q::processing"]
     ((_, stored),) = shell.redis.hgetall(queue.key.processing).items()
     assert stored.endswith(b"a")

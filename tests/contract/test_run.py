@@ -923,7 +923,7 @@ async def take_over(shell: Shell, message: Any) -> None:
     while message.id not in taken:
         assert time.monotonic() < deadline, "the message cannot be taken over"
         # As if the lease had run out; if a renewal was quicker, once more.
-        shell.redis.zadd(thief.key.leases, {bytes.fromhex(message.id): 1}, xx=True)
+        shell.redis.zadd(thief.key.leases, dict.fromkeys(shell.leases(thief, message.id), 1) or {b"": 1}, xx=True)
         with contextlib.suppress(Died):
             async with thief.process_messages(1) as batch:
                 taken += [stolen.id for stolen in batch]

@@ -419,7 +419,11 @@ class Caller:
         wanted = script(name)
         names = self._key_names(wanted, keys)
         every = {one.name: getattr(self.settings, one.name) for one in fields(Settings)}
-        every |= {"holder": self.holder, "tokens": b"".join(_tokens(held))} | given
+        every |= {
+            "leased": int(self.settings.lease_us > 0),
+            "holder": self.holder,
+            "tokens": b"".join(_tokens(held)),
+        } | given
         return [
             wanted.sha,
             len(names),

@@ -68,7 +68,7 @@ def read(client: redis.Redis) -> State:
     return State(
         lines={tenant: [one for one in line if _is_message(one)] for tenant, line in lines.items()},
         returned=returned,
-        processing=get(KEYS.processing, {}),
+        processing={name[:ID_BYTES]: stored for name, stored in get(KEYS.processing, {}).items()},
         leases={token[:ID_BYTES]: score for token, score in leases.items() if len(token) == TOKEN_BYTES},
         alarms={name: score for name, score in leases.items() if len(name) != TOKEN_BYTES},
         deliveries=get(KEYS.deliveries, {}),
@@ -119,8 +119,8 @@ def _in_one_place(state: State) -> list[str]:
 
 
 def _held_once(state: State, leased: bool) -> list[str]:
-    if not leased and state.returned:
-        return ["something came back in a queue without leases"]
+    if not leased:
+        return ["a lease in a queue without leases"] if state.leases or state.returned else []
     hold = Counter([*state.leases, *(id for ids in state.returned.values() for id in ids)])
     wrong = [f"{id.hex()} is held {hold[id]} times" for id in state.processing if hold[id] != 1]
     return wrong + [f"{id.hex()} is held and not there" for id in hold if id not in state.processing]

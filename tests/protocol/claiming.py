@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from redis_message_queue.protocol.calls import NO_LEASE_US
 from tests.protocol.lines import NOBODY, Lines, by_score
 from tests.protocol.stored import (
     HAS_TENANT,
@@ -54,7 +53,7 @@ class Claiming:
         self.memory, self.keys, self.given = memory, keys, given
         self.now = memory.clock_us
         self.nonce = given.holder + int(given.call).to_bytes(5, "big")
-        self.deadline = self.now + (given.lease_us or NO_LEASE_US)
+        self.deadline = self.now + given.lease_us
         self.lines = Lines(memory, keys, given)
         self.processing = memory.hashes[keys.processing]
         self.deliveries = memory.hashes[keys.deliveries]
@@ -139,7 +138,11 @@ class Claiming:
         return [part for one in self.dead for part in one]
 
     def told(self, tickets: list[Ticket]) -> list[bytes]:
-        return [part for one in tickets for part in (self.processing[one.id], one.text)]
+        return [part for one in tickets for part in (self.processing[self.field(one.id)], one.text)]
+
+    def field(self, key: bytes) -> bytes:
+        """Where a message in flight lies: without leases its field names the holder."""
+        return key if self.given.lease_us else key + self.nonce
 
     def remembered(self) -> Taken:
         return Taken(self.again, tuple(self.taken), tuple(self.mourned))
@@ -148,8 +151,9 @@ class Claiming:
         """The same call again: what it took and still holds is leased anew and read; the rest is left out."""
         held = [one for one in remembered.tickets if self.memory.holds(self.keys, self.given, one.id + self.nonce)]
         for place, one in enumerate(held, 1):
-            self.lines.forget_lease(self.processing[one.id], one.id + self.nonce)
-            self.leases[one.id + self.nonce] = self.deadline + place
+            if self.given.lease_us:
+                self.lines.forget_lease(self.processing[one.id], one.id + self.nonce)
+                self.leases[one.id + self.nonce] = self.deadline + place
         return [remembered.again, -1, list(remembered.dead), b"", *self.told(held)]
 
     # -- where messages are
@@ -245,7 +249,8 @@ class Claiming:
         # A message that is delivered for the first time gets no entry: there is nothing to say of it.
         if key in self.deliveries or origin == "lease":
             self.deliveries[key] = now
-        self.processing[key] = stored
+        self.processing.pop(key, None)
+        self.processing[self.field(key)] = stored
         self.taken.append(Ticket(key, now.attempts, now.times, origin, now.failures))
         return True
 
@@ -263,7 +268,7 @@ class Claiming:
 
     def _write_leases(self) -> None:
         """What was taken is leased; the place in the batch keeps its order when it comes back."""
-        for place, ticket in enumerate(self.taken, 1):
+        for place, ticket in enumerate(self.taken if self.given.lease_us else (), 1):
             self.leases[ticket.id + self.nonce] = self.deadline + place
 
     # -- who is awake for the rest

@@ -126,9 +126,9 @@ class MemoryRedis:
         lines, note, kept = Lines(self, keys, given), json.loads(given.note or "{}"), []
         for token in held:
             key = token[:16]
-            stored, times = self.hashes[keys.processing][key], self._entry(keys, key).times
+            stored, times = self.hashes[keys.processing][_field(given, token)], self._entry(keys, key).times
             kept.append((payload_of(stored), self.record(stored, payload_of(stored), times, note)))
-            self._take_out(keys, token)
+            self._take_out(keys, given, token)
             self.hashes[keys.deliveries].pop(key, None)
             lines.forget_lease(stored, token)
         if kept_in is not None:
@@ -184,7 +184,7 @@ class MemoryRedis:
             entry, counted = self._entry(keys, key), int(bool(given.forgiven))
             numbers = Entry(entry.attempts - counted, entry.times - counted, entry.failures)
             self.hashes[keys.deliveries][key] = numbers
-        coming_back = by_tenant(self._take_out(keys, token) for token in held)
+        coming_back = by_tenant(self._take_out(keys, given, token) for token in held)
         for tenant, messages in coming_back.items():
             lines.come_back(tenant, messages)
             for stored in messages:
@@ -204,7 +204,7 @@ class MemoryRedis:
         lines, entry = Lines(self, keys, given), self._entry(keys, key)
         # A failure is counted by itself: it does not use up the deliveries that are meant for crashes.
         self.hashes[keys.deliveries][key] = Entry(entry.attempts, entry.times - 1, entry.failures + 1)
-        stored = self._take_out(keys, given.tokens)
+        stored = self._take_out(keys, given, given.tokens)
         if lines.put_off({key: self.clock_us + given.delay_us}, {key: stored}):
             self.ring(keys)
         lines.forget_lease(stored, given.tokens)
@@ -236,9 +236,9 @@ class MemoryRedis:
 
     def holds(self, keys: Any, given: Any, token: bytes) -> bool:
         """Whether nobody else has claimed the message since this lease was given."""
-        stored = self.hashes[keys.processing].get(token[:16])
-        if stored is None:
-            return False
+        stored = self.hashes[keys.processing].get(_field(given, token))
+        if stored is None or not _is_leased(given):
+            return stored is not None
         returned = Lines(self, keys, given).returned(tenant_of(stored))
         return token in self.zsets[keys.leases] or token in returned
 
@@ -248,9 +248,9 @@ class MemoryRedis:
     def _held(self, marks: list[bytes], given: Any) -> list[bytes]:
         return [token for mark, token in zip(marks, held_by(given), strict=True) if mark == b"1"]
 
-    def _take_out(self, keys: Any, token: bytes) -> bytes:
+    def _take_out(self, keys: Any, given: Any, token: bytes) -> bytes:
         self.zsets[keys.leases].pop(token, None)
-        stored: bytes = self.hashes[keys.processing].pop(token[:16])
+        stored: bytes = self.hashes[keys.processing].pop(_field(given, token))
         return stored
 
     def record(self, stored: bytes | None, payload: bytes, times: int, note: Mapping[str, Any]) -> dict[str, Any]:
@@ -378,3 +378,13 @@ class MemoryRedis:
 def to_us(seconds: float) -> int:
     """Microseconds, rounded up: whoever sleeps sleeps."""
     return math.ceil(seconds * SECOND)
+
+
+def _is_leased(given: Any) -> bool:
+    """A script is told whether its caller has leases, or how long they are."""
+    return bool(given.leased if hasattr(given, "leased") else given.lease_us)
+
+
+def _field(given: Any, token: bytes) -> bytes:
+    """Where a message in flight lies: without leases its field names the holder."""
+    return token[:16] if _is_leased(given) else token

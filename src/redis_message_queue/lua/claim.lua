@@ -1,5 +1,6 @@
 -- claim.lua: messages are leased to the caller: what came back first, then the heads of the lines, tenants in turn.
--- KEYS  pending: the line of messages without a tenant | processing: id to stored message
+-- KEYS  pending: the line of messages without a tenant
+--       processing: id, or token where there are no leases, to stored message
 --       leases: id and nonce by deadline | deliveries: id to attempts and counts | bell: a token if there is work
 --       watch: somebody is awake at the next deadline | dlq: payloads that were delivered too often or too late
 --       records: what is remembered beside them | tenants: those with work, by virtual time
@@ -33,8 +34,7 @@ if count > 1000 then error('at most 1,000 messages in one call', 0) end
 --@include nonce
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
--- What is held without a lease has one that ends in a century: it names the holder, and since when.
-local deadline = now + (leased and lease_us or 3155760000000000)
+local deadline = now + lease_us
 
 -- A first write that a full server refuses is repeated behind one that it accepts and that removes nothing: a queue
 -- that has filled its server must be drained by its consumers.
@@ -94,7 +94,6 @@ if count > 0 and woken < '2' and not answer and not journaled then
       end
     end
   else
-    redis.call('ZCARD', leases) -- a key of a wrong type fails here
     unusual = redis.call('EXISTS', tenants, delayed) > 0
   end
   if not unusual and count == 1 then
@@ -103,8 +102,8 @@ if count > 0 and woken < '2' and not answer and not journaled then
       local id = sub(stored, 2, 17)
       local tokens = woken == '1' and redis.call('LLEN', bell)
       local waiting = woken == '1' and redis.call('LLEN', pending)
-      hold(id, stored)
-      redis.call('ZADD', leases, deadline, id .. nonce)
+      hold(leased and id or id .. nonce, stored)
+      if leased then redis.call('ZADD', leases, deadline, id .. nonce) end
       redis.call('RPOP', pending)
       if woken == '1' and waiting > 1 and tokens == 0 then redis.call('LPUSH', bell, '1') end
       redis.call('PSETEX', reply, hold_ms, call .. 'u' .. id)
@@ -122,7 +121,8 @@ if count > 0 and woken < '2' and not answer and not journaled then
         if not all_plain then break end
         local id, nth = sub(stored, 2, 17), #messages + 1
         count_bytes(stored)
-        messages[nth], ids[nth], bodies[2 * nth - 1], bodies[2 * nth] = stored, id, id, stored
+        messages[nth], ids[nth] = stored, id
+        bodies[2 * nth - 1], bodies[2 * nth] = leased and id or id .. nonce, stored
         -- The place in the batch keeps messages that were claimed together in their order when they come back.
         deadlines[2 * nth - 1], deadlines[2 * nth] = deadline + nth, id .. nonce
       end
@@ -132,8 +132,8 @@ if count > 0 and woken < '2' and not answer and not journaled then
       local tokens = redis.call('LLEN', bell)
       local others = redis.call('LLEN', pending) > #messages
       hold(unpack(bodies))
-      redis.call('ZADD', leases, unpack(deadlines))
-      redis.call('LTRIM', pending, 0, -#messages - 1)
+      if leased then redis.call('ZADD', leases, unpack(deadlines)) end
+      redis.call('RPOP', pending, #messages)
       if woken == '1' and tokens == 0 and others then redis.call('LPUSH', bell, '1') end
       redis.call('PSETEX', reply, hold_ms, call .. 'u' .. table.concat(ids))
       return bytes_read < 1000000 and cmsgpack.pack(messages) or messages
@@ -164,8 +164,9 @@ if answer then
   end
   local result, tokens, bodies, deadlines = {before.again, -1, before.dead, ''}, '', {}, {}
   for place = 1, #before.taken, 5 do
-    tokens = tokens .. before.taken[place] .. nonce
-    bodies[#bodies + 1] = redis.call('HGET', processing, before.taken[place])
+    local id = before.taken[place]
+    tokens = tokens .. id .. nonce
+    bodies[#bodies + 1] = redis.call('HGET', processing, leased and id or id .. nonce)
   end
   --@include held
   local found = #ids > 0 and find_leases(bodies) or {}
@@ -177,7 +178,7 @@ if answer then
       result[#result + 1] = string.format('%d:%d:%s:%d', unpack(before.taken, 5 * nth - 3, 5 * nth))
     end
   end
-  if #deadlines > 0 then
+  if leased and #deadlines > 0 then
     check_lines()
     redis.call('ZREM', leases, '') -- first, because a server without memory refuses ZADD alone; it removes nothing
     redis.call('ZADD', leases, unpack(deadlines))
@@ -192,13 +193,14 @@ bytes_read, piece = 0, 1
 --@include alarm
 
 -- Now write: what must last before what is taken away, many at a time.
-local bodies, deadlines, entries, before = {}, {}, {}, {}
+local bodies, deadlines, entries, before, old_fields = {}, {}, {}, {}, {}
 for place, one in ipairs(taken) do
   local known = one.attempts > 1 or has_entry(one.stored)
-  if one.origin == 'line' or (known and not has_entry(one.stored)) then
-    bodies[#bodies + 1] = one.id
+  if one.origin == 'line' or not leased or (known and not has_entry(one.stored)) then
+    bodies[#bodies + 1] = leased and one.id or one.id .. nonce
     bodies[#bodies + 1] = known and with_entry(one.stored) or one.stored
   end
+  if one.origin == 'lease' and not leased then old_fields[#old_fields + 1] = one.id end
   if known then
     entries[#entries + 1] = one.id
     entries[#entries + 1] = write_entry(one.attempts, one.times, one.failures)
@@ -209,8 +211,9 @@ for place, one in ipairs(taken) do
 end
 if #bodies > 0 then redis.call('HSET', processing, unpack(bodies)) end
 if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end
-if #deadlines > 0 then redis.call('ZADD', leases, unpack(deadlines)) end
+if leased and #deadlines > 0 then redis.call('ZADD', leases, unpack(deadlines)) end
 if #before > 0 then redis.call('ZREM', leases, unpack(before)) end
+if #old_fields > 0 then redis.call('HDEL', processing, unpack(old_fields)) end
 
 local notes = take_away()
 tell_choice()

@@ -4,7 +4,7 @@
 --       tenants: those with work, by virtual time | size: how many wait in the lines of tenants
 --       weights: tenant to weight | journal: what has happened
 --       meta: version of what is stored, rules of the journal | reply: the caller's last answer
--- ARGV  keep_ms: how long the answer is kept
+-- ARGV  keep_ms: how long the answer is kept | leased: 1 if the caller has leases
 --       line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
 --       forgiven: 1 if no handler has seen them, and this was no delivery
@@ -13,8 +13,8 @@
 local pending, processing, leases, deliveries, bell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local tenants, size, weights = KEYS[6], KEYS[7], KEYS[8]
 local journal, meta, reply = KEYS[9], KEYS[10], KEYS[11]
-local keep_ms, line, returned = ARGV[1], ARGV[2], ARGV[3]
-local forgiven, call, tokens = ARGV[4] == '1', ARGV[5], ARGV[6]
+local keep_ms, leased, line, returned = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4]
+local forgiven, call, tokens = ARGV[5] == '1', ARGV[6], ARGV[7]
 --@include reply
 if answer then return answer end
 --@include journal
@@ -27,7 +27,7 @@ local silent = redis.call('LLEN', bell) == 0
 check_lines()
 redis.call('HLEN', deliveries)
 local marks, held, ended, entries, bodies, order, seen = {}, {}, {}, {}, {}, {}, {}
-local in_flight = redis.call('HMGET', processing, unpack(ids))
+local in_flight = redis.call('HMGET', processing, unpack(fields))
 local deadlines = find_leases(in_flight)
 for nth, stored in ipairs(in_flight) do
   local id = ids[nth]
@@ -41,7 +41,7 @@ for nth, stored in ipairs(in_flight) do
       check_line(tenant)
     end
     table.insert(bodies[tenant], 1, with_entry(stored))
-    held[#held + 1] = id
+    held[#held + 1] = fields[nth]
     ended[#ended + 1] = members[nth]
     marks[#marks + 1] = '1'
     tell('given_back', id, tenant)
@@ -61,7 +61,7 @@ if #held > 0 then
   redis.call('HSET', deliveries, unpack(entries))
   for _, tenant in ipairs(order) do enter_line('RPUSH', tenant, bodies[tenant]) end
   redis.call('HDEL', processing, unpack(held))
-  redis.call('ZREM', leases, unpack(ended))
+  if leased then redis.call('ZREM', leases, unpack(ended)) end
   for tenant, theirs in pairs(came_back) do redis.call('ZREM', returned .. tenant, unpack(theirs)) end
   if silent then redis.call('LPUSH', bell, '1') end
   local time = redis.call('TIME')

@@ -6,7 +6,7 @@
 --       kept: completed | records: what is remembered beside the payloads there
 --       target: of each target in turn pending, bell, deliveries, leases, tenants, size, weights, delayed, later,
 --       journal, meta; at the end the markers of all messages
--- ARGV  keep_ms: how long the answer is kept
+-- ARGV  keep_ms: how long the answer is kept | leased: 1 if the caller has leases
 --       line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
 --       kept_limit: length of kept, 0 for any, -1 to keep nothing | note: a JSON object for the records
@@ -18,8 +18,8 @@
 --       make room and their ids, then what went wrong with trimming. In the first two cases nothing was changed.
 local processing, leases, deliveries, pending, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local journal, meta, reply, kept, records = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local keep_ms, line, returned = ARGV[1], ARGV[2], ARGV[3]
-local kept_limit, note, call, tokens = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
+local keep_ms, leased, line, returned = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4]
+local kept_limit, note, call, tokens = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
 local size, weights, delayed, later, bell, now, limit, tenant_limit, drops
 local arrival = 'published'
 --@include reply
@@ -37,7 +37,7 @@ end
 --@include held
 
 -- The message itself.
-local id, bodies = ids[1], redis.call('HMGET', processing, ids[1])
+local id, bodies = ids[1], redis.call('HMGET', processing, fields[1])
 local stored = bodies[1]
 if not stored or not is_message(stored) or not find_leases(bodies)[1] then return '0' end
 local _, times = read_entry(deliveries, id, stored, 1)
@@ -61,7 +61,7 @@ local function turn_to(target)
 end
 
 -- First only look, at each target in turn.
-local targets, at, messages = {}, 8, 0
+local targets, at, messages = {}, 9, 0
 while at <= #ARGV do
   local target = {
     keys = 11 + 11 * #targets, line = ARGV[at], window_ms = ARGV[at + 1], limit = tonumber(ARGV[at + 2]),
@@ -113,9 +113,9 @@ if keeps then
   local payload = payload_of(stored)
   complaint = keep(kept, records, {payload}, {record(stored, payload, times, now, cjson.decode(note))}, kept_limit)
 end
-redis.call('HDEL', processing, id)
+redis.call('HDEL', processing, fields[1])
 if has_entry(stored) then redis.call('HDEL', deliveries, id) end
-redis.call('ZREM', leases, tokens)
+if leased then redis.call('ZREM', leases, tokens) end
 if came_back[tenant] then leave_returned(tenant, came_back[tenant]) end
 tell('handed_off', id, tenant, 'results', messages)
 write_journal(now)

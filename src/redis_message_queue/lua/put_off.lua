@@ -4,7 +4,7 @@
 --       delayed: id by due time | later: id to stored message | bell: a token if there is work
 --       journal: what has happened | meta: version of what is stored, rules of the journal
 --       reply: the caller's last answer
--- ARGV  keep_ms: how long the answer is kept
+-- ARGV  keep_ms: how long the answer is kept | leased: 1 if the caller has leases
 --       line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
 --       delay_us: how long it waits | error_type: of the failure | call: the caller's number for this call
@@ -13,8 +13,8 @@
 local processing, leases, deliveries, pending, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local delayed, later, bell = KEYS[6], KEYS[7], KEYS[8]
 local journal, meta, reply = KEYS[9], KEYS[10], KEYS[11]
-local keep_ms, line, returned, delay_us = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local error_type, call, tokens = ARGV[5], ARGV[6], ARGV[7]
+local keep_ms, leased, line, returned, delay_us = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4], tonumber(ARGV[5])
+local error_type, call, tokens = ARGV[6], ARGV[7], ARGV[8]
 local size, weights -- nobody enters a line here
 --@include reply
 if answer then return answer end
@@ -30,7 +30,7 @@ check_lines()
 redis.call('ZCARD', delayed)
 redis.call('HLEN', later)
 redis.call('HLEN', deliveries)
-local id, bodies = ids[1], redis.call('HMGET', processing, ids[1])
+local id, bodies = ids[1], redis.call('HMGET', processing, fields[1])
 local stored = bodies[1]
 if not stored or not is_message(stored) or not find_leases(bodies)[1] then return '0' end
 local attempts, times, failures = read_entry(deliveries, id, stored, 1)
@@ -45,8 +45,8 @@ redis.call('HDEL', processing, '')
 -- A failure is counted by itself: it does not use up the deliveries that are meant for crashes.
 redis.call('HSET', deliveries, id, write_entry(attempts, times - 1, failures + 1))
 local is_next = put_off({due, id}, {id, with_entry(stored)})
-redis.call('HDEL', processing, id)
-redis.call('ZREM', leases, tokens)
+redis.call('HDEL', processing, fields[1])
+if leased then redis.call('ZREM', leases, tokens) end
 if came_back[tenant] then leave_returned(tenant, came_back[tenant]) end
 tell(
   'retried', id, tenant, 'due', string.format('%.0f', due), 'failures', failures + 1, 'error_type', error_type

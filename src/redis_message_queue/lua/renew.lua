@@ -7,7 +7,7 @@
 -- It needs no reply cache: sent twice it does the same, and the token keeps out whoever has lost the lease.
 local processing, leases, pending, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local lease_us, line, returned, tokens = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
-local size, weights -- nobody enters a line here
+local size, weights, leased = nil, nil, true -- nobody enters a line here
 --@include envelope
 --@include lines
 --@include held

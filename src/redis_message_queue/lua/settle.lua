@@ -5,14 +5,16 @@
 --       reply: the caller's last answer
 --       kept: completed, failed or dlq (left out where nothing is kept)
 --       records: what is remembered beside the payloads there (left out with kept)
--- ARGV  keep_ms: how long the answer is kept | line: what the key of a tenant's line begins with
+-- ARGV  keep_ms: how long the answer is kept | leased: 1 if the caller has leases
+--       line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
 --       limit: length of kept, 0 for any | note: a JSON object for the records, '' for an acknowledgement
 --       call: the caller's number for this call | tokens: the leases, one behind the other
 -- Returns '1' or '0' for each message: settled, or stale and untouched; then what went wrong with trimming.
 local processing, leases, deliveries, pending, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local journal, meta, reply, kept, records = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local keep_ms, line, returned, call, tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[6], ARGV[7]
+local keep_ms, leased, line, returned = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4]
+local call, tokens = ARGV[7], ARGV[8]
 local size, weights -- nobody enters a line here
 --@include reply
 if answer then return answer end
@@ -21,10 +23,11 @@ if answer then return answer end
 -- The usual case in a straight line: one message, delivered once, that leaves for good.
 -- (0x80 and 0x81: no entry, no extras.) The first write is one that a server without memory accepts.
 if not kept and #tokens == 36 and not journaled then
-  local id = string.sub(tokens, 1, 16)
-  local stored = redis.call('HGET', processing, id)
-  if stored and (string.byte(stored, 1) or 0) <= 0x81 and redis.call('ZREM', leases, tokens) == 1 then
-    redis.call('HDEL', processing, id)
+  local field = leased and string.sub(tokens, 1, 16) or tokens
+  local stored = redis.call('HGET', processing, field)
+  local is_plain = stored and (string.byte(stored, 1) or 0) <= 0x81
+  if is_plain and (not leased or redis.call('ZREM', leases, tokens) == 1) then
+    redis.call('HDEL', processing, field)
     redis.call('PSETEX', reply, keep_ms, call .. '1')
     return '1'
   end
@@ -35,7 +38,7 @@ end
 --@include held
 
 -- The same for many at once: where there are no entries, nothing but the leases has to be looked at.
-if not kept and not journaled and redis.call('HLEN', deliveries) == 0 then
+if not kept and leased and not journaled and redis.call('HLEN', deliveries) == 0 then
   redis.call('HLEN', processing)
   local held = true
   for _, deadline in ipairs(redis.call('ZMSCORE', leases, unpack(members))) do held = held and deadline end
@@ -56,12 +59,12 @@ if kept then
   redis.call('LLEN', records)
 end
 local marks, held, ended, known, payloads, notes = {}, {}, {}, {}, {}, {}
-local note = ARGV[5] == '' and {} or cjson.decode(ARGV[5])
+local note = ARGV[6] == '' and {} or cjson.decode(ARGV[6])
 local event, error_type = note.event or 'acked', note.error_type
 note.event = nil
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local bodies = redis.call('HMGET', processing, unpack(ids))
+local bodies = redis.call('HMGET', processing, unpack(fields))
 local deadlines = find_leases(bodies)
 for nth, stored in ipairs(bodies) do
   local id = ids[nth]
@@ -71,7 +74,7 @@ for nth, stored in ipairs(bodies) do
     if is_ours then
       tenant, payload, times = tenant_of(stored), payload_of(stored), select(2, read_entry(deliveries, id, stored, 1))
     end
-    held[#held + 1] = id
+    held[#held + 1] = fields[nth]
     ended[#ended + 1] = members[nth]
     marks[#marks + 1] = '1'
     if event == 'acked' then
@@ -92,8 +95,8 @@ answer = table.concat(marks)
 
 if #held > 0 then
   -- The first write is one that a server without memory accepts: a full queue can always be emptied.
-  redis.call('ZREM', leases, unpack(ended))
-  if kept then answer = answer .. keep(kept, records, payloads, notes, tonumber(ARGV[4])) end
+  if leased then redis.call('ZREM', leases, unpack(ended)) else redis.call('HDEL', processing, '') end
+  if kept then answer = answer .. keep(kept, records, payloads, notes, tonumber(ARGV[5])) end
   redis.call('HDEL', processing, unpack(held))
   if #known > 0 then redis.call('HDEL', deliveries, unpack(known)) end
   for tenant, theirs in pairs(came_back) do leave_returned(tenant, theirs) end

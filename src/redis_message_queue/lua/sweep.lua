@@ -78,13 +78,10 @@ else
   local gone = {}
   for at = 1, math.min(#whose, 36 * STEPS), 36 do
     local token = string.sub(whose, at, at + 35)
-    if redis.call('ZREM', leases, token) == 1 then gone[#gone + 1] = string.sub(token, 1, 16) end
+    if redis.call('HDEL', processing, token) == 1 then gone[#gone + 1] = string.sub(token, 1, 16) end
   end
   count = #gone
-  if count > 0 then
-    redis.call('HDEL', processing, unpack(gone))
-    redis.call('HDEL', deliveries, unpack(gone))
-  end
+  if count > 0 then redis.call('HDEL', deliveries, unpack(gone)) end
 end
 answer = string.format('%d %s', count, more)
 if count > 0 then tell(event, '', what == 'line' and whose or '', 'count', count, 'target', target) end

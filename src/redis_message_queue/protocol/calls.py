@@ -21,7 +21,6 @@ T = TypeVar("T")
 log = logging.getLogger("redis_message_queue")
 
 STATE_VERSION = 1  # of everything that is stored; lua/lib/journal.lua compares it
-NO_LEASE_US = 3_155_760_000_000_000  # a century: what lua/claim.lua gives instead of a lease where there is none
 _DAY_MS = 86_400_000
 _UNREAD = 10  # so many times its length a journal keeps of what an archive has not read
 _NAP_SECONDS = 0.5  # nobody who should stop sleeps longer than this
@@ -61,9 +60,10 @@ class Slot:
             int((options.message_ttl_seconds or 0) * 1_000_000),
             *lines,
         )
-        self.settle = command("settle", keep_ms, *lines, optional=2)
-        self.give_back = command("give_back", keep_ms, *lines)
-        self.put_off = command("put_off", keep_ms, *lines)
+        leased = int(lease_us > 0)
+        self.settle = command("settle", keep_ms, leased, *lines, optional=2)
+        self.give_back = command("give_back", keep_ms, leased, *lines)
+        self.put_off = command("put_off", keep_ms, leased, *lines)
 
     def next_call(self) -> bytes:
         """The number of a new call, as text that compares like a number."""

@@ -122,6 +122,7 @@ class HandOff:
     ) -> tuple[list[Published], str | None]:
         """One script: everything, or an error and nothing. What went where, and what trimming complained about."""
         queue, keys, keep = self._queue, self._queue.store.keys, self._queue.completed
+        leased = int(queue.store.options.message_visibility_timeout_seconds is not None)
         note = Note("completed", None, queue.port.now() - claim.claimed_at)
         if not targets:  # an ack, which a server without memory takes, too
             settled = await queue.store.settler.settle([claim], keep, note, cancellations)
@@ -139,7 +140,7 @@ class HandOff:
                 *markers,
             )
             arguments = (
-                *(int(self._calls.keep_seconds * 1000), keys.line(""), keys.returned("")),
+                *(int(self._calls.keep_seconds * 1000), leased, keys.line(""), keys.returned("")),
                 *(-1 if keep is None else keep.limit or 0, note.as_json()),
                 *(slot.next_call(), claim.token, *details),
             )

@@ -15,7 +15,7 @@ from redis_message_queue.errors import ConfigurationError, QueueBackpressureErro
 from redis_message_queue.events import EventOperation
 from redis_message_queue.identity import is_gone, is_of_this_host, is_of_this_process
 from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary
-from redis_message_queue.protocol.calls import NO_LEASE_US, Calls, publishing_rules
+from redis_message_queue.protocol.calls import Calls, publishing_rules
 from redis_message_queue.protocol.foreign import not_offered
 from redis_message_queue.protocol.intake import held_without_lease
 from redis_message_queue.protocol.port import Argument, Command
@@ -32,7 +32,8 @@ Target = Literal["pending", "delayed", "completed", "failed", "dead_letters", "o
 _UNIT = 27_720  # what a turn of a tenant with weight 1 costs; see lua/lib/lines.lua
 _PAGE = 500  # of a list that is gone through
 _MOST = 10_000  # that one look returns
-_ORPHANED_AFTER_US = 3_600_000_000  # how long a process on another host may work on a message without a lease
+_SWEPT = 1_000  # messages that one script removes
+_ORPHANED_AFTER_SECONDS = 86_400.0  # when a process on another host counts as ended
 
 
 class Operator:
@@ -161,8 +162,8 @@ class Operator:
         while len(bodies) < count:
             ((cursor, scanned),) = await self._ask(("HSCAN", self._keys.processing, cursor, "COUNT", _PAGE))
             for message_id, stored in _pairs(scanned):
-                if message_id not in known:
-                    known.add(message_id)
+                if message_id[: envelope.ID_BYTES] not in known:
+                    known.add(message_id[: envelope.ID_BYTES])
                     bodies.append(stored)
             if cursor == b"0":
                 break
@@ -200,20 +201,15 @@ class Operator:
 
     async def _purge_orphans(self) -> int:
         """Messages that consumers without leases have left in flight; what somebody works on is none of them."""
-        ((seconds, microseconds),) = await self._ask(("TIME",))
-        now = int(seconds) * 1_000_000 + int(microseconds)
-        removed, low = 0, f"({now + NO_LEASE_US // 2}"
+        removed, cursor = 0, b"0"
+        ((now, _),) = await self._ask(("TIME",))
         while True:
-            (found,) = await self._ask(
-                ("ZRANGEBYSCORE", self._keys.leases, low, "+inf", "WITHSCORES", "LIMIT", 0, _PAGE)
-            )
-            held = _members(found)
-            orphans = [token for token, until in held if _is_orphan(token, now - (float(until) - NO_LEASE_US))]
-            if orphans:
-                removed += await self._sweep("orphans", "orphans", b"".join(orphans))
-            if len(held) < _PAGE:
+            ((cursor, page),) = await self._ask(("HSCAN", self._keys.processing, cursor, "COUNT", _PAGE))
+            orphans = [token for token, stored in _pairs(page) if _is_orphan(token, stored, int(now))]
+            for start in range(0, len(orphans), _SWEPT):
+                removed += await self._sweep("orphans", "orphans", b"".join(orphans[start : start + _SWEPT]))
+            if cursor == b"0":
                 return removed
-            low = f"({float(held[-1][1]):.0f}"
 
     async def _waiting_tenants(self) -> list[bytes]:
         """Everybody who waits now. Whoever comes later is not waited for: on a live queue that would never end."""
@@ -357,17 +353,18 @@ def _as_published(payload: bytes) -> Any:
     return parsed if isinstance(parsed, dict) else text
 
 
-def _is_orphan(token: bytes, held_for_us: float) -> bool:
+def _is_orphan(token: bytes, stored: bytes, now: int) -> bool:
     """Whether nobody works on a message that was claimed without a lease: its holder has ended or let go of it.
 
-    Of a process on another host nothing can be known; after an hour it counts as ended.
+    Of a process on another host nothing can be known: its messages count as orphans a day after they were published.
     """
     if len(token) != envelope.TOKEN_BYTES or token in held_without_lease:
         return False
     slot_name = token[envelope.ID_BYTES :]
     if is_of_this_process(slot_name) or is_gone(slot_name):
         return True
-    return not is_of_this_host(slot_name) and held_for_us > _ORPHANED_AFTER_US
+    published_us = int.from_bytes(stored[envelope.TIME_AT : envelope.HEADER_BYTES], "big")
+    return not is_of_this_host(slot_name) and published_us / 1e6 < now - _ORPHANED_AFTER_SECONDS
 
 
 def _members(found: Any) -> list[tuple[bytes, Any]]:

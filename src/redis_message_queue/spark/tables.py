@@ -24,7 +24,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from redis_message_queue.envelope import HAS_ENTRY, ID_BYTES, TOKEN_BYTES
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.protocol.calls import NO_LEASE_US
 from redis_message_queue.protocol.port import Argument
 from redis_message_queue.protocol.records import Entry, pair, record_of
 from redis_message_queue.spark import journal
@@ -203,13 +202,12 @@ class ProcessingTable(QueueTable):
                 return
 
     def _deadlines(self, look: Look) -> dict[bytes, int]:
-        """When the lease of each message ends, by its id; without those that are held for good."""
-        ((seconds, _),) = look.ask(("TIME",))
-        top, found = int(seconds) * 1_000_000 + NO_LEASE_US // 2, dict[bytes, int]()
+        """When the lease of each message ends, by its id."""
+        found: dict[bytes, int] = {}
         first, page = 0, [b""]
         while page:
             (page,) = look.ask(("ZRANGE", self.keys.leases, first, first + PAGE - 1, "WITHSCORES"))
-            scored = ((token, score) for token, score in _scored(page) if len(token) == TOKEN_BYTES and score < top)
+            scored = ((token, score) for token, score in _scored(page) if len(token) == TOKEN_BYTES)
             found.update({token[:ID_BYTES]: int(score) for token, score in scored})
             first += PAGE
         return found

@@ -291,9 +291,9 @@ local function take_away()
     end
     notes = keep(dlq, records, letters, notices, dlq_limit)
   end
-  if from_line > 0 then redis.call('LTRIM', pending, 0, -from_line - 1) end
+  if from_line > 0 then redis.call('RPOP', pending, from_line) end
   for _, turn in ipairs(turns) do
-    if turn.from_line > 0 then redis.call('LTRIM', line_of(turn.tenant), 0, -turn.from_line - 1) end
+    if turn.from_line > 0 then redis.call('RPOP', line_of(turn.tenant), turn.from_line) end
     if turn.tenant ~= '' then shrink(turn.from_line) end
     if #turn.done > 0 then redis.call('ZREM', returned .. turn.tenant, unpack(turn.done)) end
     if left_in(turn) == 0 then leave_ring(turn.tenant) end
