@@ -214,7 +214,7 @@ class MemoryRedis:
         """Leases begin anew, also those that had run out, as far as nobody else has taken the messages over."""
         lines, leases, marks = Lines(self, keys, given), self.zsets[keys.leases], []
         for place, token in enumerate(held_by(given), 1):
-            is_ours = self.holds(keys, given, token)
+            is_ours = bool(given.lease_us) and self.holds(keys, given, token)
             if is_ours:
                 lines.forget_lease(self.hashes[keys.processing][token[:16]], token)
                 leases[token] = self.clock_us + given.lease_us + place
