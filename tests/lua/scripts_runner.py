@@ -222,14 +222,31 @@ class Caller:
             words += [place, digest, *record, int(marker is not None), body]
         return self._send_words("redrive", words)
 
-    def stats(self, first: int = 0) -> list[int]:
-        return self._send("stats", {}, first=first)
+    def stats(self, cursor: bytes = b"0", *tenants: bytes) -> list[Any]:
+        return self._send_words("stats", [*self._words("stats", {}, (), cursor=cursor), *tenants])
 
-    def sweep(self, what: str, whose: str = "", *, call: int | None = None) -> bytes:
-        """A line, what is delayed, orphans, or the list of those that are completed."""
+    def read_page(
+        self, *asked: tuple[str, tuple[Any, ...]], max_elements: int = 1_000, max_bytes: int = 4_194_304
+    ) -> list[Any]:
+        """Of each key what is asked for."""
+        keys, arguments = [key for key, _ in asked], [word for _, words in asked for word in words]
+        words = [script("read_page").sha, len(keys), *keys, max_elements, max_bytes, *arguments]
+        return self._send_words("read_page", words)
+
+    def sweep(
+        self,
+        what: str,
+        whose: str | bytes = "",
+        *others: str | bytes,
+        began: int | None = None,
+        call: int | None = None,
+    ) -> bytes:
+        """Lines, what is delayed, orphans, or the list of those that are completed; what was there by now."""
         keys = {"kept": KEYS.completed, "records": KEYS.records("completed")} if what == "list" else {}
         told = {"event": "purged", "target": "completed" if what == "list" else what}
-        return self._send("sweep", keys, **told, call=self._numbered(call), what=what, whose=whose)
+        began = self.now_us() if began is None else began
+        words = self._words("sweep", keys, (), **told, call=self._numbered(call), what=what, whose=whose, began=began)
+        return self._send_words("sweep", [*words, *others])
 
     def renew(self, held: Held) -> bytes:
         return self._send("renew", {}, held)
@@ -349,6 +366,7 @@ class Caller:
             "dlq": KEYS.dead_letter,
             "reply": self.reply,
             "kept": KEYS.completed,
+            "source": KEYS.pending,
             "records": KEYS.records("dlq"),
             "marker": KEYS.deduplication("a key"),
             "line": KEYS.line("acme"),
@@ -408,7 +426,7 @@ class Caller:
 
     def _key_names(self, wanted: Script, given: dict[str, str]) -> list[str]:
         """A script's keys in their order, without those at its end that may be left out and are."""
-        left_out = {"marker", "kept", "target"} - given.keys()
+        left_out = {"marker", "kept", "target", "source"} - given.keys()
         if wanted.name in ("settle", "sweep") and "kept" in left_out:
             left_out.add("records")
         return [name for name in wanted.keys if name not in left_out]
