@@ -222,8 +222,8 @@ class Caller:
             words += [place, digest, *record, int(marker is not None), body]
         return self._send_words("redrive", words)
 
-    def stats(self, cursor: bytes = b"0", *tenants: bytes) -> list[Any]:
-        return self._send_words("stats", [*self._words("stats", {}, (), cursor=cursor), *tenants])
+    def stats(self, cursor: bytes = b"-inf", last: bytes = b"") -> list[Any]:
+        return self._send("stats", {}, cursor=cursor, last=last)
 
     def read_page(
         self, *asked: tuple[str, tuple[Any, ...]], max_elements: int = 1_000, max_bytes: int = 4_194_304

@@ -42,11 +42,8 @@ end
 local lines = {}
 if what == 'line' then
   for place, tenant in ipairs({whose, unpack(ARGV, 10)}) do
-    check_line(tenant)
-    lines[place] = {
-      tenant = tenant, waiting = redis.call('LLEN', line_of(tenant)),
-      came_back = redis.call('ZCARD', returned .. tenant),
-    }
+    local waiting, came_back = redis.call('LLEN', line_of(tenant)), redis.call('ZCARD', returned .. tenant)
+    lines[place] = {tenant = tenant, waiting = waiting, came_back = came_back}
   end
 end
 redis.call('HDEL', processing, '') -- a first write that a server without memory accepts

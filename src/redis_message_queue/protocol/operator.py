@@ -130,10 +130,10 @@ class Operator:
         """How many messages are where. With many tenants this is several looks at a moving queue."""
         flag("oldest", oldest)
         command, age = self._command("stats", self._keys.line("")), -1
-        cursor, tenants = b"0" if oldest else b"", ()
+        cursor, last = b"-inf" if oldest else b"", b""
         while True:
-            *counts, found, cursor = (reply := await self._calls.call(command, (cursor, *tenants)))[:9]
-            age, tenants = max(age, found), tuple(reply[9:])
+            *counts, found, cursor, last = await self._calls.call(command, (cursor, last))
+            age = max(age, found)
             if not cursor:
                 break
         names = ("pending", "processing", "delayed", "completed", "failed", "dead_letters", "tenants")
