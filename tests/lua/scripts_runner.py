@@ -22,7 +22,7 @@ KEYS = QueueKeys.of("orders")
 TARGET = QueueKeys.of("invoices")  # a queue that results are handed to
 TARGET_WORDS = (
     *("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later"),
-    *("journal", "journal_state"),
+    *("journal", "journal_state", "longest"),
 )
 HOUR_US = 3_600_000_000
 FRESH, WOKEN, ON_WATCH = 0, 1, 2  # where a claim comes from
@@ -196,7 +196,8 @@ class Caller:
         )
         theirs = [getattr(TARGET, word) for word in TARGET_WORDS]
         words[own:own] = theirs = [*theirs, *(TARGET.deduplication(marker) for marker in places)]
-        rules = [TARGET.line(""), self.settings.window_ms, limit, self.settings.tenant_limit, self.settings.overload]
+        lines = [TARGET.line(""), TARGET.returned("")]
+        rules = [*lines, self.settings.window_ms, limit, self.settings.tenant_limit, self.settings.overload]
         return self._send_words(
             "hand_off", [sha, own + len(theirs), *words, *rules, fresh_base(), len(results), *details]
         )

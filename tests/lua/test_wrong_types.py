@@ -60,7 +60,7 @@ RIGHT = {
     **dict.fromkeys(("members", "source"), "list"),
     **dict.fromkeys(("processing", "deliveries", "later", "weights", "group", "groups", "journal_state"), "hash"),
     "journal": "stream",
-    **dict.fromkeys(("reply", "marker", "size"), "string"),
+    **dict.fromkeys(("reply", "marker", "size", "longest"), "string"),
     **dict.fromkeys(("leases", "returned", "delayed", "tenants"), "zset"),
 }
 

@@ -138,7 +138,7 @@ _TYPES = {
     **dict.fromkeys(("pending", "line", "completed", "failed", "dlq", "records", "bell"), "LIST"),
     **dict.fromkeys(("leases", "delayed", "returned", "tenants"), "ZSET"),
     **dict.fromkeys(("processing", "deliveries", "later", "weights"), "HASH"),
-    **dict.fromkeys(("size", "watch", "reply", "deduplication"), "STRING"),
+    **dict.fromkeys(("size", "watch", "reply", "deduplication", "longest"), "STRING"),
 }
 
 

@@ -20,7 +20,7 @@ local size, weights, delayed, later = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local journal, journal_state, reply, dlq, records = KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local keep_ms, line, window_ms = ARGV[1], ARGV[2], ARGV[3]
 local limit, tenant_limit, call, base = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
-local now, arrival, drops = nil, 'redriven', false -- nobody makes room for the dead
+local now, arrival, drops, returned, longest = nil, 'redriven', false -- nobody makes room for the dead
 --@include reply
 if answer then return answer end
 --@include envelope
