@@ -39,6 +39,11 @@ KEY_MAP = (
     KeyKind("line::<tenant>", "LIST", "what `pending` is, for one tenant"),
     KeyKind("returned::<tenant>", "ZSET", "token by deadline, for a tenant's messages whose lease ran out"),
     KeyKind("size", "STRING", "how many messages wait in the lines of tenants"),
+    KeyKind(
+        "longest",
+        "STRING, TTL",
+        "the tenant with the longest line when messages were dropped last, where more than 100 tenants wait",
+    ),
     KeyKind("weights", "HASH", "tenant to weight, for those whose weight is not 1"),
     KeyKind("completed", "LIST", "raw payloads of handled messages, newest left"),
     KeyKind("failed", "LIST", "raw payloads of messages whose handler raised, newest left"),
@@ -104,6 +109,7 @@ class QueueKeys:
     tenants: str
     size: str
     weights: str
+    longest: str
     groups: str
     journal: str
     meta: str
@@ -137,6 +143,7 @@ class QueueKeys:
             tenants=key("tenants"),
             size=key("size"),
             weights=key("weights"),
+            longest=key("longest"),
             groups=key("groups"),
             journal=key("journal"),
             meta=key("meta"),

@@ -79,6 +79,25 @@ def test_ids_may_be_given_again_and_in_capitals(rmq, queue):
     assert queue.stats().pending == 2
 
 
+def test_failed_messages_go_back_by_choice(rmq, queue, text_client):
+    """And the dead letters stay."""
+    failing = RedisMessageQueue("orders", client=text_client, enable_failed_queue=True)
+    for number in range(2):
+        failing.publish(f"failing {number}")
+        with pytest.raises(ValueError, match=str(number)), failing.process_message():
+            raise ValueError(f"for reason {number}")
+    kept, wanted = queue.records("failed")
+    ended = rmq("redrive", "orders", "--from", "failed", "--where", "error == 'for reason 0'", "--json")
+    assert ended.documents == [{"matched": 1, "redriven": 1, "suppressed": 0}]
+    assert [message.replay_of for message in queue.peek()] == [wanted.id]
+    assert [record.id for record in queue.records("failed")] == [kept.id]
+    assert queue.stats().dead_letters == 3
+    missing = rmq("redrive", "orders", "--from", "failed", "--ids", queue.records()[0].id)
+    assert missing.status == ExitStatus.NO
+    assert "failed messages" in missing.err
+    assert rmq("redrive", "orders", "--from", "completed").status == ExitStatus.USAGE
+
+
 def test_a_dry_run_shows_what_would_go_and_changes_nothing(rmq, queue):
     ended = rmq("redrive", "orders", "--dry-run", "--where", "tenant is None")
     assert "two" in ended.out

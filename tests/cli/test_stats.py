@@ -27,6 +27,13 @@ def test_it_counts_each_place(rmq, queue):
     assert row["oldest_pending_seconds"] >= 0
 
 
+def test_the_age_of_the_oldest_can_be_left_out(rmq, queue):
+    (row,) = rmq("stats", "orders", "--no-oldest", "--json").documents
+    assert (row["pending"], row["oldest_pending_seconds"]) == (3, None)
+    rows = rmq("stats", "orders", "--no-oldest", "--every", "0.1", "--count", "2").documents
+    assert [row["oldest_pending_seconds"] for row in rows] == [None, None]
+
+
 def test_several_queues_are_rows_of_one_table(rmq, queue):
     ended = rmq("stats", "orders", "mails", "orders")
     head, first, second = ended.out.splitlines()

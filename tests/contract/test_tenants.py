@@ -543,13 +543,15 @@ async def test_a_blocked_publish_waits_for_its_own_tenants_line(shell: Shell) ->
         await impatient.publish("b2", tenant="b")
 
 
-@pytest.mark.parametrize("limit", ["max_pending_per_tenant", "max_pending_length"])
-async def test_drop_oldest_drops_from_the_publishers_own_line(shell: Shell, limit: str) -> None:
-    """Never from a neighbour's, and with an event for each; who has nothing to drop is refused."""
+async def test_at_its_own_limit_a_tenant_drops_from_its_own_line(shell: Shell) -> None:
+    """Never from a neighbour's, and with an event for each."""
     events = shell.events()
-    most = {"max_pending_per_tenant": 3, "max_pending_length": 5}[limit]
     queue = shell.queue(
-        **{limit: most}, pending_overload_policy="drop_oldest", max_delivery_count=None, on_event=events.listen
+        max_pending_per_tenant=3,
+        max_pending_length=100,
+        pending_overload_policy="drop_oldest",
+        max_delivery_count=None,
+        on_event=events.listen,
     )
     await queue.publish_many(["a0", "a1", "a2"], tenant="a")
     first = events.of("publish")[0].message_id
@@ -557,10 +559,37 @@ async def test_drop_oldest_drops_from_the_publishers_own_line(shell: Shell, limi
     await queue.publish("a3", tenant="a")
     assert [event.message_id for event in events.of("dropped")] == [first]
     assert await Awaited(queue).tenants() == {"a": 3, "b": 2}
-    if limit == "max_pending_length":
-        with pytest.raises(shell.module.QueueBackpressureError):
-            await queue.publish("c0", tenant="c")
     assert sorted(await take_many(queue, 5)) == ["a1", "a2", "a3", "b0", "b1"]
+    assert shell.leftovers(queue) == set()
+
+
+async def test_a_full_queue_drops_the_oldest_of_the_longest_line(shell: Shell) -> None:
+    """A tenant that fills the queue locks nobody out: not other tenants, not messages without one."""
+    events = shell.events()
+    queue = shell.queue(
+        max_pending_length=6, pending_overload_policy="drop_oldest", max_delivery_count=None, on_event=events.listen
+    )
+    await queue.publish_many([f"hog {number}" for number in range(6)], tenant="hog")
+    ids = [event.message_id for event in events.of("publish")]
+    for tenant in ("small", "other", None):
+        assert await queue.publish(f"of {tenant}", tenant=tenant) is True
+    assert [event.message_id for event in events.of("dropped")] == ids[:3]
+    assert await queue.publish("hog 6", tenant="hog") is True
+    assert [event.message_id for event in events.of("dropped")] == ids[:4]
+    taken = await take_many(queue, 6)
+    assert [text for text in taken if text.startswith("hog")] == ["hog 4", "hog 5", "hog 6"]
+    assert sorted(text for text in taken if text.startswith("of")) == ["of None", "of other", "of small"]
+    assert shell.leftovers(queue) == set()
+
+
+async def test_more_tenants_than_may_wait_take_each_others_places(shell: Shell) -> None:
+    """Every publish is accepted, and who has lost the last message is out of the turns."""
+    queue = shell.queue(max_pending_length=3, pending_overload_policy="drop_oldest", max_delivery_count=None)
+    for number in range(10):
+        assert await queue.publish("m", tenant=str(number)) is True
+        stats = await Awaited(queue).stats()
+        assert stats.pending == stats.tenants == min(number + 1, 3)
+    assert len(await take_many(queue, 3)) == 3
     assert shell.leftovers(queue) == set()
 
 

@@ -23,7 +23,7 @@ KEYS = QueueKeys.of("orders")
 TARGET = QueueKeys.of("invoices")  # a queue that results are handed to
 TARGET_WORDS = (
     *("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later"),
-    *("journal", "meta"),
+    *("journal", "meta", "longest"),
 )
 HOUR_US = 3_600_000_000
 FRESH, WOKEN, ON_WATCH = 0, 1, 2  # where a claim comes from
@@ -206,7 +206,8 @@ class Caller:
         )
         theirs = [getattr(TARGET, word) for word in TARGET_WORDS]
         words[own:own] = theirs = [*theirs, *(TARGET.deduplication(marker) for marker in places)]
-        rules = [TARGET.line(""), self.settings.window_ms, limit, self.settings.tenant_limit, self.settings.overload]
+        lines = [TARGET.line(""), TARGET.returned("")]
+        rules = [*lines, self.settings.window_ms, limit, self.settings.tenant_limit, self.settings.overload]
         return self._send_words(
             "hand_off", [sha, own + len(theirs), *words, *rules, fresh_base(), len(results), *details]
         )
@@ -232,14 +233,31 @@ class Caller:
             words += [place, digest, *record, int(marker is not None), body]
         return self._send_words("redrive", words)
 
-    def stats(self, first: int = 0) -> list[int]:
-        return self._send("stats", {}, first=first)
+    def stats(self, cursor: bytes = b"-inf", last: bytes = b"") -> list[Any]:
+        return self._send("stats", {}, cursor=cursor, last=last)
 
-    def sweep(self, what: str, whose: str | bytes = "", *, call: int | None = None) -> bytes:
-        """A line, what is delayed, orphans, or the list of those that are completed."""
+    def read_page(
+        self, *asked: tuple[str, tuple[Any, ...]], max_elements: int = 1_000, max_bytes: int = 4_194_304
+    ) -> list[Any]:
+        """Of each key what is asked for."""
+        keys, arguments = [key for key, _ in asked], [word for _, words in asked for word in words]
+        words = [script("read_page").sha, len(keys), *keys, max_elements, max_bytes, *arguments]
+        return self._send_words("read_page", words)
+
+    def sweep(
+        self,
+        what: str,
+        whose: str | bytes = "",
+        *others: str | bytes,
+        began: int | None = None,
+        call: int | None = None,
+    ) -> bytes:
+        """Lines, what is delayed, orphans, or the list of those that are completed; what was there by now."""
         keys = {"kept": KEYS.completed, "records": KEYS.records("completed")} if what == "list" else {}
         told = {"event": "purged", "target": "completed" if what == "list" else what}
-        return self._send("sweep", keys, **told, call=self._numbered(call), what=what, whose=whose)
+        began = self.now_us() if began is None else began
+        words = self._words("sweep", keys, (), **told, call=self._numbered(call), what=what, whose=whose, began=began)
+        return self._send_words("sweep", [*words, *others])
 
     def renew(self, held: Held) -> bytes:
         return self._send("renew", {}, held)
@@ -369,6 +387,7 @@ class Caller:
             "dlq": KEYS.dead_letter,
             "reply": self.reply,
             "kept": KEYS.completed,
+            "source": KEYS.pending,
             "records": KEYS.records("dlq"),
             "marker": KEYS.deduplication("a key"),
             "line": KEYS.line("acme"),
@@ -441,7 +460,7 @@ class Caller:
 
     def _key_names(self, wanted: Script, given: dict[str, str]) -> list[str]:
         """A script's keys in their order, without those at its end that may be left out and are."""
-        left_out = {"marker", "kept", "target"} - given.keys()
+        left_out = {"marker", "kept", "target", "source"} - given.keys()
         if wanted.name in ("settle", "sweep") and "kept" in left_out:
             left_out.add("records")
         return [name for name in wanted.keys if name not in left_out]

@@ -532,6 +532,11 @@ def stats(caller: Caller) -> Call:
     return caller.stats
 
 
+def read_page(caller: Caller) -> Call:
+    caller.publish_all([b"first", b"second"])
+    return partial(caller.read_page, (KEYS.pending, ("right", 0, 10)))
+
+
 def sweep_a_line(caller: Caller) -> Call:
     caller.publish_all([b"first", b"second"])
     return partial(caller.sweep, "line")
@@ -699,7 +704,7 @@ SWEEPS: tuple[Situation, ...] = (
     sweep_orphans,
 )
 NUMBERED = (*PUBLISHES, *ENQUEUES, *CLAIMS, *SETTLEMENTS, *RETURNS, *PUT_OFFS, *HAND_OFFS, *REDRIVES, *SWEEPS)
-EVERY = (*NUMBERED, *RENEWALS, stats, ring)
+EVERY = (*NUMBERED, *RENEWALS, stats, read_page, ring)
 
 
 def script_of(situation: Situation) -> str:

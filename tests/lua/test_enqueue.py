@@ -241,27 +241,81 @@ def test_a_line_just_below_its_limit_drops_nobody(caller: Caller):
     assert caller.enqueue(*numbered(2), New(b"x", OWN), New(b"y", OWN)) == b"1111"
 
 
-def test_only_the_publishers_own_line_gives_way(caller: Caller):
-    """A full queue costs nobody else a message; where the own line has not enough, the chunk is refused."""
-    drop_beyond(caller, 5)
-    own = caller.line_up("acme", b"old 0", b"old 1")
-    caller.line_up("zeta", *numbered(2))
+def test_the_longest_line_gives_way(caller: Caller):
+    """Whoever publishes; of equal ones, new messages counted, the publisher's own."""
+    drop_beyond(caller, 6)
+    zeta = caller.line_up("zeta", *numbered(4))
+    own = caller.line_up("acme", b"old")
     caller.publish(b"of nobody")
-    assert caller.enqueue(New(b"new 0", OWN)) == b"1" + own[0]
-    assert waiting(caller, OWN) == [b"old 1", b"new 0"]
-    before = dump(caller.client)
-    assert caller.enqueue(*[New(b"x", OWN, marker=key) for key in "abc"]) == b"-"
-    assert caller.enqueue(New(b"x", b"newcomer")) == b"-"
-    assert caller.enqueue(New(b"x", due="+1000000000")) == b"-"
-    after = dump(caller.client)
-    assert {key for key in after if after[key] != before[key]} == {caller.reply.encode()}
-    assert caller.enqueue(b"of nobody too") == b"1" + before_id(before[KEYS.pending.encode()][0])
-    assert waiting(caller, OTHER) == numbered(2)
+    assert caller.enqueue(New(b"x", b"newcomer")) == b"1" + zeta[0]
+    assert caller.enqueue(New(b"later", due="+1000000000")) == b"1" + zeta[1]
+    assert waiting(caller, OTHER) == numbered(4)[2:]
+    assert caller.enqueue(New(b"new", OWN)) == b"1" + own[0]
+    assert waiting(caller, OWN) == [b"new"]
     assert faults(caller.client) == []
 
 
-def before_id(stored: bytes) -> bytes:
-    return envelope.Envelope(stored).id
+def test_several_leave_from_the_longest_lines_in_turn(caller: Caller):
+    """As if they were dropped one by one; the answer names those of a line together, the oldest first."""
+    ids = {tenant: caller.line_up(tenant, *numbered(count)) for tenant, count in (("a", 5), ("b", 3), ("c", 1))}
+    nobody = caller.publish_all(numbered(4))
+    drop_beyond(caller, 13)
+    answer = caller.enqueue(*[New(b"x", OWN)] * 4)
+    assert answer == b"1111" + b"".join([*nobody[:2], *ids["a"][:2]])
+    assert [len(waiting(caller, tenant)) for tenant in (OWN, b"", b"a", b"b", b"c")] == [4, 2, 3, 3, 1]
+    assert faults(caller.client) == []
+
+
+def test_a_line_that_is_dropped_to_its_end_leaves_the_ring(caller: Caller):
+    """Unless messages of its tenant have come back; and where nothing can be dropped a chunk is refused."""
+    drop_beyond(caller, 2)
+    caller.line_up("acme", b"a")
+    caller.line_up("zeta", b"b")
+    caller.enqueue(New(b"c", b"newcomer"))
+    assert sorted(read(caller.client).ring) == ["newcomer", "zeta"]
+    assert faults(caller.client) == []
+    caller.client.flushall()
+    caller.hold(b"a", tenant="acme")
+    caller.expire()
+    caller.line_up("zeta", b"b")
+    caller.claim()
+    caller.line_up("acme", b"c")
+    caller.line_up("zeta", b"d")
+    caller.enqueue(New(b"e", b"newcomer"))
+    assert sorted(read(caller.client).ring) == ["acme", "newcomer", "zeta"]
+    assert faults(caller.client) == []
+    drop_beyond(caller, 3)
+    caller.client.flushall()
+    caller.enqueue(*[New(b"x", due="+1000000000")] * 2)
+    assert caller.enqueue(*[New(b"x", OWN)] * 2) == b"-"
+
+
+def test_the_longest_of_very_many_lines_is_found_by_a_few_looks(caller: Caller):
+    """Whoever has more than half of all messages is remembered, and so is whoever gave way; there is no scan."""
+    small = [f"tenant {number}".encode() for number in range(300)]
+    drop_beyond(caller, 1_000)
+    caller.enqueue(*[New(b"x", tenant) for tenant in small])
+    hog = caller.line_up("acme", *numbered(700))
+    before = caller.client.info("commandstats")["cmdstat_llen"]["calls"]
+    for place in range(20):
+        assert caller.enqueue(New(b"y", small[place])) == b"1" + hog[place]
+    looks = caller.client.info("commandstats")["cmdstat_llen"]["calls"] - before
+    assert looks <= 20 * 115
+    assert caller.client.get(KEYS.longest) == OWN
+    assert 0 < caller.client.pttl(KEYS.longest) <= 86_400_000
+    assert caller.sweep("line", "acme") == b"680 "
+    assert caller.enqueue(New(b"z", OWN)) == b"1"
+    assert faults(caller.client) == []
+
+
+def test_many_leave_though_every_line_has_one_message(caller: Caller):
+    """A chunk finds as many lines as it needs, beyond those that a single message looks at."""
+    drop_beyond(caller, 500)
+    caller.enqueue(*[New(b"x", b"tenant %d" % number) for number in range(500)])
+    answer = caller.enqueue(*[New(b"y", OWN)] * 400)
+    assert (answer[:400], len(answer)) == (b"1" * 400, 400 + 16 * 400)
+    assert caller.client.zcard(KEYS.tenants) == 101
+    assert faults(caller.client) == []
 
 
 def test_the_oldest_of_a_tenant_make_room_in_its_line(caller: Caller):

@@ -141,6 +141,6 @@ def test_keys_and_arguments_are_used_in_the_order_of_the_header(name: str, table
 def test_a_key_is_called_as_the_key_map_calls_it(name: str):
     """A name in a header is a word of the key map, or stands for one."""
     words = {kind.word.split("::")[0] for kind in KEY_MAP}
-    stand_ins = {"marker": "deduplication", "kept": "completed", "target": "pending"}
+    stand_ins = {"marker": "deduplication", "kept": "completed", "target": "pending", "source": "pending"}
     stand_ins |= {"members": "group"}
     assert {stand_ins.get(key, key) for key in script(name).keys} <= words

@@ -24,6 +24,7 @@ FULLEST: list[tuple[Situation, set[str]]] = [
     (situations.hand_off_everything_at_once, {"pending"}),
     (situations.redrive_everything_at_once, set()),
     (situations.stats, set()),
+    (situations.read_page, set()),
     (situations.sweep_a_line_of_a_tenant, {"pending", "kept", "records"}),
     (situations.sweep_a_list, {"pending", "line", "returned"}),
     (situations.renew_what_came_back, {"pending", "tenants"}),
@@ -56,10 +57,10 @@ WRONG = {
 }
 RIGHT = {
     **dict.fromkeys(("pending", "line", "bell", "dlq", "kept", "records", "completed", "failed"), "list"),
-    "members": "list",
+    **dict.fromkeys(("members", "source"), "list"),
     **dict.fromkeys(("processing", "deliveries", "later", "weights", "group", "groups", "meta"), "hash"),
     "journal": "stream",
-    **dict.fromkeys(("reply", "marker", "size"), "string"),
+    **dict.fromkeys(("reply", "marker", "size", "longest"), "string"),
     **dict.fromkeys(("leases", "returned", "delayed", "tenants"), "zset"),
 }
 

@@ -560,9 +560,9 @@ def _handed_off(rest: Any) -> list[bytes]:
     """The ids of all messages of all targets."""
     ids: list[bytes] = []
     while rest:
-        base, number = rest[5:7]
+        base, number = rest[6:8]
         ids += chunk_ids(base, number)
-        rest = rest[7 + 3 * number :]
+        rest = rest[8 + 3 * number :]
     return ids
 
 

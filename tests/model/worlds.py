@@ -141,7 +141,7 @@ _TYPES = {
     **dict.fromkeys(("pending", "line", "completed", "failed", "dlq", "records", "bell"), "LIST"),
     **dict.fromkeys(("leases", "delayed", "returned", "tenants"), "ZSET"),
     **dict.fromkeys(("processing", "deliveries", "later", "weights", "meta"), "HASH"),
-    **dict.fromkeys(("size", "watch", "reply", "deduplication"), "STRING"),
+    **dict.fromkeys(("size", "watch", "reply", "deduplication", "longest"), "STRING"),
 }
 
 

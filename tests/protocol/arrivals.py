@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.protocol.lines import NOBODY, Lines, by_tenant
+from tests.protocol.lines import NOBODY, Lines, by_score, by_tenant
 from tests.protocol.stored import id_of, is_message
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class Arrivals:
     def _make_room(self, new: int) -> dict[bytes, int] | None:
         """How many must leave which line, as few as will do; None if that is not allowed or not enough.
 
-        The publisher's own lines give way, nobody else's, and at most a thousand messages, so that no publish blocks
-        the server.
+        What a tenant's own limit wants leaves its own line, the rest the longest lines; at most a thousand messages,
+        so that no publish blocks the server.
         """
         given, lines, drops = self._given, self._lines, self._given.overload == "drop"
         leaving: dict[bytes, int] = {}
@@ -73,11 +73,20 @@ class Arrivals:
         over = lines.size() + new - sum(leaving.values()) - given.limit if given.limit and new else 0
         if over > 0 and not drops:
             return None
-        for tenant in self._entering:
-            more = max(min(over, len(lines.line(tenant)) - leaving[tenant], most), 0)
-            leaving[tenant] += more
-            over, most = over - more, most - more
-        return leaving if over <= 0 or most == 0 else None
+        for tenant in (*self._entering, NOBODY, *by_score(lines.ring)):
+            leaving.setdefault(tenant, 0)
+        while over > 0 and most > 0:
+            can_leave = [tenant for tenant in leaving if len(lines.line(tenant)) > leaving[tenant]]
+            if not can_leave:
+                return None
+            # Of equal ones the first: those of the arrivals are before others.
+            leaving[max(can_leave, key=lambda tenant: self._length(tenant) - leaving[tenant])] += 1
+            over, most = over - 1, most - 1
+        return leaving
+
+    def _length(self, tenant: bytes) -> int:
+        """Of its line, when everybody has entered."""
+        return len(self._lines.line(tenant)) + len(self._entering.get(tenant, ()))
 
     def carry_out(self) -> bytes:
         """Everybody enters, and the ids of those who had to leave are told."""
@@ -91,8 +100,10 @@ class Arrivals:
         return b"".join(self._drop())
 
     def _drop(self) -> list[bytes]:
-        leaving = self._leaving or {}
+        leaving = {tenant: number for tenant, number in (self._leaving or {}).items() if number}
         dropped = [self._lines.line(tenant).pop() for tenant, number in leaving.items() for _ in range(number)]
+        for tenant in leaving:
+            self._lines.leave_if_done(tenant)
         ids = [id_of(stored) for stored in dropped if is_message(stored)]
         for key in ids:
             self._memory.hashes[self._keys.deliveries].pop(key, None)

@@ -26,7 +26,7 @@ from tests.protocol.stored import IN_FLIGHT, Entry, extras_of, id_of, payload_of
 
 _TARGET_KEYS = (
     *("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later"),
-    *("journal", "meta"),
+    *("journal", "meta", "longest"),
 )
 SCRIPT_US = 10  # what a script takes: two that follow each other never have the same time
 
@@ -154,13 +154,15 @@ class MemoryRedis:
         return b"1" + marks + b"".join((len(gone) // 16).to_bytes(2, "big") + gone for gone in dropped)
 
     def _targets(self, keys: Any, given: Any) -> list[Arrivals]:
-        """Each has its keys, seven settings and three arguments a message; the markers of all are at the end."""
+        """Each has its keys, eight settings and three arguments a message; the markers of all are at the end."""
         names, rest, settings = (keys.target, *keys.rest), list(given.rest), []
         while rest:
-            rules = named(("line", "window_ms", "limit", "tenant_limit", "overload", "base", "number"), rest[:7])
-            rules.arrivals = in_groups(rest[7 : 7 + 3 * rules.number], 3)
+            rules = named(
+                ("line", "returned", "window_ms", "limit", "tenant_limit", "overload", "base", "number"), rest[:8]
+            )
+            rules.arrivals = in_groups(rest[8 : 8 + 3 * rules.number], 3)
             settings.append(rules)
-            rest = rest[7 + 3 * rules.number :]
+            rest = rest[8 + 3 * rules.number :]
         markers = (None, *names[len(_TARGET_KEYS) * len(settings) :])
         return [
             Arrivals(

@@ -220,7 +220,7 @@ def test_a_tenant_that_is_full_keeps_no_other_from_publishing():
     assert finish(queue.publish("4")) is True
 
 
-def test_the_oldest_of_the_publishers_own_line_are_dropped_and_no_more_than_need_be():
+def test_the_oldest_of_one_line_are_dropped_and_no_more_than_need_be():
     """Both limits are reached by one message, and one has to leave for it."""
     scene = Scene(max_pending_length=4, max_pending_per_tenant=2, pending_overload_policy="drop_oldest")
     queue = scene.queue()
@@ -230,11 +230,15 @@ def test_the_oldest_of_the_publishers_own_line_are_dropped_and_no_more_than_need
     assert (scene.line("ann"), scene.line("bob")) == ([b"ann1", b"ann2"], [b"bob0", b"bob1"])
 
 
-def test_nobody_elses_messages_are_dropped():
-    """The line of a newcomer is empty: there is nothing to drop, and no room."""
-    scene = Scene(max_pending_length=2, pending_overload_policy="drop_oldest")
+def test_the_longest_line_makes_room_for_a_newcomer():
+    """One tenant that fills the queue does not lock others out; of equal lines the publisher's own gives way."""
+    scene = Scene(max_pending_length=3, pending_overload_policy="drop_oldest")
     queue = scene.queue()
-    finish(queue.outbox.publish_many(["0", "1"], tenant="ann"))
-    with pytest.raises(QueueBackpressureError):
-        finish(queue.publish("2", tenant="bob"))
-    assert scene.waiting == [b"0", b"1"]
+    finish(queue.outbox.publish_many(["0", "1", "2"], tenant="ann"))
+    assert finish(queue.publish("3", tenant="bob")) is True
+    assert (scene.line("ann"), scene.line("bob")) == ([b"1", b"2"], [b"3"])
+    assert finish(queue.publish("4", tenant="bob")) is True
+    assert (scene.line("ann"), scene.line("bob")) == ([b"1", b"2"], [b"4"])
+    for number in range(5, 8):
+        assert finish(queue.publish(str(number), tenant=f"newcomer {number}")) is True
+    assert len(scene.waiting) == 3

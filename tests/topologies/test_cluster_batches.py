@@ -385,7 +385,8 @@ async def test_every_call_that_meets_a_slot_on_its_way_is_done_once_it_has_arriv
         migration.finish()
     assert await asyncio.wait_for(asyncio.gather(*settling), PATIENCE_SECONDS) == [True, True, None, None]
     done = dict(zip(begun, await asyncio.wait_for(asyncio.gather(*begun.values()), PATIENCE_SECONDS), strict=True))
-    assert {"publish_many", "delay", "delete", "redrive", "purge", "claim"} <= set(refused)
+    # What asks for one key alone may be sent on to the node that the slot moves to, and is answered there.
+    assert {"publish_many", "delay", "delete", "purge", "claim"} <= set(refused)
     assert done["publish_many"] == [True, True, False]
     assert (done["delay"], done["purge"], done["redrive"].matched, done["records"]) == ([True], 0, 0, [])
     assert done["delete"] + done["claim"].count("gone 1") + done["claim"].count("gone 2") == 2

@@ -29,9 +29,10 @@ def purge(
 ) -> ExitStatus | None:
     """Remove all messages of one kind for good, and say how many there were.
 
-    It says how many there are and asks first; where nobody can be asked it wants --yes. What is in processing cannot be
-    removed, because somebody works on it; `orphans` are messages that a consumer without a visibility timeout has
-    left behind there. On such a queue those that are being handled just now look the same.
+    It says how many there are and asks first; where nobody can be asked it wants --yes. Messages that are published
+    while it runs stay. What is in processing cannot be removed, because somebody works on it; `orphans` are messages
+    that a consumer without a visibility timeout has left behind there. On such a queue those that are being handled
+    just now look the same.
 
     The exit status is 1 if the answer to the question was no.
     """
@@ -60,7 +61,7 @@ def _is_wanted(queue: RedisMessageQueue, name: str, target: Target, tenant: str 
 def _how_many(queue: RedisMessageQueue, target: Target, tenant: str | None) -> str:
     if tenant is not None:
         return f"{queue.tenant(tenant).length():,} pending messages"
-    stats = queue.stats()
+    stats = queue.stats(oldest=False)
     if target == "orphans":
         return f"those of {stats.processing:,} messages in processing that have no lease"
     kinds = {"dead_letters": "dead letters", "completed": "completed messages", "failed": "failed messages"}

@@ -5,13 +5,14 @@
 --       reply: the caller's last answer
 --       kept: completed | records: what is remembered beside the payloads there
 --       target: of each target in turn pending, bell, deliveries, leases, tenants, size, weights, delayed, later,
---       journal, meta; at the end the markers of all messages
+--       journal, meta, longest; at the end the markers of all messages
 -- ARGV  keep_ms: how long the answer is kept | leased: 1 if the caller has leases
 --       line: what the key of a tenant's line begins with
 --       returned: what the key of a tenant's returned messages begins with
 --       kept_limit: length of kept, 0 for any, -1 to keep nothing | note: a JSON object for the records
 --       call: the caller's number for this call | tokens: the lease of the message
---       then for each target line, window_ms, limit, tenant_limit, overload, base, the number of messages, and for
+--       then for each target line, returned, window_ms, limit, tenant_limit, overload, base, the number of messages,
+--       and for
 --       each of these due, the place of its marker among the markers (0 for none), and body, as in enqueue.lua
 -- Returns '0' if the message was not the caller's any more; '-' and the number of a target that is full; or '1',
 --       for each message '1' or '0' (entered, or a duplicate there), then for each target in two bytes how many had to
@@ -20,7 +21,7 @@ local processing, leases, deliveries, pending, tenants = KEYS[1], KEYS[2], KEYS[
 local journal, meta, reply, kept, records = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local keep_ms, leased, line, returned = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4]
 local kept_limit, note, call, tokens = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
-local size, weights, delayed, later, bell, now, limit, tenant_limit, drops
+local size, weights, delayed, later, bell, now, limit, tenant_limit, drops, longest
 local arrival = 'published'
 --@include reply
 if answer then
@@ -53,26 +54,27 @@ local time = redis.call('TIME')
 now = time[1] * 1000000 + time[2]
 
 -- The steps in lib/ work on the queue that these names stand for at the moment.
-local home = {leases, deliveries, pending, tenants, line, journal, meta}
+local home = {leases, deliveries, pending, tenants, line, returned, journal, meta}
 local function turn_to(target)
   pending, bell, deliveries, leases, tenants = unpack(KEYS, target.keys, target.keys + 4)
-  size, weights, delayed, later, journal, meta = unpack(KEYS, target.keys + 5, target.keys + 10)
-  line, limit, tenant_limit, drops = target.line, target.limit, target.tenant_limit, target.drops
+  size, weights, delayed, later, journal, meta, longest = unpack(KEYS, target.keys + 5, target.keys + 11)
+  line, returned = target.line, target.returned
+  limit, tenant_limit, drops = target.limit, target.tenant_limit, target.drops
 end
 
 -- First only look, at each target in turn.
 local targets, at, messages = {}, 9, 0
 while at <= #ARGV do
   local target = {
-    keys = 11 + 11 * #targets, line = ARGV[at], window_ms = ARGV[at + 1], limit = tonumber(ARGV[at + 2]),
-    tenant_limit = tonumber(ARGV[at + 3]), drops = ARGV[at + 4] == 'drop', base = ARGV[at + 5],
-    arrivals = tonumber(ARGV[at + 6]), first = at + 7,
+    keys = 11 + 12 * #targets, line = ARGV[at], returned = ARGV[at + 1], window_ms = ARGV[at + 2],
+    limit = tonumber(ARGV[at + 3]), tenant_limit = tonumber(ARGV[at + 4]), drops = ARGV[at + 5] == 'drop',
+    base = ARGV[at + 6], arrivals = tonumber(ARGV[at + 7]), first = at + 8,
   }
   targets[#targets + 1] = target
   at, messages = target.first + 3 * target.arrivals, messages + target.arrivals
 end
 if messages > 1000 then error('at most 1,000 messages in one call', 0) end
-local markers_at = 10 + 11 * #targets
+local markers_at = 10 + 12 * #targets
 local marks = {}
 for nth, target in ipairs(targets) do
   local arrivals = {}
@@ -107,7 +109,7 @@ for _, target in ipairs(targets) do
   dropped = dropped .. struct.pack('>I2', #gone / 16) .. gone
   if work and target.silent then redis.call('LPUSH', bell, '1') end
 end
-leases, deliveries, pending, tenants, line, journal, meta = unpack(home)
+leases, deliveries, pending, tenants, line, returned, journal, meta = unpack(home)
 open_journal()
 if keeps then
   local payload = payload_of(stored)

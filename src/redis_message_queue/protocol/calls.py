@@ -47,7 +47,7 @@ class Slot:
             return Command(script(verb), tuple(special.get(name) or getattr(keys, name) for name in names), settings)
 
         self.publish = command("publish", keep_ms, optional=1)
-        self.enqueue = command("enqueue", keep_ms, lines[0], *publishing_rules(options), optional=1)
+        self.enqueue = command("enqueue", keep_ms, *lines, *publishing_rules(options), optional=1)
         self.claim = command(
             "claim",
             keep_ms,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _HAND_OFF = Command(script("hand_off"), ())
 _TARGET_KEYS = (
     *("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later"),
-    *("journal", "meta"),
+    *("journal", "meta", "longest"),
 )
 _MOST = 1_000
 
@@ -54,7 +54,8 @@ class Target:
         """As the script reads them; a marker is named by its place among those of all targets."""
         store = self.queue.store
         base = self._fresh_id[: envelope.BASE_BYTES]
-        parts: list[Argument] = [store.keys.line(""), *publishing_rules(store.options), base, len(self.messages)]
+        lines = (store.keys.line(""), store.keys.returned(""))
+        parts: list[Argument] = [*lines, *publishing_rules(store.options), base, len(self.messages)]
         for one in self.messages:
             place = 0 if one.marker is None else markers.setdefault(one.marker, len(markers) + 1)
             parts += [one.due, place, envelope.body(one.payload, one.tenant, one.extras)]

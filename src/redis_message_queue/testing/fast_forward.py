@@ -34,6 +34,7 @@ AGEING: dict[str, str | None] = {
     "returned::": "moments",
     "size": None,
     "weights": None,
+    "longest": None,
     "completed": None,
     "failed": None,
     "dlq": None,

@@ -108,7 +108,7 @@ def _go_through(queue: RedisMessageQueue, client: Any) -> None:
     queue.publish_many([_LATER], delay_seconds=60)
     with queue.process_message():
         pass
-    queue.stats()
+    queue.stats(oldest=False)
     queue.peek(1)
 
 

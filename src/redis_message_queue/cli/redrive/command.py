@@ -1,6 +1,6 @@
-"""rmq redrive: dead letters become messages again."""
+"""rmq redrive: dead letters, or failed messages, become messages again."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,6 +15,10 @@ def redrive(
     queue: QueueChoice,
     output: Output,
     view: MessageView,
+    source: Annotated[
+        Literal["dead_letters", "failed"],
+        typer.Option("--from", help="The list whose messages go back.", show_default=True),
+    ] = "dead_letters",
     where: Annotated[
         str | None, typer.Option(metavar="CONDITION", help="Only those for which this holds.", show_default=False)
     ] = None,
@@ -41,6 +45,8 @@ def redrive(
 ) -> ExitStatus | None:
     """Make dead letters messages again, with a fresh id and a fresh delivery budget.
 
+    With --from failed the messages of the failed list go back instead.
+
     A condition speaks of payload, id, tenant, delivery_count, published_at, claimed_at, finished_at, reason,
     error_type, error, replay_of, and of json, which is the payload parsed:
 
@@ -52,7 +58,7 @@ def redrive(
     What is not known of a letter is None, which is equal to None alone and neither more nor less than anything. Times
     without a zone are UTC. It is never run as Python.
 
-    The exit status is 1 if one of the --ids is not among the dead letters.
+    The exit status is 1 if one of the --ids is not in that list.
     """
     from redis_message_queue.cli.redrive.selection import Selection, checked_ids
 
@@ -60,7 +66,8 @@ def redrive(
     chosen = Selection(where, wanted, output, view, show=dry_run)
     options = {"deduplication": True} if respect_deduplication else {}
     with queue.open(text=True, **options) as opened:
-        summary = opened.redrive_dead_letters(
+        redrive_list = opened.redrive_failed if source == "failed" else opened.redrive_dead_letters
+        summary = redrive_list(
             max_messages=len(wanted) if limit is None and wanted else limit,
             where=chosen,
             dry_run=dry_run,
@@ -68,6 +75,7 @@ def redrive(
         )
     chosen.finish(summary)
     if missing := chosen.missing if limit is None else ():
-        say(f"rmq redrive: not among the dead letters, or ruled out by --where: {', '.join(missing)}")
+        messages = "failed messages" if source == "failed" else "dead letters"
+        say(f"rmq redrive: not among the {messages}, or ruled out by --where: {', '.join(missing)}")
         return ExitStatus.NO
     return None

@@ -1,4 +1,4 @@
-"""Which dead letters are wanted, and what is told of them on the way."""
+"""Which dead letters or failed messages are wanted, and what is told of them on the way."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Selection:
         if not self._show:
             return self._output.document(summary)
         if not self._output.json:
-            self._view.show(self._output, self._rows, title="would be redriven", empty="no dead letter would go")
+            self._view.show(self._output, self._rows, title="would be redriven", empty="no message would go")
         if summary.matched > _SHOWN:
             self._output.say(f"and {summary.matched - _SHOWN:,} more")
         return self._output.say(f"{summary.matched:,} would go; nothing was changed")

@@ -36,6 +36,14 @@ def stats(
         int | None,
         typer.Option("--count", "-n", metavar="N", min=1, help="End after so many looks; means --watch."),
     ] = None,
+    oldest: Annotated[
+        bool,
+        typer.Option(
+            "--oldest/--no-oldest",
+            help="Find the oldest waiting message, which takes a look at each tenant: leave it out with very many.",
+            show_default=True,
+        ),
+    ] = True,
 ) -> ExitStatus | None:
     """Show how many messages are where, and how long the oldest has waited.
 
@@ -52,10 +60,10 @@ def stats(
     with contextlib.ExitStack() as stack:
         queues = {name: stack.enter_context(dataclasses.replace(queue, name=name).open()) for name in names}
         if not watch and every is None and count is None:
-            output.table([{"queue": name} | one for name, one in look(queues).items()])
+            output.table([{"queue": name} | one for name, one in look(queues, oldest).items()])
             return None
         stop = stack.enter_context(StopSignals())
-        watching = Watch(queues, every or _EVERY_SECONDS, count, stop)
+        watching = Watch(queues, every or _EVERY_SECONDS, count, stop, oldest=oldest)
         if output.json or not sys.stdout.isatty():
             for row in watching.rows():
                 output.line(row)

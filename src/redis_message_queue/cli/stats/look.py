@@ -21,9 +21,9 @@ KEPT_LOOKS = 40  # as many as the curve has columns
 _NAP_SECONDS = 0.1  # how long a signal may wait to be noticed
 
 
-def look(queues: Mapping[str, RedisMessageQueue]) -> Counts:
+def look(queues: Mapping[str, RedisMessageQueue], oldest: bool = True) -> Counts:
     """What `stats()` knows of each queue."""
-    return {name: as_facts(queue.stats()) for name, queue in queues.items()}
+    return {name: as_facts(queue.stats(oldest=oldest)) for name, queue in queues.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,19 @@ class Watch:
     """Looks again and again, until somebody stops it or the count is reached; the last ones are kept."""
 
     def __init__(
-        self, queues: Mapping[str, RedisMessageQueue], every_seconds: float, count: int | None, stop: StopSignals
+        self,
+        queues: Mapping[str, RedisMessageQueue],
+        every_seconds: float,
+        count: int | None,
+        stop: StopSignals,
+        *,
+        oldest: bool = True,
     ) -> None:
         self._queues = queues
         self._every = every_seconds
         self._count = count
         self._stop = stop
+        self._oldest = oldest
         self.looks: deque[Look] = deque(maxlen=KEPT_LOOKS)
 
     def go_on(self) -> Iterator[Look]:
@@ -52,7 +59,7 @@ class Watch:
         done = 0
         while not self._stop.is_interrupted():
             begun = time.monotonic()
-            self.looks.append(Look(datetime.now(UTC), begun, look(self._queues)))
+            self.looks.append(Look(datetime.now(UTC), begun, look(self._queues, self._oldest)))
             yield self.looks[-1]
             done += 1
             if done == self._count:

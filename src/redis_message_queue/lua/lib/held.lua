@@ -1,6 +1,6 @@
 -- lib/held.lua: the messages that a caller says it holds.
--- Given `tokens`, one behind the other: 16 bytes of id and 20 that no other claim has. With leases (`leased`) a token is
--- a member of `leases`; without, it is the field of `processing` that holds the message, and nothing else is kept.
+-- Given `tokens`, one behind the other: 16 bytes of id and 20 that no other claim has. With leases (`leased`) a token
+-- is a member of `leases`; without, it is the field of `processing` that holds the message, and nothing else is kept.
 -- Whoever has lost a message finds neither, also where a stale replica was promoted.
 if #tokens > 36000 then error('at most 1,000 messages in one call', 0) end
 local ids, members = {}, {}

@@ -1,8 +1,8 @@
 -- lib/journal.lua: each change of state becomes an entry of a stream, in the script that makes the change.
 -- Given `journal`, the stream, and `meta`, a hash: the `version` of everything that is stored, and of the journal what
 -- it tells (`journal`), its limits (`journal_soft`, `journal_hard`), the number of its last entry (`journal_serial`)
--- and up to where it is archived (`journal_mark`). A queue has a journal if and only if it has the first of these, so that
--- everybody who works with the queue writes it, whatever his own options are.
+-- and up to where it is archived (`journal_mark`). A queue has a journal if and only if it has the first of these, so
+-- that everybody who works with the queue writes it, whatever his own options are.
 local journaled, told -- '1' if payloads are told too, '0' if not, nil without a journal; and what is to be told
 local function open_journal()
   local known = redis.call('HMGET', meta, 'version', 'journal')

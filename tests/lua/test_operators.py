@@ -1,0 +1,147 @@
+"""What operators read and remove: bounded in messages and bytes, and nothing that came after they began."""
+
+import hashlib
+
+import pytest
+
+from tests.lua.scripts_runner import KEYS, Caller, New
+from tests.lua.state import faults
+
+DEEP = 50_000  # from which on lists are read in slices
+
+
+# Pages
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("first", [0, 7, DEEP - 3, DEEP + 5_000, 2 * DEEP - 40, 2 * DEEP + 10_000 - 4, 3 * DEEP])
+def test_a_page_has_the_elements_in_the_order_of_their_places(side: str, first: int, caller: Caller):
+    """Near an end they are read one by one, far from both in slices; beyond the list there is nothing."""
+    length = 2 * DEEP + 10_000
+    caller.client.rpush("list", *range(length))
+    more, page = caller.read_page(("list", (side, first, 100)))
+    places = range(first, min(first + 100, length))
+    assert [int(one) for one in page] == [place if side == "left" else length - 1 - place for place in places]
+    assert more == 0
+
+
+def test_a_page_ends_at_its_limits_and_has_one_element_at_least(caller: Caller):
+    """What was read of the last key, if anything, is there; the keys behind it are not."""
+    caller.client.rpush("list", *(b"x" * size for size in (5, 1, 1, 1)))
+    caller.client.hset("hash", mapping={"a": b"y" * 9, "b": b"", "c": b"z"})
+    everything = (("list", ("left", 0, 9)), ("hash", ("hash", 4, "a", "?", "b", "c")))
+    x, y = b"x", b"y" * 9
+    assert caller.read_page(*everything) == [0, [x * 5, x, x, x], [y, None, b"", b"z"]]
+    assert caller.read_page(*everything, max_elements=4) == [1, [x * 5, x, x, x], []]
+    assert caller.read_page(*everything, max_elements=2) == [1, [x * 5, x]]
+    assert caller.read_page(*everything, max_bytes=3) == [1, [x * 5]]
+    assert caller.read_page(*everything, max_bytes=6) == [1, [x * 5, x]]
+    assert caller.read_page(*everything, max_bytes=17) == [1, [x * 5, x, x, x], [y, None, b""]]
+    assert caller.read_page(("none", ("left", 0, 5)), ("none", ("hash", 1, "a"))) == [0, [], [None]]
+
+
+def test_what_is_redriven_is_removed_from_the_nearer_end(caller: Caller):
+    """Twins elsewhere in the list stay where they are."""
+    letters = [b"twin", *(b"%d" % number for number in range(200)), b"twin", b"last"]
+    caller.client.rpush(KEYS.dead_letter, *letters)
+    for place in (len(letters) - 2, 100, 0):  # from the right: near the left end, in the middle, at the right end
+        payload = letters.pop(len(letters) - 1 - place)
+        words = caller._words("redrive", {}, (), call=caller._numbered(None), base=b"%014d" % place)
+        words += [place, hashlib.sha1(payload).hexdigest(), -1, "", 0, b"\x80" + payload]
+        assert caller._send_words("redrive", words) == b"1"
+        assert caller.client.lrange(KEYS.dead_letter, 0, -1) == letters
+
+
+# The oldest
+
+
+def all_stats(caller: Caller) -> tuple[int, int]:
+    """How many calls it took, and how old the oldest is."""
+    cursor, last, ages = b"-inf", b"", []
+    while cursor:
+        *_, age, cursor, last = caller.stats(cursor, last)
+        ages.append(age)
+    return len(ages), max(ages)
+
+
+def test_heads_are_looked_at_up_to_four_megabytes(caller: Caller):
+    """One of them may have more; whether tenants have the same place in the ring or not."""
+    for tenant in "abcdef":
+        caller.line_up(tenant, b"x" * 1_500_000)
+    caller.publish(b"the last, without a tenant")
+    head = caller.client.lindex(KEYS.line("a"), -1)
+    age = caller.now_us() - int.from_bytes(head[17:25], "big")
+    for _ in range(2):
+        calls, oldest = all_stats(caller)
+        assert (calls, oldest >= age) == (2, True)
+        caller.client.zadd(KEYS.tenants, dict.fromkeys("abcdef", 27_720))
+    caller.line_up("a", b"y" * 5_000_000)
+    caller.client.lmove(KEYS.line("a"), KEYS.line("a"), "LEFT", "RIGHT")
+    assert all_stats(caller)[0] == 3
+    assert caller.stats(b"")[6:] == [6, -1, b"", b""]
+
+
+def test_who_is_served_meanwhile_hides_nobody(caller: Caller):
+    """Tenants that leave their places between two looks do not move others past the second look."""
+    caller.enqueue(*[New(b"x", b"tenant %d" % number) for number in range(1_000)])
+    caller.line_up("oldest", b"x")
+    *_, cursor, last = caller.stats()
+    assert last == b"tenant 999"
+    caller.claim(500)
+    (head,) = caller.client.lrange(KEYS.line("oldest"), 0, -1)
+    *_, age, cursor, last = caller.stats(cursor, last)
+    assert (age > 0, cursor) == (True, b"")
+    assert len(head) > 25
+
+
+# What came after it began
+
+
+def test_of_a_line_goes_what_was_there(caller: Caller):
+    """Whoever publishes meanwhile keeps his message, and his tenant its place."""
+    caller.publish_all([b"a", b"b"])
+    caller.line_up("acme", b"c")
+    began = caller.now_us()
+    caller.publish_all([b"d"])
+    caller.line_up("acme", b"e")
+    caller.line_up("other", b"f")
+    assert caller.sweep("line", "", "acme", "other", began=began) == b"3 "
+    assert sorted(caller.claim(9).payloads) == [b"d", b"e", b"f"]
+    assert faults(caller.client) == []
+
+
+def test_of_what_came_back_goes_what_had_come_back_then(caller: Caller):
+    """A lease that ended later was held when it began."""
+    caller.hold(b"a", tenant="acme")
+    caller.expire()
+    caller.line_up("other", b"b")
+    assert caller.claim().payloads == [b"b"]  # and what ran out has come back to its tenant
+    came_back, began = caller.client.zrange(KEYS.returned("acme"), 0, -1), caller.now_us()
+    caller.client.zadd(KEYS.returned("acme"), dict.fromkeys(came_back, began + 1))
+    assert caller.sweep("line", "acme", began=began) == b"0 "
+    assert caller.client.zcard(KEYS.returned("acme")) == 1
+    assert caller.sweep("line", "acme", began=began + 1) == b"1 "
+    assert faults(caller.client) == []
+
+
+def test_of_delayed_messages_goes_what_was_published_then(caller: Caller):
+    """Whatever its time is; the alarm stays for those that are left."""
+    caller.enqueue(New(b"a", due="+9000000000"), New(b"b", b"acme", due="+1000000000"))
+    began = caller.now_us()
+    caller.enqueue(New(b"c", due="+5000000000"))
+    assert caller.sweep("delayed", began=began) == b"2 "
+    assert len(caller.due_times()) == 1
+    caller.pass_delays(2 * 9_000_000_000)
+    assert caller.claim(9).payloads == [b"c"]
+    assert faults(caller.client) == []
+
+
+def test_many_tenants_leave_the_ring_in_one_step(caller: Caller):
+    """At most a thousand messages; where it stopped, it can go on."""
+    for tenant, count in (("a", 600), ("b", 300), ("c", 400), ("d", 1)):
+        caller.line_up(tenant, *[b"m"] * count)
+    assert caller.sweep("line", "a", "b", "c", "d") == b"1000 2"
+    assert (caller.client.llen(KEYS.line("c")), caller.client.zcard(KEYS.tenants)) == (300, 2)
+    assert faults(caller.client) == []
+    assert caller.sweep("line", "c", "d", "nobody") == b"301 "
+    assert caller.client.exists(KEYS.tenants, KEYS.size, KEYS.leases) == 0
