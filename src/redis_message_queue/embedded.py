@@ -25,6 +25,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from redis_message_queue.errors import ConfigurationError, EmbeddedServerError
+from redis_message_queue.identity import after_fork, process
 from redis_message_queue.server_binary import SETTING, ServerBinary, find_server
 
 __all__ = ["EmbeddedRedis", "EmbeddedServerError", "ServerBinary", "find_server"]
@@ -114,6 +115,7 @@ class EmbeddedRedis:
     @property
     def running(self) -> bool:
         """Whether the server runs (or is paused) and belongs to this process."""
+        process()  # which disowns it in a forked child
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -172,6 +174,7 @@ class EmbeddedRedis:
 
     def stop(self) -> None:
         """End the server; a temporary directory goes with it. In a forked child this does nothing."""
+        process()  # which disowns it in a forked child
         if self not in _started:
             return
         # Nobody will read what a server in a temporary directory would save: killing it spares up to 100 ms.
@@ -194,9 +197,9 @@ class EmbeddedRedis:
 
     def pause(self) -> None:
         """Stop the server in its tracks (SIGSTOP): connections stay open and nothing is answered."""
-        process = self._require_ours()
-        process.send_signal(signal.SIGSTOP)
-        _wait_until_stopped(process.pid)
+        server = self._require_ours()
+        server.send_signal(signal.SIGSTOP)
+        _wait_until_stopped(server.pid)
 
     def resume(self) -> None:
         """Let a paused server run on."""
@@ -219,12 +222,13 @@ class EmbeddedRedis:
         return value
 
     def _require_ours(self) -> "subprocess.Popen[bytes]":
-        process = self._known(self._process)
+        process()  # which disowns it in a forked child
+        started = self._known(self._process)
         if self not in _started:
             raise EmbeddedServerError(
                 "The embedded server belongs to another process. Call this in the one that started it."
             )
-        return process
+        return started
 
     def _make_directory(self) -> Path:
         if self._kept_directory is None:
@@ -401,7 +405,7 @@ def _stop_all() -> None:
         server.stop()
 
 
-def _disown_all() -> None:
+def _disown_all(_: float) -> None:
     for server in _started:
         server._disown()
     _started.clear()
@@ -409,4 +413,4 @@ def _disown_all() -> None:
 
 atexit.register(_stop_all)
 # A forked child inherits our end of every pipe; did it keep them, the servers would live until it ends too.
-os.register_at_fork(after_in_child=_disown_all)
+after_fork(_disown_all)

@@ -35,6 +35,7 @@ from redis_message_queue.errors import (
     SelectionError,
 )
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
+from redis_message_queue.identity import after_restore
 from redis_message_queue.interrupt import (
     BaseGracefulInterruptHandler,
     EventDrivenInterruptHandler,
@@ -89,4 +90,5 @@ __all__ = [
     "RetryPolicy",
     "RunSummary",
     "SelectionError",
+    "after_restore",
 ]

@@ -68,7 +68,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         """Sockets and loop behind an asyncio client are shared with the parent after a fork, and nobody resets them."""
         raise ConfigurationError(
             "this asyncio queue was made in another process, and its connections are that process's; "
-            "make the client and the queue in the process that uses them, after the fork"
+            "make the client and the queue in the process that uses them, after the fork or the restored snapshot"
         )
 
     def _our_client(self) -> Any:

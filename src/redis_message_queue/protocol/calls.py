@@ -100,8 +100,8 @@ class Calls:
         self.keep_seconds = options.retry_budget_seconds + port.retry_window + 60
         self._keep_ms = int(self.keep_seconds * 1000)
         self._keeps_journal = not options.journal  # until it is told that there is to be one
-        self._process = 0
-        self._free: deque[Slot] = deque()
+        # The process, and the slots that are free in it: replaced together, so that no thread sees half of it.
+        self._free: tuple[int, deque[Slot]] = (0, deque())
         self._handed_over: deque[Attempt] = deque()
 
     async def open_journal(self) -> None:
@@ -117,21 +117,24 @@ class Calls:
         """A slot that nobody else uses until it is given back."""
         if self._handed_over:
             self._collect()
-        if self._process != self.port.process():
-            if self.port.born_in != self.port.process():
+        here = self.port.process()
+        process, free = self._free
+        if process != here:
+            if self.port.born_in != here:
                 self.port.inherit()
             # A forked child must not share numbers with its parent: it starts with no slots at all.
-            self._free = deque()
-            self._process = self.port.process()
+            free = deque()
+            self._free = (here, free)
         try:
-            return self._free.pop()
+            return free.pop()
         except IndexError:
-            return self._new_slot()
+            return self._new_slot(here)
 
     def give_back(self, slot: Slot) -> None:
         """The slot's last call is over."""
-        if self.owns(slot):
-            self._free.append(slot)
+        process, free = self._free
+        if slot.process == process:  # in a child that has borrowed none yet, `borrow` throws it away
+            free.append(slot)
 
     def give_back_when_sure(self, attempt: Attempt) -> None:
         """The slot is free as soon as nothing about its claim is in doubt."""
@@ -155,10 +158,10 @@ class Calls:
         """Whether the slot is this process's: after a fork the parent goes on using its own."""
         return slot.process == self.port.process()
 
-    def _new_slot(self) -> Slot:
+    def _new_slot(self, process: int) -> Slot:
         # Each has a name of its own, not a count: two threads that make one at the same time must not share it.
         caller = base64.urlsafe_b64encode(self.port.fresh_id()[:12]).decode()
-        return Slot(self.keys.reply(caller), self.port.process(), self.keys, self.options, self._keep_ms)
+        return Slot(self.keys.reply(caller), process, self.keys, self.options, self._keep_ms)
 
     async def call(
         self,
