@@ -49,8 +49,11 @@ def server_setting(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def server(server_setting: str) -> Iterator[EmbeddedRedis]:
-    """The server that all tests share; what changes or kills a server takes one from `start_server`."""
-    with EmbeddedRedis(binary=server_setting) as started:
+    """The server that all tests share; what changes or kills a server takes one from `start_server`.
+
+    Without a password: programs of the tests get a port and nothing else.
+    """
+    with EmbeddedRedis(binary=server_setting, password=False) as started:
         yield started
 
 
@@ -82,6 +85,6 @@ def start_server(server_setting: str) -> Iterator[StartServer]:
     with contextlib.ExitStack() as servers:
 
         def start(**options: object) -> EmbeddedRedis:
-            return servers.enter_context(EmbeddedRedis(**{"binary": server_setting} | options))
+            return servers.enter_context(EmbeddedRedis(**{"binary": server_setting, "password": False} | options))
 
         yield start

@@ -18,7 +18,7 @@ from tests.embedded.waiting import answers, falls_silent, until
 START = """
 import ctypes, os, signal, sys, time
 from redis_message_queue.embedded import EmbeddedRedis
-server = EmbeddedRedis(binary=sys.argv[1]).start()
+server = EmbeddedRedis(binary=sys.argv[1], password=False).start()
 print(server.port, server.directory, flush=True)
 """
 # The second runs none of Python's fork hooks, as uWSGI's.
