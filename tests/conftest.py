@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -84,7 +85,8 @@ def start_server(server_setting: str) -> Iterator[StartServer]:
     """Starts private servers, with the options of EmbeddedRedis; they end with the test."""
     with contextlib.ExitStack() as servers:
 
-        def start(**options: object) -> EmbeddedRedis:
-            return servers.enter_context(EmbeddedRedis(**{"binary": server_setting, "password": False} | options))
+        def start(**options: Any) -> EmbeddedRedis:
+            usual = {"binary": server_setting, "password": "requirepass" in options.get("config", {})}
+            return servers.enter_context(EmbeddedRedis(**usual | options))
 
         yield start

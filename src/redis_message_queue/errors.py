@@ -89,6 +89,13 @@ class LuaScriptError(RedisMessageQueueError, redis.exceptions.ResponseError):
     """Redis refused a script, and nothing was changed: the text and the cause say why."""
 
 
+class NotPermittedError(LuaScriptError, redis.exceptions.NoPermissionError):
+    """The Redis user may not run a command or access a key: the text names it and says what to grant.
+
+    A script that met it half-way was stopped there, and what it had done before stays done.
+    """
+
+
 class RetryBudgetExhaustedError(RedisMessageQueueError, redis.exceptions.RedisError):
     """Redis could not be reached within the retry budget: the outcome of the call is unknown, its cause is attached."""
 

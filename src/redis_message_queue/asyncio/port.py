@@ -185,7 +185,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
                 await pool.release(connection)
             if wire.any_is_read_only(answers):
                 await pool.disconnect(inuse_connections=False)
-            return answers
+            return wire.with_advice(answers, commands)
         await heeding_cancellation(self._our_client().initialize())
         node = self._our_client().get_node_from_key(key)
         connection = node.acquire_connection()
@@ -204,7 +204,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         if wire.has_moved(answers):
             await heeding_cancellation(self._our_client().nodes_manager.initialize())
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
-        return answers
+        return wire.with_advice(answers, commands)
 
     async def _talk(self, connection: Any, packed: Sequence[bytes]) -> list[Any]:
         """Several commands on one connection; an answer or an error of each."""

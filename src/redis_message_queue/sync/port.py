@@ -124,7 +124,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
         if wire.is_cluster(self._client) and wire.has_moved(answers):
             self._client.nodes_manager.initialize()
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
-        return answers
+        return wire.with_advice(answers, commands)
 
     def _talk(self, pool: Any, packed: Sequence[bytes]) -> list[Any]:
         """Several commands on one connection; an answer or an error of each."""
