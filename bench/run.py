@@ -20,7 +20,7 @@ def run(plan: Plan, binary: str, with_peer: bool, progress: Progress) -> Figures
     """All figures of a plan, and who was left out of what."""
     course = Course(progress)
     candidates = contenders(_peer(course) if with_peer else None)
-    with EmbeddedRedis(binary=binary) as server, ExitStack() as stack:
+    with EmbeddedRedis(binary=binary, password=False) as server, ExitStack() as stack:
         workers, environment = _start(candidates, server, stack, course)
         progress.console.print(report.header(environment))
         present = [worker.contender for worker in workers]
@@ -79,7 +79,7 @@ def _pile(libraries: list[Contender], plan: Plan, binary: str, course: Course) -
     with ExitStack() as stack:
         sites = []
         for contender in libraries:
-            server = stack.enter_context(EmbeddedRedis(binary=binary))
+            server = stack.enter_context(EmbeddedRedis(binary=binary, password=False))
             sites.append(stack.enter_context(pile.site(contender, server)))
         pile.measure(sites, plan, course)
     found = {"ack": figures.acks(sites, plan), "memory": figures.memory(sites)}

@@ -1,6 +1,6 @@
 """Makes the reference pages from the code, so that they cannot say anything else than it does.
 
-    python -m docs.generate            write docs/reference/*.md
+    python -m docs.generate            write docs/reference/*.md, and the lists in docs/how-to/restrict-access.md
     python -m docs.generate --check    exit with 1 if a page is out of date
 
 What an option, a key or an error means is written where it is defined. What only the reader of a page needs (which
@@ -21,6 +21,7 @@ from docs.reference.errors import errors_page
 from docs.reference.events import events_page
 from docs.reference.keys import keys_page
 from docs.reference.options import options_page
+from docs.reference.permissions import HOW_TO, restrict_access_page
 from docs.reference.spark_options import spark_options_page
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -43,18 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = parser.parse_args(arguments).check
     stale = outdated()
     for name, text in stale.items():
+        folder = "how-to" if name == HOW_TO.name else "reference"
         if check:
-            print(f"docs/reference/{name} is out of date: run python -m docs.generate", file=sys.stderr)
+            print(f"docs/{folder}/{name} is out of date: run python -m docs.generate", file=sys.stderr)
         else:
-            (REFERENCE / name).write_text(text, encoding="utf-8")
-            print(f"docs/reference/{name} written")
+            (HOW_TO if name == HOW_TO.name else REFERENCE / name).write_text(text, encoding="utf-8")
+            print(f"docs/{folder}/{name} written")
     return 1 if stale and check else 0
 
 
 def outdated() -> dict[str, str]:
     """The pages whose file is not what the code makes of it now, and what it would be."""
     made = {name: make() for name, make in PAGES.items()}
-    return {name: text for name, text in made.items() if _text_of(REFERENCE / name) != text}
+    stale = {name: text for name, text in made.items() if _text_of(REFERENCE / name) != text}
+    rules = restrict_access_page()
+    return stale if _text_of(HOW_TO) == rules else stale | {HOW_TO.name: rules}
 
 
 def _text_of(path: Path) -> str | None:

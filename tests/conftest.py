@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -49,8 +50,11 @@ def server_setting(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def server(server_setting: str) -> Iterator[EmbeddedRedis]:
-    """The server that all tests share; what changes or kills a server takes one from `start_server`."""
-    with EmbeddedRedis(binary=server_setting) as started:
+    """The server that all tests share; what changes or kills a server takes one from `start_server`.
+
+    Without a password: programs of the tests get a port and nothing else.
+    """
+    with EmbeddedRedis(binary=server_setting, password=False) as started:
         yield started
 
 
@@ -81,7 +85,8 @@ def start_server(server_setting: str) -> Iterator[StartServer]:
     """Starts private servers, with the options of EmbeddedRedis; they end with the test."""
     with contextlib.ExitStack() as servers:
 
-        def start(**options: object) -> EmbeddedRedis:
-            return servers.enter_context(EmbeddedRedis(**{"binary": server_setting} | options))
+        def start(**options: Any) -> EmbeddedRedis:
+            usual = {"binary": server_setting, "password": "requirepass" in options.get("config", {})}
+            return servers.enter_context(EmbeddedRedis(**usual | options))
 
         yield start

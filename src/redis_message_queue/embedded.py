@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import random
+import secrets
 import shutil
 import signal
 import subprocess
@@ -18,13 +19,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self, TypeVar
+from urllib.parse import quote
 
 import redis
 import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from redis_message_queue.errors import ConfigurationError, EmbeddedServerError
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, EmbeddedServerError
+from redis_message_queue.identity import after_fork, process
 from redis_message_queue.server_binary import SETTING, ServerBinary, find_server
 
 __all__ = ["EmbeddedRedis", "EmbeddedServerError", "ServerBinary", "find_server"]
@@ -41,6 +44,12 @@ _PORT_TRIES = 10
 _KNOCK_SECONDS = 0.5
 _PORT_TAKEN = "Address already in use"
 
+# Beside the data that it guards, so that a kept directory keeps its URL.
+_PASSWORD_FILE = "server.password"
+_OWN_FILES = ("server.*", "*.rdb", "*.aof", "appendonly*", "appendonlydir/*", "nodes.conf")
+# Settings that hold or may hold a secret: an error that shows the server's log does not show them.
+_SECRET_SETTINGS = ("pass", "auth", "user")
+
 # Held by this module: another value would put the server out of its reach, or out of its directory.
 _OWN_SETTINGS = frozenset({"bind", "port", "dir", "logfile", "daemonize", "supervised", "include"})
 
@@ -50,7 +59,9 @@ _OWN_SETTINGS = frozenset({"bind", "port", "dir", "logfile", "daemonize", "super
 # Why the group: it outlives the server for as long as the watcher is in it, so its number, which is $$ too,
 # cannot pass to a stranger, and the children that the server forks to write files go with it.
 # A line through the pipe means that we are well and keep, or remove, the directory ourselves.
+# The umask: what the server writes is for its owner alone.
 _LAUNCH = """
+umask 077
 exec 3<&0 0</dev/null
 temporary_directory=$1; shift
 (read -r line <&3 || { kill -9 $$; /bin/rm -rf -- "$temporary_directory"; }; kill -9 0) >/dev/null 2>&1 &
@@ -67,6 +78,10 @@ class EmbeddedRedis:
 
     With `directory` the files stay there after `stop()`, and `append_only=True` writes every change to them;
     without it they live in a temporary directory. `config` takes further settings, as redis.conf has them.
+
+    The server asks for a password. By default it is a random one: `url`, `client()` and `async_client()` have it, and
+    no other user of the machine can read it. `password` takes one of your own, or False for a server without one. All
+    files are readable by their owner only.
     """
 
     host = "127.0.0.1"
@@ -78,6 +93,7 @@ class EmbeddedRedis:
         directory: str | os.PathLike[str] | None = None,
         port: int = 0,
         append_only: bool = False,
+        password: str | bool = True,
         config: Mapping[str, str | int] | None = None,
         startup_timeout_seconds: float = 10.0,
         shutdown_timeout_seconds: float = 10.0,
@@ -89,6 +105,7 @@ class EmbeddedRedis:
         self._wanted_port = port
         self._append_only = append_only
         self._config = _checked(config or {})
+        self._password = _checked_password(password, self._config)
         self._startup_timeout = startup_timeout_seconds
         self._shutdown_timeout = shutdown_timeout_seconds
         self._binary: ServerBinary | None = None
@@ -106,7 +123,7 @@ class EmbeddedRedis:
         self.stop()
 
     def __repr__(self) -> str:
-        state = self.url if self.running else "not running"
+        state = self._shown_url if self.running else "not running"
         return f"<EmbeddedRedis {state}>"
 
     # What it is
@@ -114,6 +131,7 @@ class EmbeddedRedis:
     @property
     def running(self) -> bool:
         """Whether the server runs (or is paused) and belongs to this process."""
+        process()  # which disowns it in a forked child
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -127,8 +145,8 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        password = f":{self._password}@" if self._password else ""
-        return f"redis://{password}{self.host}:{self.port}/0"
+        """Where a client finds the server, with its password."""
+        return self._url(quote(self._password or "", safe=""))
 
     @property
     def pid(self) -> int:
@@ -159,11 +177,12 @@ class EmbeddedRedis:
     def start(self) -> Self:
         """Start the server and wait until it answers."""
         if self._process is not None:
-            raise EmbeddedServerError(f"The embedded server was started already ({self.url}). Use restart().")
+            raise EmbeddedServerError(f"The embedded server was started already ({self._shown_url}). Use restart().")
         self._binary = find_server(self._setting)
         self._directory = self._make_directory()
         _started.add(self)
         try:
+            self._choose_password()
             self._start_on_a_port()
         except BaseException:
             self.stop()
@@ -172,6 +191,7 @@ class EmbeddedRedis:
 
     def stop(self) -> None:
         """End the server; a temporary directory goes with it. In a forked child this does nothing."""
+        process()  # which disowns it in a forked child
         if self not in _started:
             return
         # Nobody will read what a server in a temporary directory would save: killing it spares up to 100 ms.
@@ -194,9 +214,9 @@ class EmbeddedRedis:
 
     def pause(self) -> None:
         """Stop the server in its tracks (SIGSTOP): connections stay open and nothing is answered."""
-        process = self._require_ours()
-        process.send_signal(signal.SIGSTOP)
-        _wait_until_stopped(process.pid)
+        server = self._require_ours()
+        server.send_signal(signal.SIGSTOP)
+        _wait_until_stopped(server.pid)
 
     def resume(self) -> None:
         """Let a paused server run on."""
@@ -205,13 +225,16 @@ class EmbeddedRedis:
     # How it is done
 
     @property
-    def _password(self) -> str | None:
-        password = self._config.get("requirepass")
-        return None if password is None else str(password)
+    def _shown_url(self) -> str:
+        """For errors and logs."""
+        return self._url("***" if self._password else "")
+
+    def _url(self, password: str) -> str:
+        return f"redis://{f':{password}@' if password else ''}{self.host}:{self.port}/0"
 
     @property
     def _address(self) -> dict[str, Any]:
-        return {"host": self.host, "port": self.port, "password": self._password}
+        return {"host": self.host, "port": self.port, "password": self._password or None}
 
     def _known(self, value: T | None) -> T:
         if value is None:
@@ -219,18 +242,32 @@ class EmbeddedRedis:
         return value
 
     def _require_ours(self) -> "subprocess.Popen[bytes]":
-        process = self._known(self._process)
+        process()  # which disowns it in a forked child
+        started = self._known(self._process)
         if self not in _started:
             raise EmbeddedServerError(
                 "The embedded server belongs to another process. Call this in the one that started it."
             )
-        return process
+        return started
 
     def _make_directory(self) -> Path:
         if self._kept_directory is None:
             return Path(tempfile.mkdtemp(prefix="redis-message-queue-"))
-        self._kept_directory.mkdir(parents=True, exist_ok=True)
+        self._kept_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._kept_directory
+
+    def _choose_password(self) -> None:
+        """A random one is kept with a kept directory, and the URL stays as it was."""
+        if self._password is not None:
+            return
+        path = self.directory / _PASSWORD_FILE
+        if self._kept_directory is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._password = path.read_text(encoding="ascii", errors="ignore").strip()
+        if not self._password:
+            self._password = secrets.token_urlsafe(24)
+            if self._kept_directory is not None:
+                _write_private(path, f"{self._password}\n")
 
     def _start_on_a_port(self) -> None:
         """The server itself tries a port: one that we had found free could be taken a moment later."""
@@ -243,8 +280,9 @@ class EmbeddedRedis:
 
     def _launch(self, port: int) -> None:
         self._port = port
-        (self.directory / "server.conf").write_text(self._settings())
-        with (self.directory / "server.log").open("ab") as log:
+        _write_private(self.directory / "server.conf", self._settings())
+        _make_private(self.directory)
+        with open(self.directory / "server.log", "ab", opener=_private) as log:
             _lock(log, self.directory)
             log_start = log.tell()
             self._process = self._spawn(log)
@@ -267,7 +305,11 @@ class EmbeddedRedis:
             "save": "",
             "appendonly": "yes" if self._append_only else "no",
         }
-        lines = [f"{name} {value if value != '' else chr(34) * 2}" for name, value in (settings | self._config).items()]
+        if self._password:
+            settings["requirepass"] = _quoted(self._password)
+            settings["masterauth"] = _quoted(self._password)  # for a replica with the same password
+        given = {name: value for name, value in self._config.items() if name != "requirepass"}
+        lines = [f"{name} {value if value != '' else chr(34) * 2}" for name, value in (settings | given).items()]
         return "\n".join([*lines, ""])
 
     def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
@@ -302,11 +344,20 @@ class EmbeddedRedis:
 
     def _failed(self, what: str, log_start: int) -> EmbeddedServerError:
         log = (self.directory / "server.log").read_bytes()[log_start:].decode(errors="replace")
+        for secret in self._secrets():
+            log = log.replace(secret, "***")
         tail = "\n".join(f"    {line}" for line in log.splitlines()[-12:])
         return EmbeddedServerError(
             f"{self._binary} {what}. The end of its log:\n{tail}\n"
             f"Mend what the log names, or choose another server: binary=... or {SETTING}."
         )
+
+    def _secrets(self) -> list[str]:
+        """What no error may show: the server repeats a line of its settings that it does not understand."""
+        found = [str(value) for name, value in self._config.items() if any(word in name for word in _SECRET_SETTINGS)]
+        if self._password:
+            found += [self._password, _quoted(self._password)[1:-1]]
+        return sorted(filter(None, found), key=len, reverse=True)
 
     def _end(self, patience: float) -> None:
         """Ask for so many seconds, then kill; the watcher ends what is left of the group."""
@@ -340,6 +391,47 @@ def _checked(config: Mapping[str, str | int]) -> dict[str, str | int]:
     if broken := [name for name, value in config.items() if "\n" in f"{name}{value}"]:
         raise ConfigurationError(f"A setting is one line, without line breaks. Mend: {broken}")
     return config
+
+
+def _checked_password(password: str | bool, config: Mapping[str, str | int]) -> str | None:
+    """The password, "" for a server without one, or None if one is to be made."""
+    if not isinstance(password, str | bool):
+        raise ConfigurationTypeError(f"password must be a text or a bool, not {type(password).__name__}")
+    if "requirepass" in config:
+        if password is not True:
+            raise ConfigurationError("Give the password once: as password=... or as requirepass in config.")
+        return str(config["requirepass"])
+    if password == "":
+        raise ConfigurationError("password is empty. Give one, or False for a server without a password.")
+    if isinstance(password, str) and not password.isprintable():
+        raise ConfigurationError("password has characters that cannot be printed. Give one without.")
+    return password if isinstance(password, str) else None if password else ""
+
+
+def _quoted(text: str) -> str:
+    """As one word of redis.conf."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """A new file, readable by its owner only from its first moment."""
+    path.unlink(missing_ok=True)
+    with open(path, "x", encoding="utf-8", opener=_private) as file:
+        file.write(text)
+
+
+def _make_private(directory: Path) -> None:
+    """What an earlier server has left in a kept directory."""
+    for pattern in _OWN_FILES:
+        for path in directory.glob(pattern):
+            with contextlib.suppress(OSError):  # somebody else's, or gone by now
+                if not path.is_symlink():
+                    path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def _some_ports() -> list[int]:
@@ -401,7 +493,7 @@ def _stop_all() -> None:
         server.stop()
 
 
-def _disown_all() -> None:
+def _disown_all(_: float) -> None:
     for server in _started:
         server._disown()
     _started.clear()
@@ -409,4 +501,4 @@ def _disown_all() -> None:
 
 atexit.register(_stop_all)
 # A forked child inherits our end of every pipe; did it keep them, the servers would live until it ends too.
-os.register_at_fork(after_in_child=_disown_all)
+after_fork(_disown_all)

@@ -93,6 +93,13 @@ class StateVersionError(RedisMessageQueueError, RuntimeError):
     """A newer release has written what Redis holds of this queue, and nothing was changed: upgrade this library."""
 
 
+class NotPermittedError(LuaScriptError, redis.exceptions.NoPermissionError):
+    """The Redis user may not run a command or access a key: the text names it and says what to grant.
+
+    A script that met it half-way was stopped there, and what it had done before stays done.
+    """
+
+
 class RetryBudgetExhaustedError(RedisMessageQueueError, redis.exceptions.RedisError):
     """Redis could not be reached within the retry budget: the outcome of the call is unknown, its cause is attached."""
 

@@ -10,6 +10,9 @@ from importlib.resources import files
 
 _LUA = files("redis_message_queue") / "lua"
 _INCLUDE = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
+_COMMENT = re.compile(r"--[^\n]*")
+_COMMAND = re.compile(r"\(\s*'([A-Z]+)'")
+_PASSED_ON = re.compile(r"(?<!redis\.call)(?<!redis\.pcall)\('([A-Z]+)'")
 _KEYS = re.compile(r"^-- KEYS {2}(.*?)^-- (?:ARGV|Returns)", re.MULTILINE | re.DOTALL)
 
 
@@ -21,6 +24,14 @@ class Script:
     source: str
     sha: str
     keys: tuple[str, ...]
+    commands: tuple[str, ...]  # what it may call
+
+    def commands_in(self, line: int) -> tuple[str, ...]:
+        """What it may call in one line of its source, counted from 1 as Redis does.
+
+        A line that passes on the command it was given may call any that such a function is given.
+        """
+        return commands_of(self.source.splitlines()[line - 1]) or tuple(sorted(set(_PASSED_ON.findall(self.source))))
 
 
 @cache
@@ -28,7 +39,7 @@ def script(name: str) -> Script:
     """The script ``lua/<name>.lua``, read once."""
     source = with_includes((_LUA / f"{name}.lua").read_text("utf-8"))
     digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    return Script(name, source, digest, key_names(source))
+    return Script(name, source, digest, key_names(source), commands_of(source))
 
 
 def with_includes(source: str) -> str:
@@ -43,6 +54,11 @@ def key_names(source: str) -> tuple[str, ...]:
         raise ValueError("a script must name its keys in its header: -- KEYS  name: what it is | ...")
     rows = re.split(r"\||\n--", paragraph[1])
     return tuple(row.split(":")[0].strip() for row in rows if ":" in row)
+
+
+def commands_of(source: str) -> tuple[str, ...]:
+    """The Redis commands that are the first argument of a call: of `redis.call`, or of a function that passes it on."""
+    return tuple(sorted(set(_COMMAND.findall(_COMMENT.sub("", source)))))
 
 
 def all_names() -> list[str]:

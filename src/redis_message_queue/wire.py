@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any, cast
@@ -14,9 +15,12 @@ from redis_message_queue.errors import (
     ConfigurationError,
     ConfigurationTypeError,
     LuaScriptError,
+    NotPermittedError,
     StateVersionError,
 )
 from redis_message_queue.protocol.port import Argument, Command, StateMissingError
+from redis_message_queue.scripts import all_names
+from redis_message_queue.scripts import script as script_of
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _TRANSIENT_CLASSES = (
@@ -37,6 +41,12 @@ _TRANSIENT_WORDS = (
     "cannot be used with replica instances",  # WAIT and WAITAOF, while a failover is under way
     "Redis Cluster cannot be connected",  # the cluster client found none of its nodes
 )
+
+
+# How a script says that its user may not do something: Redis 7 and Valkey, and Redis 6.2.
+_FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
+_FORBIDDEN_COMMAND = re.compile(r"no permissions to run the '([\w|-]+)' command")
+_PLACE_IN_SCRIPT = re.compile(r"call to f_([0-9a-f]{40})\): @user_script: ?(\d+)")
 
 
 def is_transient(error: BaseException) -> bool:
@@ -61,7 +71,7 @@ def translated(error: exceptions.ResponseError, script: str) -> Exception:
             "use redis.RedisCluster (or redis.asyncio.RedisCluster)",
             operation=script,
         )
-    if isinstance(error, exceptions.NoPermissionError | LuaScriptError) or is_transient(error):
+    if isinstance(error, LuaScriptError) or is_transient(error):
         return error
     if "NOSTATE in " in said:
         return StateMissingError(f"Redis refused {script}: {said}", operation=script)
@@ -72,7 +82,55 @@ def translated(error: exceptions.ResponseError, script: str) -> Exception:
             "changed: upgrade this library, or use a release that reads that version",
             operation=script,
         )
+    refusal = not_permitted(error, script)
+    if refusal is not None:
+        return refusal
     return LuaScriptError(f"Redis refused {script}: {said}", operation=script)
+
+
+def not_permitted(error: Exception, operation: str) -> NotPermittedError | None:
+    """A refusal by the server's access control list that says what to grant; None for any other error."""
+    said = str(error)
+    in_script = any(words in said for words in _FORBIDDEN_IN_SCRIPT)
+    named = _FORBIDDEN_COMMAND.search(said)
+    if not (in_script or named or isinstance(error, exceptions.NoPermissionError)):
+        return None
+    if named or "this command" in said:
+        commands = (named[1],) if named else _commands_at(said)
+        what = f"run {' or '.join(one.upper() for one in commands) or 'a command'}"
+        grant = " ".join(f"+{one.lower()}" for one in commands)
+    else:
+        what, grant = "access a key", "~<queue>::*, with the name of the queue"
+    after = "; the script was stopped there, and what it had done before stays done" if in_script else ""
+    return NotPermittedError(
+        f"the Redis user of this client may not {what}, which {operation} needs; grant it: ACL SETUSER <user> {grant} "
+        f"(`rmq doctor` checks all that a user needs){after}",
+        operation=operation,
+    )
+
+
+def with_advice(answers: list[Any], commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+    """The answers to plain commands; a refusal by the access control list says what to grant."""
+    return [_advised(answer, str(words[0])) for answer, words in zip(answers, commands, strict=True)]
+
+
+def _advised(answer: Any, command: str) -> Any:
+    if isinstance(answer, list) and command == "EXEC":
+        return [_advised(one, "a transaction") for one in answer]
+    refusal = not_permitted(answer, command) if isinstance(answer, exceptions.ResponseError) else None
+    if refusal is None:
+        return answer
+    refusal.__cause__ = answer
+    return refusal
+
+
+def _commands_at(said: str) -> tuple[str, ...]:
+    """Redis 6.2 tells the digest of the script and the line, not the command."""
+    place = _PLACE_IN_SCRIPT.search(said)
+    if place is None:
+        return ()
+    found = [one for one in map(script_of, all_names()) if one.sha == place[1]]
+    return found[0].commands_in(int(place[2])) if found else ()
 
 
 def any_is_read_only(answers: list[Any]) -> bool:

@@ -40,6 +40,22 @@ def test_the_server_ends_with_the_command(start_rmq, how):
     assert falls_silent(port)
 
 
+def test_only_who_has_the_url_gets_in_unless_no_password_is_wanted(start_rmq):
+    for option, refused in (("--password", True), ("--no-password", False)):
+        process = start_rmq("dev", option)
+        assert process.stdout is not None
+        address = redis.connection.parse_url(process.stdout.readline().strip())
+        assert ("password" in address) == refused
+        with redis.Redis(port=address["port"]) as stranger:
+            if refused:
+                with pytest.raises(redis.AuthenticationError):
+                    stranger.ping()
+            else:
+                assert stranger.ping()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
 def test_a_script_reads_the_url_from_one_line_of_json(start_rmq):
     process = start_rmq("dev", "--json")
     assert process.stdout is not None

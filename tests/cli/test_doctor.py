@@ -14,9 +14,11 @@ import redis
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.doctor.clock import clock
 from redis_message_queue.cli.doctor.patient import Patient
+from redis_message_queue.cli.doctor.permission_checks import permissions
 from redis_message_queue.cli.doctor.server_checks import CHECKS, version
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.keys import KEY_MAP
+from redis_message_queue.keys import KEY_MAP, QueueKeys
+from redis_message_queue.permissions import ROLES, Role
 from tests.cli.conftest import Ended
 from tests.conftest import StartServer
 from tests.embedded.waiting import until
@@ -413,3 +415,70 @@ def test_a_cluster_that_does_not_serve_all_slots_is_a_problem(cluster, doctor):
     found, change = the_one(ended, "problem", "cluster")
     assert f"127.0.0.1:{node.port}: state fail, 16,383 of 16,384 slots" in found
     assert "CLUSTER NODES" in change
+
+
+# Permissions
+
+
+def as_role(client: redis.Redis, role: Role, *rules: str) -> None:
+    permit(client, *role.rules("orders").split(), *rules)
+
+
+def asked(server, role: Role, *, user: str | None = None) -> list[tuple[str, str, str | None]]:
+    """The findings about a role, as the clerk's client or as the administrator's."""
+    name = {} if user else {"username": "clerk", "password": "secret"}
+    with server.client(**name) as client:
+        found = permissions(client, QueueKeys.of("orders"), [role.name], user)
+        return [(one.level, one.found, one.change) for one in found]
+
+
+# What a user needs besides, for each of the three ways to ask; the last two work without it.
+WAYS = {"dry run": ("+acl|dryrun", "+acl|whoami"), "transaction": ("+multi", "+discard"), "script": ()}
+
+
+@pytest.mark.parametrize("role", ROLES.values(), ids=ROLES)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_command_that_is_missing_is_found(clean_server, client, role, way):
+    """Also those that a trial with a message does not meet, and without running anything."""
+    version = clean_server.version if clean_server.flavour == "redis" else (7, 0, 0)
+    if version < (7, 0, 0) and way != "transaction":
+        assert not client.keys("*"), "Redis 6.2 has that way alone"
+        return
+    more = () if role is ROLES["journal"] and way == "script" else WAYS[way]
+    as_role(client, role, *more)
+    assert [level for level, *_ in asked(clean_server, role)] == ["ok"]
+    for command in role.commands:
+        if command in ("MULTI", "EXEC") or (way == "script" and command in ("EVAL", "HMGET")):
+            continue
+        as_role(client, role, *more, f"-{command.lower()}")
+        ((level, found, change),) = asked(clean_server, role)
+        assert (level, change) == ("problem", f"ACL SETUSER <user> +{command.lower()}"), command
+        assert f"not permitted: {command};" in found
+    assert client.keys("*") == []
+
+
+def test_keys_that_are_out_of_reach_are_found(clean_server, client):
+    """A pattern for some keys of the queue is not enough."""
+    as_role(client, ROLES["consumer"], "resetkeys", "~orders::p*", "+multi", "+discard")
+    ((level, found, change),) = asked(clean_server, ROLES["consumer"])
+    assert level == "problem"
+    assert "may not access orders::leases" in found and "orders::pending" not in found
+    assert change == "ACL SETUSER <user> ~orders::*"
+
+
+def test_an_administrator_asks_for_another_user(clean_server, client, doctor):
+    if clean_server.flavour == "redis" and clean_server.version < (7, 0, 0):
+        ended = doctor(clean_server.url, "orders", "--role", "producer", "--user", "clerk")
+        assert the_one(ended, "problem", "permissions")
+        return
+    as_role(client, ROLES["producer"], "-lpush")
+    ended = doctor(clean_server.url, "orders", "--role", "producer", "--user", "clerk")
+    assert ended.status == ExitStatus.NO
+    assert "LPUSH" in the_one(ended, "problem", "permissions")[0]
+    assert told(ended, "scripts") == [], "no trial as somebody else"
+
+
+def test_a_user_whose_permissions_cannot_be_seen_is_told_how(clean_server, client):
+    permit(client, "~orders::*", "-@all", "+get")
+    ((level, found, change),) = asked(clean_server, ROLES["producer"])
+    assert (level, "could not be checked" in found, "--user" in change) == ("advice", True, True)

@@ -137,6 +137,28 @@ async def test_a_cancellation_is_not_swallowed_on_the_way_to_redis(
     assert shell.processing(queue) == 0
 
 
+@pytest.mark.parametrize("work", [publish, claim, ack, drain_a_lost_claim])
+async def test_a_cancellation_is_not_swallowed_by_a_pool_that_looks_for_unread_bytes(shell: Shell, work: Any) -> None:
+    """redis-py 6 and 7 do so with hiredis, in a timeout of no time that takes a pending cancellation for its own."""
+    client = shell.new_client()
+    give_out = client.connection_pool.get_connection
+
+    async def look_first(*arguments: Any) -> Any:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await asyncio.sleep(PATIENCE_SECONDS)
+        return await give_out(*arguments)
+
+    client.connection_pool.get_connection = look_first
+    queue = shell.queue(client=client, wait=0)
+    await queue.publish("a")
+    task = asyncio.ensure_future(work(queue))
+    await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
+    assert task.cancelled()
+    assert await queue.drain(timeout=PATIENCE_SECONDS) is True
+    assert shell.processing(queue) == 0
+
+
 async def test_a_failures_own_chain_is_kept_and_the_cancellation_comes_last(shell: Shell) -> None:
     """What the handler's error was raised from stays where it was."""
     stop = Stop("failed")

@@ -16,6 +16,7 @@ TREE = {
     "ConfigurationError": (ValueError,),
     "ConfigurationTypeError": (redis_message_queue.ConfigurationError, ValueError, TypeError),
     "GatewayContractError": (TypeError,),
+    "NotPermittedError": (redis_message_queue.LuaScriptError, redis.exceptions.NoPermissionError),
     "LuaScriptError": (redis.exceptions.ResponseError, redis.exceptions.RedisError),
     "RetryBudgetExhaustedError": (redis.exceptions.RedisError,),
     "StateVersionError": (RuntimeError,),

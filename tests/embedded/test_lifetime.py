@@ -16,11 +16,13 @@ from redis_message_queue.embedded import EmbeddedRedis, EmbeddedServerError
 from tests.embedded.waiting import answers, falls_silent, until
 
 START = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 from redis_message_queue.embedded import EmbeddedRedis
-server = EmbeddedRedis(binary=sys.argv[1]).start()
+server = EmbeddedRedis(binary=sys.argv[1], password=False).start()
 print(server.port, server.directory, flush=True)
 """
+# The second runs none of Python's fork hooks, as uWSGI's.
+FORKS = ["os.fork", "ctypes.PyDLL(None).fork"]
 
 
 class Program:
@@ -101,10 +103,11 @@ def test_a_program_that_forgets_to_stop_its_server_stops_it_at_its_exit(program)
     assert not forgetful.directory.exists()
 
 
+@pytest.mark.parametrize("fork", FORKS)
 @pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)", "server.stop()"])
-def test_a_forked_child_that_ends_leaves_the_server_to_its_parent(program, leave):
+def test_a_forked_child_that_ends_leaves_the_server_to_its_parent(program, leave, fork):
     parent = program(f"""
-child = os.fork()
+child = {fork}()
 if child == 0:
     with server.client() as client:
         client.set("from", "child")
@@ -120,9 +123,10 @@ sys.stdin.readline()
     assert parent.directory.is_dir()
 
 
-def test_a_forked_child_cannot_kill_the_server_of_its_parent(program):
-    parent = program("""
-if os.fork() == 0:
+@pytest.mark.parametrize("fork", FORKS)
+def test_a_forked_child_cannot_kill_the_server_of_its_parent(program, fork):
+    parent = program(f"""
+if {fork}() == 0:
     try:
         server.kill()
     except RuntimeError as error:

@@ -123,6 +123,13 @@ def test_the_matrix_covers_every_redis_py_with_and_without_hiredis_and_every_pyt
     assert len(matrix.cells(full=True)) == 18
 
 
+def test_the_sample_has_the_lowest_redis_py_with_hiredis_and_tests_that_are_there():
+    names = {cell.name for cell in matrix.cells(full=True)}
+    assert names.issuperset(matrix.SAMPLE_CELLS)
+    assert "python3.11-redis6-hiredis" in matrix.SAMPLE_CELLS
+    assert all((run.ROOT / test).exists() for test in matrix.SAMPLE_TESTS)
+
+
 def test_a_shim_that_does_not_run_is_passed_over_for_the_next_interpreter(tmp_path, monkeypatch):
     for name, script in {"shim": "exit 127", "real": "echo 3.99"}.items():
         (tmp_path / name).mkdir()

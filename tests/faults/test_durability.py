@@ -119,7 +119,8 @@ class Family:
                     client.config_set(name, value)
 
     def _start(self, append_only: bool) -> EmbeddedRedis:
-        return self._open.enter_context(EmbeddedRedis(binary=self._binary, append_only=append_only, config=CONFIG))
+        options = {"binary": self._binary, "append_only": append_only, "config": CONFIG, "password": False}
+        return self._open.enter_context(EmbeddedRedis(**options))
 
 
 def follow(replica: EmbeddedRedis, primary: EmbeddedRedis) -> None:

@@ -22,12 +22,12 @@ class ChildFailed(AssertionError):
 class Child:
     """One forked process; it ends with its function, whatever else the parent has under way."""
 
-    def __init__(self, work: Callable[..., Any], *arguments: Any) -> None:
+    def __init__(self, fork: Callable[[], int], work: Callable[..., Any], *arguments: Any) -> None:
         self._ear, mouth = os.pipe()
         with warnings.catch_warnings():
             # Python 3.12 warns of a fork beside threads: that is what is tried here.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
+            self.pid = fork()
         if self.pid == 0:
             _live(mouth, work, *arguments)
         os.close(mouth)
@@ -96,11 +96,12 @@ def _live(mouth: int, work: Callable[..., Any], *arguments: Any) -> NoReturn:
 class Family:
     """Forks children and sees to it that none is left."""
 
-    def __init__(self) -> None:
+    def __init__(self, fork: Callable[[], int] = os.fork) -> None:
+        self._fork = fork
         self._children: list[Child] = []
 
     def fork(self, work: Callable[..., Any], *arguments: Any) -> Child:
-        child = Child(work, *arguments)
+        child = Child(self._fork, work, *arguments)
         self._children.append(child)
         return child
 

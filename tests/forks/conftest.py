@@ -1,7 +1,9 @@
 """Children to fork, clients for them to inherit, and a look at what is really in Redis."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -12,6 +14,7 @@ from tests.contract.conftest import onlooker, pytest_pyfunc_call, shell, wiring 
 from tests.faults.conftest import Truth
 from tests.faults.proxy import FaultyProxy
 from tests.forks.children import Child, Family
+from tests.forks.unhooked import unhooked_fork
 
 Fork = Callable[..., Child]
 
@@ -38,6 +41,30 @@ def fork() -> Iterator[Fork]:
     """Runs a function in a forked child; no child outlives its test."""
     family = Family()
     yield family.fork
+    family.end()
+
+
+@pytest.fixture(params=[os.fork, unhooked_fork], ids=["hooked", "unhooked"])
+def any_fork(request: pytest.FixtureRequest) -> Iterator[Fork]:
+    """The same, also by a fork in C that runs none of Python's fork hooks."""
+    family = Family(request.param)
+    yield family.fork
+    family.end()
+
+
+@pytest.fixture
+def restored_copy() -> Iterator[Fork]:
+    """Runs a function in a copy of this process, as from a snapshot: it has the same memory and the same process id."""
+    family, pid = Family(unhooked_fork), os.getpid()
+
+    def copy(work: Callable[..., Any], *arguments: Any) -> Child:
+        def go_on() -> Any:
+            os.getpid = lambda: pid
+            return work(*arguments)
+
+        return family.fork(go_on)
+
+    yield copy
     family.end()
 
 

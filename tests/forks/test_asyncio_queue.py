@@ -7,7 +7,7 @@ import re
 import pytest
 import redis.asyncio
 
-from redis_message_queue import ConfigurationError
+from redis_message_queue import ConfigurationError, after_restore
 from redis_message_queue.asyncio import RedisGateway, RedisMessageQueue
 from tests.forks.children import PATIENCE_SECONDS
 
@@ -87,12 +87,12 @@ def check(told):
     assert [operation for _, _, operation in told] == ["publish", "claim", "claim", "publish"]
 
 
-def test_a_child_is_refused_and_its_parent_notices_nothing(inherited, truth, parent, fork):
+def test_a_child_is_refused_and_its_parent_notices_nothing(inherited, truth, parent, any_fork):
     """A command of the child on the parent's socket would be answered there, and the parent would read that answer."""
     queue = make_queue(inherited)
     parent(use(queue))
     connection = parent(inherited.client_id())
-    check(fork(refusals, queue).result())
+    check(any_fork(refusals, queue).result())
     assert parent(inherited.client_id()) == connection
     for number in range(3):
         parent(use(queue, f"after the fork {number}"))
@@ -100,10 +100,10 @@ def test_a_child_is_refused_and_its_parent_notices_nothing(inherited, truth, par
     assert truth.is_empty
 
 
-def test_a_child_is_refused_although_nobody_has_used_the_queue_yet(inherited, truth, parent, fork):
+def test_a_child_is_refused_although_nobody_has_used_the_queue_yet(inherited, truth, parent, any_fork):
     """The queue cannot know what else its client was used for."""
     queue = make_queue(inherited)
-    check(fork(refusals, queue).result())
+    check(any_fork(refusals, queue).result())
     parent(use(queue))
     assert truth.completed == [b"before the fork"]
 
@@ -199,4 +199,18 @@ def test_children_that_make_client_and_queue_themselves_are_served(server, inher
         handled += child.result()
     names = ("first", "parent", "second")
     assert sorted(handled) == sorted(f"{name} {number}".encode() for name in names for number in range(20))
+    assert truth.is_empty
+
+
+def test_a_queue_from_before_a_restored_snapshot_is_refused(inherited, truth, parent, restored_copy):
+    """Its sockets are those of all copies; what is made anew has its own."""
+    queue = make_queue(inherited)
+    parent(use(queue))
+
+    def say_so_and_try():
+        after_restore()
+        return refusals(queue)
+
+    check(restored_copy(say_so_and_try).result())
+    parent(use(queue, "in the original"))
     assert truth.is_empty

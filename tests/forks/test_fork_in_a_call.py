@@ -63,19 +63,19 @@ def serve_any(queue):
     return [] if message is None else [message]
 
 
-def test_a_child_works_although_another_thread_held_every_lock_of_the_client_and_the_queue(inherited, truth, fork):
+def test_a_child_works_although_another_thread_held_every_lock_of_the_client_and_the_queue(inherited, truth, any_fork):
     """That thread does not exist in the child, so nobody there would ever release them."""
     queue = make_queue(inherited)
     use(queue)
     with all_locks_held(queue) as locks:
         assert locks > 0
-        child = fork(serve_oneself, queue)
+        child = any_fork(serve_oneself, queue)
         assert child.result() == [b"of the child"]
     use(queue)
     assert truth.is_empty
 
 
-def test_a_child_may_leave_doubtful_claims_although_another_thread_held_every_lock(proxy, connect, truth, fork):
+def test_a_child_may_leave_doubtful_claims_although_another_thread_held_every_lock(proxy, connect, truth, any_fork):
     """Its own claim whose answer is lost goes to the list of those, behind the same locks."""
     queue = make_queue(connect(retry=None), retry_budget_seconds=0)
     use(queue)
@@ -88,24 +88,24 @@ def test_a_child_may_leave_doubtful_claims_although_another_thread_held_every_lo
 
     with all_locks_held(queue):
         proxy.meet("claim", CUT_AFTER)
-        assert fork(lose_an_answer_and_find_it).result() == b"of the child"
+        assert any_fork(lose_an_answer_and_find_it).result() == b"of the child"
     assert truth.is_empty
 
 
-def test_a_fork_while_an_answer_is_on_its_way(proxy, connect, truth, fork):
+def test_a_fork_while_an_answer_is_on_its_way(proxy, connect, truth, any_fork):
     """The child's calls have answers of their own, and the one that was waited for goes to the parent."""
     queue = make_queue(connect())
     use(queue)
     proxy.meet("publish", delayed(0.5))
     publishing = start(queue.publish, "of the parent")
     until(lambda: truth.pending == 1)
-    child = fork(serve_oneself, queue)
+    child = any_fork(serve_oneself, queue)
     assert child.result() == [b"of the parent", b"of the child"]
     assert publishing.result(PATIENCE_SECONDS) is True
     assert truth.is_empty
 
 
-def test_a_fork_while_a_claim_is_on_its_way(proxy, connect, truth, fork):
+def test_a_fork_while_a_claim_is_on_its_way(proxy, connect, truth, any_fork):
     """The message belongs to the thread that asked for it; the child gets the next one."""
     queue = make_queue(connect())
     use(queue)
@@ -113,13 +113,13 @@ def test_a_fork_while_a_claim_is_on_its_way(proxy, connect, truth, fork):
     proxy.meet("claim", delayed(0.5))
     taking = start(take, queue)
     until(lambda: truth.processing == 1)
-    assert fork(serve_oneself, queue).result() == [b"of the child"]
+    assert any_fork(serve_oneself, queue).result() == [b"of the child"]
     assert taking.result(PATIENCE_SECONDS) == b"of the parent"
     assert truth.is_empty
 
 
 @pytest.mark.parametrize("pool_class", [redis.ConnectionPool, redis.BlockingConnectionPool])
-def test_a_fork_while_a_thread_waits_at_the_bell_with_the_only_connection(server, truth, fork, pool_class):
+def test_a_fork_while_a_thread_waits_at_the_bell_with_the_only_connection(server, truth, any_fork, pool_class):
     """The child's pool is as large as its parent's was, and what it publishes wakes the waiting thread."""
     pool = pool_class(host="127.0.0.1", port=server.port, max_connections=1)
     with redis.Redis.from_pool(pool) as client:
@@ -127,7 +127,7 @@ def test_a_fork_while_a_thread_waits_at_the_bell_with_the_only_connection(server
         use(queue)
         waiting = start(take, queue)
         until(lambda: any(each["cmd"] == "blpop" for each in truth.client.client_list()))
-        assert fork(queue.publish, "of the child").result() is True
+        assert any_fork(queue.publish, "of the child").result() is True
         assert waiting.result(PATIENCE_SECONDS) == b"of the child"
     assert truth.is_empty
 

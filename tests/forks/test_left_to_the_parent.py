@@ -11,7 +11,7 @@ from tests.forks.sides import make_queue, serve_oneself, take, use
 
 
 @pytest.mark.parametrize("timeout", [None, 0], ids=["as long as it takes", "only looking"])
-def test_a_child_that_drains_does_not_wait_for_what_its_parent_has_under_way(proxy, connect, truth, fork, timeout):
+def test_a_child_that_drains_does_not_wait_for_what_its_parent_has_under_way(proxy, connect, truth, any_fork, timeout):
     """The parent's publish ends in the parent; in the child it would be under way for ever."""
     queue = make_queue(connect())
     use(queue)
@@ -22,14 +22,14 @@ def test_a_child_that_drains_does_not_wait_for_what_its_parent_has_under_way(pro
     def drain():
         return queue.drain(timeout), queue.is_drained
 
-    assert fork(drain).result() == (True, True)
+    assert any_fork(drain).result() == (True, True)
     assert publishing.result(PATIENCE_SECONDS) is True
     assert not queue.is_draining
     assert take(queue) == b"of the parent"
 
 
 @pytest.mark.parametrize("lease", [300, None], ids=["leased", "without leases"])
-def test_a_claim_whose_answer_was_lost_is_the_parents_to_find_again(proxy, connect, truth, fork, lease):
+def test_a_claim_whose_answer_was_lost_is_the_parents_to_find_again(proxy, connect, truth, any_fork, lease):
     """The child goes on with the next message; two that asked would both be given the same one."""
     queue = make_queue(connect(retry=None), retry_budget_seconds=0, visibility_timeout_seconds=lease)
     use(queue)
@@ -37,8 +37,8 @@ def test_a_claim_whose_answer_was_lost_is_the_parents_to_find_again(proxy, conne
     proxy.meet("claim", CUT_AFTER)
     with pytest.raises(redis.ConnectionError):
         take(queue)
-    assert fork(take, queue).result() is None
-    assert fork(serve_oneself, queue).result() == [b"of the child"]
+    assert any_fork(take, queue).result() is None
+    assert any_fork(serve_oneself, queue).result() == [b"of the child"]
     with queue.process_message() as message:
         assert message == b"of the parent"
         assert queue.current_message().delivery_count == 1
@@ -46,7 +46,7 @@ def test_a_claim_whose_answer_was_lost_is_the_parents_to_find_again(proxy, conne
     assert truth.is_empty
 
 
-def test_a_child_with_a_doubt_of_its_own_asks_about_that_one_alone(proxy, connect, truth, fork):
+def test_a_child_with_a_doubt_of_its_own_asks_about_that_one_alone(proxy, connect, truth, any_fork):
     """Both claims are on its list, the parent's and its own."""
     queue = make_queue(connect(retry=None), retry_budget_seconds=0)
     use(queue)
@@ -61,13 +61,13 @@ def test_a_child_with_a_doubt_of_its_own_asks_about_that_one_alone(proxy, connec
     with pytest.raises(redis.ConnectionError):
         take(queue)
     queue.publish("of the child")
-    assert fork(find_it).result() == (b"of the child", None)
+    assert any_fork(find_it).result() == (b"of the child", None)
     assert take(queue) == b"of the parent"
     assert truth.is_empty
 
 
 @pytest.mark.parametrize("timeout", [None, 0], ids=["as long as it takes", "only looking"])
-def test_a_child_that_drains_gives_back_nothing_that_its_parent_may_hold(proxy, connect, truth, fork, timeout):
+def test_a_child_that_drains_gives_back_nothing_that_its_parent_may_hold(proxy, connect, truth, any_fork, timeout):
     """Nor does the doubt about it keep the child: it is not the child's."""
     queue = make_queue(connect(retry=None), retry_budget_seconds=0)
     use(queue)
@@ -75,13 +75,13 @@ def test_a_child_that_drains_gives_back_nothing_that_its_parent_may_hold(proxy, 
     proxy.meet("claim", CUT_AFTER)
     with pytest.raises(redis.ConnectionError):
         take(queue)
-    assert fork(queue.drain, timeout).result() is True
+    assert any_fork(queue.drain, timeout).result() is True
     assert (truth.pending, truth.processing) == (0, 1)
     assert take(queue) == b"of the parent"
     assert truth.is_empty
 
 
-def test_a_child_that_drains_ends_its_own_work_alone(plain_client, truth, fork):
+def test_a_child_that_drains_ends_its_own_work_alone(plain_client, truth, any_fork):
     """Draining is about an object, and after a fork there are two of them."""
     queue = make_queue(plain_client)
     use(queue)
@@ -92,16 +92,16 @@ def test_a_child_that_drains_ends_its_own_work_alone(plain_client, truth, fork):
             queue.publish("too late")
         return queue.is_drained
 
-    assert fork(drain_and_try).result() is True
+    assert any_fork(drain_and_try).result() is True
     assert not queue.is_draining
     use(queue)
-    child = fork(lambda: [use(queue), queue.is_draining])
+    child = any_fork(lambda: [use(queue), queue.is_draining])
     queue.drain()
     assert child.result() == [None, False]
     assert truth.is_empty
 
 
-def test_a_queue_that_was_drained_before_the_fork_is_drained_in_the_child(plain_client, truth, fork):
+def test_a_queue_that_was_drained_before_the_fork_is_drained_in_the_child(plain_client, truth, any_fork):
     """A drained object stays drained; another one on the same client works, in the child as in the parent."""
     queue = make_queue(plain_client)
     use(queue)
@@ -113,6 +113,6 @@ def test_a_queue_that_was_drained_before_the_fork_is_drained_in_the_child(plain_
         use(make_queue(plain_client))
         return queue.is_drained, take(queue)
 
-    assert fork(try_both).result() == (True, None)
+    assert any_fork(try_both).result() == (True, None)
     assert try_both() == (True, None)
     assert truth.is_empty

@@ -3,7 +3,9 @@
 import time
 
 import pytest
+import redis
 
+from redis_message_queue import after_restore
 from tests.faults.meanwhile import start
 from tests.forks.children import PATIENCE_SECONDS
 from tests.forks.sides import make_queue, take, use
@@ -29,11 +31,11 @@ def publish_and_consume(side, queue, client):
 
 
 @pytest.mark.parametrize("lease", [300, None], ids=["leased", "without leases"])
-def test_all_sides_publish_and_claim_at_once_and_each_message_is_handled_once(inherited, truth, fork, lease):
+def test_all_sides_publish_and_claim_at_once_and_each_message_is_handled_once(inherited, truth, any_fork, lease):
     """Each side reads its own answers alone, on the client that they have in common."""
     queue = make_queue(inherited, visibility_timeout_seconds=lease, message_wait_interval_seconds=0.05)
     use(queue)
-    children = [fork(publish_and_consume, side, queue, inherited) for side in range(CHILDREN)]
+    children = [any_fork(publish_and_consume, side, queue, inherited) for side in range(CHILDREN)]
     handled = publish_and_consume("parent", queue, inherited)
     for child in children:
         handled += child.result()
@@ -45,7 +47,7 @@ def test_all_sides_publish_and_claim_at_once_and_each_message_is_handled_once(in
     assert truth.is_empty
 
 
-def test_heartbeats_of_all_sides_renew_what_their_own_side_holds(plain_client, truth, fork):
+def test_heartbeats_of_all_sides_renew_what_their_own_side_holds(plain_client, truth, any_fork):
     """Handlers that take longer than a lease keep their messages, in the parent and in the children."""
     queue = make_queue(plain_client, visibility_timeout_seconds=2, heartbeat_interval_seconds=0.1)
     use(queue)
@@ -57,14 +59,14 @@ def test_heartbeats_of_all_sides_renew_what_their_own_side_holds(plain_client, t
             time.sleep(2.5)  # longer than a lease
             return message, queue.current_message().delivery_count, queue.current_message().lease_lost
 
-    children = [fork(work_slowly) for _ in range(2)]
+    children = [any_fork(work_slowly) for _ in range(2)]
     handled = [work_slowly(), *(child.result() for child in children)]
     assert sorted(handled) == [(f"slow {number}".encode(), 1, False) for number in range(3)]
     assert len(truth.completed) == 4
     assert truth.is_empty
 
 
-def test_no_process_touches_the_reply_slots_of_another(inherited, truth, fork):
+def test_no_process_touches_the_reply_slots_of_another(inherited, truth, any_fork):
     """A call under a number that somebody else has used up would be given that one's answer, and do nothing."""
     queue = make_queue(inherited)
     use(queue)
@@ -79,7 +81,7 @@ def test_no_process_touches_the_reply_slots_of_another(inherited, truth, fork):
 
     of_the_parent = known = answers()
     for _ in range(3):
-        fork(serve_oneself).result()
+        any_fork(serve_oneself).result()
         after = answers()
         assert after.keys() > known.keys()
         assert {key: after[key] for key in known} == known
@@ -89,7 +91,7 @@ def test_no_process_touches_the_reply_slots_of_another(inherited, truth, fork):
     assert changed and changed <= of_the_parent.keys()
 
 
-def test_no_two_processes_give_out_the_same_message_id(plain_client, truth, fork):
+def test_no_two_processes_give_out_the_same_message_id(plain_client, truth, any_fork):
     """Ids are counted up from a random start; brothers that went on from their parent's would meet at once."""
     queue = make_queue(plain_client)
     use(queue)
@@ -98,7 +100,7 @@ def test_no_two_processes_give_out_the_same_message_id(plain_client, truth, fork
         return [queue.publish(f"message {number}") for number in range(20)]
 
     for _ in range(3):
-        assert fork(publish_some).result() == [True] * 20
+        assert any_fork(publish_some).result() == [True] * 20
     publish_some()
     ids = set()
     for _ in range(80):
@@ -108,7 +110,7 @@ def test_no_two_processes_give_out_the_same_message_id(plain_client, truth, fork
     assert truth.is_empty
 
 
-def test_a_grandchild_is_served_as_well(inherited, truth, fork):
+def test_a_grandchild_is_served_as_well(inherited, truth, any_fork):
     """Each generation leaves the connections and the slots of the one before alone."""
     queue = make_queue(inherited)
     use(queue)
@@ -116,7 +118,7 @@ def test_a_grandchild_is_served_as_well(inherited, truth, fork):
     def parent_a_child(generation):
         queue.publish(f"generation {generation}")
         if generation < 3:
-            fork(parent_a_child, generation + 1).result()
+            any_fork(parent_a_child, generation + 1).result()
         return take(queue)
 
     assert parent_a_child(0) is not None
@@ -124,7 +126,7 @@ def test_a_grandchild_is_served_as_well(inherited, truth, fork):
     assert truth.is_empty
 
 
-def test_a_child_that_ends_leaves_the_connections_of_its_parent_open(inherited, truth, fork):
+def test_a_child_that_ends_leaves_the_connections_of_its_parent_open(inherited, truth, any_fork):
     """Also if it closes the client that it has inherited: the parent goes on with the same connection as before."""
     queue = make_queue(inherited)
     use(queue)
@@ -135,8 +137,31 @@ def test_a_child_that_ends_leaves_the_connections_of_its_parent_open(inherited, 
         inherited.close()
         inherited.connection_pool.disconnect()
 
-    fork(use_and_close).result()
-    fork(inherited.close).result()
+    any_fork(use_and_close).result()
+    any_fork(inherited.close).result()
     assert inherited.client_id() == before
     use(queue)
+    assert truth.is_empty
+
+
+@pytest.mark.parametrize("made", ["before the snapshot", "after it was restored"])
+def test_restored_copies_of_a_process_reuse_no_ids_and_no_call_numbers(server, inherited, truth, restored_copy, made):
+    """A copy has the memory of the original and its process id; either it says so, or it makes its queue anew."""
+    queue = make_queue(inherited)
+    use(queue)
+
+    def publish_some(side):
+        if made == "before the snapshot":
+            after_restore()
+            return [queue.publish(f"{side} {number}") for number in range(10)]
+        with redis.Redis(host="127.0.0.1", port=server.port) as client:
+            return [make_queue(client).publish(f"{side} {number}") for number in range(10)]
+
+    assert restored_copy(publish_some, "copy").result() == [True] * 10
+    assert publish_some("original") == [True] * 10
+    assert truth.pending == 20
+    assert sorted(take(queue) for _ in range(20)) == sorted(
+        f"{side} {number}".encode() for side in ("copy", "original") for number in range(10)
+    )
+    assert take(queue) is None
     assert truth.is_empty

@@ -49,7 +49,7 @@ def test_a_publish_counts_once_whatever_was_lost(
     """Packed by hand or not, blocking or awaited: the queue sends it again."""
 
     async def main() -> None:
-        client = kind(host=rmq_server.host, port=rmq_server.port)
+        client = kind.from_url(rmq_server.url)
         module = redis_message_queue.asyncio if issubclass(kind, redis.asyncio.Redis) else redis_message_queue
         queue = module.RedisMessageQueue("orders", client=client)
         with lose(queue, of="publish", times=2) as loss:

@@ -200,7 +200,7 @@ class Cluster:
     # How it is made
 
     def _start_node(self) -> Node:
-        options = {"binary": self._binary, "config": SETTINGS} | self._options
+        options = {"binary": self._binary, "config": SETTINGS, "password": False} | self._options
         node = Node(self._open.enter_context(EmbeddedRedis(**options)))
         self._open.callback(node.redis.close)
         return node

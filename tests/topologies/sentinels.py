@@ -141,7 +141,7 @@ class SentinelSet:
 
     def _start(self) -> Watched:
         config = {"repl-diskless-sync-delay": 0}
-        watched = Watched(self._open.enter_context(EmbeddedRedis(binary=self._binary, config=config)))
+        watched = Watched(self._open.enter_context(EmbeddedRedis(binary=self._binary, config=config, password=False)))
         self._open.callback(watched.redis.close)
         return watched
 
@@ -154,7 +154,7 @@ class SentinelSet:
             "sentinel down-after-milliseconds": f"{SERVICE} {DOWN_AFTER_MS}",
             "sentinel failover-timeout": f"{SERVICE} {FAILOVER_TIMEOUT_MS}",
         }
-        return {"binary": program, "config": watching}
+        return {"binary": program, "config": watching, "password": False}
 
     def _knows_a_good_replica(self) -> bool:
         """Connected to it, and told by itself that it is in step."""

@@ -22,6 +22,7 @@ from redis_message_queue.errors import (
     LeaseLostError,
     LuaScriptError,
     MissingExtraError,
+    NotPermittedError,
     PayloadTooDeepError,
     PayloadTooLargeError,
     PayloadTypeError,
@@ -36,6 +37,7 @@ from redis_message_queue.errors import (
     StateVersionError,
 )
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
+from redis_message_queue.identity import after_restore
 from redis_message_queue.interrupt import (
     BaseGracefulInterruptHandler,
     EventDrivenInterruptHandler,
@@ -71,6 +73,7 @@ __all__ = [
     "LuaScriptError",
     "MessageRecord",
     "MissingExtraError",
+    "NotPermittedError",
     "PayloadTooDeepError",
     "PayloadTooLargeError",
     "PayloadTypeError",
@@ -91,4 +94,5 @@ __all__ = [
     "RunSummary",
     "SelectionError",
     "StateVersionError",
+    "after_restore",
 ]

@@ -29,18 +29,28 @@ async def heeding_cancellation(work: Awaitable[T]) -> T:
     task = asyncio.current_task()
     if task is None:
         return await work
-    if getattr(task, "_must_cancel", False):
-        try:
-            await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            if inspect.iscoroutine(work):
-                work.close()
-            raise
+    try:
+        await deliver_pending_cancellation(task)
+    except asyncio.CancelledError:
+        if inspect.iscoroutine(work):
+            work.close()
+        raise
     before = task.cancelling()
     result = await work
     if task.cancelling() > before:
         raise asyncio.CancelledError
     return result
+
+
+async def deliver_pending_cancellation(task: asyncio.Task[Any]) -> None:
+    """Raise a cancellation that was requested before the task reached its next suspension.
+
+    redis-py would swallow it in two places: in `asyncio.wait_for`, and in the `asyncio.timeout(0)` in which hiredis
+    looks for unread bytes before a pool gives out a connection (redis-py 6 and 7): that timeout takes the
+    cancellation for its own.
+    """
+    if getattr(task, "_must_cancel", False):
+        await asyncio.sleep(0)
 
 
 class AsyncioPort(ClientPort, AsyncioRuntime):
@@ -58,7 +68,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         """Sockets and loop behind an asyncio client are shared with the parent after a fork, and nobody resets them."""
         raise ConfigurationError(
             "this asyncio queue was made in another process, and its connections are that process's; "
-            "make the client and the queue in the process that uses them, after the fork"
+            "make the client and the queue in the process that uses them, after the fork or the restored snapshot"
         )
 
     def _our_client(self) -> Any:
@@ -71,7 +81,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         for client in (self._our_client(), other._our_client()):
             if wire.is_cluster(client):  # it knows no nodes before its first command
                 with contextlib.suppress(exceptions.RedisError, exceptions.RedisClusterException):
-                    await client.initialize()
+                    await heeding_cancellation(client.initialize())
         return await super().reaches_the_same(other)
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
@@ -101,9 +111,12 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
     async def _borrow(self, pool: Any) -> Any:
         """A connection of the pool; to open one, redis-py goes through `asyncio.wait_for` as well."""
         task = asyncio.current_task()
-        before = 0 if task is None else task.cancelling()
+        if task is None:
+            return await pool.get_connection()
+        await deliver_pending_cancellation(task)
+        before = task.cancelling()
         connection = await pool.get_connection()
-        if task is not None and task.cancelling() > before:
+        if task.cancelling() > before:
             await pool.release(connection)
             raise asyncio.CancelledError
         return connection
@@ -172,8 +185,8 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
                 await pool.release(connection)
             if wire.any_is_read_only(answers):
                 await pool.disconnect(inuse_connections=False)
-            return answers
-        await self._our_client().initialize()
+            return wire.with_advice(answers, commands)
+        await heeding_cancellation(self._our_client().initialize())
         node = self._our_client().get_node_from_key(key)
         connection = node.acquire_connection()
         try:
@@ -181,7 +194,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         except (exceptions.ConnectionError, exceptions.TimeoutError):
             # The node may be gone for good: find out who has its slots now.
             with contextlib.suppress(exceptions.RedisError):
-                await self._client.nodes_manager.initialize()
+                await heeding_cancellation(self._client.nodes_manager.initialize())
             raise
         except AttributeError as error:
             # As in `_execute`: somebody else's command has closed the connections of all tasks.
@@ -189,9 +202,9 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         finally:
             node.release(connection)
         if wire.has_moved(answers):
-            await self._our_client().nodes_manager.initialize()
+            await heeding_cancellation(self._our_client().nodes_manager.initialize())
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
-        return answers
+        return wire.with_advice(answers, commands)
 
     async def _talk(self, connection: Any, packed: Sequence[bytes]) -> list[Any]:
         """Several commands on one connection; an answer or an error of each."""

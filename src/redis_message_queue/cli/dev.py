@@ -41,15 +41,19 @@ def dev(
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65_535, help="Where it listens, on this machine alone; 0: any free.")
     ] = 0,
+    password: Annotated[
+        bool, typer.Option(help="Ask clients for the password in the URL, so that other users of the machine stay out.")
+    ] = True,
 ) -> int:
     """Start a real server for development, print its URL, and end it with this command.
 
-    The first line of stdout is the URL; Ctrl-C or SIGTERM ends the server. After `--` comes a command: it runs with
-    REDIS_URL set, gets the signals, and the exit status is its own (128 and more for a signal).
+    The first line of stdout is the URL, with a random password, which --persist keeps; Ctrl-C or SIGTERM ends the
+    server. After `--` comes a command: it runs with REDIS_URL set, gets the signals, and the exit status is its own
+    (128 and more for a signal).
     """
     from redis_message_queue.embedded import EmbeddedRedis
 
-    with EmbeddedRedis(directory=persist, append_only=persist is not None, port=port) as server:
+    with EmbeddedRedis(directory=persist, append_only=persist is not None, port=port, password=password) as server:
         if command:
             return _accompany(command, server)
         return _keep(server, output)

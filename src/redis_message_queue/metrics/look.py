@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from redis_message_queue.checks import number
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.identity import process
 from redis_message_queue.messages import QueueStats
 from redis_message_queue.metrics.labels import Capped
 from redis_message_queue.protocol.tell import log
@@ -83,6 +84,7 @@ class BlockingLook(Looking):
 
     def look(self) -> Sight:
         started = time.monotonic()
+        process()  # which frees the lock in a forked child
         with self._lock:
             # One at a time: those who come while it hangs wait with it, and start no more of them.
             if self._under_way is None or self._under_way.is_over:
@@ -104,6 +106,7 @@ class _Errand:
 
     def __init__(self, work: Callable[[], Sight]) -> None:
         self._work = work
+        self._process = process()
         self._sight: Sight | None = None
         self._thread = threading.Thread(target=self._run, name="redis-message-queue-look", daemon=True)
         self._thread.start()
@@ -111,7 +114,7 @@ class _Errand:
     @property
     def is_over(self) -> bool:
         # Also in a forked child, which has the object and not the thread.
-        return not self._thread.is_alive()
+        return self._process != process() or not self._thread.is_alive()
 
     def _run(self) -> None:
         self._sight = self._work()

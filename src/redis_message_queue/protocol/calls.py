@@ -110,8 +110,8 @@ class Calls:
         self._journal_written = not options.journal
         self._weights_written = not options.tenant_weights
         self._has_called = False  # whether a call was answered before
-        self._process = 0
-        self._free: deque[Slot] = deque()
+        # The process, and the slots that are free in it: replaced together, so that no thread sees half of it.
+        self._free: tuple[int, deque[Slot]] = (0, deque())
         self._handed_over: deque[Attempt] = deque()
 
     async def open_journal(self) -> None:
@@ -164,23 +164,26 @@ class Calls:
         """A slot that nobody else uses until it is given back."""
         if self._handed_over:
             self._collect()
-        if self._process != self.port.process():
-            if self.port.born_in != self.port.process():
+        here = self.port.process()
+        process, free = self._free
+        if process != here:
+            if self.port.born_in != here:
                 self.port.inherit()
             # A forked child must not share numbers with its parent: it starts with no slots at all.
-            self._free = deque()
-            self._process = self.port.process()
+            free = deque()
+            self._free = (here, free)
         try:
-            slot = self._free.pop()
+            slot = free.pop()
             self._has_called = True
             return slot
         except IndexError:
-            return self._new_slot()
+            return self._new_slot(here)
 
     def give_back(self, slot: Slot) -> None:
         """The slot's last call is over."""
-        if self.owns(slot):
-            self._free.append(slot)
+        process, free = self._free
+        if slot.process == process:  # in a child that has borrowed none yet, `borrow` throws it away
+            free.append(slot)
 
     def give_back_when_sure(self, attempt: Attempt) -> None:
         """The slot is free as soon as nothing about its claim is in doubt."""
@@ -204,9 +207,9 @@ class Calls:
         """Whether the slot is this process's: after a fork the parent goes on using its own."""
         return slot.process == self.port.process()
 
-    def _new_slot(self) -> Slot:
+    def _new_slot(self, process: int) -> Slot:
         # Each has a name of its own, not a count: two threads that make one at the same time must not share it.
-        return Slot(self.port.slot_name(), self.port.process(), self.keys, self.options, self._keep_ms)
+        return Slot(self.port.slot_name(), process, self.keys, self.options, self._keep_ms)
 
     async def call(
         self,

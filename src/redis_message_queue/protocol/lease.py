@@ -8,7 +8,7 @@ from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.options import QueueOptions
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.port import Pause, Runtime
-from redis_message_queue.protocol.tell import Teller, log
+from redis_message_queue.protocol.tell import Teller, log, named
 
 Renew = Callable[[Sequence[Claim], float, Callable[[], bool]], Awaitable[list[bool]]]
 
@@ -129,7 +129,7 @@ class Heartbeat:
             renewed = await self._renew(claims, budget, lambda: lease.over)
         except Exception as error:
             if not await pause(0):
-                log.warning("a heartbeat could not renew its lease: %s", type(error).__name__)
+                log.warning("a heartbeat could not renew its lease: %s", named(error))
                 await self._tell(claims, EventOperation.LEASE_RENEW, EventOutcome.FAILURE, error)
                 await self._say_failed()
             return lease.stays_open

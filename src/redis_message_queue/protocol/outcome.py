@@ -11,7 +11,7 @@ from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.intake import Intake
 from redis_message_queue.protocol.port import uncarried
 from redis_message_queue.protocol.settle import Keep, Note, Settled
-from redis_message_queue.protocol.tell import log
+from redis_message_queue.protocol.tell import log, named
 
 
 class Outcome(Intake):
@@ -47,7 +47,7 @@ class Outcome(Intake):
         for claim in claims:
             await self.tell_outcome(EventOperation.CLEANUP_FAILED, EventOutcome.FAILURE, claim, trouble)
         failure = CleanupFailedError(
-            f"the handler succeeded and its message could not be acknowledged ({type(trouble).__name__}); "
+            f"the handler succeeded and its message could not be acknowledged ({named(trouble)}); "
             "it will be delivered again when its lease runs out, if the queue has leases",
             queue=self.queue.options.name,
             message_id=claims[0].message_id,
@@ -147,7 +147,7 @@ class Outcome(Intake):
         return sum(given)
 
     async def _not_cleaned_up(self, claim: Claim, trouble: Exception) -> None:
-        log.error("message %s could not be cleaned up: %s", claim.message_id, type(trouble).__name__)
+        log.error("message %s could not be cleaned up: %s", claim.message_id, named(trouble))
         await self.tell_outcome(EventOperation.CLEANUP_FAILED, EventOutcome.FAILURE, claim, trouble)
 
     async def _failed_too_late(self, claim: Claim) -> None:

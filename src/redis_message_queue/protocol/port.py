@@ -117,7 +117,7 @@ class Runtime(Protocol):
         """Fifteen bytes that name a slot of the reply cache: 4 for the host, 4 for the process, 7 of chance."""
 
     def process(self) -> int:
-        """Which process this is; after a fork another one."""
+        """Which process this is; another one after a fork, and after `after_restore()` (it may exceed 32 bits then)."""
 
     def is_transient(self, error: BaseException) -> bool:
         """Whether the same call may succeed a moment later."""
@@ -139,7 +139,7 @@ class Port(Runtime, Protocol):
         """Whether the other one's keys are where ours are."""
 
     def inherit(self) -> None:
-        """Asked once in a process that has this port from its parent: refuse, if it cannot be used there."""
+        """Asked in a process that has this port from its parent or a snapshot: refuse, if it cannot be used there."""
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         """Run a script once."""

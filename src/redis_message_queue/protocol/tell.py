@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from redis_message_queue.errors import NotPermittedError
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.port import Runtime
@@ -70,3 +71,9 @@ def _report(what: str, error: BaseException) -> None:
         warnings.warn(f"{what} raised {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
     except RuntimeWarning:
         log.debug("the warning about %s was turned into an error and stops here", what)
+
+
+def named(error: Exception) -> str:
+    """The class of an error, for logs; what a user of Redis may not do is named too, because it has to be granted."""
+    name = type(error).__name__
+    return f"{name}: {error}" if isinstance(error, NotPermittedError) else name

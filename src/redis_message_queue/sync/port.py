@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
@@ -14,6 +13,7 @@ from redis import exceptions
 from redis_message_queue import wire
 from redis_message_queue.client_port import ClientPort
 from redis_message_queue.errors import RedisMessageQueueError
+from redis_message_queue.identity import after_fork, free_if_orphaned
 from redis_message_queue.protocol.port import Argument, Call, Command
 from redis_message_queue.sync.runtime import BlockingRuntime
 
@@ -34,12 +34,13 @@ class BlockingPort(ClientPort, BlockingRuntime):
         _ports.add(self)
 
     def inherit(self) -> None:
-        return  # redis-py's blocking pools notice a fork by themselves
+        """redis-py's blocking pools notice a fork by themselves, but not that a snapshot was restored."""
+        wire.close_idle_connections(self._client)
 
-    def free_inherited_locks(self) -> None:
+    def free_inherited_locks(self, deadline: float) -> None:
         """In a forked child: redis-py drops the connections of its pools, and goes on with their locks as they are."""
         for lock in wire.locks_of(self._client):
-            lock._at_fork_reinit()
+            free_if_orphaned(lock, deadline)
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         try:
@@ -123,7 +124,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
         if wire.is_cluster(self._client) and wire.has_moved(answers):
             self._client.nodes_manager.initialize()
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
-        return answers
+        return wire.with_advice(answers, commands)
 
     def _talk(self, pool: Any, packed: Sequence[bytes]) -> list[Any]:
         """Several commands on one connection; an answer or an error of each."""
@@ -179,9 +180,9 @@ class BlockingPort(ClientPort, BlockingRuntime):
 _ports: WeakSet[BlockingPort] = WeakSet()
 
 
-def _free_inherited_locks() -> None:
+def _free_inherited_locks(deadline: float) -> None:
     for port in list(_ports):
-        port.free_inherited_locks()
+        port.free_inherited_locks(deadline)
 
 
-os.register_at_fork(after_in_child=_free_inherited_locks)
+after_fork(_free_inherited_locks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -11,19 +10,20 @@ from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakSet
 
+from redis_message_queue.identity import after_fork, free_if_orphaned
 from redis_message_queue.local_runtime import LocalRuntime
 from redis_message_queue.protocol.port import Answer, Pause, finish
 
 _locks: WeakSet[Any] = WeakSet()
 
 
-def _free_inherited_locks() -> None:
+def _free_inherited_locks(deadline: float) -> None:
     """In a forked child: what another thread of the parent held, nobody here would ever release."""
     for lock in list(_locks):
-        lock._at_fork_reinit()
+        free_if_orphaned(lock, deadline)
 
 
-os.register_at_fork(after_in_child=_free_inherited_locks)
+after_fork(_free_inherited_locks)
 
 
 class BlockingRuntime(LocalRuntime):

@@ -13,6 +13,8 @@ from typing import IO, Literal, Self
 
 from redis_message_queue.cli.demo.plan import Plan
 
+_PLAN = "REDIS_MESSAGE_QUEUE_DEMO"
+
 Role = Literal["producer", "consumer"]
 
 
@@ -65,7 +67,8 @@ class Crew:
         """A fresh interpreter, which inherits no sockets, in a session that no Ctrl-C of the terminal reaches."""
         complaints = tempfile.TemporaryFile()  # noqa: SIM115  closed when its worker has gone
         process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.{role}", self._plan.to_json(), str(number)],
+            [sys.executable, "-m", f"{__package__}.{role}", str(number)],
+            env=os.environ | {_PLAN: self._plan.to_json()},  # arguments would show the password to every user
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=complaints,
@@ -104,7 +107,7 @@ class Crew:
 def report_for_duty() -> tuple[Plan, int]:
     """In the worker: what to play, and as whom. From here on it ends when the demo ends, however that ends."""
     threading.Thread(target=_end_with_the_demo, daemon=True).start()
-    return Plan.from_json(sys.argv[1]), int(sys.argv[2])
+    return Plan.from_json(os.environ[_PLAN]), int(sys.argv[1])
 
 
 def _end_with_the_demo() -> None:

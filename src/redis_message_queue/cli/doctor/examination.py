@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from redis_message_queue import wire
 from redis_message_queue.cli.as_json import as_facts
 from redis_message_queue.cli.choices import ServerChoice
-from redis_message_queue.cli.doctor import queue_checks, server_checks
+from redis_message_queue.cli.doctor import permission_checks, queue_checks, server_checks
 from redis_message_queue.cli.doctor.clock import clock, latency
 from redis_message_queue.cli.doctor.finding import Finding, advice, ok, problem
 from redis_message_queue.keys import QueueKeys
@@ -30,13 +30,16 @@ class Examination:
         self._separator, self._hash_tag = separator, hash_tag
         self._is_cluster = isinstance(client, redis.RedisCluster)
 
-    def run(self, *, trial: bool) -> Iterator[dict[str, Any]]:
+    def run(self, *, trial: bool, roles: Sequence[str] = (), user: str | None = None) -> Iterator[dict[str, Any]]:
         """Every finding, with the server that it is about."""
         for name, node in self._nodes():
             for finding in self._server(node):
                 yield {"server": name} | as_facts(finding)
         cluster = _as_far_as_it_goes("cluster", self._cluster())
-        for finding in (*cluster, *self._timeouts(), *self._all_queues(trial)):
+        permissions = _as_far_as_it_goes("permissions", self._permissions(roles, user))
+        # A trial needs both, and shows what the user of the URL may do.
+        trial = trial and user is None and (not roles or {"producer", "consumer"}.issubset(roles))
+        for finding in (*cluster, *self._timeouts(), *permissions, *self._all_queues(trial)):
             yield {"server": self._choice.shown_url} | as_facts(finding)
 
     def _nodes(self) -> Iterator[tuple[str, Any]]:
@@ -80,6 +83,13 @@ class Examination:
             )
         else:
             yield ok("timeouts", "the socket timeout leaves room for a waiting read")
+
+    def _permissions(self, roles: Sequence[str], user: str | None) -> Iterator[Finding]:
+        tag = self._is_cluster if self._hash_tag is None else self._hash_tag
+        for name in self._queues or [queue_checks.TRIAL]:
+            keys = queue_checks.keys_of(name, self._separator, hash_tag=tag)
+            if isinstance(keys, QueueKeys):
+                yield from permission_checks.permissions(self._client, keys, roles, user)
 
     def _all_queues(self, trial: bool) -> Iterator[Finding]:
         tag = self._is_cluster if self._hash_tag is None else self._hash_tag

@@ -15,7 +15,7 @@ from redis_message_queue.cli.node import node_of, text_of
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
 from redis_message_queue.keys import KEY_MAP, QueueKeys
 
-_TRIAL = "rmq-doctor"
+TRIAL = "rmq-doctor"
 # How a script says that its user may not do something, on 7 and on 6.2.
 _FORBIDDEN = ("NOPERM", "ACL failure", "can't run this command")
 _NOW, _LATER = "now", "later"
@@ -76,7 +76,7 @@ def other_spelling(client: Any, name: str, separator: str, used: QueueKeys) -> I
 
 def trial(client: Any, name: str | None, separator: str, hash_tag: bool | None) -> Iterator[Finding]:
     """Publish a message, wait at the bell, claim and acknowledge: whoever can do this can do everything."""
-    whole = _TRIAL if name is None else f"{name}{separator}{_TRIAL}"
+    whole = TRIAL if name is None else f"{name}{separator}{TRIAL}"
     begun = time.monotonic()
     try:
         queue = RedisMessageQueue(
@@ -104,7 +104,7 @@ def trial(client: Any, name: str | None, separator: str, hash_tag: bool | None) 
 def _go_through(queue: RedisMessageQueue, client: Any) -> None:
     """All commands that the library sends by itself, and the scripts that use the rest."""
     node_of(client, queue.key.bell).blpop([queue.key.bell], timeout=0.01)
-    queue.publish(_NOW, tenant=_TRIAL)
+    queue.publish(_NOW, tenant=TRIAL)
     queue.publish_many([_LATER], delay_seconds=60)
     with queue.process_message():
         pass
@@ -117,7 +117,7 @@ def _clear(queue: RedisMessageQueue, client: Any) -> None:
     key, node = queue.key, node_of(client, queue.key.pending)
     for one in (
         *(key.pending, key.processing, key.leases, key.deliveries, key.delayed, key.later, key.tenants, key.size),
-        *(key.completed, key.records(key.completed), key.bell, key.watch, key.line(_TRIAL)),
+        *(key.completed, key.records(key.completed), key.bell, key.watch, key.line(TRIAL)),
         *map(key.deduplication, (_NOW, _LATER)),
     ):
         node.unlink(one)
@@ -129,7 +129,7 @@ def _told(error: Exception, name: str) -> Finding:
         return problem(
             "scripts",
             f"this user may not use a queue: {said}",
-            f"ACL SETUSER <user> ~{name.partition(_TRIAL)[0] or 'NAME::'}* +@all -@dangerous +info, or what of it your "
+            f"ACL SETUSER <user> ~{name.partition(TRIAL)[0] or 'NAME::'}* +@all -@dangerous +info, or what of it your "
             "rules allow: EVALSHA, EVAL, BLPOP and what the scripts call are needed",
         )
     return problem("scripts", f"no message could go through {name}: {said}", "mend what the server complains about")

@@ -1,0 +1,13 @@
+"""A fork in C, as uWSGI makes it: Python's fork hooks do not run."""
+
+import ctypes
+
+# PyDLL keeps the global lock, so that the child goes on with it.
+_libc = ctypes.PyDLL(None, use_errno=True)
+
+
+def unhooked_fork() -> int:
+    pid = _libc.fork()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), "fork failed")
+    return pid
