@@ -34,19 +34,19 @@ PRODUCER = Role(
     "producer",
     "publishes",
     ("publish", "enqueue"),
-    (*SCRIPTED, "HSET"),  # HSET says once that the queue has a journal
+    (*SCRIPTED, "HSET", "HSETNX"),  # these write the version of what is stored, and that there is a journal
 )
 CONSUMER = Role(
     "consumer",
     "claims, renews and settles messages, and publishes what they lead to",
     ("claim", "settle", "renew", "give_back", "put_off", "hand_off", "ring"),
-    (*SCRIPTED, "BLPOP", "HDEL", "HSET"),  # the last two write the weights of tenants
+    (*SCRIPTED, "BLPOP", "HDEL", "HSET", "HSETNX"),  # the last ones write the weights of tenants and the version
 )
 OPERATOR = Role(
     "operator",
     "looks at a queue, redrives and purges",
-    ("stats", "redrive", "sweep"),
-    (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZRANGE", "ZSCAN"),
+    ("stats", "redrive", "sweep", "read_page"),
+    (*SCRIPTED, "HMGET", "HSET", "HSETNX", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZRANGE", "ZSCAN"),
 )
 JOURNAL = Role(
     "journal",
@@ -63,12 +63,25 @@ ROLES = {role.name: role for role in (PRODUCER, CONSUMER, OPERATOR, JOURNAL)}
 _WORDS = {
     1: ("EXEC", "MULTI", "TIME"),
     2: (
-        *("DECR", "EXISTS", "GET", "HLEN", "LLEN", "LPOP", "RPOP"),
+        *("DECR", "EXISTS", "GET", "HLEN", "LLEN", "LPOP", "RPOP", "ZRANDMEMBER"),
         *("UNLINK", "XLEN", "ZCARD"),
     ),
     3: (
-        *("BLPOP", "DECRBY", "EVAL", "EVALSHA", "HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN", "INCRBY", "LINDEX"),
-        *("LPUSH", "PEXPIRE", "RPUSH", "SET", "ZMSCORE", "ZREM", "ZSCAN", "ZSCORE"),
+        *(
+            "BLPOP",
+            "DECRBY",
+            "EVAL",
+            "EVALSHA",
+            "HDEL",
+            "HEXISTS",
+            "HGET",
+            "HMGET",
+            "HSCAN",
+            "HSTRLEN",
+            "INCRBY",
+            "LINDEX",
+        ),
+        *("LPUSH", "PEXPIRE", "RPUSH", "SET", "ZMSCORE", "ZRANK", "ZREM", "ZSCAN", "ZSCORE"),
     ),
     4: (
         *("HINCRBY", "HSET", "HSETNX", "LRANGE", "LREM", "LSET", "LTRIM", "PSETEX", "XRANGE", "XREVRANGE"),

@@ -102,7 +102,7 @@ def _measured(client: Any, pid: int | None, rounds: int, messages: int, step: Ca
 def _keys_of(queue: Any) -> list[str]:
     """What a slice that was broken off may leave; the answers to its last calls expire by themselves."""
     key = queue.key
-    return [key.pending, key.processing, key.leases, key.deliveries, key.bell, key.watch]
+    return [key.pending, key.processing, key.leases, key.deliveries, key.bell, key.watch, key.meta]
 
 
 def clear(node: Any, keys: list[str]) -> None:

@@ -118,7 +118,7 @@ def _clear(queue: RedisMessageQueue, client: Any) -> None:
     for one in (
         *(key.pending, key.processing, key.leases, key.deliveries, key.delayed, key.later, key.tenants, key.size),
         *(key.completed, key.records(key.completed), key.bell, key.watch, key.line(TRIAL)),
-        *map(key.deduplication, (_NOW, _LATER)),
+        *(key.deduplication(_NOW, TRIAL), key.deduplication(_LATER), key.meta),
     ):
         node.unlink(one)
 
