@@ -16,6 +16,7 @@ from redis_message_queue.errors import (
     PayloadTypeError,
     PayloadValueError,
     PublishNotConfirmedError,
+    QueueBackpressureError,
     RedisMessageQueueError,
 )
 from redis_message_queue.events import EventOperation, EventOutcome
@@ -23,7 +24,7 @@ from redis_message_queue.options import QueueOptions
 from redis_message_queue.protocol.confirm import Sent
 from redis_message_queue.protocol.drain import Gate
 from redis_message_queue.protocol.port import uncarried
-from redis_message_queue.protocol.publish import Outgoing, Published, chunk_ids, chunks
+from redis_message_queue.protocol.publish import NOTHING_PUBLISHED, Outgoing, Published, chunk_ids, chunks
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.protocol.tell import Teller
 
@@ -136,6 +137,8 @@ class Outbox:
             try:
                 published = await publishing
             except Exception as error:
+                if results:
+                    _say_how_many(error, results, len(outgoing))
                 await self._tell_failure(ids, error)
                 raise
             results += published.accepted
@@ -211,6 +214,18 @@ class Outbox:
                 f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot carry",
             ) from None
         return keys.deduplication(key)
+
+
+def _say_how_many(error: Exception, results: Sequence[bool], total: int) -> None:
+    """An error in the middle says which messages need not be published again."""
+    done = f"the first {len(results)} of {total} messages were published"
+    if not all(results):
+        done += f" ({len(results) - sum(results)} of them suppressed as duplicates)"
+    if isinstance(error, QueueBackpressureError):
+        rest = f"{done}, the others were not: their results are in the error, publish messages[{len(results)}:] again"
+        error.args = (str(error).replace(f"{NOTHING_PUBLISHED}, try again", rest),)
+    else:
+        error.add_note(f"Before this error {done}; their results are in the error.")
 
 
 def _repeated(error: PublishNotConfirmedError) -> int:
