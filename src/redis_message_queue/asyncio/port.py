@@ -107,12 +107,9 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             )
         self._loop = weakref.ref(running)
 
-    async def reaches_the_same(self, other: Any) -> bool:
-        for client in (self._our_client(), other._our_client()):
-            if wire.is_cluster(client):  # it knows no nodes before its first command
-                with contextlib.suppress(exceptions.RedisError, exceptions.RedisClusterException):
-                    await client.initialize()
-        return await super().reaches_the_same(other)
+    async def close_idle(self) -> None:
+        if not self.is_cluster:
+            await self._our_client().connection_pool.disconnect(inuse_connections=False)
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         try:

@@ -41,6 +41,10 @@ class BlockingPort(ClientPort, BlockingRuntime):
         for lock in wire.locks_of(self._client):
             lock._at_fork_reinit()
 
+    async def close_idle(self) -> None:
+        if not self.is_cluster:
+            wire.close_idle_connections(self._client)
+
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         try:
             try:
