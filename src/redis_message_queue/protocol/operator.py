@@ -17,7 +17,7 @@ from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSumma
 from redis_message_queue.protocol.calls import Calls, publishing_rules
 from redis_message_queue.protocol.foreign import not_offered
 from redis_message_queue.protocol.port import Argument, Command
-from redis_message_queue.protocol.records import Entry, digest, pair, record_of, record_of_stored
+from redis_message_queue.protocol.records import Entry, digest, pair, record_of, record_of_stored, tenant_bytes
 from redis_message_queue.scripts import script
 
 if TYPE_CHECKING:
@@ -77,10 +77,16 @@ class Operator:
         """The tenants with waiting messages, whose turn is next first, and how many wait."""
         _check_count("max_tenants", max_tenants)
         (ring,) = await self._ask(("ZRANGE", self._keys.tenants, 0, max_tenants))
-        names = [name.decode() for name in ring if name][:max_tenants]
-        lengths = await self._ask(*(("LLEN", self._keys.line(name)) for name in names)) if names else []
-        came_back = await self._ask(*(("ZCARD", self._keys.returned(name)) for name in names)) if names else []
-        return {name: line + back for name, line, back in zip(names, lengths, came_back, strict=True)}
+        names = [name for name in ring if name][:max_tenants]
+        lengths = await self._ask(*(("LLEN", self._line(name)) for name in names)) if names else []
+        returned = self._keys.returned("").encode()
+        came_back = await self._ask(*(("ZCARD", returned + name) for name in names)) if names else []
+        counts = [line + back for line, back in zip(lengths, came_back, strict=True)]
+        return dict(zip(map(envelope.tenant_text, names), counts, strict=True))
+
+    def _line(self, tenant: bytes) -> bytes:
+        """The line of a tenant by its bytes, which need not be UTF-8."""
+        return self._keys.line("").encode() + tenant
 
     async def length_of_line(self, tenant: str) -> int:
         """How many messages of a tenant wait."""
@@ -116,7 +122,7 @@ class Operator:
         if not turns:
             return list(reversed(head))
         names = [name for _, _, name in turns]
-        lines = await self._ask(*(("LRANGE", self._keys.line(name.decode()), -count, -1) for name in names))
+        lines = await self._ask(*(("LRANGE", self._line(name), -count, -1) for name in names))
         (weights,) = await self._ask(("HMGET", self._keys.weights, *names))
         waiting = dict(zip(names, lines, strict=True))
         strides = {name: _UNIT // int(weight or 1) for name, weight in zip(names, weights, strict=True)}
@@ -297,7 +303,7 @@ class Operator:
                     key = await self._queue.outbox.marker_of(published)
                     marker = markers.setdefault(key, len(markers) + 1)
                 note = entry.note or {}
-                body = envelope.body(entry.payload, (note.get("tenant") or "").encode(), headers.redriven(note))
+                body = envelope.body(entry.payload, tenant_bytes(note), headers.redriven(note))
                 record: tuple[Argument, Argument] = (-1, "")
                 if entry.note_place >= 0:
                     record = (notes_skipped + entry.note_place, digest(notes[entry.note_place]))
