@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -76,6 +77,11 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
     def __init__(self, client: Any, *, pack_by_hand: bool = True) -> None:
         super().__init__(client, pack_by_hand=pack_by_hand)
         self._loop: Callable[[], asyncio.AbstractEventLoop | None] = _no_loop
+
+    def start_over(self) -> None:
+        """Belong to this process and to the loop that is used next: for a child that gave the client a fresh pool."""
+        self.born_in = os.getpid()
+        self._loop = _no_loop
 
     def inherit(self) -> None:
         """Sockets and loop behind an asyncio client are shared with the parent after a fork, and nobody resets them."""
