@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from docs.reference.markdown import code, in_step, page, prose, table
-from redis_message_queue.keys import KEY_MAP, QueueKeys
+from redis_message_queue.keys import KEY_MAP, RESERVED_WORDS, QueueKeys
 
 # What an operator may rely on; everything else may change from one version to the next.
 CONTRACT = ("pending", "processing", "completed", "failed", "dead_letter", "deduplication")
@@ -38,6 +38,14 @@ def keys_page() -> str:
         prose("""
             With a cluster client the braces are put there without being asked for, because all keys of a queue must
             share a slot. A name that has a hash tag of its own keeps it.
+        """),
+        "## Names that are refused",
+        prose(f"""
+            A name in which the separator is followed by one of the words of the key map is refused with a
+            `ConfigurationError`: `orders::line` would have the key `orders::line::pending`, and that is where messages
+            of the tenant `pending` of the queue `orders` wait. The words are
+            {", ".join(map(code, RESERVED_WORDS))}. They are free everywhere else in a name: `line`, `orders::lines` and
+            `orders:line` are good names. Use one separator for all queues of a database.
         """),
     )
 

@@ -73,7 +73,7 @@ class Envelope:
         if not self.stored[0] & HAS_TENANT:
             return None
         length = self.stored[HEADER_BYTES]
-        return self.stored[HEADER_BYTES + 1 : HEADER_BYTES + 1 + length].decode()
+        return tenant_text(self.stored[HEADER_BYTES + 1 : HEADER_BYTES + 1 + length])
 
     @property
     def extras(self) -> dict[str, Any]:
@@ -113,6 +113,11 @@ def tenant_name(tenant: Any) -> bytes:
     if not name or len(name) > MAX_TENANT_BYTES:
         raise PayloadValueError(f"tenant must have 1 to {MAX_TENANT_BYTES} bytes of UTF-8, not {len(name)}")
     return name
+
+
+def tenant_text(name: bytes) -> str:
+    """A tenant as people read it. Somebody else may have written bytes that are no UTF-8: they are shown as `\\xff`."""
+    return name.decode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class PayloadTooDeepError(RedisMessageQueueError, ValueError):
 
 
 class QueueBackpressureError(RedisMessageQueueError):
-    """The queue is full and nothing was published: slow down, or try again later."""
+    """The queue is full and nothing was published, or of `publish_many` only what ``results`` say: try again later."""
 
 
 class PublishNotConfirmedError(RedisMessageQueueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -82,6 +83,10 @@ KEY_MAP = (
 )
 
 
+# What may follow a queue's name and separator; none of them can be a part of another queue's name.
+RESERVED_WORDS = tuple(sorted({kind.word.partition("::")[0] for kind in KEY_MAP}))
+
+
 def hash_tag_of(key: str) -> str | None:
     """The part of a key that decides its cluster slot, where braces mark one."""
     start = key.find("{")
@@ -118,10 +123,21 @@ class QueueKeys:
     def of(
         cls, name: str, *, separator: str = "::", dead_letter: str | None = None, hash_tag: bool = False
     ) -> QueueKeys:
-        """The keys of the queue ``name``; with ``hash_tag`` all of them in one cluster slot."""
+        """The keys of the queue ``name``; with ``hash_tag`` all of them in one cluster slot.
+
+        Raises `ConfigurationError` for a name or a dead-letter list that another key could be mistaken for.
+        """
+        refuse_reserved_words(name, separator)
         prefix = tagged(name) if hash_tag else name
-        if dead_letter is not None and hash_tag:
-            dead_letter = _tagged_sibling(dead_letter, name, prefix, separator)
+        if dead_letter is not None:
+            if hash_tag:
+                dead_letter = _tagged_sibling(dead_letter, name, prefix, separator)
+            _refuse_other_keys(dead_letter, prefix, separator)
+        return cls.unchecked(prefix, separator=separator, dead_letter=dead_letter)
+
+    @classmethod
+    def unchecked(cls, prefix: str, *, separator: str = "::", dead_letter: str | None = None) -> QueueKeys:
+        """The keys that begin with ``prefix``, whatever it is."""
 
         def key(word: str) -> str:
             return f"{prefix}{separator}{word}"
@@ -196,14 +212,38 @@ def siblings(key: str) -> QueueKeys:
             head = key[: -len(word)]
             # The usual separator, or whatever stands there; a brace belongs to the name.
             separator = "::" if head.endswith("::") else head[len(_without_marks(head)) :]
-            return QueueKeys.of(head[: -len(separator)], separator=separator)
-    return QueueKeys.of(key)
+            return QueueKeys.unchecked(head[: -len(separator)], separator=separator)
+    return QueueKeys.unchecked(key)
 
 
 def _without_marks(text: str) -> str:
     while text and not text[-1].isalnum() and text[-1] != "}":
         text = text[:-1]
     return text
+
+
+def refuse_reserved_words(name: str, separator: str) -> None:
+    """Raise for a queue name whose keys could be those of another queue, as `jobs::line` is a key of `jobs`."""
+    whole = name + separator  # every key begins with it
+    words = "|".join(map(re.escape, RESERVED_WORDS))
+    found = re.search(f"{re.escape(separator)}({words})(?={re.escape(separator)})", whole)
+    if found is not None:
+        raise ConfigurationError(
+            f"name {name!r} has the separator {separator!r} followed by the reserved word {found[1]!r}, and its keys "
+            f"could be mistaken for keys of the queue {name[: found.start()]!r}; use another name, for example "
+            f"{name.replace(separator, '-')!r}"
+        )
+
+
+def _refuse_other_keys(dead_letter: str, prefix: str, separator: str) -> None:
+    """Raise for a dead-letter list that is one of the queue's other keys."""
+    begin = prefix + separator
+    word = dead_letter.removeprefix(begin).partition(separator)[0] if dead_letter.startswith(begin) else ""
+    if word in RESERVED_WORDS and dead_letter != f"{begin}dlq":
+        raise ConfigurationError(
+            f"dead_letter_queue {dead_letter!r} is a key that the queue itself uses ({word!r}); dead letters need a "
+            f"list of their own: leave the option out for {begin + 'dlq'!r}, or give a name that no other key has"
+        )
 
 
 def tagged(name: str) -> str:

@@ -246,8 +246,22 @@ class QueueOptions:
                     f"{name} needs heartbeat_interval_seconds: without heartbeats nothing would come of it"
                 )
 
-    def check_beside(self, *, visibility_timeout_seconds: float | None, overload_policy: str) -> None:
+    def check_beside(
+        self,
+        *,
+        visibility_timeout_seconds: float | None,
+        overload_policy: str,
+        message_ttl_seconds: float | None = None,
+    ) -> None:
         """The rules that bind a queue to the gateway it works with."""
+        if self.retry_policy is not None and message_ttl_seconds is not None:
+            soonest = self.retry_policy.pause(1, 1.0)
+            if soonest >= message_ttl_seconds:
+                raise ConfigurationError(
+                    f"retry_policy waits at least {soonest:g} s before the second attempt, and message_ttl_seconds="
+                    f"{message_ttl_seconds:g} makes every message too old by then; shorten initial_delay_seconds, or "
+                    "raise message_ttl_seconds"
+                )
         if self.heartbeat_interval_seconds is not None:
             if visibility_timeout_seconds is None:
                 raise ConfigurationError(

@@ -234,19 +234,9 @@ def connection_settings(client: Any) -> dict[str, Any]:
     return dict(settings or {})
 
 
-def lead_to_the_same(one: Any, other: Any) -> bool:
-    """Whether two clients' keys are in one place. A cluster's nodes come and go, and are of no other cluster."""
-    if is_cluster(one) and is_cluster(other):
-        return not {node.name for node in one.get_nodes()}.isdisjoint(node.name for node in other.get_nodes())
-    return is_cluster(one) == is_cluster(other) and _address(one) == _address(other)
-
-
-def _address(client: Any) -> tuple[Any, ...]:
-    """Where the server of a client is, as far as its settings tell."""
-    settings = connection_settings(client)
-    pool = getattr(client, "connection_pool", None)
-    where = tuple(settings.get(name) for name in ("host", "port", "path", "db"))
-    return (*where, getattr(pool, "service_name", None))
+def primary_of(client: Any) -> Any:
+    """The address that Sentinel gave to the client's connections; None where no Sentinel was asked."""
+    return getattr(getattr(client, "connection_pool", None), "master_address", None)
 
 
 def retry_window(client: Any) -> float:

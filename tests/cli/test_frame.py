@@ -247,3 +247,19 @@ def test_every_status_has_a_meaning_and_its_usual_number():
 def test_main_is_the_program():
     """The entry point and the module are one function."""
     assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("stats",), ("peek",), ("records",), ("tenants",), ("publish",), ("consume",), ("purge", "pending", "--yes")],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_name_that_is_a_key_of_another_queue_is_wrong_usage(rmq, queue, arguments):
+    """The keys of `orders::line` could be those of a tenant of `orders`."""
+    queue.publish("m", tenant="pending")
+    command, *rest = arguments
+    rest = ["m"] if command == "publish" else rest
+    ended = rmq(command, "orders::line", *rest)
+    assert (ended.status, ended.out) == (ExitStatus.USAGE, "")
+    assert "reserved word 'line'" in ended.err
+    assert queue.stats().pending == 1

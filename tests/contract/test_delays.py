@@ -563,6 +563,45 @@ async def test_the_loop_handles_nothing_that_is_too_old(shell: Shell, options: d
     assert sorted(shell.listed(queue.key.dead_letter)) == [b"old", b"old too", b"older"]
 
 
+@pytest.mark.parametrize("way", ["publish", "publish_many", "tenant", "complete"])
+async def test_a_delay_beyond_the_life_of_a_message_is_refused(shell: Shell, way: str) -> None:
+    """It could never be delivered; nothing is published, and a shorter delay is fine. `at` is a delay as well."""
+    source, queue = shell.queue("source"), shell.queue(message_ttl_seconds=60, deduplication=True)
+    await source.publish("m")
+
+    async def publish(**when: Any) -> Any:
+        if way == "publish":
+            return await queue.publish("a", **when)
+        if way == "publish_many":
+            return await queue.publish_many(["a", "b"], **when)
+        if way == "tenant":
+            return await Awaited(queue.queue.tenant("acme")).publish("a", **when)
+        async with source.process_messages(1) as batch:
+            return await Awaited(batch[0]).complete(publish=[(queue.queue, "a", when)])
+
+    now = shell.server_time
+    for when in ({"delay_seconds": 60}, {"delay_seconds": 86_400}, {"at": now + timedelta(seconds=3_600)}):
+        with pytest.raises(shell.module.ConfigurationError, match="message_ttl_seconds=60") as refused:
+            await publish(**when)
+        assert next(iter(when)) in str(refused.value)
+        assert refused.value.queue == "q"
+    assert shell.redis.keys("q::*") == []
+    await publish(**({"at": now + timedelta(seconds=30)} if way == "publish" else {"delay_seconds": 30}))
+    assert (await Awaited(queue).stats()).delayed >= 1
+
+
+async def test_a_first_retry_beyond_the_life_of_a_message_is_refused(shell: Shell) -> None:
+    """As short as chance may make it. Later pauses may be longer: then its age ends the attempts."""
+    for policy in (RetryPolicy(initial_delay_seconds=60, jitter=0), RetryPolicy(initial_delay_seconds=200, jitter=0.5)):
+        with pytest.raises(shell.module.ConfigurationError, match="retry_policy waits at least"):
+            shell.queue(message_ttl_seconds=60, retry_policy=policy)
+        gateway = shell.gateway(message_ttl_seconds=60)
+        with pytest.raises(shell.module.ConfigurationError, match="message_ttl_seconds"):
+            shell.queue(gateway=gateway, retry_policy=policy)
+    shell.queue(message_ttl_seconds=60, retry_policy=RetryPolicy(initial_delay_seconds=59, jitter=0))
+    shell.queue(message_ttl_seconds=60, retry_policy=RetryPolicy(initial_delay_seconds=100, jitter=0.5))
+
+
 @pytest.mark.parametrize("life", [0, -1, 0.0001, math.nan, math.inf, True, "1"])
 async def test_a_life_that_is_none_is_refused(shell: Shell, life: Any) -> None:
     """A number of seconds, and a millisecond at least."""

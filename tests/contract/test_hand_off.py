@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from tests.contract.shells import (
     Awaited,
     Sent,
     Shell,
+    SubclassedAsyncRedis,
+    SubclassedRedis,
     claim_and_die,
     silent_gateway,
     take,
@@ -656,6 +659,49 @@ async def test_a_target_elsewhere_is_refused(shell: Shell, dead_port: int) -> No
         nearby = shell.queue("near", client=shell.new_client())
         await complete(batch[0], (nearby, "r"))
     assert await waiting(nearby) == [b"r"]
+
+
+@pytest.mark.parametrize("spelling", ["from_url", "host and port", "localhost", "unix socket", "subclass"])
+async def test_clients_of_one_server_are_one_place_however_they_are_made(
+    shell: Shell, start_server: Any, tmp_path: Path, spelling: str
+) -> None:
+    """What counts is where their keys are: the database decides, too."""
+    socket, server = str(tmp_path / "s"), shell.server
+    if spelling == "unix socket":
+        server = start_server(config={"unixsocket": socket})
+    module: Any = redis if shell.name == "sync" else redis.asyncio
+    queue = shell.queue(client=shell.closing(module.Redis(host="127.0.0.1", port=server.port)))
+
+    def client(db: int) -> Any:
+        kind = module.Redis
+        if spelling == "subclass":
+            kind = SubclassedRedis if shell.name == "sync" else SubclassedAsyncRedis
+        made = {
+            "from_url": lambda: kind.from_url(f"redis://127.0.0.1:{server.port}/{db}?protocol=3"),
+            "localhost": lambda: kind(host="localhost", port=server.port, db=db),
+            "unix socket": lambda: kind(unix_socket_path=socket, db=db),
+        }.get(spelling, lambda: kind(host="127.0.0.1", port=server.port, db=db))
+        return shell.closing(made())
+
+    near, deep = shell.queue("near", client=client(0)), shell.queue("deep", client=client(1))
+    await queue.publish("m")
+    async with queue.process_messages(1) as batch:
+        with pytest.raises(shell.module.ConfigurationError, match="in another database"):
+            await complete(batch[0], (near, "no"), (deep, "no"))
+        await complete(batch[0], (near, "r"))
+    assert (await waiting(near), await waiting(deep)) == ([b"r"], [])
+
+
+async def test_where_two_clients_lead_is_asked_once(shell: Shell) -> None:
+    """Two more commands for the first hand-off between them, and a key that goes by itself."""
+    queue, results = shell.queue(), shell.queue("results", client=shell.new_client())
+    await queue.publish_many(["a", "b", "c"])
+    await results.publish("warm-up")
+    with Sent(shell.server) as sent:
+        for _ in range(3):
+            await hand_off(queue, (results, "r"))
+    assert [word for word in sent.commands if word == "SET"] == ["SET"] * 2
+    assert all(shell.redis.ttl(key) > 0 for key in shell.redis.keys("results::reply::*"))
 
 
 async def test_custom_gateways_take_no_part(shell: Shell) -> None:

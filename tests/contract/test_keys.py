@@ -1,8 +1,11 @@
 """The names of a queue's keys, which operators rely on."""
 
+from typing import Any
+
 import pytest
 
-from tests.contract.shells import Shell, claim_and_die, take
+from redis_message_queue.keys import KEY_MAP, KeyKind
+from tests.contract.shells import Awaited, Shell, claim_and_die, silent_gateway, take
 
 
 async def test_an_operator_finds_the_lists_under_these_names(shell: Shell) -> None:
@@ -56,6 +59,95 @@ async def test_a_name_whose_braces_make_no_tag_cannot_be_tagged(shell: Shell, na
     """Braces that say nothing would put each key into a slot of its own."""
     with pytest.raises(shell.module.ConfigurationError, match=r"^name "):
         shell.queue(name, hash_tag=True)
+
+
+HIDING_NAMES = [
+    ("jobs::line", "::", "line"),
+    ("jobs::returned::x", "::", "returned"),
+    ("a::pending", "::", "pending"),
+    ("{jobs}::line", "::", "line"),
+    ("jobs::eu::group::7", "::", "group"),
+    ("jobs:::line", "::", "line"),
+    ("jobs::line:", "::", "line"),
+    ("jobs/deduplication/x", "/", "deduplication"),
+    ("jobs.line", ".", "line"),
+]
+
+
+@pytest.mark.parametrize(("name", "separator", "word"), HIDING_NAMES, ids=[case[0] for case in HIDING_NAMES])
+@pytest.mark.parametrize("way", ["client", "tagged", "gateway", "custom gateway"])
+async def test_a_name_whose_keys_could_be_those_of_another_queue_is_refused(
+    shell: Shell, way: str, name: str, separator: str, word: str
+) -> None:
+    """The error names the reserved word, whatever the queue is made with."""
+    options: dict[str, Any] = {"key_separator": separator}
+    if way == "gateway":
+        options["gateway"] = shell.gateway()
+    elif way == "custom gateway":
+        options["gateway"] = silent_gateway(shell)
+    elif way == "tagged":
+        options["hash_tag"] = True
+    with pytest.raises(shell.module.ConfigurationError, match=f"^name .*reserved word '{word}'"):
+        shell.queue(name, **options)
+
+
+@pytest.mark.parametrize("kind", KEY_MAP, ids=lambda kind: kind.word)
+async def test_every_word_of_the_key_map_is_reserved(shell: Shell, kind: KeyKind) -> None:
+    """Also those that come to it one day."""
+    word = kind.word.split("::")[0]
+    with pytest.raises(shell.module.ConfigurationError, match=f"reserved word '{word}'"):
+        shell.queue(f"jobs::{word}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "line",
+        "pending",
+        "jobs:line",
+        "jobs.line",
+        "jobs::lines",
+        "jobs::pending-eu",
+        "jobs::eu",
+        "::",
+        "a::",
+        "q::x::y",
+    ],
+)
+async def test_a_name_that_only_looks_like_a_key_is_taken(shell: Shell, name: str) -> None:
+    """A reserved word alone, as a part of a longer one, or after something else than the separator."""
+    queue, other = shell.queue(name, wait=0), shell.queue("jobs", wait=0)
+    await queue.publish("a", tenant="pending")
+    assert await take(other) is None
+    assert await take(queue) == b"a"
+
+
+async def test_the_operations_of_a_gateway_refuse_such_a_line_too(shell: Shell) -> None:
+    """They are given whole keys, and find the queue in them."""
+    gateway = Awaited(shell.gateway(message_wait_interval_seconds=0))
+    with pytest.raises(shell.module.ConfigurationError, match="reserved word 'line'"):
+        await gateway.add_message("jobs::line::pending", "a")
+    with pytest.raises(shell.module.ConfigurationError, match="reserved word 'line'"):
+        await gateway.wait_for_message_and_move("jobs::line::pending", "jobs::line::processing")
+    assert shell.redis.keys("*") == []
+
+
+OWN_KEYS = ["pending", "processing", "completed", "failed", "leases", "bell", "journal", "line::acme", "records::dlq"]
+
+
+@pytest.mark.parametrize("word", OWN_KEYS)
+@pytest.mark.parametrize("tagged", [False, True], ids=["plain", "tagged"])
+async def test_a_gateway_may_not_name_another_key_of_the_queue(shell: Shell, word: str, tagged: bool) -> None:
+    """Dead letters in the line would be delivered, and elsewhere stop the queue; the list's own usual name is fine."""
+    with pytest.raises(shell.module.ConfigurationError, match=f"^dead_letter_queue .*{word.split('::')[0]}"):
+        shell.queue(gateway=shell.gateway(dead_letter_queue=f"q::{word}", hash_tag=tagged))
+    custom = silent_gateway(shell)
+    type(custom).dead_letter_queue = f"q::{word}"
+    with pytest.raises(shell.module.ConfigurationError, match=r"^dead_letter_queue "):
+        shell.queue(gateway=custom)
+    for fine in ("q::dlq", "q::dead_letter", "q::pendings"):
+        queue = shell.queue(gateway=shell.gateway(dead_letter_queue=fine, hash_tag=tagged))
+        assert queue.key.dead_letter == (fine.replace("q::", "{q}::") if tagged else fine)
 
 
 async def test_a_gateway_may_name_the_dead_letters(shell: Shell) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
 import json
+import threading
 from typing import Any
 
 import pytest
 
+from redis_message_queue.protocol.delivery import Delivery
 from tests.contract.shells import Died, Shell, asyncio_only, claim_and_die, fail, take, until
 
 # What stops a program rather than a message.
@@ -227,6 +230,65 @@ async def test_blocks_may_end_in_any_order(shell: Shell) -> None:
     await second.__aexit__(None, None, None)
     assert queue.current_message() is None
     assert shell.processing(queue) == 0
+
+
+def deliveries() -> int:
+    """How many deliveries this process keeps in memory."""
+    gc.collect()
+    return sum(isinstance(each, Delivery) for each in gc.get_objects())
+
+
+async def test_a_block_left_in_another_thread_or_task_is_freed(shell: Shell) -> None:
+    """Whoever enters goes on, with a context that nobody else can reach; nested blocks may end in any order."""
+    queue = shell.queue(heartbeat_interval_seconds=60)
+    before = deliveries()
+    await queue.publish_many([str(number) for number in range(40)])
+
+    async def leave_elsewhere(context: Any) -> None:
+        await shell.beside(lambda: context.__aexit__(None, None, None))
+
+    for _ in range(10):
+        context = queue.process_message()
+        await context.__aenter__()
+        assert queue.current_message() is not None
+        await leave_elsewhere(context)
+        assert queue.current_message() is None
+    outer = queue.process_message()
+    await outer.__aenter__()
+    for number in range(11, 40):
+        inner = queue.process_message()
+        await inner.__aenter__()
+        await leave_elsewhere(outer)
+        assert queue.current_message().payload == str(number).encode()
+        outer = inner
+    await leave_elsewhere(outer)
+    del context, inner, outer
+    assert deliveries() == before
+    assert shell.processing(queue) == 0
+
+
+async def test_a_block_that_another_thread_or_task_has_entered_is_freed(shell: Shell) -> None:
+    """Also while that task goes on, and for those that it has started inside the block."""
+    queue, ended = shell.queue(), threading.Event()
+    before = deliveries()
+    await queue.publish_many([str(number) for number in range(20)])
+    contexts: list[Any] = []
+
+    async def enter() -> None:
+        context = queue.process_message()
+        await context.__aenter__()
+        contexts.append(context)
+        del context
+        await until(ended.is_set)
+
+    entered = [shell.beside(enter) for _ in range(20)]
+    assert await until(lambda: len(contexts) == 20)
+    while contexts:
+        await contexts.pop().__aexit__(None, None, None)
+    assert deliveries() == before
+    assert shell.processing(queue) == 0
+    ended.set()
+    await asyncio.gather(*entered)
 
 
 async def test_a_handler_may_publish_and_claim_from_other_queues(shell: Shell) -> None:

@@ -846,15 +846,67 @@ async def test_an_ack_that_cannot_be_sent_is_a_failed_cleanup(shell: Shell) -> N
 
 
 async def test_an_ack_of_one_message_that_cannot_be_sent_says_so(shell: Shell) -> None:
-    """The block may go on with the others."""
+    """The block goes on with the others, and acknowledges this one with them when it is left."""
     client = shell.lossy_client()
-    queue = await filled(shell, "ab", client=client, retry_budget_seconds=0)
+    queue = await filled(shell, "ab", client=client, retry_budget_seconds=0, enable_completed_queue=True)
     async with queue.process_messages(2) as batch:
         client.losses.request()
-        with pytest.raises(shell.module.CleanupFailedError) as failure:
+        with pytest.raises(shell.module.CleanupFailedError, match="leave the block") as failure:
             await batch.ack(batch[0])
         assert failure.value.message_id == batch[0].id
-    assert shell.processing(queue) == 1
+        assert shell.processing(queue) == 2
+    assert shell.processing(queue) == 0
+    assert sorted(shell.listed(queue.key.completed)) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+async def test_an_ack_that_failed_can_be_repeated(shell: Shell, lost: str) -> None:
+    """As often as need be; also where the first one was done and only its answer was lost, it counts once."""
+    events, client = shell.events(), shell.lossy_client()
+    options = {"client": client, "retry_budget_seconds": 0, "enable_completed_queue": True}
+    queue = await filled(shell, "abc", on_event=events.listen, **options)
+    async with queue.process_messages(3) as batch:
+        getattr(client.losses, lost)(2)
+        for _ in range(2):
+            with pytest.raises(shell.module.CleanupFailedError):
+                await batch.ack(batch[1])
+        assert await batch.ack(batch[1]) is True
+        with pytest.raises(shell.module.ConfigurationError, match="settled already"):
+            await batch.ack(batch[1])
+        getattr(client.losses, lost)()
+        with pytest.raises(shell.module.CleanupFailedError):
+            await batch.ack(batch[0])
+    assert shell.processing(queue) == 0
+    assert sorted(shell.listed(queue.key.completed)) == [b"a", b"b", b"c"]
+    assert sorted(event.message_id for event in events.of("ack")) == sorted(message.id for message in batch)
+    assert events.of("stale_lease_ack") == []
+
+
+async def test_a_message_whose_ack_failed_is_given_back_in_its_place(shell: Shell) -> None:
+    """It is not settled, so an exception gives it back with the others, in their order."""
+    client = shell.lossy_client()
+    queue = await filled(shell, "abc", client=client, retry_budget_seconds=0)
+    with pytest.raises(shell.module.CleanupFailedError):
+        async with queue.process_messages(3) as batch:
+            client.losses.request()
+            await batch.ack(batch[1])
+    assert await look(shell.queue()) == [(letter, 2) for letter in "abc"]
+
+
+async def test_a_message_whose_ack_failed_is_renewed_again(shell: Shell) -> None:
+    """The heartbeat goes on, even if there was nothing else to renew while the ack was tried."""
+    events, client = shell.events(), shell.lossy_client()
+    queue = await filled(shell, "a", client=client, retry_budget_seconds=0.5, on_event=events.listen, **BEATING)
+    async with queue.process_messages(1) as batch:
+        await events.wait_for("lease_renew")
+        client.losses.request(1_000_000)
+        with pytest.raises(shell.module.CleanupFailedError):
+            await batch.ack(batch[0])
+        client.losses.heal()
+        events.clear()
+        await events.wait_for("lease_renew", 2)
+        assert await batch.ack(batch[0]) is True
+    assert shell.processing(queue) == 0
 
 
 async def test_the_blocks_error_is_what_the_caller_sees_even_if_giving_back_fails(shell: Shell) -> None:

@@ -191,7 +191,7 @@ async def test_a_wrong_typed_marker_fails_the_publish_and_nothing_enters_the_lin
 
 async def test_queues_of_different_names_do_not_see_each_other(shell: Shell) -> None:
     """Not even where one name begins with the other."""
-    short, long = shell.queue("q", wait=0), shell.queue("q::pending", wait=0)
+    short, long = shell.queue("q", wait=0), shell.queue("q::pendings", wait=0)
     await long.publish("theirs")
     assert await take(short) is None
     assert await take(long) == b"theirs"

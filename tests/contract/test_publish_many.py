@@ -180,6 +180,33 @@ async def test_a_chunk_is_never_larger_than_the_cap_of_a_tenant(shell: Shell) ->
     assert (await queue.stats()).pending == 4
 
 
+@pytest.mark.parametrize("policy", ["raise", "block"])
+async def test_an_error_at_the_limit_says_how_many_were_published(shell: Shell, policy: str) -> None:
+    """In words, with the results beside them; it says that nothing was published only where that is so."""
+    settings = {"pending_overload_policy": policy, "pending_overload_block_timeout_seconds": 0.05}
+    queue = shell.queue(max_pending_length=200, deduplication=True, **settings)
+    with pytest.raises(shell.module.QueueBackpressureError) as full:
+        await queue.publish_many(["message 0", *words(254)])
+    assert (len(full.value.results), shell.pending(queue)) == (200, 199)
+    assert "the first 200 of 255 messages were published (1 of them suppressed as duplicates)" in str(full.value)
+    assert "messages[200:]" in str(full.value)
+    assert "nothing was published" not in str(full.value)
+    with pytest.raises(shell.module.QueueBackpressureError, match="nothing was published, try again when"):
+        await queue.publish_many(["new", "newer"])
+
+
+async def test_another_error_in_the_middle_says_how_many_were_published(shell: Shell) -> None:
+    """As a note: its words are somebody else's."""
+    client = shell.lossy_client()
+    queue = shell.queue(client=client, retry_budget_seconds=0)
+    client.losses.pass_on()
+    client.losses.request()
+    with pytest.raises(redis.exceptions.ConnectionError) as lost:
+        await queue.publish_many(words(CHUNK + 5))
+    (note,) = lost.value.__notes__
+    assert f"the first {CHUNK} of {CHUNK + 5} messages were published" in note
+
+
 async def test_a_chunk_without_room_for_all_of_it_leaves_all_of_it_out(shell: Shell) -> None:
     """Two would have fitted. The line is as it was, and so are the deduplication keys."""
     queue = shell.queue(max_pending_length=4, deduplication=True)

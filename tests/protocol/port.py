@@ -327,7 +327,7 @@ class MemoryPort:
     def process(self) -> int:
         return self.pid
 
-    async def reaches_the_same(self, other: "MemoryPort") -> bool:
+    def reaches_the_same(self, other: "MemoryPort") -> bool:
         return self.memory is other.memory
 
     def is_transient(self, error: BaseException) -> bool:

@@ -65,6 +65,8 @@ def test_the_rules_of_a_queue_reach_the_source():
         ({"consumerGroup": "a::b"}, "consumerGroup must be a name that is not empty and has no '::' in it"),
         ({"cluster": "true", "deadLetterQueue": "poison"}, "'poison' lies in another cluster slot"),
         ({"cluster": "true", "queue": "a{b"}, "has braces that are no hash tag"),
+        ({"queue": "jobs::line"}, "reserved word 'line'"),
+        ({"deadLetterQueue": "orders::pending"}, "is a key that the queue itself uses"),
         ({"table": "pending", "maxDeliveryCount": "3"}, r"option table is for spark\.read"),
     ],
 )

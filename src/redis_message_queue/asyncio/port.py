@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import redis.asyncio
@@ -53,6 +54,24 @@ async def deliver_pending_cancellation(task: asyncio.Task[Any]) -> None:
         await asyncio.sleep(0)
 
 
+def _no_loop() -> asyncio.AbstractEventLoop | None:
+    """Stands for the loop of a port that has not been used yet."""
+    return None
+
+
+def open_loops(client: Any) -> Iterator[asyncio.AbstractEventLoop]:
+    """The loops that the open connections of a client belong to, whoever opened them."""
+    if wire.is_cluster(client):
+        held = [getattr(node, "_connections", ()) for node in client.get_nodes()]
+    else:
+        pool = getattr(client, "connection_pool", None)
+        held = [getattr(pool, name, ()) for name in ("_available_connections", "_in_use_connections")]
+    for connection in [each for connections in held for each in connections]:
+        loop = getattr(getattr(connection, "_reader", None), "_loop", None)  # it has no reader unless it is open
+        if loop is not None:
+            yield loop
+
+
 class AsyncioPort(ClientPort, AsyncioRuntime):
     """A `Port` over an asyncio redis-py client and the running loop."""
 
@@ -63,6 +82,15 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         redis.asyncio.SSLConnection,
         redis.asyncio.UnixDomainSocketConnection,
     )
+
+    def __init__(self, client: Any, *, pack_by_hand: bool = True) -> None:
+        super().__init__(client, pack_by_hand=pack_by_hand)
+        self._loop: Callable[[], asyncio.AbstractEventLoop | None] = _no_loop
+
+    def start_over(self) -> None:
+        """Belong to this process and to the loop that is used next: for a child that gave the client a fresh pool."""
+        self.born_in = self.process()
+        self._loop = _no_loop
 
     def inherit(self) -> None:
         """Sockets and loop behind an asyncio client are shared with the parent after a fork, and nobody resets them."""
@@ -75,14 +103,28 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         """The client, for its own process alone: the other's command would be answered to us."""
         if self.process() != self.born_in:
             self.inherit()
+        if self._loop() is not asyncio.get_running_loop():
+            self._bind_to_the_running_loop()
         return self._client
 
-    async def reaches_the_same(self, other: Any) -> bool:
-        for client in (self._our_client(), other._our_client()):
-            if wire.is_cluster(client):  # it knows no nodes before its first command
-                with contextlib.suppress(exceptions.RedisError, exceptions.RedisClusterException):
-                    await heeding_cancellation(client.initialize())
-        return await super().reaches_the_same(other)
+    def _bind_to_the_running_loop(self) -> None:
+        """Raise where another loop has the queue or the client's connections: a command would be sent, its answer lost.
+
+        A loop that is over has nothing any more, if the client was closed on it or keeps no connection open.
+        """
+        running, before = asyncio.get_running_loop(), self._loop()
+        is_in_use = before is not None and not before.is_closed()
+        if is_in_use or any(loop is not running for loop in open_loops(self._client)):
+            raise ConfigurationError(
+                "this asyncio queue, or its client, was used on another event loop, and its connections belong to that "
+                "one; nothing was sent. Make the client and the queue in the loop that uses them, once for each "
+                "asyncio.run()"
+            )
+        self._loop = weakref.ref(running)
+
+    async def close_idle(self) -> None:
+        if not self.is_cluster:
+            await self._our_client().connection_pool.disconnect(inuse_connections=False)
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import date, timedelta
@@ -13,9 +14,24 @@ from typing import Any
 
 
 def to_json(thing: Any) -> str:
-    """On one line: times in ISO 8601, spans in seconds; bytes that are no text stand under `<name>_base64`."""
+    """On one line: times in ISO 8601, spans in seconds; bytes that are no text stand under `<name>_base64`.
+
+    What a terminal might obey (control characters, also those of C1, and marks of writing direction) is written as a
+    JSON escape, as are lone surrogates: the value is the same for whoever parses it.
+    """
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "")
-    return json.dumps(_plain(thing), ensure_ascii=encoding != "utf8")
+    text = json.dumps(_plain(thing), ensure_ascii=encoding != "utf8")
+    return text if text.isprintable() else _BEYOND_ASCII.sub(_escaped, text)
+
+
+_BEYOND_ASCII = re.compile(r"[^ -~]")  # json.dumps has escaped what stands before the space
+
+
+def _escaped(found: re.Match[str]) -> str:
+    one = found[0]
+    if one.isprintable():
+        return one
+    return "\\u007f" if one == "\x7f" else json.dumps(one)[1:-1]
 
 
 def as_facts(thing: Any) -> dict[str, Any]:

@@ -87,7 +87,9 @@ class Executor:
             "RMQ_DELIVERY_COUNT": str(message.delivery_count),
             "RMQ_PUBLISHED_AT": message.published_at.isoformat(),
         }
-        return facts if message.tenant is None else facts | {"RMQ_TENANT": message.tenant}
+        if message.tenant is not None:
+            facts["RMQ_TENANT"] = message.tenant.replace("\0", "\\x00")  # no environment can carry the NUL itself
+        return facts
 
     def _tell(self, message: ReceivedMessage, status: int) -> None:
         if self.output.json:

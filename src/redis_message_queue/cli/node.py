@@ -18,7 +18,7 @@ def node_of(client: Any, key: str) -> Any:
 
 def text_of(value: Any) -> str:
     """A word that a server has said, however the client reads it."""
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def time_at(node: Any) -> datetime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,19 @@ from typing import Annotated, Any
 import typer
 
 from redis_message_queue.cli.as_json import as_facts, to_json
-from redis_message_queue.cli.table import draw
+from redis_message_queue.cli.table import draw, printable_lines
 
 
 def say(text: str) -> None:
     """One line for the person who watches, beside the data."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable_lines(text), file=sys.stderr, flush=True)
+
+
+class PrintableFormatter(logging.Formatter):
+    """For logs that a person may see on a terminal: nothing in them is obeyed there."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import typer.main
 from redis.exceptions import RedisClusterException, RedisError
 
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
-from redis_message_queue.cli.output import say
+from redis_message_queue.cli.output import PrintableFormatter, say
 from redis_message_queue.cli.registry import COMMANDS, Registry
 from redis_message_queue.errors import RedisMessageQueueError
 
@@ -40,6 +41,8 @@ def rmq(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
+    if logging.lastResort is not None:  # what shows warnings of the library, where nobody has set up logging
+        logging.lastResort.setFormatter(PrintableFormatter())
     program = typer.main.get_command(app)
     given = list(sys.argv[1:] if arguments is None else arguments)
     if _COMPLETING in os.environ:

@@ -41,7 +41,11 @@ def _draw_richly(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", show_header=heads is not None)
+    table = Table(
+        title=None if title is None else Text(printable(title), style="table.title"),
+        title_justify="left",
+        show_header=heads is not None,
+    )
     for head, right in zip(heads or [""] * len(numeric), numeric, strict=True):
         table.add_column(head, justify="right" if right else "left", overflow="fold")
     for row in rows:
@@ -74,6 +78,11 @@ def cell(value: Any) -> str:
         case list() | tuple() | dict():
             return printable(to_json(value))
     return printable(str(value))
+
+
+def printable_lines(text: str) -> str:
+    """The same for text of several lines, which stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def printable(text: str | bytes) -> str:

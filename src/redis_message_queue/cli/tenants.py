@@ -9,6 +9,7 @@ import typer
 
 from redis_message_queue.cli.frame import CommandLine, Output, QueueChoice
 from redis_message_queue.cli.node import node_of, time_at
+from redis_message_queue.envelope import tenant_text
 from redis_message_queue.protocol.records import record_of_stored
 
 if TYPE_CHECKING:
@@ -37,17 +38,30 @@ def tenants(
 
 
 def _rows(queue: RedisMessageQueue, node: Any, limit: int) -> Iterator[dict[str, Any]]:
-    waiting: dict[str | None, int] = dict(queue.tenants(max_tenants=limit).items())
-    weights = node.hmget(queue.key.weights, list(waiting)) if waiting else []
+    # By their bytes: a name need not be UTF-8, and is not what is shown then.
+    waiting = queue.tenants(max_tenants=limit)
+    ring = {tenant_text(name): name for name in node.zrange(queue.key.tenants, 0, limit) if name}
+    known = {name: ring[name] for name in waiting if name in ring}
+    weights = node.hmget(queue.key.weights, list(known.values())) if known else []
+    lines: list[str | bytes] = [queue.key.line("").encode() + raw for raw in known.values()]
+    counts: list[tuple[str | None, int]] = [(name, waiting[name]) for name in known]
     if without := node.llen(queue.key.pending):
-        waiting[None] = without
+        counts.append((None, without))
         weights.append(None)
-    lines = [queue.key.pending if name is None else queue.key.line(name) for name in waiting]
-    for (name, count), weight, age in zip(waiting.items(), weights, _ages(node, lines), strict=True):
-        yield {"tenant": name, "pending": count, "weight": int(weight or 1), "oldest_pending_seconds": age}
+        lines.append(queue.key.pending)
+    for (name, count), weight, age in zip(counts, weights, _ages(node, lines), strict=True):
+        yield {"tenant": name, "pending": count, "weight": _weight(weight), "oldest_pending_seconds": age}
 
 
-def _ages(node: Any, lines: list[str]) -> Iterator[float | None]:
+def _weight(stored: bytes | None) -> int | None:
+    """None for what is no number: somebody else has written it."""
+    try:
+        return int(stored or 1)
+    except ValueError:
+        return None
+
+
+def _ages(node: Any, lines: list[str | bytes]) -> Iterator[float | None]:
     """By the server's clock, how long the first message of each line has waited."""
     with node.pipeline(transaction=False) as pipe:
         for line in lines:

@@ -12,32 +12,62 @@ from redis_message_queue.protocol.outcome import Outcome, append_to_context
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
 
-# The innermost delivery of this thread or task; each knows the one around it.
-_innermost: ContextVar[Delivery | None] = ContextVar("redis_message_queue_delivery", default=None)
+
+class _OpenBlock:
+    """What a context variable knows of an open block: its delivery, and the block around it.
+
+    A block can be left in another thread or task than it was entered in, and a task copies the variables of the one
+    that starts it. No code can reach those other contexts to clear them, so they refer to this small object, and the
+    end of the block clears the object.
+    """
+
+    __slots__ = ("around", "delivery")
+
+    def __init__(self, delivery: Delivery, around: _OpenBlock | None) -> None:
+        self.delivery: Delivery | None = delivery
+        self.around = around
+
+
+# The innermost block of this thread or task.
+_innermost: ContextVar[_OpenBlock | None] = ContextVar("redis_message_queue_delivery", default=None)
+
+
+def _still_open(block: _OpenBlock | None) -> _OpenBlock | None:
+    """The innermost block of a chain that is open; those that have ended are taken out of the chain."""
+    while block is not None and block.delivery is None:
+        block = block.around
+    inner = block
+    while inner is not None:
+        outer = inner.around
+        while outer is not None and outer.delivery is None:
+            outer = outer.around
+        inner.around = outer
+        inner = outer
+    return block
 
 
 def current_message(queue: QueueProtocol) -> ReceivedMessage | None:
     """The message that the running handler of this queue holds."""
-    delivery = _innermost.get()
-    while delivery is not None:
-        if delivery.queue is queue and delivery.is_open:
+    block = _innermost.get()
+    while block is not None:
+        delivery = block.delivery
+        if delivery is not None and delivery.queue is queue:
             return delivery.current
-        delivery = delivery.around
+        block = block.around
     return None
 
 
 class Delivery(Outcome):
     """Entering claims a message, leaving settles it: two calls, so that the handler runs in the shell."""
 
-    __slots__ = ("_current", "around", "claim", "hands_off", "is_open", "payload")
+    __slots__ = ("_block", "_current", "claim", "hands_off", "payload")
 
     def __init__(self, queue: QueueProtocol) -> None:
         super().__init__(queue)
         self.claim: Claim | None = None
         self.payload: str | bytes | None = None
         self.hands_off = False  # leave the message as it is, whatever the handler did
-        self.is_open = False
-        self.around: Delivery | None = None
+        self._block: _OpenBlock | None = None
         self._current: ReceivedMessage | None = None
 
     @property
@@ -58,9 +88,8 @@ class Delivery(Outcome):
         if self.queue.options.heartbeat_interval_seconds is not None:
             self.start_heartbeat(self.hold([self.claim]))
         self.begin_work_on([self.claim])
-        self.is_open = True
-        self.around = _innermost.get()
-        _innermost.set(self)
+        self._block = _OpenBlock(self, _still_open(_innermost.get()))
+        _innermost.set(self._block)
         self.queue.store.claimer.hand_over(self.attempt)
 
     def abandon(self) -> None:
@@ -90,9 +119,11 @@ class Delivery(Outcome):
 
     def _close(self) -> None:
         """Whoever asks for the current message no longer gets this one, in whatever order deliveries end."""
-        self.is_open = False
         if self.claim is not None:
             self.end_work_on([self.claim])
         self.end_lease()
-        if _innermost.get() is self:
-            _innermost.set(self.around)
+        block, self._block = self._block, None
+        if block is not None:
+            block.delivery = None
+            if _innermost.get() is block:
+                _innermost.set(_still_open(block.around))

@@ -12,6 +12,7 @@ from redis_message_queue.errors import (
     LeaseLostError,
     QueueBackpressureError,
     RedisMessageQueueError,
+    RetryBudgetExhaustedError,
 )
 from redis_message_queue.keys import hash_tag_of
 from redis_message_queue.protocol.calls import Calls, publishing_rules
@@ -32,6 +33,9 @@ _TARGET_KEYS = (
     *("journal", "meta", "longest"),
 )
 _MOST = 1_000
+_MARKER_MS = 60_000  # how long a key lasts that shows whether two clients lead to one server
+_SEEN_MS = 5_000  # and once it was found
+_LOOK_SECONDS = 1.0  # for a server that our own client has just reached
 
 
 class Target:
@@ -107,16 +111,46 @@ class HandOff:
             raise ConfigurationTypeError(
                 f"the queue {target.options.name!r} is of the other colour; hand off to one of the same package"
             )
-        if not await self._calls.port.reaches_the_same(target.store.calls.port):
-            raise ConfigurationError(
-                f"the queue {target.options.name!r} is on another server; a hand-off needs both on the same"
-            )
         here, there = self._queue.store.keys.pending, target.store.keys.pending
         if self._calls.port.is_cluster and (hash_tag_of(here) is None or hash_tag_of(here) != hash_tag_of(there)):
             raise ConfigurationError(
                 f"on a cluster a hand-off needs queues that share a hash tag; name them for example "
                 f"'{{orders}}{self._queue.options.name}' and '{{orders}}{target.options.name}'"
             )
+        await self._refuse_other_server(target, target.store.calls)
+
+    async def _refuse_other_server(self, target: QueueProtocol, there: Calls) -> None:
+        """Two clients lead to one place if the one finds a key that the other has just written."""
+        here = self._calls
+        known, trouble = here.port.reaches_the_same(there.port), None
+        if known is None:
+            known, trouble = await self._find_marker(target, there)
+            if not known:  # a connection that is open may still lead to a server that is no primary any more
+                await here.port.close_idle()
+                await there.port.close_idle()
+                known, trouble = await self._find_marker(target, there)
+            if known:
+                here.port.note_the_same(there.port)
+        if not known:
+            why = "" if trouble is None else f", or cannot be reached ({type(trouble).__name__})"
+            raise ConfigurationError(
+                f"the queue {target.options.name!r} is on another server or in another database{why}; a hand-off "
+                "needs both queues in the same place, best with the same client. Nothing was published, and the "
+                "message is still in hand"
+            ) from trouble
+
+    async def _find_marker(self, target: QueueProtocol, there: Calls) -> tuple[bool, Exception | None]:
+        """Whether the target's client sees what ours writes; with the reason if it reaches no server at all."""
+        marker = target.store.keys.reply(f"server-{self._calls.port.fresh_id().hex()}")
+        await _send(self._calls, marker, ("SET", marker, 1, "PX", _MARKER_MS))
+        try:
+            # It writes, too: a replica would answer for a server that is another one by now.
+            seen = await _send(there, marker, ("SET", marker, 1, "XX", "PX", _SEEN_MS), _LOOK_SECONDS)
+        except Exception as error:
+            if not (isinstance(error, RetryBudgetExhaustedError) or there.port.is_transient(error)):
+                raise
+            return False, error
+        return seen is not None, None
 
     async def complete(
         self, claim: Claim, targets: Sequence[Target], cancellations: list[BaseException]
@@ -189,6 +223,18 @@ class HandOff:
             results.append(Published(accepted, dropped_ids(rest[2 : 2 + dropped])))
             marks, rest = marks[count:], rest[2 + dropped :]
         return results, rest.decode("utf-8", "replace") or None
+
+
+async def _send(calls: Calls, key: str, command: tuple[Argument, ...], budget: float | None = None) -> Any:
+    """A command that may be sent more than once; its answer."""
+
+    async def send() -> Any:
+        (answer,) = await calls.port.converse(key, (command,))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return await calls.retry(send, "complete", budget)
 
 
 def _listed(publish: Any) -> list[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.options import QueueOptions
@@ -24,6 +25,7 @@ class Lease:
         self._started: dict[Claim, float] = {}
         self._begun: dict[Claim, float] = {}  # since when a handler has been at work
         self._refused: set[Claim] = set()
+        self._settling: set[Claim] = set()
 
     def add(self, claims: Iterable[Claim], *, waiting: bool = False) -> None:
         """The server started their leases no earlier than our request left. Some wait for a handler."""
@@ -77,14 +79,26 @@ class Lease:
             self._started.pop(claim, None)
             self._begun.pop(claim, None)
 
-    def set_aside(self, claim: Claim) -> float | None:
-        """It is being settled: whether it can still be renewed says nothing. What `resume` wants to know."""
-        return self._started.pop(claim, None)
+    @contextmanager
+    def settling(self, claim: Claim) -> Iterator[None]:
+        """While it is being settled, whether it can be renewed says nothing. After an error it is held as before."""
+        started, begun = self._started.pop(claim, None), self._begun.pop(claim, None)
+        self._settling.add(claim)
+        try:
+            yield
+        except BaseException:
+            if started is not None:
+                self._started[claim] = started
+            if begun is not None:
+                self._begun[claim] = begun
+            raise
+        finally:
+            self._settling.discard(claim)
 
-    def resume(self, claim: Claim, started: float | None) -> None:
-        """It was not settled after all."""
-        if started is not None:
-            self._started[claim] = started
+    @property
+    def may_hold_more(self) -> bool:
+        """Whether a heartbeat that has nothing to renew now should go on."""
+        return self.stays_open or bool(self._settling)
 
 
 class Heartbeat:
@@ -123,7 +137,7 @@ class Heartbeat:
         lease, sent_at = self._lease, self._lease.port.now()
         claims = [claim for claim in lease.held if claim not in self._late]
         if not claims:
-            return lease.stays_open
+            return lease.may_hold_more
         try:
             budget = max(0.0, min(lease.left(claim) for claim in claims))
             renewed = await self._renew(claims, budget, lambda: lease.over)
@@ -140,7 +154,7 @@ class Heartbeat:
             # A message that was settled meanwhile has no lease to lose.
             still_held = set(lease.held).difference(kept)
             await self._lose([claim for claim in claims if claim in still_held])
-        return bool(kept) or lease.stays_open
+        return bool(kept) or lease.may_hold_more
 
     async def _lose(self, claims: Sequence[Claim]) -> None:
         for claim in claims:

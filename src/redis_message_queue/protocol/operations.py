@@ -9,7 +9,7 @@ from redis_message_queue.checks import whole_number
 from redis_message_queue.envelope import TOKEN_BYTES, Envelope, PayloadRules
 from redis_message_queue.errors import GatewayContractError
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
-from redis_message_queue.keys import QueueKeys, siblings
+from redis_message_queue.keys import QueueKeys, refuse_reserved_words, siblings
 from redis_message_queue.messages import ClaimedMessage
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
@@ -62,6 +62,11 @@ class Operations:
     def _siblings(self, key: str) -> QueueKeys:
         return self._known.get(key) or siblings(key)
 
+    def _refuse_keys_of_others(self, pending: str) -> None:
+        """A line whose queue has a name that no queue may have."""
+        keys = self._siblings(pending)
+        refuse_reserved_words(keys.prefix, keys.separator)
+
     def _store_of_line(self, pending: str) -> RedisStore:
         return self._store(pending, self._siblings(pending).processing)
 
@@ -75,6 +80,7 @@ class Operations:
 
     async def publish_message(self, queue: str, message: Any, dedup_key: str | None) -> bool:
         payload = message if isinstance(message, bytes) else PayloadRules().encode(message)
+        self._refuse_keys_of_others(queue)
         publisher = self._store_of_line(queue).publisher
         (message_id,), sent = chunk_ids(self._port.fresh_id(), 1), errand()
         published = await publisher.publish_one(message_id, payload, dedup_key, sent.stopped)
@@ -85,6 +91,7 @@ class Operations:
         await self.publish_message(queue, message, None)
 
     async def wait_for_message_and_move(self, from_queue: str, to_queue: str) -> ClaimedMessage | str | bytes | None:
+        self._refuse_keys_of_others(from_queue)
         store = self._store(from_queue, to_queue)
         while True:
             claim = await self._recover(store) or await self._claim(store)

@@ -20,7 +20,7 @@ from redis_message_queue.protocol.calls import Calls, publishing_rules
 from redis_message_queue.protocol.foreign import not_offered
 from redis_message_queue.protocol.intake import held_without_lease
 from redis_message_queue.protocol.port import Argument, Command
-from redis_message_queue.protocol.records import Entry, digest, pair, record_of, record_of_stored
+from redis_message_queue.protocol.records import Entry, digest, pair, record_of, record_of_stored, tenant_bytes
 from redis_message_queue.scripts import script
 
 if TYPE_CHECKING:
@@ -147,10 +147,16 @@ class Operator:
         """The tenants with waiting messages, whose turn is next first, and how many wait."""
         _check_count("max_tenants", max_tenants)
         (ring,) = await self._ask(("ZRANGE", self._keys.tenants, 0, max_tenants))
-        names = [name.decode() for name in ring if name][:max_tenants]
-        lengths = await self._ask(*(("LLEN", self._keys.line(name)) for name in names)) if names else []
-        came_back = await self._ask(*(("ZCARD", self._keys.returned(name)) for name in names)) if names else []
-        return {name: line + back for name, line, back in zip(names, lengths, came_back, strict=True)}
+        names = [name for name in ring if name][:max_tenants]
+        lengths = await self._ask(*(("LLEN", self._line(name)) for name in names)) if names else []
+        returned = self._keys.returned("").encode()
+        came_back = await self._ask(*(("ZCARD", returned + name) for name in names)) if names else []
+        counts = [line + back for line, back in zip(lengths, came_back, strict=True)]
+        return dict(zip(map(envelope.tenant_text, names), counts, strict=True))
+
+    def _line(self, tenant: bytes) -> bytes:
+        """The line of a tenant by its bytes, which need not be UTF-8."""
+        return self._keys.line("").encode() + tenant
 
     async def length_of_line(self, tenant: str) -> int:
         """How many messages of a tenant wait."""
@@ -219,7 +225,7 @@ class Operator:
         names = [name for name, _ in members if name]
         if not names:
             return await self._read_list(self._keys.pending, "right", 0, count)
-        lengths = await self._ask(*(("LLEN", self._keys.line(name.decode())) for name in names))
+        lengths = await self._ask(*(("LLEN", self._line(name)) for name in names))
         (weights,) = await self._ask(("HMGET", self._keys.weights, *names))
         turns = [(score, place, name) for place, (name, score) in enumerate(members) if name]
         waiting = dict(zip(names, lengths, strict=True))
@@ -450,7 +456,7 @@ class Operator:
                 if dedup and self._queue.options.deduplication and published is not None:
                     key = await self._queue.outbox.marker_of(published, note.get("tenant"))
                     marker = markers.setdefault(key, len(markers) + 1)
-                body = envelope.body(payload, (note.get("tenant") or "").encode(), headers.redriven(note))
+                body = envelope.body(payload, tenant_bytes(note), headers.redriven(note))
                 note_digest = "" if one.note is None else digest(one.note)
                 details += [one.place, digest(payload), one.note_place, note_digest, marker, body]
             base = self._calls.port.fresh_id()[: envelope.BASE_BYTES]

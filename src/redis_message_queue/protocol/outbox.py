@@ -16,6 +16,7 @@ from redis_message_queue.errors import (
     PayloadTypeError,
     PayloadValueError,
     PublishNotConfirmedError,
+    QueueBackpressureError,
     RedisMessageQueueError,
 )
 from redis_message_queue.events import EventOperation, EventOutcome
@@ -23,7 +24,7 @@ from redis_message_queue.options import QueueOptions
 from redis_message_queue.protocol.confirm import Sent
 from redis_message_queue.protocol.drain import Gate
 from redis_message_queue.protocol.port import uncarried
-from redis_message_queue.protocol.publish import Outgoing, Published, chunk_ids, chunks
+from redis_message_queue.protocol.publish import NOTHING_PUBLISHED, Outgoing, Published, chunk_ids, chunks
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.protocol.tell import Teller
 
@@ -57,7 +58,7 @@ class Outbox:
             self._gate.refuse_if_shut()
             if tenant is None and delay_seconds is None and at is None and repeat_of is None and self._is_bare:
                 return await self._publish_one(message)
-            (accepted,) = await self._publish_many([message], tenant, due(delay_seconds, at), repeat_of, [])
+            (accepted,) = await self._publish_many([message], tenant, await self._due(delay_seconds, at), repeat_of, [])
             return accepted
         except RedisMessageQueueError as error:
             error.locate(self._options.name, "publish")
@@ -79,7 +80,8 @@ class Outbox:
         entry = self._gate.enter()
         try:
             self._gate.refuse_if_shut()
-            return await self._publish_many(listed(messages), tenant, due(delay_seconds, at), repeat_of, results)
+            waiting, when = listed(messages), await self._due(delay_seconds, at)
+            return await self._publish_many(waiting, tenant, when, repeat_of, results)
         except Exception as error:
             with suppress(AttributeError):  # an exception of somebody else's may have no room for it
                 error.results = results  # type: ignore[attr-defined]  # documented for all errors of this call
@@ -136,6 +138,8 @@ class Outbox:
             try:
                 published = await publishing
             except Exception as error:
+                if results:
+                    _say_how_many(error, results, len(outgoing))
                 await self._tell_failure(ids, error)
                 raise
             results += published.accepted
@@ -154,8 +158,32 @@ class Outbox:
         """A message checked, encoded and marked, ready to be sent."""
         payload = self._rules.encode(message)
         marker = await self.marker_of(message, tenant) if self._options.deduplication else None
-        name, when = b"" if tenant is None else tenant_name(tenant), due(delay_seconds, at)
+        name, when = b"" if tenant is None else tenant_name(tenant), await self._due(delay_seconds, at)
         return Outgoing(payload, marker, name, when, await self._extras())
+
+    async def _due(self, delay_seconds: float | None, at: datetime | None) -> str:
+        """When messages may be delivered; raises for a time at which they would be too old to be delivered."""
+        when, life = due(delay_seconds, at), self._store.options.message_ttl_seconds
+        if life is None or not when:
+            return when
+        if delay_seconds is not None:
+            given, wait = f"delay_seconds={delay_seconds:g}", float(delay_seconds)
+        else:
+            given, wait = f"at={at}", int(when) / 1_000_000 - await self._server_time()
+        if wait >= life:
+            raise ConfigurationError(
+                f"{given} is not earlier than message_ttl_seconds={life:g} allows: the message would be too old when "
+                "its time comes, and go to the dead letters instead of a handler; shorten the delay, or raise "
+                "message_ttl_seconds. Nothing was published"
+            )
+        return when
+
+    async def _server_time(self) -> float:
+        """Seconds since 1970 by the clock that counts the age of messages."""
+        calls = self._store.calls
+        assert calls is not None  # a custom gateway has no message_ttl_seconds
+        ((seconds, microseconds),) = await calls.converse(self._store.keys.pending, (("TIME",),), "publish")
+        return int(seconds) + int(microseconds) / 1_000_000
 
     async def _extras(self) -> bytes:
         """What the user wants to travel with a message; asked last, when everything else about it is right."""
@@ -211,6 +239,18 @@ class Outbox:
                 f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot carry",
             ) from None
         return keys.deduplication(key, tenant)
+
+
+def _say_how_many(error: Exception, results: Sequence[bool], total: int) -> None:
+    """An error in the middle says which messages need not be published again."""
+    done = f"the first {len(results)} of {total} messages were published"
+    if not all(results):
+        done += f" ({len(results) - sum(results)} of them suppressed as duplicates)"
+    if isinstance(error, QueueBackpressureError):
+        rest = f"{done}, the others were not: their results are in the error, publish messages[{len(results)}:] again"
+        error.args = (str(error).replace(f"{NOTHING_PUBLISHED}, try again", rest),)
+    else:
+        error.add_note(f"Before this error {done}; their results are in the error.")
 
 
 def _repeated(error: PublishNotConfirmedError) -> int:

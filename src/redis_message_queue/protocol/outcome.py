@@ -13,6 +13,8 @@ from redis_message_queue.protocol.port import uncarried
 from redis_message_queue.protocol.settle import Keep, Note, Settled
 from redis_message_queue.protocol.tell import log, named
 
+NOT_ACKNOWLEDGED = "it will be delivered again when its lease runs out, if the queue has leases"
+
 
 class Outcome(Intake):
     """An intake that also settles what it took; cancellations are noted, and do not stop it."""
@@ -43,12 +45,13 @@ class Outcome(Intake):
         if settled.trim_error is not None:
             await self._undisturbed(self.tell_trim(settled.trim_error, claims[0]))
 
-    async def _not_acknowledged(self, claims: Sequence[Claim], trouble: Exception) -> CleanupFailedError:
+    async def _not_acknowledged(
+        self, claims: Sequence[Claim], trouble: Exception, advice: str = NOT_ACKNOWLEDGED
+    ) -> CleanupFailedError:
         for claim in claims:
             await self.tell_outcome(EventOperation.CLEANUP_FAILED, EventOutcome.FAILURE, claim, trouble)
         failure = CleanupFailedError(
-            f"the handler succeeded and its message could not be acknowledged ({named(trouble)}); "
-            "it will be delivered again when its lease runs out, if the queue has leases",
+            f"the handler succeeded and its message could not be acknowledged ({named(trouble)}); {advice}",
             queue=self.queue.options.name,
             message_id=claims[0].message_id,
             operation="ack",
@@ -66,14 +69,11 @@ class Outcome(Intake):
         queue, started, lease = self.queue, self.queue.port.now(), self.hold([claim])
         targets = await queue.hand_off.targets(publish)
         cancellations: list[BaseException] = []
-        # A heartbeat that comes too late for a message that is completed has lost nothing.
-        held = lease.set_aside(claim)
         try:
-            published, complaint = await queue.hand_off.complete(claim, targets, cancellations)
-            self.settled.add(claim)
+            with lease.settling(claim):
+                published, complaint = await queue.hand_off.complete(claim, targets, cancellations)
+                self.settled.add(claim)
         finally:
-            if claim not in self.settled:
-                lease.resume(claim, held)
             if cancellations:
                 self._cancelled = self._cancelled or cancellations[0]
         await self._tell_acknowledged([claim], Settled([True], complaint))

@@ -135,8 +135,14 @@ class Port(Runtime, Protocol):
     decodes: bool  # whether its user wants text instead of bytes
     is_cluster: bool  # whether keys of one script must share a slot
 
-    async def reaches_the_same(self, other: Port) -> bool:
-        """Whether the other one's keys are where ours are."""
+    def reaches_the_same(self, other: Port) -> bool | None:
+        """Whether the other one's keys are where ours are, as far as that is known; None if it has to be tried."""
+
+    def note_the_same(self, other: Port) -> None:
+        """It was tried, and they are; good for a while, and until a Sentinel names another primary."""
+
+    async def close_idle(self) -> None:
+        """Close the connections that nobody uses: what is opened next leads to whoever is the primary now."""
 
     def inherit(self) -> None:
         """Asked in a process that has this port from its parent or a snapshot: refuse, if it cannot be used there."""

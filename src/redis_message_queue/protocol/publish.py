@@ -13,6 +13,7 @@ from redis_message_queue.protocol.calls import Calls, Slot
 from redis_message_queue.protocol.confirm import FULL, Confirmer, Sent, dropped_ids
 from redis_message_queue.protocol.port import Argument
 
+NOTHING_PUBLISHED = "nothing was published"  # what `publish_many` says more exactly
 _CHUNK_MESSAGES = 1_000
 _CHUNK_BYTES = 4_000_000  # a script that copies more than this is felt by everybody else
 
@@ -189,7 +190,7 @@ class Publisher:
             if getattr(options, name) is not None
         ]
         return QueueBackpressureError(
-            f"the queue is full{waited}: {' and '.join(limits)}; nothing was published, try again "
+            f"the queue is full{waited}: {' and '.join(limits)}; {NOTHING_PUBLISHED}, try again "
             "when consumers have caught up",
             message_id=ids[0].hex(),
             operation="publish",

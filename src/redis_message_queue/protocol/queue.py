@@ -30,6 +30,7 @@ class QueueProtocol:
         options.check_beside(
             visibility_timeout_seconds=store.options.message_visibility_timeout_seconds,
             overload_policy=store.options.pending_overload_policy,
+            message_ttl_seconds=store.options.message_ttl_seconds,
         )
         self.options = options
         self.store = store

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from redis_message_queue import headers
-from redis_message_queue.envelope import Envelope
+from redis_message_queue.envelope import Envelope, tenant_text
 from redis_message_queue.messages import MessageRecord, moment
 
 
@@ -57,8 +57,8 @@ def pair(payloads: Sequence[bytes], notes: Sequence[bytes], *, whole: bool) -> I
 
 def _read(note: bytes) -> dict[str, Any] | None:
     try:
-        parsed = json.loads(note)
-    except ValueError:  # somebody else's bytes
+        parsed = json.loads(note.decode("utf-8", "surrogateescape"))  # a tenant need not be UTF-8
+    except (ValueError, RecursionError):  # somebody else's bytes
         return None
     return parsed if isinstance(parsed, dict) else None
 
@@ -69,17 +69,28 @@ def record_of(entry: Entry, *, decode: bool) -> MessageRecord:
     return MessageRecord(
         payload=None if entry.payload is None else readable(entry.payload, decode=decode),
         id=note.get("id"),
-        tenant=note.get("tenant"),
+        tenant=tenant_text(tenant_bytes(note)) or None,
         delivery_count=note.get("deliveries"),
         published_at=_time(note.get("published")),
         claimed_at=_time(note.get("claimed")),
         finished_at=_time(note.get("finished")),
-        reason=note.get("reason"),
-        error_type=note.get("error_type"),
-        error=note.get("error"),
+        reason=_text(note.get("reason")),
+        error_type=_text(note.get("error_type")),
+        error=_text(note.get("error")),
         replay_of=note.get("replay_of"),
         headers=headers.found_in(note) or None,
     )
+
+
+def tenant_bytes(note: dict[str, Any]) -> bytes:
+    """The tenant that a record names, as it is in Redis."""
+    tenant = note.get("tenant")
+    if not isinstance(tenant, str):
+        return b""
+    try:
+        return tenant.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # no bytes lead to this: it was written as an escape
+        return tenant.encode("utf-8", "backslashreplace")
 
 
 def record_of_stored(stored: bytes, *, decode: bool, due_us: float | None = None) -> MessageRecord:
@@ -96,6 +107,11 @@ def record_of_stored(stored: bytes, *, decode: bool, due_us: float | None = None
         replay_of=envelope.extras.get("replay_of"),
         headers=headers.found_in(envelope.extras) or None,
     )
+
+
+def _text(value: Any) -> Any:
+    """Text that any program can write down, also where the record is damaged."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def readable(payload: bytes, *, decode: bool) -> str | bytes:

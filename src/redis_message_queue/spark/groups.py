@@ -258,7 +258,8 @@ class Groups:
             ("ZSCORE", self.keys.leases, "d"),
             ("ZRANGE", self.keys.tenants, 0, -1),
         )
-        came_back = sum(self._look(*(("ZCARD", self.keys.returned(name.decode())) for name in ring))) if ring else 0
+        returned = self.keys.returned("").encode()  # a tenant need not be UTF-8
+        came_back = sum(self._look(*(("ZCARD", returned + name) for name in ring))) if ring else 0
         alarms = int(alarm is not None and 0 < float(alarm) <= now)
         return int(pending) + int(size or 0) + int(delayed) + int(expired) - alarms + int(came_back)
 

@@ -162,12 +162,14 @@ class PendingTable(QueueTable):
         cursor: bytes = b"0"
         while True:
             ((cursor, page),) = look.ask(("ZSCAN", self.keys.tenants, cursor, "COUNT", PAGE))
-            names.update((name.decode(), None) for name in page[::2] if name)
+            names.update((name.decode("utf-8", "surrogateescape"), None) for name in page[::2] if name)
             if cursor == b"0":
                 return list(names)
 
-    def _line(self, tenant: str) -> str:
-        return self.keys.line(tenant) if tenant else self.keys.pending
+    def _line(self, tenant: str) -> bytes:
+        """Its name need not be UTF-8."""
+        key = self.keys.line("").encode() + tenant.encode("utf-8", "surrogateescape")
+        return key if tenant else self.keys.pending.encode()
 
     def columns(self, look: Look, part: TablePart) -> Iterator[Columned]:
         """The next to be delivered first, in each line."""
@@ -429,7 +431,7 @@ def _filled(pages: Iterable[Any], rows: Callable[[Any], int]) -> Iterator[list[A
         yield some
 
 
-def _from_the_right(key: str, start: int, stop: int) -> tuple[Argument, ...]:
+def _from_the_right(key: str | bytes, start: int, stop: int) -> tuple[Argument, ...]:
     """The elements of a list by their places from its end, the last one first; they come in the list's own order."""
     return ("LRANGE", key, -stop, -start - 1)
 

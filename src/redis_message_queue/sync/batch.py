@@ -34,7 +34,10 @@ class Batch(ProcessBound, Sequence[ReceivedMessage]):
         return cast(Iterator[ReceivedMessage], iter(self._delivery.messages))
 
     def ack(self, message: ReceivedMessage) -> bool:
-        """Acknowledge this message now. False if its lease was lost."""
+        """Acknowledge this message now. False if its lease was lost.
+
+        After a `CleanupFailedError` the message is still in the batch: call it again, or leave the block.
+        """
         return finish(self._delivery.ack(message))
 
     def fail(self, message: ReceivedMessage, error: Exception) -> bool:

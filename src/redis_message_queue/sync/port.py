@@ -42,6 +42,10 @@ class BlockingPort(ClientPort, BlockingRuntime):
         for lock in wire.locks_of(self._client):
             free_if_orphaned(lock, deadline)
 
+    async def close_idle(self) -> None:
+        if not self.is_cluster:
+            wire.close_idle_connections(self._client)
+
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         try:
             try:

@@ -227,4 +227,4 @@ def _connect_anew(port: Any) -> None:
         # Were they collected, they would leave the parent's selector, which both processes share, and the parent
         # would wait for ever for answers that are there.
         client.connection_pool._left_to_the_parent = pool
-    port.born_in = port.process()
+    port.start_over()

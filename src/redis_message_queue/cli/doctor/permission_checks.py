@@ -18,7 +18,18 @@ from redis_message_queue.permissions import ROLES, Role, example
 USUAL = ("producer", "consumer")
 
 _COMMON = "HMGET"  # which every role has
-_SINGLE = ("pending", "processing", "leases", "deliveries", "delayed", "tenants", "bell", "dead_letter", "journal", "meta")
+_SINGLE = (
+    "pending",
+    "processing",
+    "leases",
+    "deliveries",
+    "delayed",
+    "tenants",
+    "bell",
+    "dead_letter",
+    "journal",
+    "meta",
+)
 # Redis 7.0 and Valkey: asks without running anything.
 _ASK_IN_SCRIPT = """
 local answers = {}

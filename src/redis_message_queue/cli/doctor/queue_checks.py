@@ -13,7 +13,7 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.doctor.finding import Finding, ok, problem
 from redis_message_queue.cli.node import node_of, text_of
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
-from redis_message_queue.keys import KEY_MAP, QueueKeys
+from redis_message_queue.keys import KEY_MAP, QueueKeys, refuse_reserved_words
 
 TRIAL = "rmq-doctor"
 # How a script says that its user may not do something, on 7 and on 6.2.
@@ -24,10 +24,13 @@ _TRIAL_PATIENCE_SECONDS = 3.0
 
 def keys_of(name: str, separator: str, *, hash_tag: bool) -> QueueKeys | Finding:
     """The keys of a queue, or why it can have none."""
+    check = "name"
     try:
+        refuse_reserved_words(name, separator)
+        check = "hash tag"
         return QueueKeys.of(name, separator=separator, hash_tag=hash_tag)
     except ConfigurationError as error:
-        return problem("hash tag", str(error), "rename the queue")
+        return problem(check, str(error), "rename the queue")
 
 
 def key_types(client: Any, keys: QueueKeys) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from redis_message_queue.cli.frame import CommandFailedError, ExitStatus, Output, QueueChoice
+from redis_message_queue.cli.node import text_of
 
 if TYPE_CHECKING:
     from redis_message_queue.spark.groups import Groups
@@ -61,7 +62,7 @@ def _agreed(claimed: int, group: str) -> bool:
 
 def _groups_of(client: Any, queue: QueueChoice) -> list[tuple[str, int]]:
     found: dict[bytes, bytes] = client.hgetall(_group(client, queue, "any").keys.groups)
-    return sorted((name.decode(), int(messages)) for name, messages in found.items() if name)  # '' has the sum
+    return sorted((text_of(name), int(messages)) for name, messages in found.items() if name)  # '' has the sum
 
 
 def _group(client: Any, queue: QueueChoice, name: str) -> Groups:

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncRedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
+from redis_message_queue.cli.output import PrintableFormatter
 from redis_message_queue.cli.stopping import StopSignals
 from redis_message_queue.cli.worker import reference
 from redis_message_queue.cli.worker.task import Task
@@ -38,7 +39,9 @@ def main() -> int:
     with open(orders, "rb", buffering=0) as asked, open(news, "w", buffering=1) as told:
         task = Task.from_json(asked.readline())
         threading.Thread(target=_end_with_the_supervisor, args=(asked.fileno(),), daemon=True).start()
-        logging.basicConfig(level=task.log_level.upper(), format="%(asctime)s %(process)d %(levelname)s %(message)s")
+        logging.basicConfig(level=task.log_level.upper())
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(PrintableFormatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
 
         def tell(**facts: Any) -> None:
             with contextlib.suppress(BrokenPipeError):
