@@ -92,6 +92,10 @@ class Found:
     in_doubt: bool = False  # somebody stopped us before Redis could be asked
 
 
+News = Callable[[Found], Awaitable[None]]
+"""Hears at once what one answer says of dead letters and of a list that could not be trimmed."""
+
+
 class Claimer:
     """Claims for all consumers of one queue object, and remembers the claims that nobody saw the answer of."""
 
@@ -159,16 +163,19 @@ class Claimer:
         told: Told,
         count: int = 1,
         rider: Rider | None = None,
+        news: News | None = None,
     ) -> Found:
-        """Take up to ``count`` messages, waiting for the first if need be; none means that there was none to be had."""
+        """Take up to ``count`` messages, waiting for the first if need be; none means that there was none to be had.
+
+        ``news`` hears of dead letters as soon as an answer names them: the wait may go on for long after that.
+        """
         await self._calls.open_journal()
         if not self._weighed:
             await self._weigh()
         port, slot = self._calls.port, attempt.slot
         deadline = port.now() + wait_seconds
         woken = _FRESH
-        dead: list[DeadLetter] = []
-        trim_error: str | None = None
+        untold = Found()
         while not stopped():
             left = deadline - port.now()
             slice_us = int(max(0.0, min(left, self._slice)) * 1_000_000)
@@ -177,10 +184,15 @@ class Claimer:
             found = await self._send(
                 slot, (attempt.call, count, slice_us, woken), deadline if wait_seconds else None, stopped, told, rider
             )
-            dead += found.dead
-            trim_error = found.trim_error or trim_error
+            if found.dead or found.trim_error is not None:
+                if news is not None:
+                    await news(found)
+                else:
+                    untold.dead += found.dead
+                    untold.trim_error = found.trim_error or untold.trim_error
+            found.dead, found.trim_error = untold.dead, untold.trim_error
             if found.claims:
-                return Found(found.claims, dead, trim_error) if dead else found
+                return found
             attempt.unsure = found.in_doubt
             if found.again:
                 continue
@@ -194,7 +206,7 @@ class Claimer:
             pause = min(left, self._slice if found.wake_after is None else found.wake_after)
             if await self._rest(attempt, pause) and stopped():
                 await self.ring()
-        return Found([], dead, trim_error)
+        return untold
 
     async def _weigh(self) -> None:
         """Tell Redis how many turns tenants have, before this object takes its first one."""
