@@ -12,6 +12,7 @@ from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.outcome import Outcome
 from redis_message_queue.protocol.settle import Note, Riding
+from redis_message_queue.protocol.tell import log
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -78,6 +79,8 @@ class Feed(Outcome):
         *("_done", "_done_since", "_held", "_lock", "_next", "_options", "_times_handlers", "_units", "_waiting"),
         *("ended", "summary"),
     )
+
+    keeps_failures = True
 
     def __init__(self, queue: QueueProtocol, options: RunOptions[Any]) -> None:
         super().__init__(queue)
@@ -253,6 +256,7 @@ class Feed(Outcome):
             return
         claims = self._unsettled(unit)
         self._held.release(unit.claims)
+        self._log_raised(unit, error)
         if self._options.batch_size is None or self.queue.options.retry_policy is not None:
             for claim in claims:
                 await self.fail_one(claim, error)
@@ -263,6 +267,13 @@ class Feed(Outcome):
             with self._lock:
                 self.summary.given_back += given_back
         self._raise_if_cancelled()
+
+    def _log_raised(self, unit: Unit, error: Exception) -> None:
+        others = f" and {len(unit.claims) - 1} others" if len(unit.claims) > 1 else ""
+        log.warning(
+            "%s: the handler of message %s%s raised %s; the loop goes on",
+            *(self.queue.options.name, unit.claims[0].message_id, others, type(error).__name__),
+        )
 
     def leave_alone(self, unit: Unit) -> None:
         """Whatever ended the handler was not an `Exception`: its messages are left to their leases."""
