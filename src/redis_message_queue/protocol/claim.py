@@ -64,6 +64,10 @@ class Claim:
         """What names this lease to the outside."""
         return f"{self.message_id}:{self.lease}"
 
+    def continue_as(self, newer: Claim) -> None:
+        """Go on under the lease of a later claim of the same message."""
+        self.lease, self.claimed_at = newer.lease, newer.claimed_at
+
     def read(self, *, decode: bool) -> str | bytes:
         """What the handler gets."""
         payload = self.envelope.payload

@@ -159,8 +159,11 @@ class Outcome(Intake):
             await self._failed_too_late(claim)
         return held
 
-    async def give_back(self, claims: Sequence[Claim], error: Exception | None, *, forgiven: bool) -> int:
-        """To the heads of their lines, in their order; how many of them were still ours."""
+    async def give_back(
+        self, claims: Sequence[Claim], error: Exception | None, *, forgiven: bool, begun: bool = True
+    ) -> int:
+        """To the heads of their lines, in their order; how many of them were still ours. Not ``begun``: no handler
+        has had them."""
         cancellations: list[BaseException] = []
         try:
             given = await self.queue.store.settler.give_back(claims, forgiven=forgiven, cancellations=cancellations)
@@ -173,8 +176,14 @@ class Outcome(Intake):
         for claim, held in zip(claims, given, strict=True):
             if held:
                 await self.tell_outcome(EventOperation.GIVEN_BACK, EventOutcome.SUCCESS, claim, error)
-            else:
+            elif begun:
                 await self._failed_too_late(claim)
+            else:
+                log.warning(
+                    "%s: message %s was not started: its lease had ended, and another consumer has it",
+                    *(self.queue.options.name, claim.message_id),
+                )
+                await self.tell_outcome(EventOperation.STALE_LEASE_NACK, EventOutcome.SKIPPED, claim)
         return sum(given)
 
     async def _not_cleaned_up(self, claim: Claim, trouble: Exception) -> None:
