@@ -467,7 +467,7 @@ def handle_in_a_thread(shell, hearing, taken_over):
 
 @two_ways
 def test_a_loop_whose_heartbeat_is_not_heard_loses_what_it_holds_and_goes_on(proxy, truth, shell):
-    """What is in hand is acked too late, what waits is not started; when renewals get through, the loop works as ever."""
+    """What is in hand is acked too late and what waits is not started; when renewals get through, it works as ever."""
     hearing, taken_over, finished = Hearing(shell), [], []
     RedisMessageQueue("faults", client=truth.client).publish_many(words(2))
     proxy.always("renew", BLACK_HOLE)

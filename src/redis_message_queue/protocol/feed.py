@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -40,6 +41,7 @@ class Unit:
     messages: Sequence[ReceivedMessage]
     begun: bool = False  # set by the shell, as its last step before the handler
     taken_at: float = 0.0  # when a worker took it
+    expires_at: float = math.inf  # when the first of its leases ends, unless that is renewed
     alone_until: float = 0.0  # until then nothing else begins beside it
 
 
@@ -190,7 +192,7 @@ class Feed(Outcome):
 
     def _left(self, unit: Unit) -> float:
         """How long all of its leases surely last."""
-        return min(self._held.left(claim) for claim in unit.claims)
+        return min(map(self._held.left, unit.claims))
 
     async def _give_back_unbegun(self, units: Sequence[Unit]) -> None:
         """As if they had never been claimed; the caller has counted this in `_returning`, and taken them out."""
@@ -214,28 +216,32 @@ class Feed(Outcome):
             if self._next == len(self._units):
                 return None
             unit = self._units[self._next]
-            if self._is_short_of_time(unit):
+            now = self.queue.port.now()
+            if self._is_short_of_time(unit, now):
                 return None  # `next_unit` gives it back
             self._next += 1
-            if self._pace.counts_time:
-                unit.taken_at = self._last_taken_at = self.queue.port.now()
+            unit.taken_at = self._last_taken_at = now
             if self._helper is None and (self._done or (self._pace.counts_time and self._next < len(self._units))):
                 self._helper = self.queue.port.spawn(self._help)
         if self._times_handlers:
             self._held.begin(unit.claims)
         return unit
 
-    def _is_short_of_time(self, unit: Unit) -> bool:
+    def _is_short_of_time(self, unit: Unit, now: float) -> bool:
         """Whether its lease is lost or about to end: nobody begins with such a message."""
+        if now + self._pace.reserve < unit.expires_at and not self._held.has_losses:
+            return False
         return self._left(unit) <= self._pace.reserve
 
     def _line_up(self, units: Sequence[Unit]) -> None:
         """For handlers, behind what another one has taken and not yet begun."""
-        for unit in units:
-            count = max(claim.delivery_count or 0 for claim in unit.claims)
-            if count > 1:
-                unit.alone_until = self._alone_until(count)
-                self._redelivered.add(unit)
+        first = units[0]
+        if _was_delivered_before(first.claims[0]):  # then it is the only one
+            first.alone_until = self._alone_until(first.claims[0].delivery_count or 0)
+            self._redelivered.add(first)
+        if (lease := self._pace.lease) is not None:
+            for unit in units:
+                unit.expires_at = unit.claims[0].claimed_at + lease  # the oldest
         with self._lock:
             taken = [unit for unit in self._units[: self._next] if not unit.begun]
             self._units = [*taken, *self._units[self._next :], *units]
@@ -261,13 +267,14 @@ class Feed(Outcome):
         deadline = self.queue.port.now() + (self._options.batch_seconds or 0.0)
         while not self.is_stopped():
             wanted = self._claim_size() - len(self._waiting)
-            shortest = min(self._held.left(claim) for claim, _ in self._waiting)
-            left = min(deadline - self.queue.port.now(), self._pace.longest_wait(shortest))
+            left = min(deadline - self.queue.port.now(), self._pace.longest_wait(self._held.left(self._waiting[0][0])))
             if wanted <= 0 or left <= 0 or not await self._refill(wanted, left):
                 break
         if self.is_stopped():
             return
-        lost = [claim for claim, _ in self._waiting if self._held.left(claim) <= self._pace.reserve]
+        lost = []
+        if self._held.has_losses or self._held.left(self._waiting[0][0]) <= self._pace.reserve:
+            lost = [claim for claim, _ in self._waiting if self._held.left(claim) <= self._pace.reserve]
         if lost:
             self._held.release(lost)
             await self.give_back(lost, None, forgiven=True, begun=False)
@@ -313,10 +320,10 @@ class Feed(Outcome):
     async def _give_back_lost(self) -> bool:
         """What waits with a lease that is lost or about to end is not begun. Whether there was any."""
         with self._lock:
-            waiting = self._units[self._next :]
-            lost = [unit for unit in waiting if self._is_short_of_time(unit)]
-            if not lost:
+            waiting, now = self._units[self._next :], self.queue.port.now()
+            if not waiting or not self._is_short_of_time(waiting[0], now):
                 return False
+            lost = [unit for unit in waiting if self._is_short_of_time(unit, now)]
             dropped = set(lost)
             self._units[self._next :] = [unit for unit in waiting if unit not in dropped]
             self._returning += 1
@@ -339,8 +346,8 @@ class Feed(Outcome):
 
     async def _choose(self, taken: list[Taken]) -> list[Taken]:
         """What to keep of a claim: fresh messages, or one that was delivered before, alone. The rest goes back."""
-        redelivered = [place for place, (claim, _) in enumerate(taken) if _was_delivered_before(claim)]
-        self._pace.after_claim(redelivered=bool(redelivered))
+        redelivered = any((claim.delivery_count or 0) > 1 for claim, _ in taken)
+        self._pace.after_claim(redelivered=redelivered)
         if not redelivered:
             return taken
         taken = self._without_what_is_held(taken)
@@ -383,10 +390,10 @@ class Feed(Outcome):
         self._held.add([claim for claim, _ in taken], waiting=True)
         self.queue.store.claimer.hand_over(attempt)
         messages = [(claim, self.received(claim, payload)) for claim, payload in taken]
-        if self._options.batch_size is None:
-            self._line_up([Unit((claim,), (message,)) for claim, message in messages])
-        else:
+        if self._options.batch_size is not None:
             self._waiting += messages
+        elif messages:
+            self._line_up([Unit((claim,), (message,)) for claim, message in messages])
         attempt.unsure = False  # up to here Ctrl-C or a cancellation leaves a claim that is found again
         self.attempt = None
 
@@ -402,9 +409,11 @@ class Feed(Outcome):
                 self._done_since = self.queue.port.now()
             self._done += claims
         if self._pace.counts_time:
-            self._pace.handled_in(self.queue.port.now() - unit.taken_at)
-            if self._left(unit) < 2 * self._pace.flush_seconds:
-                self._done_since = float("-inf")  # its lease does not last until the next claim
+            now = self.queue.port.now()
+            if now - unit.taken_at > self._pace.notable_seconds:
+                self._pace.handled_in(now - unit.taken_at)
+            if unit.expires_at - now < 2 * self._pace.flush_seconds:
+                self._done_since = -math.inf  # its lease does not last until the next claim
         if self._redelivered:
             self._redelivered.discard(unit)
 
@@ -486,6 +495,7 @@ class Feed(Outcome):
                 self.summary.failed += len(claims)
         elif claims:
             given_back = await self.give_back(claims, error, forgiven=False)
+            self._pace.after_claim(redelivered=True)  # they come next, each alone
             with self._lock:
                 self.summary.given_back += given_back
         self._redelivered.discard(unit)
