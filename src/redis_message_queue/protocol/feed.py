@@ -327,6 +327,10 @@ class Feed(Outcome):
             dropped = set(lost)
             self._units[self._next :] = [unit for unit in waiting if unit not in dropped]
             self._returning += 1
+        log.warning(
+            "%s: %d claimed messages are given back and not started: their leases have ended or are about to",
+            *(self.queue.options.name, len(lost)),
+        )
         await self._give_back_unbegun(lost)
         self._raise_if_cancelled()
         return True

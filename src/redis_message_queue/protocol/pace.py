@@ -34,7 +34,7 @@ class Pace:
         self._has_warned = False
         self.counts_time = lease is not None and not has_heartbeat
         self.flush_seconds = _FLUSH_SECONDS if lease is None else min(_FLUSH_SECONDS, lease / 4)
-        self.look_seconds = self.flush_seconds / 2 if self.counts_time else self.flush_seconds
+        self.look_seconds = max(0.01, self.flush_seconds / 2 if self.counts_time else self.flush_seconds)
         # How much of its lease a message must have left when its handler begins.
         self.reserve = self._needed_reserve()
 
