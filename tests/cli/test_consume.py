@@ -179,3 +179,15 @@ def test_what_was_handled_can_be_kept(rmq, queue):
     queue.publish("x")
     rmq("consume", "orders", "--keep-completed")
     assert queue.stats().completed == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"), [([], 1_003), (["--max-kept", "1001"], 1_001), (["--no-keep-failed"], 1_000)], ids=str
+)
+def test_no_failure_is_deleted_unless_asked(rmq, queue, client, options, kept):
+    """The failed list is there by itself, so it is as long as it must be; without it the dead letters take them."""
+    client.lpush(queue.key.failed, *["earlier"] * 1_000)
+    queue.publish_many(["a", "b", "c"])
+    assert rmq("consume", "orders", "--exec", "no-such-command", *options).status == ExitStatus.NO
+    assert queue.stats().failed == kept
+    assert queue.stats().dead_letters == (3 if options == ["--no-keep-failed"] else 0)

@@ -253,3 +253,13 @@ def test_a_module_that_raises_is_told_with_the_place(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"importing broken_module raised KeyError: 'y' \(.*, line 2\)"):
         reference.load("the handler", "broken_module:x")
+
+
+@pytest.mark.parametrize("how", [["orders"], ["--queue", "queues:queue"]], ids=str)
+def test_no_failure_is_deleted(worker, queue, client, how):
+    """In the failed list that a worker keeps by itself, or in the dead letters of a queue that has none."""
+    client.lpush(queue.key.failed, *["earlier"] * 1_000)
+    queue.publish_many(["a", "b", "c"])
+    _, errors = finish(worker("handlers:fail", *how, "--until-empty"))
+    stats = queue.stats()
+    assert (stats.failed, stats.dead_letters) == ((1_003, 0) if how == ["orders"] else (1_000, 3)), errors

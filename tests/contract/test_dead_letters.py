@@ -1,10 +1,12 @@
 """A message that was delivered too often is put aside, where people can look at it."""
 
+import asyncio
+import logging
 from typing import Any
 
 import pytest
 
-from tests.contract.shells import Shell, claim_and_die, fail, holding, take
+from tests.contract.shells import PATIENCE_SECONDS, Shell, claim_and_die, fail, holding, take, until
 
 
 async def deliver(shell: Shell, queue: Any, times: int) -> None:
@@ -254,3 +256,26 @@ async def test_a_gateway_is_at_most_once_unless_it_is_given_a_timeout(shell: She
     await queue.publish("a")
     await claim_and_die(queue)
     assert shell.leftovers(queue) == {b"q::processing"}
+
+
+@pytest.mark.parametrize("way", ["process_message", "run"])
+async def test_a_dead_letter_is_reported_while_the_consumer_that_found_it_waits_on(
+    shell: Shell, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The event and the log line come with the answer that says it, and not when the wait is over."""
+    events = shell.events()
+    queue = shell.queue(wait=30 * PATIENCE_SECONDS, max_delivery_count=1, on_event=events.listen)
+    await queue.publish("a")
+    await claim_and_die(queue)
+    with caplog.at_level(logging.WARNING, "redis_message_queue"):
+        waiting = asyncio.ensure_future(
+            queue.run(lambda message: None) if way == "run" else shell.beside(lambda: take(queue))
+        )
+        assert await until(lambda: int(shell.redis.info("clients")["blocked_clients"]) == 1)
+        shell.lapse(queue)
+        await events.wait_for("dlq")
+        assert not waiting.done()
+    assert events.the("publish").message_id in caplog.text
+    await queue.drain(timeout=0)
+    shell.redis.lpush(queue.key.bell, "1")
+    await waiting

@@ -145,8 +145,8 @@ async def test_when_the_attempts_are_used_up_the_message_is_a_dead_letter(shell:
 
 @pytest.mark.parametrize("limits", [{"max_delivery_count": None}, {"visibility_timeout_seconds": None}], ids=str)
 async def test_without_a_delivery_limit_it_goes_to_the_failed_list(shell: Shell, limits: dict[str, Any]) -> None:
-    """If that is enabled; otherwise it is removed."""
-    for enabled, left in ((True, {b"q::failed"}), (False, set())):
+    """If that is enabled; otherwise to the dead letters all the same."""
+    for enabled, left in ((True, {b"q::failed"}), (False, {b"q::dlq"})):
         shell.redis.flushall()
         queue = shell.queue(wait=0, retry_policy=policy(max_attempts=2), enable_failed_queue=enabled, **limits)
         await queue.publish("m")

@@ -547,7 +547,8 @@ async def test_a_list_that_fills_is_given_back_when_the_loop_stops(shell: Shell)
 
 
 async def test_a_list_whose_handler_raises_goes_back_as_a_whole(shell: Shell) -> None:
-    """To the front, in its order, and as a delivery: one that always fails ends among the dead letters."""
+    """To the front, in its order, as a delivery, and from then on each by itself: one that always fails ends among the
+    dead letters, alone."""
     events = shell.events()
     queue = await filled(shell, max_delivery_count=3, on_event=events.listen)
     lists: list[list[str]] = []
@@ -557,7 +558,7 @@ async def test_a_list_whose_handler_raises_goes_back_as_a_whole(shell: Shell) ->
         raise ValueError
 
     summary = await queue.run(handle, batch_size=3, until_empty=True)
-    assert lists == [["a", "b", "c"]] * 3 + [["d"]] * 3
+    assert lists == [["a", "b", "c"], *([letter] for letter in "aabbccddd")]
     assert summary_of(summary) == (0, 0, 12)
     assert len(events.of("given_back")) == 12
     assert shell.listed(queue.key.dead_letter) == [b"d", b"c", b"b", b"a"]

@@ -381,6 +381,9 @@ class MemorySidecar:
         self._go_on()
         self.abandon()
 
+    async def end(self) -> None:
+        await self.stop()
+
     def abandon(self) -> None:
         self._stopped = self.finished = True
         self._work.close()

@@ -8,7 +8,6 @@ from typing import Any
 
 from redis_message_queue.protocol.feed import TURN_SECONDS, Feed, RunOptions, RunSummary, Unit
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.tell import log
 
 
 class Loop:
@@ -82,7 +81,6 @@ class Loop:
             if inspect.isawaitable(result):
                 await result
         except Exception as error:
-            log.warning("a handler raised %s; the loop goes on", type(error).__name__)
             await self._feed.failed(unit, error)
         except BaseException:
             self._feed.leave_alone(unit)

@@ -80,5 +80,16 @@ class HeartbeatTask:
         finally:
             self._task.cancel()
 
+    async def end(self) -> None:
+        self._stopped.set()
+        cancelled = None
+        while not self._task.done():
+            try:
+                await asyncio.wait({self._task})
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
+        if cancelled is not None:
+            raise cancelled
+
     def abandon(self) -> None:
         self._task.cancel()

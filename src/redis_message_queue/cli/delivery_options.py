@@ -10,6 +10,7 @@ import typer
 from redis_message_queue.options import (
     DEFAULT_MAX_DELIVERY_COUNT,
     DEFAULT_RETRY_BUDGET_SECONDS,
+    DEFAULT_TRACKING_LENGTH,
     DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
 )
 from redis_message_queue.retry_policy import RetryPolicy
@@ -81,14 +82,24 @@ class DeliveryOptions:
         float, typer.Option(metavar="SECONDS", min=0, help="The longest of these pauses.", rich_help_panel=_FAILURE)
     ] = 3600.0
     keep_failed: Annotated[
-        bool, typer.Option(help="Keep what failed for good in the failed list.", rich_help_panel=_FAILURE)
+        bool,
+        typer.Option(
+            help="Keep what failed for good in the failed list, or else in the dead letters.", rich_help_panel=_FAILURE
+        ),
     ] = True
     keep_completed: Annotated[
         bool, typer.Option(help="Keep what was handled in the completed list.", rich_help_panel=_FAILURE)
     ] = False
     max_kept: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How many of each are kept. 0 for all.", rich_help_panel=_FAILURE)
-    ] = 1_000
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="How many of each are kept, the newest. 0 for all.",
+            show_default="all that failed, 1,000 that were handled",
+            rich_help_panel=_FAILURE,
+        ),
+    ] = None
     max_dead_letters: Annotated[
         int,
         typer.Option(metavar="N", min=0, help="How many dead letters are kept. 0 for all.", rich_help_panel=_FAILURE),
@@ -97,14 +108,17 @@ class DeliveryOptions:
     def queue_options(self) -> dict[str, Any]:
         """As options of a queue, which checks them."""
         lease = self.visibility_timeout or None
+        # The failed list is there without anybody having asked for it, so it deletes nothing unless it is told to.
+        most_failed = self.max_kept or None
+        most_completed = DEFAULT_TRACKING_LENGTH if self.max_kept is None else self.max_kept or None
         options: dict[str, Any] = {
             "visibility_timeout_seconds": lease,
             "heartbeat_interval_seconds": self._heartbeat(lease),
             "max_processing_seconds": self.max_processing,
             "enable_failed_queue": self.keep_failed,
             "enable_completed_queue": self.keep_completed,
-            "max_failed_length": self.max_kept or None,
-            "max_completed_length": self.max_kept or None,
+            "max_failed_length": most_failed,
+            "max_completed_length": most_completed,
             "max_dead_letter_length": self.max_dead_letters or None,
             "retry_policy": self._retry_policy(),
             # Whoever works for long may wait for a server that comes back.

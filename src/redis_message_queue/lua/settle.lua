@@ -10,7 +10,8 @@
 --       returned: what the key of a tenant's returned messages begins with
 --       limit: length of kept, 0 for any | note: a JSON object for the records, '' for an acknowledgement
 --       call: the caller's number for this call | tokens: the leases, one behind the other
--- Returns '1' or '0' for each message: settled, or stale and untouched; then what went wrong with trimming.
+-- Returns '1' or '0' for each message: settled, or stale and untouched; then what went wrong with trimming, or
+--       'cut N' if N older messages that had failed were cut off to stay within the limit.
 local processing, leases, deliveries, pending, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local journal, meta, reply, kept, records = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local keep_ms, leased, line, returned = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4]
@@ -96,7 +97,11 @@ answer = table.concat(marks)
 if #held > 0 then
   -- The first write is one that a server without memory accepts: a full queue can always be emptied.
   if leased then redis.call('ZREM', leases, unpack(ended)) else redis.call('HDEL', processing, '') end
-  if kept then answer = answer .. keep(kept, records, payloads, notes, tonumber(ARGV[5])) end
+  if kept then
+    local trouble, cut = keep(kept, records, payloads, notes, tonumber(ARGV[5]))
+    if cut > 0 and event ~= 'acked' then trouble = 'cut ' .. cut end
+    answer = answer .. trouble
+  end
   redis.call('HDEL', processing, unpack(held))
   if #known > 0 then redis.call('HDEL', deliveries, unpack(known)) end
   for tenant, theirs in pairs(came_back) do leave_returned(tenant, theirs) end

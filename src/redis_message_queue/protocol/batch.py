@@ -27,6 +27,8 @@ class BatchDelivery(Outcome):
 
     __slots__ = ("_claims", "_count", "_unanswered", "_wait_seconds", "messages")
 
+    keeps_failures = True
+
     def __init__(self, queue: QueueProtocol, count: int, wait_seconds: float | None) -> None:
         super().__init__(queue)
         self._count = count

@@ -75,6 +75,10 @@ class Claim:
         """What names this lease to the scripts."""
         return self.envelope.id + self.nonce
 
+    def continue_as(self, newer: Claim) -> None:
+        """Go on under the lease of a later claim of the same message."""
+        self.nonce, self.claimed_at = newer.nonce, newer.claimed_at
+
     def read(self, *, decode: bool) -> str | bytes:
         """What the handler gets."""
         payload = self.envelope.payload
@@ -101,6 +105,10 @@ class Found:
     wake_after: float | None = None
     recovered: bool = False
     in_doubt: bool = False  # somebody stopped us before Redis could be asked
+
+
+News = Callable[[Found], Awaitable[None]]
+"""Hears at once what one answer says of dead letters and of a list that could not be trimmed."""
 
 
 class Claimer:
@@ -169,15 +177,18 @@ class Claimer:
         told: Told,
         count: int = 1,
         rider: Rider | None = None,
+        news: News | None = None,
     ) -> Found:
-        """Take up to ``count`` messages, waiting for the first if need be; none means that there was none to be had."""
+        """Take up to ``count`` messages, waiting for the first if need be; none means that there was none to be had.
+
+        ``news`` hears of dead letters as soon as an answer names them: the wait may go on for long after that.
+        """
         await self._calls.open_journal()
         await self._calls.write_weights()
         port, slot = self._calls.port, attempt.slot
         deadline = port.now() + wait_seconds
         woken = _FRESH
-        dead: list[DeadLetter] = []
-        trim_error: str | None = None
+        untold = Found()
         while not stopped():
             left = deadline - port.now()
             slice_us = int(max(0.0, min(left, self._slice)) * 1_000_000)
@@ -186,10 +197,15 @@ class Claimer:
             found = await self._send(
                 slot, (attempt.call, count, slice_us, woken), deadline if wait_seconds else None, stopped, told, rider
             )
-            dead += found.dead
-            trim_error = found.trim_error or trim_error
+            if found.dead or found.trim_error is not None:
+                if news is not None:
+                    await news(found)
+                else:
+                    untold.dead += found.dead
+                    untold.trim_error = found.trim_error or untold.trim_error
+            found.dead, found.trim_error = untold.dead, untold.trim_error
             if found.claims:
-                return Found(found.claims, dead, trim_error) if dead else found
+                return found
             attempt.unsure = found.in_doubt
             if found.again:
                 continue
@@ -203,7 +219,7 @@ class Claimer:
             pause = min(left, self._slice if found.wake_after is None else found.wake_after)
             if await self._rest(attempt, pause) and stopped():
                 await self.ring()
-        return Found([], dead, trim_error)
+        return untold
 
     async def _rest(self, attempt: Attempt, seconds: float) -> bool:
         if attempt.resting is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from redis_message_queue.errors import QueueDrainedError, RetryBudgetExhaustedError
 from redis_message_queue.events import EventOperation
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
+from redis_message_queue.protocol.intake import log_dead
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -110,6 +111,7 @@ async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
             await queue.port.sleep(_LOOK_AGAIN_SECONDS)  # somebody else is asking
             return True
         attempt, found = recovered
+        log_dead(found)
         try:
             if found.claims:
                 for claim in found.claims:

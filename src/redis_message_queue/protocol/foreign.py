@@ -13,7 +13,7 @@ from redis_message_queue.keys import QueueKeys
 from redis_message_queue.messages import ClaimedMessage
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Attempt
-from redis_message_queue.protocol.claim import Claim, Found, Rider, Told
+from redis_message_queue.protocol.claim import Claim, Found, News, Rider, Told
 from redis_message_queue.protocol.errand import on_an_errand
 from redis_message_queue.protocol.port import Answer, Runtime
 from redis_message_queue.protocol.publish import Outgoing, Published
@@ -144,6 +144,7 @@ class ForeignClaimer:
         told: Told,
         count: int = 1,
         rider: Rider | None = None,
+        news: News | None = None,
     ) -> Found:
         if stopped():
             return Found()

@@ -118,7 +118,9 @@ class Intake:
             if found is None:
                 self.attempt = claimer.attempt()
                 self.attempt.resting = partial(queue.gate.rest, entry)
-                found = await claimer.claim(self.attempt, wait_seconds, self.is_stopped, self._tell_retry, count, rider)
+                found = await claimer.claim(
+                    self.attempt, wait_seconds, self.is_stopped, self._tell_retry, count, rider, self._tell_dead
+                )
             if found.dead or found.trim_error is not None or queue.teller.wanted:
                 await self._tell_found(found, started)
             if not found.claims:
@@ -244,14 +246,19 @@ class Intake:
 
     # -- telling
 
-    async def _tell_found(self, found: Found, started: float) -> None:
-        tell = self.queue.teller.tell
+    async def _tell_dead(self, found: Found) -> None:
+        log_dead(found)
         for dead in found.dead:
-            name = dead.message_id or "(foreign)"
-            log.warning("message %s went to the dead letters (%s)", name, dead.reason)
-            await tell(EventOperation.DLQ, message_id=dead.message_id, delivery_count=dead.delivery_count)
+            await self.queue.teller.tell(
+                EventOperation.DLQ, message_id=dead.message_id, delivery_count=dead.delivery_count
+            )
         if found.trim_error is not None:
             await self.tell_trim(found.trim_error)
+
+    async def _tell_found(self, found: Found, started: float) -> None:
+        tell = self.queue.teller.tell
+        if found.dead or found.trim_error is not None:  # a claim that was found again; others say it at once
+            await self._tell_dead(found)
         if not self.queue.teller.wanted:
             return
         waited = self.queue.port.now() - started
@@ -288,3 +295,9 @@ class Intake:
             if not self.queue.port.is_cancellation(error):
                 raise
             self._cancelled = self._cancelled or error
+
+
+def log_dead(found: Found) -> None:
+    """A line for each message that a claim put into the dead letters."""
+    for dead in found.dead:
+        log.warning("message %s went to the dead letters (%s)", dead.message_id or "(foreign)", dead.reason)

@@ -60,6 +60,11 @@ class Lease:
         """What is still to be renewed."""
         return list(self._started)
 
+    @property
+    def has_losses(self) -> bool:
+        """Whether a renewal was ever refused."""
+        return bool(self._refused)
+
     def is_lost(self, claim: Claim) -> bool:
         return claim in self._refused or (claim in self._started and self.left(claim) <= 0)
 

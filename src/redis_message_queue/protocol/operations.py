@@ -13,8 +13,9 @@ from redis_message_queue.keys import QueueKeys, refuse_reserved_words, siblings
 from redis_message_queue.messages import ClaimedMessage
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
-from redis_message_queue.protocol.claim import Claim
+from redis_message_queue.protocol.claim import Claim, Found
 from redis_message_queue.protocol.errand import errand
+from redis_message_queue.protocol.intake import log_dead
 from redis_message_queue.protocol.port import Argument, Port
 from redis_message_queue.protocol.publish import chunk_ids
 from redis_message_queue.protocol.settle import Keep, Note
@@ -27,6 +28,10 @@ def _never() -> bool:
 
 async def _unheard(error: Exception, tries: int) -> None:
     return
+
+
+async def _log(found: Found) -> None:
+    log_dead(found)
 
 
 class Operations:
@@ -120,6 +125,7 @@ class Operations:
             if recovered is None:
                 return None
             attempt, found = recovered
+            log_dead(found)
             attempt.unsure = False
             store.claimer.release(attempt)
             if found.claims:
@@ -130,7 +136,7 @@ class Operations:
         attempt = store.claimer.attempt()
         try:
             found = await store.claimer.claim(
-                attempt, self._options.message_wait_interval_seconds, errand().stopped, _unheard
+                attempt, self._options.message_wait_interval_seconds, errand().stopped, _unheard, news=_log
             )
             if found.claims:
                 attempt.unsure = False

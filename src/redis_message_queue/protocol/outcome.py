@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from redis_message_queue.errors import CleanupFailedError, ConfigurationError, RedisMessageQueueError
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.intake import Intake
 from redis_message_queue.protocol.port import uncarried
-from redis_message_queue.protocol.settle import Keep, Note, Settled
+from redis_message_queue.protocol.settle import Keep, Note, Settled, words_of
 from redis_message_queue.protocol.tell import log, named
 
 NOT_ACKNOWLEDGED = "it will be delivered again when its lease runs out, if the queue has leases"
@@ -20,6 +20,10 @@ class Outcome(Intake):
     """An intake that also settles what it took; cancellations are noted, and do not stop it."""
 
     __slots__ = ()
+
+    # Whether a message that finally failed goes to the dead letters where there is no failed list. A single delivery
+    # removes it instead: its handler's exception reaches the caller, who can keep it.
+    keeps_failures: ClassVar[bool] = False
 
     async def succeed(self, claims: Sequence[Claim]) -> list[bool]:
         """Acknowledge; for each whether it was still ours. Raises if Redis could not be told."""
@@ -100,10 +104,13 @@ class Outcome(Intake):
             reason = "given up" if policy.gives_up(error) else "attempts used up"
             if self.queue.store.options.max_delivery_count is not None:
                 keep = self.queue.dead_letters
+        if keep is None and (self.keeps_failures or policy is not None):
+            keep = self.queue.dead_letters
         settled, trouble = await self._settle([claim], keep, reason, error)
         if trouble is not None:
             await self._not_cleaned_up(claim, trouble)
         elif settled.held[0]:
+            self._log_failed(claim, keep, reason, error)
             await self.tell_outcome(EventOperation.NACK, EventOutcome.SUCCESS, claim)
             if keep is self.queue.dead_letters:
                 await self.tell_outcome(EventOperation.DLQ, EventOutcome.SUCCESS, claim, error)
@@ -111,7 +118,31 @@ class Outcome(Intake):
             await self._failed_too_late(claim)
         if settled.trim_error is not None:
             await self._undisturbed(self.tell_trim(settled.trim_error, claim))
+        if settled.cut:
+            self._log_cut(keep, settled.cut)
         return settled.held[0]
+
+    def _log_failed(self, claim: Claim, keep: Keep | None, reason: str, error: Exception) -> None:
+        """Say where a message that finally failed is now, or that it is nowhere and how that can be changed."""
+        queue, kind = self.queue.options.name, type(error).__name__
+        if keep is None:
+            log.error(
+                "%s: message %s was removed because its handler raised %s: %s. To keep such messages, set "
+                "enable_failed_queue=True or a retry_policy, or handle them with run() or process_messages()",
+                *(queue, claim.message_id, kind, words_of(error)),
+            )
+        elif keep is self.queue.dead_letters:
+            log.warning("%s: message %s went to the dead letters (%s: %s)", queue, claim.message_id, reason, kind)
+
+    def _log_cut(self, keep: Keep | None, cut: int) -> None:
+        """Say that failed messages are gone, because their list is full."""
+        name, limit = "failed list", "max_failed_length"
+        if keep is self.queue.dead_letters:
+            name, limit = "dead-letter list", "max_dead_letter_length"
+        log.warning(
+            "%s: the %s is full, so its %d oldest messages were deleted; %s sets how many it keeps, None for all",
+            *(self.queue.options.name, name, cut, limit),
+        )
 
     async def _try_later(self, claim: Claim, pause: float, error: Exception) -> bool:
         cancellations: list[BaseException] = []
@@ -128,8 +159,11 @@ class Outcome(Intake):
             await self._failed_too_late(claim)
         return held
 
-    async def give_back(self, claims: Sequence[Claim], error: Exception | None, *, forgiven: bool) -> int:
-        """To the heads of their lines, in their order; how many of them were still ours."""
+    async def give_back(
+        self, claims: Sequence[Claim], error: Exception | None, *, forgiven: bool, begun: bool = True
+    ) -> int:
+        """To the heads of their lines, in their order; how many of them were still ours. Not ``begun``: no handler
+        has had them."""
         cancellations: list[BaseException] = []
         try:
             given = await self.queue.store.settler.give_back(claims, forgiven=forgiven, cancellations=cancellations)
@@ -142,8 +176,14 @@ class Outcome(Intake):
         for claim, held in zip(claims, given, strict=True):
             if held:
                 await self.tell_outcome(EventOperation.GIVEN_BACK, EventOutcome.SUCCESS, claim, error)
-            else:
+            elif begun:
                 await self._failed_too_late(claim)
+            else:
+                log.warning(
+                    "%s: message %s was not started: its lease had ended, and another consumer has it",
+                    *(self.queue.options.name, claim.message_id),
+                )
+                await self.tell_outcome(EventOperation.STALE_LEASE_NACK, EventOutcome.SKIPPED, claim)
         return sum(given)
 
     async def _not_cleaned_up(self, claim: Claim, trouble: Exception) -> None:

@@ -78,6 +78,9 @@ class Sidecar(Protocol):
     async def stop(self) -> None:
         """Stop and wait a moment for the end; what is still under way then ends by itself."""
 
+    async def end(self) -> None:
+        """Stop and wait for the end, however long that takes: what is under way matters."""
+
     def abandon(self) -> None:
         """Stop without waiting."""
 

@@ -15,6 +15,7 @@ from redis_message_queue.scripts import script
 _MOST_AT_ONCE = 1_000  # messages in one script
 _MOST_BYTES = 4_000_000  # of these messages together
 _LONGEST_ERROR = 2_000  # characters of an exception's text that a record keeps
+_CUT = b"cut "  # how the script says that a list was cut to its limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,11 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Which messages were still ours to settle, and what trimming complained about."""
+    """Which messages were still ours to settle, what trimming complained about, and how much it cut off."""
 
     held: list[bool]
     trim_error: str | None = None
+    cut: int = 0  # failed messages that the list had no room for any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Note:
         fields: dict[str, Any] = {"reason": self.reason}
         if self.error is not None:
             fields["error_type"] = type(self.error).__name__
-            fields["error"] = _words(self.error)
+            fields["error"] = words_of(self.error)
         if self.held_seconds is not None:
             fields["held_us"] = int(self.held_seconds * 1_000_000)
         if self.event is not None:
@@ -55,7 +57,7 @@ class Note:
         return json.dumps(fields)
 
 
-def _words(error: BaseException) -> str:
+def words_of(error: BaseException) -> str:
     """What an exception says, as far as it can be had and kept."""
     try:
         return str(error).encode("utf-8", "replace").decode()[:_LONGEST_ERROR]
@@ -123,7 +125,7 @@ class Settler:
         """Messages leave the queue, into ``keep`` or for good; cancellations are noted and do not stop it."""
         open_keys, details = _details(keep, note)
         held: list[bool] = []
-        trim_error = None
+        trim_error, cut = None, 0
         for some in _at_most(claims):
             slot = self._calls.borrow()
             try:
@@ -136,7 +138,8 @@ class Settler:
             piece = _read(reply, len(some))
             held += piece.held
             trim_error = piece.trim_error or trim_error
-        return Settled(held, trim_error)
+            cut += piece.cut
+        return Settled(held, trim_error, cut)
 
     def ride(self, claims: Sequence[Claim], keep: Keep | None, note: Note | None = None) -> Riding:
         """The same, for at most a thousand of them, to be sent together with a claim."""
@@ -206,7 +209,10 @@ def _details(keep: Keep | None, note: Note | None) -> tuple[tuple[str, ...], tup
 
 
 def _read(reply: bytes, count: int) -> Settled:
-    return Settled(_marks(reply, count), reply[count:].decode("utf-8", "replace") or None)
+    held, said = _marks(reply, count), reply[count:]
+    if said.startswith(_CUT):
+        return Settled(held, cut=int(said.removeprefix(_CUT)))
+    return Settled(held, said.decode("utf-8", "replace") or None)
 
 
 def _at_most(claims: Sequence[Claim]) -> Sequence[Sequence[Claim]]:

@@ -10,7 +10,7 @@ from redis_message_queue.errors import PublishNotConfirmedError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Attempt, Calls
-from redis_message_queue.protocol.claim import Claim, Claimer, Found, Rider, Told
+from redis_message_queue.protocol.claim import Claim, Claimer, Found, News, Rider, Told
 from redis_message_queue.protocol.port import Port, Runtime
 from redis_message_queue.protocol.publish import Outgoing, Published, Publisher
 from redis_message_queue.protocol.settle import Cancellations, Keep, Note, Riding, Settled, Settler
@@ -71,6 +71,7 @@ class Claims(Protocol):
         told: Told,
         count: int = 1,
         rider: Rider | None = None,
+        news: News | None = None,
     ) -> Found: ...
 
 

@@ -13,8 +13,8 @@ from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.port import Runtime
 
+# Without a handler of its own: in a program without logging set up, Python then writes warnings and errors to stderr.
 log = logging.getLogger("redis_message_queue")
-log.addHandler(logging.NullHandler())  # a program without logging set up is told by events, not on stderr
 
 
 class Teller:

@@ -9,7 +9,6 @@ from typing import Any
 from redis_message_queue.protocol.feed import TURN_SECONDS, Feed, RunOptions, RunSummary, Unit
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.tell import log
 from redis_message_queue.sync.awaitable import refuse_awaitable
 
 _LOOK_SECONDS = 0.1  # how often the main thread looks for signals while the others work
@@ -86,7 +85,6 @@ class Loop:
             unit.begun = True  # the last step before the handler: up to here Ctrl-C leaves them to be given back
             result = handler(argument)
         except Exception as error:
-            log.warning("a handler raised %s; the loop goes on", type(error).__name__)
             finish(self._feed.failed(unit, error))
             return
         except BaseException:

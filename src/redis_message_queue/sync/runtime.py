@@ -84,5 +84,9 @@ class HeartbeatThread:
         self._stopped.set()
         self._thread.join(self._STOP_SECONDS)
 
+    async def end(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
     def abandon(self) -> None:
         self._stopped.set()

@@ -34,15 +34,17 @@ local function record(stored, payload, times, finished, note)
 end
 
 -- Push payloads and their records, and cut both to `limit` (0: none). Records follow their list: what somebody has
--- cut there by hand is cut here with the next write. Returns what went wrong with trimming, or ''.
+-- cut there by hand is cut here with the next write. Returns what went wrong with trimming, or '', and how many
+-- payloads were cut off.
 local function keep(list, records, payloads, notes, limit)
   local length = redis.call('LPUSH', list, unpack(payloads))
   local noted = redis.call('LPUSH', records, unpack(notes))
+  local cut = 0
   if limit > 0 and length > limit then
     local trimmed = redis.pcall('LTRIM', list, 0, limit - 1)
-    if trimmed.err then return trimmed.err end
-    length = limit
+    if trimmed.err then return trimmed.err, 0 end
+    length, cut = limit, length - limit
   end
   if noted > length then redis.pcall('LTRIM', records, 0, length - 1) end
-  return ''
+  return '', cut
 end
