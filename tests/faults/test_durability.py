@@ -1038,7 +1038,7 @@ def test_errors_that_are_thrown_away_leave_nothing_that_stays(family, shell):
     assert all(0 < family.redis.pttl(key) <= longest for key in family.replies())
     assert [shell.process(queue) for _ in range(6)] == [b"message"] * 5 + [None]
     left = set(family.redis.keys("*")) - set(family.replies())
-    assert left <= {KEY.bell.encode()}
+    assert left <= {KEY.bell.encode(), KEY.meta.encode()}
 
 
 def test_publishes_that_are_confirmed_in_the_end_share_one_key(family, shell):
