@@ -14,7 +14,7 @@ FIELD_SENTENCES = {
     "operation": "what was done",
     "outcome": "how it ended",
     "message_id": "which message: 32 hexadecimal digits, the same in all its events",
-    "lease_token_hash": "which lease of it: two deliveries of one message differ here",
+    "lease_token_hash": "which lease of it: two deliveries of one message differ here; none in a queue without leases",
     "delivery_count": "how often the message has been delivered, this time included",
     "attempt": "which failed attempt of this call it was: 1, 2, …",
     "duration_seconds": "how long it took: the publish, the wait for a message, or the time since it was claimed",

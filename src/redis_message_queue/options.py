@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from enum import Enum
 from typing import Annotated, Any, Final, Literal, get_args
 
 from redis_message_queue.checks import MILLISECOND, flag, function, lease, number, text, whole_number
@@ -21,18 +20,15 @@ Journal = bool | Literal["payload"]
 _POLICIES: Final = get_args(OverloadPolicy)
 
 
-class Default(Enum):
-    """Stands where the caller said nothing, in places where a spoken default means something else."""
+class ImplicitDefault(int):
+    """A default that differs from the same number given by the caller.
 
-    UNSET = "unset"
-
-    def __repr__(self) -> str:
-        return "<default>"
+    Signatures and `help()` show the plain number; whether the caller gave it is decided by identity.
+    """
 
 
-UNSET: Final = Default.UNSET
 DEFAULT_VISIBILITY_TIMEOUT_SECONDS = 300
-DEFAULT_MAX_DELIVERY_COUNT = 10
+DEFAULT_MAX_DELIVERY_COUNT: Final = ImplicitDefault(10)
 DEFAULT_TRACKING_LENGTH = 1_000
 DEFAULT_DEDUPLICATION_SECONDS = 3600
 DEFAULT_WAIT_SECONDS = 5.0
@@ -304,9 +300,9 @@ def client_options(given: Mapping[str, Any]) -> GatewayOptions:
     handed_on = {name: given[name] for name in _GATEWAY_NAMES}
     timeout = given["visibility_timeout_seconds"]
     lease("visibility_timeout_seconds", timeout)
-    if handed_on["max_delivery_count"] is UNSET:
+    if handed_on["max_delivery_count"] is DEFAULT_MAX_DELIVERY_COUNT:
         # A limit that nobody asked for must not forbid at-most-once.
-        handed_on["max_delivery_count"] = None if timeout is None else DEFAULT_MAX_DELIVERY_COUNT
+        handed_on["max_delivery_count"] = None if timeout is None else int(DEFAULT_MAX_DELIVERY_COUNT)
     return GatewayOptions(message_visibility_timeout_seconds=timeout, **handed_on)
 
 
@@ -317,7 +313,7 @@ def refuse_beside_gateway(given: Mapping[str, Any]) -> None:
     usual["max_delivery_count"] = DEFAULT_MAX_DELIVERY_COUNT
     for name in ("visibility_timeout_seconds", *_GATEWAY_NAMES):
         value = given[name]
-        if value is UNSET or value == usual[name]:
+        if value == usual[name]:
             continue
         there = f"message_{name}" if name == "visibility_timeout_seconds" else name
         raise ConfigurationError(
