@@ -20,7 +20,7 @@ class ClientPort:
         self.born_in = os.getpid()
         plain = wire.is_plain(client, self._plain_client, self._plain_pools, self._plain_connections)
         self._packs_by_hand = plain and pack_by_hand
-        self.socket_timeout: float | None = wire.connection_settings(client).get("socket_timeout")
+        self.socket_timeout = wire.socket_timeout(client)
         self.retry_window = wire.retry_window(client)
         self.decodes = wire.decodes(client)
         self.is_cluster = wire.is_cluster(client)

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import threading
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import redis
 import redis.asyncio
+import redis.asyncio.connection
+import redis.asyncio.retry
+import redis.connection
+import redis.retry
 from redis import exceptions
 
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, LuaScriptError
 from redis_message_queue.protocol.port import Argument, Command
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_LONGEST_WINDOW = 3600.0  # seconds that a client without an end to its patience counts as
+
+
+def _default_timeout(connection: Any) -> Any:
+    """What a connection does that is given no socket_timeout: redis-py 8 has a default, 6 and 7 have none."""
+    return inspect.signature(connection.__init__).parameters["socket_timeout"].default
+
+
+_DEFAULT_TIMEOUTS = {
+    False: _default_timeout(redis.connection.AbstractConnection),
+    True: _default_timeout(redis.asyncio.connection.AbstractConnection),
+}
+_KNOWN_RETRIES = (redis.retry.Retry.call_with_retry, redis.asyncio.retry.Retry.call_with_retry)
 _TRANSIENT_CLASSES = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -104,6 +123,11 @@ def to_bytes(value: Argument) -> bytes:
     return value.encode() if isinstance(value, str) else b"%d" % value
 
 
+def blpop(bell: str, seconds: float) -> tuple[Argument, ...]:
+    """A BLPOP that ends: a timeout that rounds to 0 would block for ever, so no wait is shorter than a millisecond."""
+    return ("BLPOP", bell, f"{max(seconds, 0.001):.6f}")
+
+
 def words(
     verb: str, head: str, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]
 ) -> tuple[Any, ...]:
@@ -177,15 +201,55 @@ def _address(client: Any) -> tuple[Any, ...]:
     return (*where, getattr(pool, "service_name", None))
 
 
-def retry_window(client: Any) -> float:
-    """How many seconds the client may go on repeating one command by itself, at the most."""
+def socket_timeout(client: Any) -> float | None:
+    """How long the client listens for one answer; None for as long as it takes."""
     settings = connection_settings(client)
+    if "socket_timeout" in settings:
+        seconds = settings["socket_timeout"]
+    else:
+        seconds = _DEFAULT_TIMEOUTS[isinstance(client, redis.asyncio.Redis | redis.asyncio.RedisCluster)]
+    # redis-py takes whatever it is given; a socket with a limit of 0 does not block at all.
+    return float(seconds) if _is_number(seconds) and seconds > 0 else None
+
+
+def retry_window(client: Any) -> float:
+    """How many seconds the client may go on repeating one command by itself, at the most.
+
+    A client that listens without a limit, that repeats for ever, or whose rules are not redis-py's own counts as an
+    hour.
+    """
+    settings = connection_settings(client)
+    timeout = socket_timeout(client)
+    retries, pause = _repetition(settings, client)
+    if timeout is None or retries is None or pause is None:
+        return _LONGEST_WINDOW
+    connecting = settings.get("socket_connect_timeout")
+    connecting = timeout if not _is_number(connecting) else float(connecting)
+    pool_wait = getattr(getattr(client, "connection_pool", None), "timeout", 0.0)
+    attempts = retries + 1
+    # Each attempt may have to connect first, and connecting is repeated by the same rule.
+    one = timeout + pause + attempts * (connecting + pause) + (pool_wait if _is_number(pool_wait) else 0.0)
+    return min(_LONGEST_WINDOW, attempts * one)
+
+
+def _repetition(settings: dict[str, Any], client: Any) -> tuple[int | None, float | None]:
+    """How often a client repeats a command, and its longest pause; None for what has no known end."""
     retry = settings.get("retry") or getattr(client, "retry", None)
-    retries = max(0, getattr(retry, "_retries", 0))
-    pause = getattr(getattr(retry, "_backoff", None), "_cap", 1.0) or 1.0
-    timeout = settings.get("socket_timeout") or 0.0
-    # redis-py repeats for ever with a negative count, and some of its settings are no numbers: an hour is plenty.
-    return float(min(3600.0, (retries + 1) * (timeout + pause)))
+    if retry is None:
+        return int(bool(settings.get("retry_on_error") or settings.get("retry_on_timeout"))), 0.0
+    if type(retry).call_with_retry not in _KNOWN_RETRIES:
+        return None, None
+    retries, backoff = getattr(retry, "_retries", None), getattr(retry, "_backoff", None)
+    if not isinstance(retries, int) or retries < 0:
+        return None, None
+    if not type(backoff).__module__.startswith("redis."):
+        return retries, None if retries else 0.0
+    longest = getattr(backoff, "_cap", getattr(backoff, "_backoff", None))
+    return retries, float(longest) if _is_number(longest) else None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def close_idle_connections(client: Any) -> None:

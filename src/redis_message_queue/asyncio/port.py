@@ -153,7 +153,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             return error
 
     async def wait(self, bell: str, seconds: float) -> bool:
-        words = ("BLPOP", bell, f"{seconds:.6f}")
+        words = wire.blpop(bell, seconds)
         try:
             if self._packs_by_hand:
                 return await self._exchange(wire.pack_words(words)) is not None

@@ -110,7 +110,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
             return error
 
     async def wait(self, bell: str, seconds: float) -> bool:
-        words = ("BLPOP", bell, f"{seconds:.6f}")
+        words = wire.blpop(bell, seconds)
         try:
             if self._packs_by_hand:
                 return self._exchange(wire.pack_words(words)) is not None
