@@ -115,7 +115,11 @@ TELLINGS: dict[EventOperation, tuple[Telling, ...]] = {
     EventOperation.LEASE_RENEW: (
         Telling("a heartbeat renewed the lease", _SUCCESS, _LEASE),
         Telling("the handler has had its `max_processing_seconds`: the heartbeat ends", _SKIPPED, _LEASE),
-        Telling("the lease could not be renewed in time: the heartbeat ends", _FAILURE, (*_LEASE, *_ERROR)),
+        Telling(
+            "a renewal did not get through: it is tried again at the next interval while the lease lasts",
+            _FAILURE,
+            (*_LEASE, *_ERROR),
+        ),
     ),
     EventOperation.STALE_LEASE_ACK: (
         Telling("the handler returned after its lease was lost; nothing was changed", _SKIPPED, _TIMED),
