@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -85,3 +86,11 @@ def start_server(server_setting: str) -> Iterator[StartServer]:
             return servers.enter_context(EmbeddedRedis(**{"binary": server_setting} | options))
 
         yield start
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """A port where nobody listens, and nobody can while the test runs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])

@@ -16,6 +16,7 @@ import redis.connection
 import redis.retry
 from redis import exceptions
 
+from redis_message_queue.attempt_limits import plain_class
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, LuaScriptError
 from redis_message_queue.protocol.port import Argument, Command
 
@@ -32,7 +33,7 @@ _DEFAULT_TIMEOUTS = {
     False: _default_timeout(redis.connection.AbstractConnection),
     True: _default_timeout(redis.asyncio.connection.AbstractConnection),
 }
-_KNOWN_RETRIES = (redis.retry.Retry.call_with_retry, redis.asyncio.retry.Retry.call_with_retry)
+_KNOWN_RETRIES = (redis.retry.Retry, redis.asyncio.retry.Retry)
 _TRANSIENT_CLASSES = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -212,6 +213,23 @@ def socket_timeout(client: Any) -> float | None:
     return float(seconds) if _is_number(seconds) and seconds > 0 else None
 
 
+def address(client: Any) -> str:
+    """Where the client looks for its server, for people to read: never a user name or a password."""
+    if is_cluster(client):
+        nodes = sorted(getattr(client.nodes_manager, "startup_nodes", {}))
+        return f"cluster {', '.join(nodes[:3])}{', ...' if len(nodes) > 3 else ''}"
+    settings = connection_settings(client)
+    pool: Any = getattr(client, "connection_pool", None)
+    manager = getattr(pool, "sentinel_manager", None)
+    if manager is not None:
+        sentinels = ", ".join(address(sentinel) for sentinel in manager.sentinels)
+        return f"the master {pool.service_name!r} of the sentinels {sentinels}"
+    if settings.get("path"):
+        return str(settings["path"])
+    host = str(settings.get("host", "localhost"))
+    return f"{f'[{host}]' if ':' in host else host}:{settings.get('port', 6379)}"
+
+
 def retry_window(client: Any) -> float:
     """How many seconds the client may go on repeating one command by itself, at the most.
 
@@ -237,7 +255,7 @@ def _repetition(settings: dict[str, Any], client: Any) -> tuple[int | None, floa
     retry = settings.get("retry") or getattr(client, "retry", None)
     if retry is None:
         return int(bool(settings.get("retry_on_error") or settings.get("retry_on_timeout"))), 0.0
-    if type(retry).call_with_retry not in _KNOWN_RETRIES:
+    if plain_class(type(retry)) not in _KNOWN_RETRIES:
         return None, None
     retries, backoff = getattr(retry, "_retries", None), getattr(retry, "_backoff", None)
     if not isinstance(retries, int) or retries < 0:
@@ -292,5 +310,5 @@ def is_plain(client: Any, kind: Any, pools: tuple[type, ...], connections: tuple
         execute.__module__ == kind.__module__
         and type(pool) in pools
         and getattr(pool, "cache", None) is None
-        and pool.connection_class in connections
+        and plain_class(pool.connection_class) in connections
     )

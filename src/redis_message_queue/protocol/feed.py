@@ -78,6 +78,7 @@ class Feed(Outcome):
         *("_done", "_done_since", "_held", "_lock", "_next", "_options", "_times_handlers", "_units", "_waiting"),
         *("ended", "summary"),
     )
+    is_patient = True  # a loop has no time limit
 
     def __init__(self, queue: QueueProtocol, options: RunOptions[Any]) -> None:
         super().__init__(queue)
