@@ -16,6 +16,7 @@ import redis.connection
 import redis.retry
 from redis import exceptions
 
+from redis_message_queue import server_errors
 from redis_message_queue.attempt_limits import plain_class
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, LuaScriptError
 from redis_message_queue.protocol.port import Argument, Command
@@ -40,18 +41,13 @@ _TRANSIENT_CLASSES = (
     exceptions.ReadOnlyError,
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
+    exceptions.MasterDownError,
+    exceptions.NoScriptError,
     exceptions.SlotNotCoveredError,
     ConnectionError,
     TimeoutError,
 )
-_HOPELESS_CLASSES = (exceptions.AuthenticationError, exceptions.AuthorizationError)
-# Redis 6.2 wraps the errors of a script in a plain ResponseError: there the word tells, not the class.
-_TRANSIENT_WORDS = (
-    *("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY", "UNBLOCKED", "NOREPLICAS"),
-    *("non local key", "TTL exhausted"),
-    "cannot be used with replica instances",  # WAIT and WAITAOF, while a failover is under way
-    "Redis Cluster cannot be connected",  # the cluster client found none of its nodes
-)
+_HOPELESS_CLASSES = (exceptions.AuthenticationError, exceptions.AuthorizationError, LuaScriptError)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -62,7 +58,7 @@ def is_transient(error: BaseException) -> bool:
         return True
     # The second is what the cluster client raises by itself, and no RedisError.
     if isinstance(error, exceptions.RedisError | exceptions.RedisClusterException):
-        return any(word in str(error) for word in _TRANSIENT_WORDS)
+        return server_errors.is_transient(str(error))
     return False
 
 
