@@ -13,7 +13,7 @@ import functools
 import math
 import time
 from collections.abc import Iterator
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, ClassVar, Self
 from weakref import ref
@@ -35,7 +35,7 @@ class Limited:
     and must not leave them behind for the user's own commands.
     """
 
-    __slots__ = ("__weakref__", "_token", "read", "repeats", "until")
+    __slots__ = ("__weakref__", "_around", "_known_as", "read", "repeats", "until")
 
     def __init__(self, repeats: bool, until: float, read: float) -> None:
         self.repeats = repeats  # whether the client's own Retry applies
@@ -49,13 +49,17 @@ class Limited:
         return max(_SHORTEST, min(self.read, self.until - time.monotonic()))
 
     def __enter__(self) -> Self:
-        self._token: Token[ref[Limited] | None] = _limits.set(ref(self))
+        known_as: ref[Limited] = ref(self)
+        self._around, self._known_as = _limits.get(), known_as
+        _limits.set(known_as)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _limits.reset(self._token)
+        # Without a token: a task that is thrown away is closed outside of its context, and there is nothing to undo.
+        if _limits.get() is self._known_as:
+            _limits.set(self._around)
 
 
 _limits: ContextVar[ref[Limited] | None] = ContextVar("redis_message_queue_limits", default=None)

@@ -43,7 +43,8 @@ class GatewayOptions:
 
     retry_budget_seconds: Annotated[
         float,
-        "how long a call is repeated after transient errors, counted from its first attempt; 0 for a single attempt",
+        "how long a call is repeated after transient errors, counted from its first attempt; 0 for a single attempt, "
+        "which the client's own `Retry` may repeat",
     ] = DEFAULT_RETRY_BUDGET_SECONDS
     retry_initial_delay_seconds: Annotated[
         float, "the first pause between two attempts; each further one is twice as long, half of it chance"
@@ -55,7 +56,9 @@ class GatewayOptions:
         float, "how long a published deduplication key suppresses its repetition"
     ] = DEFAULT_DEDUPLICATION_SECONDS
     message_wait_interval_seconds: Annotated[
-        float, "how long `process_message()` waits for a message before it gives None; 0 to look once"
+        float,
+        "how long `process_message()` waits for a message before it gives None; 0 to look once. When Redis is out of "
+        "reach it takes the time of one answer longer",
     ] = DEFAULT_WAIT_SECONDS
     message_visibility_timeout_seconds: Annotated[
         float | None,

@@ -254,12 +254,8 @@ class Calls:
         """Make one attempt that is over at the limit, whatever the client would allow."""
         if limit is None:
             return await send()
-        end = AttemptEnd(limit)
-        token = end.begin()
-        try:
+        with AttemptEnd(limit):
             return await send()
-        finally:
-            end.finish(token)
 
     async def converse(
         self, key: str, commands: tuple[tuple[Argument, ...], ...], operation: str, limit: float | None = None

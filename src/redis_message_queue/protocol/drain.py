@@ -117,12 +117,8 @@ async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
             if found.claims:
                 for claim in found.claims:
                     await queue.teller.tell(EventOperation.CLAIM_RECLAIM, claim=claim)
-                end = AttemptEnd(deadline)
-                token = end.begin()
-                try:
+                with AttemptEnd(deadline):
                     await settler.give_back(found.claims, forgiven=True, budget=_left(queue, deadline))
-                finally:
-                    end.finish(token)
             attempt.unsure = False
         finally:
             claimer.release(attempt)

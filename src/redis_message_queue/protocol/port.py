@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import ref
 
@@ -16,25 +17,27 @@ Argument = bytes | str | int
 
 
 class AttemptEnd:
-    """When the attempt that is made now must be over, by the port's clock.
+    """A block in which an attempt must be over at this time, by the port's clock; None: when the client gives up.
 
-    It holds as long as somebody holds it, in a local variable: a Ctrl-C may come before the end is taken back, and
-    must not leave a deadline behind that cuts short whatever this thread does next.
+    It holds as long as somebody holds this object, in a local variable: a Ctrl-C may come before the end is taken back,
+    and must not leave a deadline behind that cuts short whatever this thread does next.
     """
 
-    __slots__ = ("__weakref__", "at")
+    __slots__ = ("__weakref__", "_around", "_known_as", "at")
 
     def __init__(self, at: float | None) -> None:
         self.at = at
 
-    def begin(self) -> Token[ref[AttemptEnd] | None]:
-        """From now on; the token is for `finish`."""
-        return _attempt_end.set(ref(self))
+    def __enter__(self) -> None:
+        self._around, self._known_as = _attempt_end.get(), ref(self)
+        _attempt_end.set(self._known_as)
 
-    @staticmethod
-    def finish(token: Token[ref[AttemptEnd] | None]) -> None:
-        """As before."""
-        _attempt_end.reset(token)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Without a token: a task that is thrown away is closed outside of its context, and there is nothing to undo.
+        if _attempt_end.get() is self._known_as:
+            _attempt_end.set(self._around)
 
 
 _attempt_end: ContextVar[ref[AttemptEnd] | None] = ContextVar("redis_message_queue_attempt_end", default=None)
