@@ -23,24 +23,25 @@ import redis.asyncio
 import redis.asyncio.retry
 import redis.connection
 import redis.retry
-from redis.backoff import NoBackoff
 
 _SHORTEST = 0.001  # seconds: a socket with a limit of 0 would not block at all
 
 
 class Limited:
-    """A block in which the client keeps to the limits of one attempt of ours.
+    """A block in which the client keeps to the limits of one attempt of ours; such blocks are not nested.
 
     They hold as long as somebody holds this object, in a local variable: a Ctrl-C may come before they are taken back,
-    and must not leave them behind for the user's own commands.
+    and must not leave them behind for the user's own commands. The next attempt takes back what is left.
     """
 
-    __slots__ = ("__weakref__", "_around", "_known_as", "read", "repeats", "until")
+    __slots__ = ("__weakref__", "_known_as", "is_timed", "read", "repeats", "until")
 
     def __init__(self, repeats: bool, until: float, read: float) -> None:
         self.repeats = repeats  # whether the client's own Retry applies
         self.until = until  # when the attempt must be over, by the monotonic clock
         self.read = read  # seconds that one read may take, for a client that would listen without a limit
+        self.is_timed = until != math.inf or read != math.inf
+        self._known_as: ref[Limited] = ref(self)
 
     def seconds_left(self) -> float:
         """How long the next step may take."""
@@ -49,17 +50,13 @@ class Limited:
         return max(_SHORTEST, min(self.read, self.until - time.monotonic()))
 
     def __enter__(self) -> Self:
-        known_as: ref[Limited] = ref(self)
-        self._around, self._known_as = _limits.get(), known_as
-        _limits.set(known_as)
+        _limits.set(self._known_as)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Without a token: a task that is thrown away is closed outside of its context, and there is nothing to undo.
-        if _limits.get() is self._known_as:
-            _limits.set(self._around)
+        _limits.set(None)
 
 
 _limits: ContextVar[ref[Limited] | None] = ContextVar("redis_message_queue_limits", default=None)
@@ -75,6 +72,7 @@ class LimitedRetry:
     """Goes before a `Retry` class, sync or async: an attempt of ours is repeated by us, not by the client."""
 
     plain_class: ClassVar[type]
+    _supported_errors: tuple[type[Exception], ...]
 
     def get_retries(self) -> int:
         """How often a command is repeated; the cluster client asks for the number and repeats by itself."""
@@ -88,15 +86,29 @@ class LimitedRetry:
         if running is None:
             return super().call_with_retry(do, fail, *arguments, **options)  # type: ignore[misc]
         if not running.repeats:
-            return self._once().call_with_retry(do, fail, *arguments, **options)
+            return self._once(do, fail, *arguments, **options)
         if running.until != math.inf:
             fail = self._ending(fail, running.until)
         return super().call_with_retry(do, fail, *arguments, **options)  # type: ignore[misc]
 
-    def _once(self) -> Any:
-        errors: Any = getattr(self, "_supported_errors", (Exception,))
-        kind: Any = redis.asyncio.retry.Retry if isinstance(self, redis.asyncio.retry.Retry) else redis.retry.Retry
-        return kind(NoBackoff(), 0, errors)
+    def _once(self, do: Any, fail: Any, is_retryable: Any = None, with_failure_count: bool = False) -> Any:
+        """What redis-py does when it has no retries left, without its preparations for more."""
+        if isinstance(self, redis.asyncio.retry.Retry):
+            return self._once_awaited(do, fail, is_retryable, with_failure_count)
+        try:
+            return do()
+        except self._supported_errors as error:
+            if is_retryable is None or is_retryable(error):
+                fail(error, 1) if with_failure_count else fail(error)
+            raise
+
+    async def _once_awaited(self, do: Any, fail: Any, is_retryable: Any, with_failure_count: bool) -> Any:
+        try:
+            return await do()
+        except self._supported_errors as error:
+            if is_retryable is None or is_retryable(error):
+                await (fail(error, 1) if with_failure_count else fail(error))
+            raise
 
     def _ending(self, fail: Any, until: float) -> Any:
         """The same step after a failure; when the time of the attempt is over it raises, so that nothing follows."""
@@ -122,6 +134,10 @@ class LimitedConnection:
     socket_connect_timeout: float | None
     _sock: Any
     _own_timeouts: tuple[float | None, float | None] | None = None  # while those above are shortened
+
+    def connect(self) -> None:
+        if self._sock is None:  # a pool asks each time; this spares the preparations for a retry
+            super().connect()  # type: ignore[misc]  # of the class that this one goes before
 
     def connect_check_health(self, *arguments: Any, **options: Any) -> None:
         running = running_attempt()
@@ -151,19 +167,22 @@ class LimitedConnection:
             self._sock.settimeout(self.socket_timeout)
 
     def send_packed_command(self, *arguments: Any, **options: Any) -> Any:
-        with self._ending_in_time():
+        running = running_attempt()
+        if running is None or not running.is_timed:
+            return super().send_packed_command(*arguments, **options)  # type: ignore[misc]
+        with self._ending_in_time(running):
             return super().send_packed_command(*arguments, **options)  # type: ignore[misc]
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
-        with self._ending_in_time():
+        running = running_attempt()
+        if running is None or not running.is_timed:
+            return super().read_response(*arguments, **options)  # type: ignore[misc]
+        with self._ending_in_time(running):
             return super().read_response(*arguments, **options)  # type: ignore[misc]
 
-    def _ending_in_time(self) -> contextlib.AbstractContextManager[None]:
-        running, sock = running_attempt(), self._sock
-        if running is None or sock is None:
-            return _NO_LIMIT
-        left = running.seconds_left()
-        if left == math.inf or (self.socket_timeout is not None and left >= self.socket_timeout):
+    def _ending_in_time(self, running: Limited) -> contextlib.AbstractContextManager[None]:
+        left, sock = running.seconds_left(), self._sock
+        if sock is None or (self.socket_timeout is not None and left >= self.socket_timeout):
             return _NO_LIMIT
         return self._shortened(sock, left)
 

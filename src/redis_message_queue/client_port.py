@@ -35,6 +35,7 @@ class ClientPort:
         self.is_cluster = wire.is_cluster(client)
         self._client_retries = client_retries  # whether the client's own Retry is all there is
         self._read_seconds = LISTENING_SECONDS if timeout is None else math.inf
+        self._usual = Limited(client_retries, math.inf, self._read_seconds)
         attempt_limits.limit(client)
 
     @functools.cached_property
@@ -44,6 +45,8 @@ class ClientPort:
     def _attempt(self) -> Limited:
         """A block in which the client keeps to the limits of one attempt of ours."""
         until = attempt_ends_at()
+        if until is None and not self._usual.is_timed:
+            return self._usual
         return Limited(self._client_retries, math.inf if until is None else until, self._read_seconds)
 
     @staticmethod

@@ -109,8 +109,8 @@ def test_a_deadline_in_an_ack_that_fails_is_a_failed_cleanup(shell, proxy, truth
         await queue.publish("message")
         context = queue.process_messages(1) if batch else queue.process_message()
         with pytest.raises(CleanupFailedError) as raised:
-            async with asyncio.timeout(0.15), context:
-                pass
+            async with asyncio.timeout(None) as deadline, context:
+                deadline.reschedule(asyncio.get_running_loop().time() + 0.15)
         return raised.value
 
     error = shell.runner.run(run())
@@ -120,7 +120,7 @@ def test_a_deadline_in_an_ack_that_fails_is_a_failed_cleanup(shell, proxy, truth
         links.append(error)
         error = error.__context__
     expected = TimeoutError if sys.version_info >= (3, 13) else asyncio.CancelledError
-    assert any(isinstance(link, expected) for link in links)
+    assert any(isinstance(link, expected) for link in links), links
     assert truth.processing == (0 if fault.like(CUT_AFTER) else 1)
 
 

@@ -106,6 +106,8 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         with self._attempt() as limits:
+            if not limits.is_timed:
+                return await self._call(command, open_keys, arguments)
             return await self._in_time(limits, self._call(command, open_keys, arguments))
 
     async def _call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
@@ -151,7 +153,8 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             if self._client_retries:
                 reply = await self._repeated(connection, lambda: _ask(connection, packed))
             else:
-                reply = await _ask(connection, packed)
+                await heeding_cancellation(connection.send_packed_command((packed,)))
+                reply = await connection.read_response(disable_decoding=True)
             answered = True
             return reply
         except exceptions.ResponseError:
