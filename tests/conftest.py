@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,3 +91,11 @@ def start_server(server_setting: str) -> Iterator[StartServer]:
             return servers.enter_context(EmbeddedRedis(**usual | options))
 
         yield start
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """A port where nobody listens, and nobody can while the test runs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])

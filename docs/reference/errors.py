@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 
-from docs.reference.markdown import doc, page, prose
+from docs.reference.markdown import doc, page, prose, table
 from redis_message_queue import RedisMessageQueueError, errors
+from redis_message_queue.server_errors import DECISIONS, TRANSIENT_PHRASES
 
 
 def errors_page() -> str:
@@ -21,6 +22,18 @@ def errors_page() -> str:
         "```text\n" + "\n".join(_tree(RedisMessageQueueError)) + "\n```",
         "## What each of them means",
         *(f"### {one.__name__}\n\n{doc(one)}" for one in error_classes()),
+        "## What Redis says, and what is waited for",
+        prose("""
+            A call that gets a transient error is repeated within `retry_budget_seconds`, as one whose connection broke;
+            so is a heartbeat. Any other error is raised at once. What decides is the first word of the reply; one that
+            is not in this table is raised.
+        """),
+        table(
+            ("reply", "waited for", "why"),
+            [(f"`{word}`", "yes" if one.transient else "no", one.reason) for word, one in DECISIONS.items()],
+        ),
+        prose("These texts are waited for as well, whatever their first word is."),
+        table(("text", "why"), [(f"`{phrase}`", reason) for phrase, reason in TRANSIENT_PHRASES.items()]),
     )
 
 

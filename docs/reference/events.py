@@ -14,7 +14,7 @@ FIELD_SENTENCES = {
     "operation": "what was done",
     "outcome": "how it ended",
     "message_id": "which message: 32 hexadecimal digits, the same in all its events",
-    "lease_token_hash": "which lease of it: two deliveries of one message differ here",
+    "lease_token_hash": "which lease of it: two deliveries of one message differ here; none in a queue without leases",
     "delivery_count": "how often the message has been delivered, this time included",
     "attempt": "which failed attempt of this call it was: 1, 2, …",
     "duration_seconds": "how long it took: the publish, the wait for a message, or the time since it was claimed",
@@ -115,7 +115,11 @@ TELLINGS: dict[EventOperation, tuple[Telling, ...]] = {
     EventOperation.LEASE_RENEW: (
         Telling("a heartbeat renewed the lease", _SUCCESS, _LEASE),
         Telling("the handler has had its `max_processing_seconds`: the heartbeat ends", _SKIPPED, _LEASE),
-        Telling("the lease could not be renewed in time: the heartbeat ends", _FAILURE, (*_LEASE, *_ERROR)),
+        Telling(
+            "a renewal did not get through: it is tried again at the next interval while the lease lasts",
+            _FAILURE,
+            (*_LEASE, *_ERROR),
+        ),
     ),
     EventOperation.STALE_LEASE_ACK: (
         Telling("the handler returned after its lease was lost; nothing was changed", _SKIPPED, _TIMED),

@@ -11,7 +11,7 @@ import redis
 
 from docs.reference.markdown import OutOfStep, code, in_step, page, prose, sentence, table
 from redis_message_queue import ConfigurationError, RedisGateway, RedisMessageQueue, options
-from redis_message_queue.options import UNSET, GatewayOptions, OverloadPolicy, QueueOptions
+from redis_message_queue.options import GatewayOptions, OverloadPolicy, QueueOptions
 
 QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
     "The queue and its server": ("name", "client", "gateway", "key_separator", "hash_tag"),
@@ -201,7 +201,7 @@ def _default_of(parameter: inspect.Parameter) -> str:
         return "one of the two"
     if parameter.default is inspect.Parameter.empty:
         return "required"
-    if parameter.default is UNSET:
+    if parameter.default is options.DEFAULT_MAX_DELIVERY_COUNT:
         return f"`{options.DEFAULT_MAX_DELIVERY_COUNT}`; `None` without a visibility timeout"
     return code(_literal(parameter.default))
 

@@ -48,7 +48,8 @@ class ClientGateway(ProcessBound, GatewayContract):
     def _open(self, client: Any, settings: GatewayOptions) -> None:
         wire.refuse_unusable_client(client, asynchronous=self._asynchronous)
         self._options = settings
-        self._port: Port = self._port_class(client)
+        # With a retry budget we repeat what fails; without one that is left to the client.
+        self._port: Port = self._port_class(client, client_retries=settings.retry_budget_seconds == 0)
         self._client = client
         self._stores: dict[tuple[str, str], RedisStore] = {}
 

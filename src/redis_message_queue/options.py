@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from enum import Enum
 from typing import Annotated, Any, Final, Literal, get_args
 
 from redis_message_queue.checks import MILLISECOND, flag, function, lease, number, text, whole_number
@@ -21,18 +20,15 @@ Journal = bool | Literal["payload"]
 _POLICIES: Final = get_args(OverloadPolicy)
 
 
-class Default(Enum):
-    """Stands where the caller said nothing, in places where a spoken default means something else."""
+class ImplicitDefault(int):
+    """A default that differs from the same number given by the caller.
 
-    UNSET = "unset"
-
-    def __repr__(self) -> str:
-        return "<default>"
+    Signatures and `help()` show the plain number; whether the caller gave it is decided by identity.
+    """
 
 
-UNSET: Final = Default.UNSET
 DEFAULT_VISIBILITY_TIMEOUT_SECONDS = 300
-DEFAULT_MAX_DELIVERY_COUNT = 10
+DEFAULT_MAX_DELIVERY_COUNT: Final = ImplicitDefault(10)
 DEFAULT_TRACKING_LENGTH = 1_000
 DEFAULT_DEDUPLICATION_SECONDS = 3600
 DEFAULT_WAIT_SECONDS = 5.0
@@ -47,7 +43,8 @@ class GatewayOptions:
 
     retry_budget_seconds: Annotated[
         float,
-        "how long a call is repeated after transient errors, counted from its first attempt; 0 for a single attempt",
+        "how long a call is repeated after transient errors, counted from its first attempt; 0 for a single attempt, "
+        "which the client's own `Retry` may repeat",
     ] = DEFAULT_RETRY_BUDGET_SECONDS
     retry_initial_delay_seconds: Annotated[
         float, "the first pause between two attempts; each further one is twice as long, half of it chance"
@@ -59,7 +56,9 @@ class GatewayOptions:
         float, "how long a published deduplication key suppresses its repetition"
     ] = DEFAULT_DEDUPLICATION_SECONDS
     message_wait_interval_seconds: Annotated[
-        float, "how long `process_message()` waits for a message before it gives None; 0 to look once"
+        float,
+        "how long `process_message()` waits for a message before it gives None; 0 to look once. When Redis is out of "
+        "reach it takes the time of one answer longer",
     ] = DEFAULT_WAIT_SECONDS
     message_visibility_timeout_seconds: Annotated[
         float | None,
@@ -318,9 +317,9 @@ def client_options(given: Mapping[str, Any]) -> GatewayOptions:
     handed_on = {name: given[name] for name in _GATEWAY_NAMES}
     timeout = given["visibility_timeout_seconds"]
     lease("visibility_timeout_seconds", timeout)
-    if handed_on["max_delivery_count"] is UNSET:
+    if handed_on["max_delivery_count"] is DEFAULT_MAX_DELIVERY_COUNT:
         # A limit that nobody asked for must not forbid at-most-once.
-        handed_on["max_delivery_count"] = None if timeout is None else DEFAULT_MAX_DELIVERY_COUNT
+        handed_on["max_delivery_count"] = None if timeout is None else int(DEFAULT_MAX_DELIVERY_COUNT)
     return GatewayOptions(message_visibility_timeout_seconds=timeout, **handed_on)
 
 
@@ -331,7 +330,7 @@ def refuse_beside_gateway(given: Mapping[str, Any]) -> None:
     usual["max_delivery_count"] = DEFAULT_MAX_DELIVERY_COUNT
     for name in ("visibility_timeout_seconds", *_GATEWAY_NAMES):
         value = given[name]
-        if value is UNSET or value == usual[name]:
+        if value == usual[name]:
             continue
         there = f"message_{name}" if name == "visibility_timeout_seconds" else name
         raise ConfigurationError(

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import re
 import threading
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import redis
 import redis.asyncio
+import redis.asyncio.connection
+import redis.asyncio.retry
+import redis.connection
+import redis.retry
 from redis import exceptions
 
+from redis_message_queue import server_errors
+from redis_message_queue.attempt_limits import plain_class
 from redis_message_queue.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -23,24 +31,32 @@ from redis_message_queue.scripts import all_names
 from redis_message_queue.scripts import script as script_of
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_LONGEST_WINDOW = 3600.0  # seconds that a client without an end to its patience counts as
+
+
+def _default_timeout(connection: Any) -> Any:
+    """What a connection does that is given no socket_timeout: redis-py 8 has a default, 6 and 7 have none."""
+    return inspect.signature(connection.__init__).parameters["socket_timeout"].default
+
+
+_DEFAULT_TIMEOUTS = {
+    False: _default_timeout(redis.connection.AbstractConnection),
+    True: _default_timeout(redis.asyncio.connection.AbstractConnection),
+}
+_KNOWN_RETRIES = (redis.retry.Retry, redis.asyncio.retry.Retry)
 _TRANSIENT_CLASSES = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
     exceptions.ReadOnlyError,
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
+    exceptions.MasterDownError,
+    exceptions.NoScriptError,
     exceptions.SlotNotCoveredError,
     ConnectionError,
     TimeoutError,
 )
-_HOPELESS_CLASSES = (exceptions.AuthenticationError, exceptions.AuthorizationError)
-# Redis 6.2 wraps the errors of a script in a plain ResponseError: there the word tells, not the class.
-_TRANSIENT_WORDS = (
-    *("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY", "UNBLOCKED", "NOREPLICAS"),
-    *("non local key", "TTL exhausted"),
-    "cannot be used with replica instances",  # WAIT and WAITAOF, while a failover is under way
-    "Redis Cluster cannot be connected",  # the cluster client found none of its nodes
-)
+_HOPELESS_CLASSES = (exceptions.AuthenticationError, exceptions.AuthorizationError, LuaScriptError)
 
 
 # How a script says that its user may not do something: Redis 7 and Valkey, and Redis 6.2.
@@ -57,7 +73,7 @@ def is_transient(error: BaseException) -> bool:
         return True
     # The second is what the cluster client raises by itself, and no RedisError.
     if isinstance(error, exceptions.RedisError | exceptions.RedisClusterException):
-        return any(word in str(error) for word in _TRANSIENT_WORDS)
+        return server_errors.is_transient(str(error))
     return False
 
 
@@ -176,6 +192,11 @@ def to_bytes(value: Argument) -> bytes:
     return value.encode() if isinstance(value, str) else b"%d" % value
 
 
+def blpop(bell: str, seconds: float) -> tuple[Argument, ...]:
+    """A BLPOP that ends: a timeout that rounds to 0 would block for ever, so no wait is shorter than a millisecond."""
+    return ("BLPOP", bell, f"{max(seconds, 0.001):.6f}")
+
+
 def words(
     verb: str, head: str, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]
 ) -> tuple[Any, ...]:
@@ -239,15 +260,72 @@ def primary_of(client: Any) -> Any:
     return getattr(getattr(client, "connection_pool", None), "master_address", None)
 
 
-def retry_window(client: Any) -> float:
-    """How many seconds the client may go on repeating one command by itself, at the most."""
+def socket_timeout(client: Any) -> float | None:
+    """How long the client listens for one answer; None for as long as it takes."""
     settings = connection_settings(client)
+    if "socket_timeout" in settings:
+        seconds = settings["socket_timeout"]
+    else:
+        seconds = _DEFAULT_TIMEOUTS[isinstance(client, redis.asyncio.Redis | redis.asyncio.RedisCluster)]
+    # redis-py takes whatever it is given; a socket with a limit of 0 does not block at all.
+    return float(seconds) if _is_number(seconds) and seconds > 0 else None
+
+
+def address(client: Any) -> str:
+    """Where the client looks for its server, for people to read: never a user name or a password."""
+    if is_cluster(client):
+        nodes = sorted(getattr(client.nodes_manager, "startup_nodes", {}))
+        return f"cluster {', '.join(nodes[:3])}{', ...' if len(nodes) > 3 else ''}"
+    settings = connection_settings(client)
+    pool: Any = getattr(client, "connection_pool", None)
+    manager = getattr(pool, "sentinel_manager", None)
+    if manager is not None:
+        sentinels = ", ".join(address(sentinel) for sentinel in manager.sentinels)
+        return f"the master {pool.service_name!r} of the sentinels {sentinels}"
+    if settings.get("path"):
+        return str(settings["path"])
+    host = str(settings.get("host", "localhost"))
+    return f"{f'[{host}]' if ':' in host else host}:{settings.get('port', 6379)}"
+
+
+def retry_window(client: Any) -> float:
+    """How many seconds the client may go on repeating one command by itself, at the most.
+
+    A client that listens without a limit, that repeats for ever, or whose rules are not redis-py's own counts as an
+    hour.
+    """
+    settings = connection_settings(client)
+    timeout = socket_timeout(client)
+    retries, pause = _repetition(settings, client)
+    if timeout is None or retries is None or pause is None:
+        return _LONGEST_WINDOW
+    connecting = settings.get("socket_connect_timeout")
+    connecting = timeout if not _is_number(connecting) else float(connecting)
+    pool_wait = getattr(getattr(client, "connection_pool", None), "timeout", 0.0)
+    attempts = retries + 1
+    # Each attempt may have to connect first, and connecting is repeated by the same rule.
+    one = timeout + pause + attempts * (connecting + pause) + (pool_wait if _is_number(pool_wait) else 0.0)
+    return min(_LONGEST_WINDOW, attempts * one)
+
+
+def _repetition(settings: dict[str, Any], client: Any) -> tuple[int | None, float | None]:
+    """How often a client repeats a command, and its longest pause; None for what has no known end."""
     retry = settings.get("retry") or getattr(client, "retry", None)
-    retries = max(0, getattr(retry, "_retries", 0))
-    pause = getattr(getattr(retry, "_backoff", None), "_cap", 1.0) or 1.0
-    timeout = settings.get("socket_timeout") or 0.0
-    # redis-py repeats for ever with a negative count, and some of its settings are no numbers: an hour is plenty.
-    return float(min(3600.0, (retries + 1) * (timeout + pause)))
+    if retry is None:
+        return int(bool(settings.get("retry_on_error") or settings.get("retry_on_timeout"))), 0.0
+    if plain_class(type(retry)) not in _KNOWN_RETRIES:
+        return None, None
+    retries, backoff = getattr(retry, "_retries", None), getattr(retry, "_backoff", None)
+    if not isinstance(retries, int) or retries < 0:
+        return None, None
+    if not type(backoff).__module__.startswith("redis."):
+        return retries, None if retries else 0.0
+    longest = getattr(backoff, "_cap", getattr(backoff, "_backoff", None))
+    return retries, float(longest) if _is_number(longest) else None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def close_idle_connections(client: Any) -> None:
@@ -290,5 +368,5 @@ def is_plain(client: Any, kind: Any, pools: tuple[type, ...], connections: tuple
         execute.__module__ == kind.__module__
         and type(pool) in pools
         and getattr(pool, "cache", None) is None
-        and pool.connection_class in connections
+        and plain_class(pool.connection_class) in connections
     )

@@ -1,7 +1,6 @@
 """Every test that asks for a shell runs once for each: the body is a coroutine, and this runs it."""
 
 import inspect
-import socket
 import threading
 from collections.abc import Iterator
 
@@ -47,14 +46,6 @@ def shell(
     opened.close()
     beating = [thread for thread in threading.enumerate() if thread.name == "redis-message-queue-heartbeat"]
     assert not beating, "a heartbeat outlived its message"
-
-
-@pytest.fixture
-def dead_port() -> Iterator[int]:
-    """A port where nobody listens, and nobody can while the test runs."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield int(taken.getsockname()[1])
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ class Sleeper:
         self._shell = shell
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(claim, "_SLICE_SECONDS", self.SLICE_SECONDS)
-            client = shell.new_client(socket_timeout=None)  # which would be a limit of its sleep, too
+            client = shell.new_client(socket_timeout=3 * self.SLICE_SECONDS)  # it would be a limit of its sleep, too
             self.queue = shell.queue(name, client=client, **{"wait": self.SLICE_SECONDS} | options)
         assert self.queue.queue._protocol.store.claimer._slice == self.SLICE_SECONDS
 

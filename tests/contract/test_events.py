@@ -128,6 +128,23 @@ async def test_a_lease_is_named_by_a_hash_that_settles_nothing(shell: Shell) -> 
     assert events.all[0].message_id not in (first, second)
 
 
+@pytest.mark.parametrize("lease", [300, None], ids=["leased", "at most once"])
+async def test_only_where_there_is_a_lease_events_name_one(shell: Shell, lease: Any) -> None:
+    """Everything that happens to a claimed message in a queue without leases has no hash."""
+    events = shell.events()
+    settings: dict[str, Any] = {"visibility_timeout_seconds": lease, "max_delivery_count": None}
+    queue = shell.queue(on_event=events.listen, enable_completed_queue=True, wait=0, **settings)
+    for name in ("a", "b", "c"):
+        await queue.publish(name)
+    await take(queue)
+    await fail(queue, ValueError("mine"))
+    async with queue.process_messages(1) as batch:
+        await batch.ack(batch[0])
+    told = [event for event in events.all if event.operation not in ("publish", "claim_empty")]
+    assert {event.operation for event in told} == {"claim", "ack", "completed", "failed", "nack"}
+    assert all((event.lease_token_hash is not None) == (lease is not None) for event in told)
+
+
 # When it is told
 
 

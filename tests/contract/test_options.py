@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import pydoc
 from typing import Any
 
 import pytest
@@ -236,6 +237,7 @@ async def test_defaults_are_as_documented(shell: Shell) -> None:
         "visibility_timeout_seconds": 300,
         "heartbeat_interval_seconds": None,
         "max_processing_seconds": None,
+        "max_delivery_count": 10,
         "max_dead_letter_length": None,
         "max_pending_length": None,
         "pending_overload_policy": "raise",
@@ -255,6 +257,19 @@ async def test_defaults_are_as_documented(shell: Shell) -> None:
         assert gateway[name].default is None, name
     for name in gateway.keys() & queue.keys() - {"max_delivery_count"}:
         assert gateway[name].default == queue[name].default, name
+
+
+async def test_the_default_delivery_limit_is_shown_and_differs_from_a_given_one(shell: Shell) -> None:
+    """`help()` shows 10. Only a limit that the caller gave contradicts at-most-once, the same number too."""
+    queue = shell.module.RedisMessageQueue
+    shown = inspect.signature(queue).parameters["max_delivery_count"]
+    assert str(shown).endswith("= 10")
+    assert "max_delivery_count: 'int | None' = 10" in pydoc.plain(pydoc.render_doc(queue.__init__))
+    shell.queue(visibility_timeout_seconds=None)
+    shell.queue(visibility_timeout_seconds=None, max_delivery_count=None)
+    for given in (10, 3, int("10")):
+        with pytest.raises(ConfigurationError, match=f"max_delivery_count={given}"):
+            shell.queue(visibility_timeout_seconds=None, max_delivery_count=given)
 
 
 async def test_everything_after_the_name_is_given_by_name(shell: Shell) -> None:

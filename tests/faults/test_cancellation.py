@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import random
+import sys
 
 import pytest
 import redis.asyncio
 
-from redis_message_queue import RedisMessageQueue
-from tests.faults.meanwhile import until
-from tests.faults.proxy import CUT_AFTER, delayed
+from redis_message_queue import CleanupFailedError, RedisMessageQueue, client_port
+from tests.faults.meanwhile import PATIENCE_SECONDS, until
+from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, delayed
 from tests.faults.shells import AsyncioShell, OrdinaryAsyncioRedis
 from tests.faults.stepping import Cancellation
 
@@ -91,6 +92,63 @@ def test_cancelling_a_consumer_in_its_ack_finishes_the_ack(shell, proxy, truth, 
     assert shell.runner.run(run())
     assert truth.completed == [b"message"]
     assert truth.is_empty
+
+
+@pytest.mark.parametrize("fault", [BLACK_HOLE, delayed(0.4, CUT_BEFORE), delayed(0.4, CUT_AFTER)], ids=str)
+@pytest.mark.parametrize("times", [1, None], ids=["once", "always"])
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
+def test_a_deadline_in_an_ack_that_fails_is_a_failed_cleanup(shell, proxy, truth, fault, times, batch):
+    """Without a budget the ack has one attempt. What is raised says that it failed, not just that time was up."""
+    for _ in range(times or 0):
+        proxy.meet("settle", fault)
+    if times is None:
+        proxy.always("settle", fault)
+
+    async def run():
+        queue = shell.queue(shell.client(socket_timeout=1), {"retry_budget_seconds": 0})
+        await queue.publish("message")
+        context = queue.process_messages(1) if batch else queue.process_message()
+        with pytest.raises(CleanupFailedError) as raised:
+            async with asyncio.timeout(None) as deadline, context:
+                deadline.reschedule(asyncio.get_running_loop().time() + 0.15)
+        return raised.value
+
+    error = shell.runner.run(run())
+    assert isinstance(error.__cause__, redis.RedisError)
+    links = []
+    while error is not None and error not in links:
+        links.append(error)
+        error = error.__context__
+    expected = TimeoutError if sys.version_info >= (3, 13) else asyncio.CancelledError
+    assert any(isinstance(link, expected) for link in links), links
+    assert truth.processing == (0 if fault.like(CUT_AFTER) else 1)
+
+
+@pytest.mark.parametrize("budget", [0, 0.3])
+@pytest.mark.parametrize("socket_timeout", [None, 0.5])
+def test_cancelling_an_ack_again_and_again_does_not_extend_its_budget(
+    shell, proxy, truth, monkeypatch, budget, socket_timeout
+):
+    """All attempts together have one budget, or the time of one answer, however often the task is cancelled."""
+    monkeypatch.setattr(client_port, "LISTENING_SECONDS", 0.5)
+    proxy.always("settle", BLACK_HOLE)
+
+    async def run():
+        client = shell.client(socket_timeout=socket_timeout)
+        queue = shell.queue(client, {"retry_budget_seconds": budget})
+        await queue.publish("message")
+        consumer = asyncio.ensure_future(handle(queue, []))
+        await asyncio.to_thread(until, lambda: proxy.seen["settle"])
+        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        while not consumer.done() and asyncio.get_running_loop().time() < deadline:
+            consumer.cancel()
+            await asyncio.sleep(0.05)
+        assert consumer.done(), "it goes on trying"
+        with pytest.raises(CleanupFailedError):
+            consumer.result()
+
+    shell.runner.run(run())
+    assert truth.processing == 1
 
 
 def test_cancelling_the_search_for_a_claim_at_every_await_loses_nothing(shell, proxy, truth):

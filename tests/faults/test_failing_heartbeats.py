@@ -2,9 +2,9 @@
 
 import pytest
 
-from redis_message_queue import EventOperation, RedisGateway, RedisMessageQueue
+from redis_message_queue import EventOperation, EventOutcome, RedisGateway, RedisMessageQueue
 from tests.faults.meanwhile import beside, until
-from tests.faults.proxy import BLACK_HOLE, CUT_BEFORE
+from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS
 
 # The way of sending makes no difference to what is tried here, and every test takes a lease.
 pytestmark = pytest.mark.parametrize("shell", ["sync-packed", "asyncio-ordinary"], indirect=True)
@@ -16,18 +16,23 @@ LISTENING_SECONDS = 0.1
 class Holder:
     """A consumer whose renewals are lost, and everything it hears."""
 
-    def __init__(self, shell, lease_seconds=0.5):
-        self.failures, self.events = [], []
+    def __init__(self, shell, lease_seconds=0.5, **gateway):
+        self.failures, self.events, self.lost_renewals = [], [], []
         self.shell = shell
         self.queue = shell.queue(
             shell.client(socket_timeout=LISTENING_SECONDS),
-            {"message_visibility_timeout_seconds": lease_seconds},
+            {"message_visibility_timeout_seconds": lease_seconds} | gateway,
             heartbeat_interval_seconds=0.1,
             on_heartbeat_failure=lambda: self.failures.append("failed"),
-            on_event=lambda event: self.events.append(event.operation),
+            on_event=self._hear,
             enable_completed_queue=True,
             enable_failed_queue=True,
         )
+
+    def _hear(self, event):
+        self.events.append(event.operation)
+        if event.operation == EventOperation.LEASE_RENEW and event.outcome == EventOutcome.FAILURE:
+            self.lost_renewals.append(event.exception_type)
 
     @property
     def lease_lost(self):
@@ -170,4 +175,51 @@ def test_a_handler_that_ends_in_time_acks_in_time(shell, proxy, truth):
     assert EventOperation.ACK in holder.events
     assert holder.failures == []
     assert truth.completed == [b"message"]
+    assert truth.is_empty
+
+
+@pytest.mark.parametrize("fault", [BLACK_HOLE, CUT_BEFORE, CUT_AFTER], ids=str)
+def test_without_a_budget_a_lost_renewal_does_not_end_the_heartbeat(shell, proxy, truth, fault):
+    """It is told of, and the next interval renews: the message stays its holder's for many leases more."""
+    holder = Holder(shell, lease_seconds=5, retry_budget_seconds=0)
+    consumer(truth, 0).publish("message")
+    proxy.meet("renew", PASS, fault, fault, PASS, fault)
+    lost = []
+
+    def busy():
+        lost.append(holder.lease_lost)
+        return proxy.seen["renew"] < 8
+
+    assert shell.process(holder.queue, busy=busy) == b"message"
+    assert len(holder.lost_renewals) >= 3  # on a busy machine one more may be answered too late
+    assert not any(lost)
+    assert holder.failures == []
+    assert holder.events.count(EventOperation.LEASE_RENEW) > len(holder.lost_renewals)
+    assert holder.events.count(EventOperation.ACK) == 1
+    assert truth.is_empty
+
+
+def test_without_a_budget_a_heartbeat_ends_with_its_lease(shell, proxy, truth):
+    """When no renewal got through while the lease lasted, `on_heartbeat_failure` is called, once."""
+    holder = Holder(shell, lease_seconds=0.5, retry_budget_seconds=0)
+    consumer(truth, 0).publish("message")
+    proxy.always("renew", CUT_BEFORE)
+    assert shell.process(holder.queue, busy=lambda: not (holder.failures and holder.lease_lost)) == b"message"
+    assert holder.failures == ["failed"]
+    assert len(holder.lost_renewals) > 1
+
+
+def test_a_budget_shorter_than_the_lease_does_not_end_the_heartbeat(shell, proxy, truth):
+    holder = Holder(shell, lease_seconds=20, retry_budget_seconds=0.05)
+    consumer(truth, 0).publish("message")
+    proxy.always("renew", CUT_BEFORE)
+
+    def busy():
+        if len(holder.lost_renewals) == 2:
+            proxy.relent()
+        return holder.events.count(EventOperation.LEASE_RENEW) < 5
+
+    assert shell.process(holder.queue, busy=busy) == b"message"
+    assert set(holder.lost_renewals) == {"RetryBudgetExhaustedError"}
+    assert holder.failures == []
     assert truth.is_empty

@@ -131,6 +131,7 @@ class MemoryPort:
     """
 
     retry_window = 0.0
+    address = "a memory"
     is_cluster = False
     born_in = 1
 
@@ -170,6 +171,9 @@ class MemoryPort:
     def verbs(self) -> list[str]:
         """What was sent, in order."""
         return [sent.verb for sent in self.sent]
+
+    async def meet(self) -> None:
+        """A memory is always there."""
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         self._note((command, open_keys, arguments))
@@ -296,6 +300,10 @@ class MemoryPort:
             return Answer(await value if inspect.isawaitable(value) else value)
         except Exception as error:
             return Answer(error=error)
+
+    async def shielded(self, cancellations: list[BaseException], work: Coroutine[Any, Any, Any]) -> Any:
+        """Nobody breaks off a single call here."""
+        return await work
 
     async def _point(self, name: str) -> None:
         self.points.append(name)

@@ -187,25 +187,27 @@ def stop_in_the_middle(port: MemoryPort, happens: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("budget", [5.0, 120.0])
-def test_a_heartbeat_stops_trying_when_its_budget_or_its_lease_ends(budget):
-    """At 20 s Redis goes away; the lease was renewed at 10 s, so it surely lasts until 40 s."""
+def test_a_heartbeat_tries_at_each_interval_until_its_lease_ends(budget):
+    """At 20 s Redis goes away; the lease was renewed at 10 s, so it surely lasts until 40 s, whatever the budget is."""
     scene = Scene(retry_budget_seconds=budget)
     handler = Handler(scene.port(dict.fromkeys(range(2, 999), REQUEST)), scene)
     with pytest.raises(Exception, match="could not be acknowledged"), handler.at_work():
         handler.work(19.0)
         handler.work(100.0)
         assert handler.lease_lost
-    assert handler.beats == [RENEWED, GIVEN_UP]
-    assert handler.failures == pytest.approx([min(20.0 + budget, 40.0)], abs=MOMENT)
+    assert handler.beats == [RENEWED, *[GIVEN_UP] * (2 if budget < 20.0 else 1)]
+    assert handler.failures == pytest.approx([40.0], abs=MOMENT)
     assert handler.heartbeat_is_over
 
 
-def test_without_a_budget_a_heartbeat_tries_once():
+def test_without_a_budget_a_heartbeat_tries_once_at_each_interval():
     scene = Scene(retry_budget_seconds=0)
     handler = Handler(scene.port({1: REQUEST}), scene)
     with handler.at_work():
         handler.work(25.0)
-    assert handler.port.verbs() == ["claim", "renew", "settle"]
+        assert not handler.lease_lost
+    assert handler.port.verbs() == ["claim", "renew", "renew", "settle"]
+    assert handler.failures == []
     failed = next(event for event in handler.events if event.operation == EventOperation.LEASE_RENEW)
     assert (failed.outcome, failed.exception_type) == (EventOutcome.FAILURE, Lost.__name__)
 

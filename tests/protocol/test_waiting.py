@@ -210,9 +210,47 @@ def test_what_a_claim_took_in_time_is_found_after_its_deadline():
     scene = Scene()
     publish(scene, "a")
     waiter = Waiter(scene)
-    lost_until(7.0, waiter, REPLY)
+    lost_until(6.0, waiter, REPLY)
     assert waiter.claim(2.0).claims[0].envelope.payload == b"a"
     assert len(set(waiter.claims("call"))) == 1
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(None, 7.0), (1.5, 3.5)], ids=["no socket_timeout", "1.5 s"])
+@pytest.mark.parametrize("kind", [REQUEST, REPLY], ids=str)
+def test_a_claim_ends_in_doubt_one_answer_after_its_deadline(timeout, seconds, kind):
+    """The next claim of the same object asks first what it took; nothing is lost and nothing counted twice."""
+    scene = Scene(retry_budget_seconds=120.0)
+    publish(scene, "a")
+    waiter = Waiter(scene, scene.port(socket_timeout=timeout))
+    lost_until(60.0, waiter, kind)
+    found = waiter.claim(2.0)
+    assert (found.claims, found.in_doubt, waiter.attempt.unsure) == ([], True, True)
+    assert waiter.took <= seconds + MOMENT
+    waiter.claimer.release(waiter.attempt)
+    waiter.port.losses.clear()
+    _, recovered = finish(waiter.claimer.recover(waiter, lambda: False, nobody_listens))
+    assert len(recovered.claims) == (1 if kind is REPLY else 0)
+
+
+def test_a_patient_claim_uses_the_whole_budget():
+    scene = Scene(retry_budget_seconds=30.0)
+    waiter = Waiter(scene)
+    waiter.attempt.patient = True
+    lost_until(200.0, waiter, REQUEST)
+    with pytest.raises(RetryBudgetExhaustedError):
+        waiter.claim(2.0)
+    assert waiter.took == pytest.approx(30.0, abs=6.0)
+
+
+def test_claims_that_end_in_doubt_for_the_whole_budget_are_an_error():
+    scene = Scene(retry_budget_seconds=20.0)
+    waiter = Waiter(scene)
+    lost_until(200.0, waiter, REQUEST)
+    began = waiter.port.now()
+    with pytest.raises(RetryBudgetExhaustedError):
+        while True:
+            assert waiter.claim(2.0).in_doubt
+    assert waiter.port.now() - began == pytest.approx(20.0, abs=8.0)
 
 
 def test_a_consumer_whose_time_is_up_does_not_wait_by_the_bell_once_more():

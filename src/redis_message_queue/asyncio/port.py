@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from redis import exceptions
 
 from redis_message_queue import wire
 from redis_message_queue.asyncio.runtime import AsyncioRuntime
+from redis_message_queue.attempt_limits import Limited
 from redis_message_queue.client_port import ClientPort
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
 from redis_message_queue.protocol.port import Argument, Call, Command
@@ -126,7 +128,41 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         if not self.is_cluster:
             await self._our_client().connection_pool.disconnect(inuse_connections=False)
 
+    async def meet(self) -> None:
+        client = self._our_client()
+        with self._attempt() as limits:
+            if self.is_cluster:
+                await self._in_time(limits, client.initialize())
+                return
+            if not hasattr(client, "connection_pool"):
+                return  # a client of some other kind, whose connections are its own affair
+            try:
+                connection = await self._in_time(limits, self._borrow(client.connection_pool))
+                await client.connection_pool.release(connection)
+            except exceptions.RedisError as error:
+                if not self._has_answered(error):
+                    raise
+
+    async def _in_time(self, limits: Limited, work: Awaitable[T]) -> T:
+        """The work, broken off when the time of this attempt is over."""
+        left = limits.seconds_left()
+        if left == math.inf or (limits.read == math.inf and left >= 2 * self.socket_timeout):
+            return await work  # redis-py's own limits will do
+        try:
+            async with asyncio.timeout(left) as ending:
+                return await work
+        except TimeoutError as error:
+            if ending.expired():
+                raise exceptions.TimeoutError(f"no answer within {left:.3g} s") from error
+            raise
+
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        with self._attempt() as limits:
+            if not limits.is_timed:
+                return await self._call(command, open_keys, arguments)
+            return await self._in_time(limits, self._call(command, open_keys, arguments))
+
+    async def _call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         try:
             try:
                 if self._packs_by_hand:
@@ -169,8 +205,11 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         connection = await self._borrow(pool)
         answered = False
         try:
-            await heeding_cancellation(connection.send_packed_command((packed,)))
-            reply = await connection.read_response(disable_decoding=True)
+            if self._client_retries:
+                reply = await self._repeated(connection, lambda: _ask(connection, packed))
+            else:
+                await heeding_cancellation(connection.send_packed_command((packed,)))
+                reply = await connection.read_response(disable_decoding=True)
             answered = True
             return reply
         except exceptions.ResponseError:
@@ -182,17 +221,16 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
                 await connection.disconnect(nowait=True)
             await pool.release(connection)
 
+    async def _repeated(self, connection: Any, ask: Callable[[], Awaitable[T]]) -> T:
+        """As the client does with its own commands: repeated by the `Retry` that its user gave it."""
+        answer: T = await connection.retry.call_with_retry(ask, lambda error: connection.disconnect(nowait=True))
+        return answer
+
     async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
         if not self._packs_by_hand:
             return await self._call_or_error(first), await self._call_or_error(second)
-        pool = self._our_client().connection_pool
-        connection = await self._borrow(pool)
-        try:
-            answers = await self._talk(connection, (wire.pack(*first), wire.pack(*second)))
-        finally:
-            await pool.release(connection)
-        if wire.any_is_read_only(answers):
-            await pool.disconnect(inuse_connections=False)
+        with self._attempt() as limits:
+            answers = await self._in_time(limits, self._talk_on_one((wire.pack(*first), wire.pack(*second))))
         # A script that the server has forgotten is run again by itself; the other one has had its turn.
         return await self._settled(answers[0], first), await self._settled(answers[1], second)
 
@@ -207,27 +245,35 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         except (exceptions.RedisError, RedisMessageQueueError) as error:
             return error
 
-    async def wait(self, bell: str, seconds: float) -> bool:
-        words = ("BLPOP", bell, f"{seconds:.6f}")
+    async def _talk_on_one(self, packed: Sequence[bytes]) -> list[Any]:
+        """Several commands on one connection of a client that is not a cluster's."""
+        pool = self._our_client().connection_pool
+        connection = await self._borrow(pool)
         try:
-            if self._packs_by_hand:
-                return await self._exchange(wire.pack_words(words)) is not None
-            return await self._execute(*words) is not None
-        except exceptions.ResponseError as error:
-            raise wire.translated(error, "claim") from error
+            answers = await self._talk(connection, packed)
+        finally:
+            await pool.release(connection)
+        if wire.any_is_read_only(answers):
+            await pool.disconnect(inuse_connections=False)
+        return answers
+
+    async def wait(self, bell: str, seconds: float) -> bool:
+        words = wire.blpop(bell, seconds)
+        with self._attempt() as limits:
+            try:
+                if self._packs_by_hand:
+                    return await self._in_time(limits, self._exchange(wire.pack_words(words))) is not None
+                return await self._in_time(limits, self._execute(*words)) is not None
+            except exceptions.ResponseError as error:
+                raise wire.translated(error, "claim") from error
 
     async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         packed = [wire.pack_words(words) for words in commands]
-        if not wire.is_cluster(self._client):
-            pool = self._our_client().connection_pool
-            connection = await self._borrow(pool)
-            try:
-                answers = await self._talk(connection, packed)
-            finally:
-                await pool.release(connection)
-            if wire.any_is_read_only(answers):
-                await pool.disconnect(inuse_connections=False)
-            return wire.with_advice(answers, commands)
+        with self._attempt() as limits:
+            talk = self._talk_to_node(key, packed) if self.is_cluster else self._talk_on_one(packed)
+            return wire.with_advice(await self._in_time(limits, talk), commands)
+
+    async def _talk_to_node(self, key: str, packed: Sequence[bytes]) -> list[Any]:
         await heeding_cancellation(self._our_client().initialize())
         node = self._our_client().get_node_from_key(key)
         connection = node.acquire_connection()
@@ -246,19 +292,29 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         if wire.has_moved(answers):
             await heeding_cancellation(self._our_client().nodes_manager.initialize())
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
-        return wire.with_advice(answers, commands)
+        return answers
 
     async def _talk(self, connection: Any, packed: Sequence[bytes]) -> list[Any]:
         """Several commands on one connection; an answer or an error of each."""
         answers: list[Any] = []
-        try:
+
+        async def ask() -> None:
+            answers.clear()
             await heeding_cancellation(connection.send_packed_command(packed))
             while len(answers) < len(packed):
                 try:
                     answers.append(await connection.read_response(disable_decoding=True))
                 except exceptions.ResponseError as error:
                     answers.append(error)
+
+        try:
+            await (self._repeated(connection, ask) if self._client_retries else ask())
             return answers
         finally:
             if len(answers) < len(packed):
                 await connection.disconnect(nowait=True)
+
+
+async def _ask(connection: Any, packed: bytes) -> Any:
+    await heeding_cancellation(connection.send_packed_command((packed,)))
+    return await connection.read_response(disable_decoding=True)

@@ -20,7 +20,7 @@ from redis_message_queue.errors import PublishNotConfirmedError
 from redis_message_queue.events import QueueEvent
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import UNSET, Default, Journal, OverloadPolicy
+from redis_message_queue.options import Journal, OverloadPolicy
 from redis_message_queue.process_bound import ProcessBound
 from redis_message_queue.protocol.delivery import Delivery, current_message
 from redis_message_queue.protocol.feed import RunOptions, RunSummary
@@ -52,7 +52,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         max_processing_seconds: float | None = None,
         retry_policy: RetryPolicy | None = None,
         on_heartbeat_failure: Callable[[], Any] | None = None,
-        max_delivery_count: int | Default | None = UNSET,
+        max_delivery_count: int | None = options.DEFAULT_MAX_DELIVERY_COUNT,
         max_dead_letter_length: int | None = None,
         max_pending_length: int | None = None,
         max_pending_per_tenant: int | None = None,

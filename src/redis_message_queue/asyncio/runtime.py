@@ -6,10 +6,12 @@ import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from redis_message_queue.local_runtime import LocalRuntime
 from redis_message_queue.protocol.port import Answer, Pause
+
+T = TypeVar("T")
 
 
 class AsyncioRuntime(LocalRuntime):
@@ -33,12 +35,15 @@ class AsyncioRuntime(LocalRuntime):
     async def ask_to_the_end(
         self, cancellations: list[BaseException], function: Callable[..., Any], *arguments: Any
     ) -> Answer[Any]:
-        asked = asyncio.ensure_future(self.ask(function, *arguments))
+        return await self.shielded(cancellations, self.ask(function, *arguments))
+
+    async def shielded(self, cancellations: list[BaseException], work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
         while True:
             try:
-                return await asyncio.shield(asked)
+                return await asyncio.shield(task)
             except asyncio.CancelledError as cancelled:
-                if asked.cancelled():  # not us: the work was cancelled from inside
+                if task.cancelled():  # not us: the work was cancelled from inside
                     raise
                 cancellations.append(cancelled)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
-from redis_message_queue.protocol.port import Argument, Command, Port, StateMissingError
+from redis_message_queue.protocol.port import Argument, AttemptEnd, Command, Port, StateMissingError
 from redis_message_queue.protocol.retry import RetryPlan
 from redis_message_queue.scripts import script
 
@@ -24,6 +24,9 @@ STATE_VERSION = 1  # of everything that is stored; lua/lib/journal.lua compares 
 _DAY_MS = 86_400_000
 _UNREAD = 10  # so many times its length a journal keeps of what an archive has not read
 _NAP_SECONDS = 0.5  # nobody who should stop sleeps longer than this
+_FIRST_CONTACT_SECONDS = 5.0  # a server that was never reached is not waited for any longer
+_SHORTEST_MEETING_SECONDS = 0.25  # so that the last attempt has an error of its own to tell
+_LISTENING_SECONDS = 5.0  # how long one answer is waited for, where the port does not say
 
 
 class Slot:
@@ -92,6 +95,7 @@ class Attempt:
     abandoned: bool = False
     asker: object | None = None  # who is about to find out what it took
     resting: Callable[[bool], None] | None = None  # hears when the attempt only waits, and when no longer
+    patient: bool = False  # whether it may use the whole retry budget, because its caller set no time limit
 
 
 class Calls:
@@ -107,6 +111,8 @@ class Calls:
         # An answer must outlive every repetition of its call: ours, the client's own, and a minute more.
         self.keep_seconds = options.retry_budget_seconds + port.retry_window + 60
         self._keep_ms = int(self.keep_seconds * 1000)
+        self.listening_seconds = port.socket_timeout or _LISTENING_SECONDS  # how long one attempt takes, at the most
+        self.met = self.plan.budget_seconds == 0  # whether Redis was ever reached, where failures are repeated
         self._journal_written = not options.journal
         self._weights_written = not options.tenant_weights
         self._has_called = False  # whether a call was answered before
@@ -114,12 +120,12 @@ class Calls:
         self._free: tuple[int, deque[Slot]] = (0, deque())
         self._handed_over: deque[Attempt] = deque()
 
-    async def open_journal(self) -> None:
+    async def open_journal(self, limit: float | None = None) -> None:
         """See to it that the queue has its journal, before anything happens that belongs there."""
         if not self._journal_written:
-            await self._write_state()
+            await self._write_state(limit)
 
-    async def write_state(self, error: StateMissingError) -> None:
+    async def write_state(self, error: StateMissingError, limit: float | None = None) -> None:
         """Write what a script has missed: at first contact, or because somebody has flushed the server."""
         if not error.names(self.keys.meta):  # of a queue that results are handed to
             raise error
@@ -130,9 +136,9 @@ class Calls:
                 self.keys.prefix,
             )
         self._weights_written = not self.options.tenant_weights
-        await self._write_state()
+        await self._write_state(limit)
 
-    async def _write_state(self) -> None:
+    async def _write_state(self, limit: float | None = None) -> None:
         meta = self.keys.meta
         commands: list[tuple[Argument, ...]] = [
             ("HSETNX", meta, "version", STATE_VERSION),
@@ -144,10 +150,10 @@ class Calls:
             # Numbers of entries begin anew after a flush: the identity tells one journal from the next.
             commands.append(("HSETNX", meta, "journal_identity", self.port.fresh_id().hex()))
             commands.append(("HSET", meta, "journal", payload, *limits))
-        await self.converse(self.keys.pending, tuple(commands), "open the queue")
+        await self.converse(self.keys.pending, tuple(commands), "open the queue", limit)
         self._journal_written = True
 
-    async def write_weights(self) -> None:
+    async def write_weights(self, limit: float | None = None) -> None:
         """Say how many turns tenants have, before this object takes its first one."""
         if self._weights_written:
             return
@@ -157,6 +163,7 @@ class Calls:
             key,
             tuple(("HSET", key, name, weight) if weight > 1 else ("HDEL", key, name) for name, weight in weights),
             "write weights",
+            limit,
         )
         self._weights_written = True
 
@@ -211,6 +218,12 @@ class Calls:
         # Each has a name of its own, not a count: two threads that make one at the same time must not share it.
         return Slot(self.port.slot_name(), process, self.keys, self.options, self._keep_ms)
 
+    async def meet(self, started: float) -> None:
+        """Connect for the first time. What fails here has sent nothing, and is given a few seconds only."""
+        end = started + min(_FIRST_CONTACT_SECONDS, self.plan.budget_seconds)
+        await self.until(max(end, self.port.now() + _SHORTEST_MEETING_SECONDS), self.port.meet)
+        self.met = True
+
     async def call(
         self,
         command: Command,
@@ -219,12 +232,19 @@ class Calls:
         open_keys: tuple[str, ...] = (),
         budget: float | None = None,
         stopped: Callable[[], bool] | None = None,
+        started: float | None = None,
     ) -> Any:
-        """Run a numbered script until its answer arrives, within the retry budget, or until somebody stops us."""
-        started = self.port.now()
+        """Run a numbered script until its answer arrives, within the retry budget, or until somebody stops us.
+
+        The budget counts from ``started``, if this is not the first that is heard of the call.
+        """
+        if started is None:
+            started = self.port.now()
         attempt = 0
         while True:
             try:
+                if not self.met:
+                    await self.meet(started)
                 return await self.port.call(command, open_keys, arguments)
             except StateMissingError as error:
                 await self.write_state(error)
@@ -245,28 +265,55 @@ class Calls:
         """The same until it is answered: a cancellation cuts the call short, so it is sent again under its number.
 
         That is what the numbers are for, and it costs nothing where nobody cancels, unlike a task of its own for
-        each call.
+        each call. However often it is cancelled, all attempts together have one retry budget, and at least the time
+        of one answer. Without a budget there is one attempt, and it has the task: whether it fails must be known.
         """
+        if cancellations is not None and self.plan.budget_seconds == 0:
+            return await self.port.shielded(cancellations, self.call(command, arguments, open_keys=open_keys))
+        started = self.port.now()
         while True:
             try:
-                return await self.call(command, arguments, open_keys=open_keys, budget=budget)
+                return await self.call(command, arguments, open_keys=open_keys, budget=budget, started=started)
             except BaseException as error:
                 if cancellations is None or not self.port.is_cancellation(error):
                     raise
                 cancellations.append(error)
+                patience = max(self.plan.budget_seconds, self.listening_seconds)
+                if self.port.now() - started >= patience:
+                    raise self.exhausted(error, command.script.name, len(cancellations), started) from None
 
-    async def retry(self, send: Callable[[], Awaitable[T]], operation: str, budget: float | None = None) -> T:
-        """The same patience for anything else that may be sent more than once."""
+    async def retry(
+        self,
+        send: Callable[[], Awaitable[T]],
+        operation: str,
+        budget: float | None = None,
+        limit: float | None = None,
+    ) -> T:
+        """The same patience for anything else that may be sent more than once; after ``limit`` there is none."""
         started = self.port.now()
+        if limit is not None:
+            budget = max(0.0, limit - started)
         attempt = 0
         while True:
             try:
-                return await send()
+                if not self.met:
+                    await self.meet(started)
+                return await self.until(limit, send)
             except Exception as error:
                 attempt += 1
                 await self.rest_before_retry(error, operation, attempt, started, budget)
 
-    async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...], operation: str) -> list[Any]:
+    @staticmethod
+    async def until(limit: float | None, send: Callable[[], Awaitable[T]]) -> T:
+        """Make one attempt that is over at the limit, whatever the client would allow."""
+        if limit is None:
+            return await send()
+        with AttemptEnd(limit):
+            return await send()
+
+    async def converse(
+        self, key: str, commands: tuple[tuple[Argument, ...], ...], operation: str, limit: float | None = None
+    ) -> list[Any]:
         """Plain commands that may be sent more than once; what refuses one of them may be over a moment later."""
 
         async def send() -> list[Any]:
@@ -276,7 +323,7 @@ class Calls:
                     raise answer
             return answers
 
-        return await self.retry(send, operation)
+        return await self.retry(send, operation, limit=limit)
 
     async def rest_before_retry(
         self,
@@ -290,16 +337,20 @@ class Calls:
         """Sleep until the next attempt or until somebody stops us, or raise because there is none."""
         if not self.port.is_transient(error) or self.plan.budget_seconds == 0:
             raise error
-        elapsed = self.port.now() - started
-        pause = self.plan.pause(attempt, elapsed, self.port.chance(), budget)
+        if not self.met:
+            budget = min(_FIRST_CONTACT_SECONDS, _FIRST_CONTACT_SECONDS if budget is None else budget)
+        pause = self.plan.pause(attempt, self.port.now() - started, self.port.chance(), budget)
         if pause is None:
-            raise RetryBudgetExhaustedError(
-                f"{operation} got no answer from Redis in {elapsed:.1f} s and {attempt} attempts "
-                f"(last: {type(error).__name__}); its outcome is unknown, and it is safe to call again later "
-                "where deduplication or a lease covers it",
-                operation=operation,
-            ) from error
-        log.warning("%s is sent again: attempt %d ended in %s", operation, attempt, type(error).__name__)
+            raise self.exhausted(error, operation, attempt, started) from error
+        log.warning(
+            "%s: %s failed (%s, redis at %s), retrying in %.3g s (attempt %d)",
+            self.keys.prefix,
+            operation,
+            type(error).__name__,
+            self.port.address,
+            pause,
+            attempt,
+        )
         if stopped is None:
             await self.port.sleep(pause)
             return
@@ -307,3 +358,22 @@ class Calls:
         while pause > 0 and not stopped():
             await self.port.sleep(min(pause, _NAP_SECONDS))
             pause = awake_at - self.port.now()
+
+    def exhausted(
+        self, error: BaseException, operation: str, attempts: int, started: float
+    ) -> RetryBudgetExhaustedError:
+        """What to raise when there is no further attempt."""
+        where, seconds = f"redis at {self.port.address}", self.port.now() - started
+        tried = f"{attempts} attempt{'s' if attempts != 1 else ''}"
+        if not self.met:
+            return RetryBudgetExhaustedError(
+                f"{where} could not be reached in {seconds:.1f} s and {tried} ({type(error).__name__}: {error}); "
+                f"nothing was sent. Check the address, and that the server runs and can be reached from here",
+                operation=operation,
+            )
+        return RetryBudgetExhaustedError(
+            f"{operation} got no answer from {where} in {seconds:.1f} s and {tried} "
+            f"(last: {type(error).__name__}); its outcome is unknown, and it is safe to call again later "
+            "where deduplication or a lease covers it",
+            operation=operation,
+        )

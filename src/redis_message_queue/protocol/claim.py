@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from redis_message_queue.envelope import LAST_FLAGS, Envelope
 from redis_message_queue.errors import RetryBudgetExhaustedError
-from redis_message_queue.protocol.calls import Attempt, Calls, Slot
+from redis_message_queue.protocol.calls import Attempt, Calls, Slot, log
 from redis_message_queue.protocol.port import Call, Command, StateMissingError
 from redis_message_queue.protocol.unsure import UnsureClaims
 from redis_message_queue.scripts import script
 
 # An idle consumer sends a claim and a BLPOP in each slice: two commands a second. A lost token costs one slice.
 _SLICE_SECONDS = 1.0
+
+_SHORTEST_ATTEMPT_SECONDS = 0.02  # with less time left than this nothing is sent any more
 
 # What the script should know of where a claim comes from.
 _FRESH, _WOKEN, _ON_WATCH = 0, 1, 2
@@ -104,7 +107,7 @@ class Found:
     again: bool = False
     wake_after: float | None = None
     recovered: bool = False
-    in_doubt: bool = False  # somebody stopped us before Redis could be asked
+    in_doubt: bool = False  # it ended before Redis could be asked: by its time limit, or because somebody stopped us
 
 
 News = Callable[[Found], Awaitable[None]]
@@ -118,6 +121,7 @@ class Claimer:
         self._calls = calls
         self.unsure = UnsureClaims(calls)
         self._ring = Command(script("ring"), (calls.keys.bell,))
+        self._failing_since: float | None = None  # since when no claim has had an answer
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
         self._slice = _SLICE_SECONDS if timeout is None else min(_SLICE_SECONDS, 0.8 * timeout)
@@ -148,12 +152,22 @@ class Claimer:
             attempt.abandoned = True
             self._calls.give_back(attempt.slot)
 
+    def limit(self, deadline: float) -> float:
+        """When a claim must be over whose wait ends at the deadline: it may take the time of one answer longer."""
+        return deadline + self._calls.listening_seconds
+
     async def recover(
-        self, asker: object, stopped: Callable[[], bool], told: Told, budget: float | None = None
+        self,
+        asker: object,
+        stopped: Callable[[], bool],
+        told: Told,
+        budget: float | None = None,
+        limit: float | None = None,
     ) -> tuple[Attempt, Found] | None:
         """Ask one unsure claim what it took; None when there is none that nobody else asks.
 
-        It stays on the list until its message has a handler or turns out not to exist.
+        It stays on the list until its message has a handler or turns out not to exist. At the ``limit`` it ends in
+        doubt.
         """
         attempt = self.unsure.next_for(asker)
         if attempt is None:
@@ -161,7 +175,7 @@ class Claimer:
         # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
         question = (attempt.call, 0, 0, _FRESH)
         try:
-            found = await self._send(attempt.slot, question, None, stopped, told, None, budget)
+            found = await self._send(attempt.slot, question, None, stopped, told, None, budget, limit)
         except BaseException:
             attempt.asker = None
             raise
@@ -181,12 +195,24 @@ class Claimer:
     ) -> Found:
         """Take up to ``count`` messages, waiting for the first if need be; none means that there was none to be had.
 
+        A caller that waits for so long does not wait much longer for a Redis that cannot be reached: then the claim
+        ends in doubt, until no claim has had an answer for the whole retry budget. One that is ``patient`` repeats for
+        that long each time.
+
         ``news`` hears of dead letters as soon as an answer names them: the wait may go on for long after that.
         """
-        await self._calls.open_journal()
-        await self._calls.write_weights()
         port, slot = self._calls.port, attempt.slot
         deadline = port.now() + wait_seconds
+        limit = None if attempt.patient else self.limit(deadline)
+        try:
+            await self._calls.open_journal(limit)
+            await self._calls.write_weights(limit)
+        except RetryBudgetExhaustedError:
+            if self._failing_since is None:
+                self._failing_since = deadline - wait_seconds
+            if limit is None or port.now() < limit or self._is_given_up():
+                raise
+            return Found(in_doubt=True)
         woken = _FRESH
         untold = Found()
         while not stopped():
@@ -194,9 +220,8 @@ class Claimer:
             slice_us = int(max(0.0, min(left, self._slice)) * 1_000_000)
             attempt.call = slot.next_call()
             attempt.unsure = True
-            found = await self._send(
-                slot, (attempt.call, count, slice_us, woken), deadline if wait_seconds else None, stopped, told, rider
-            )
+            asked = (attempt.call, count, slice_us, woken)
+            found = await self._send(slot, asked, deadline if wait_seconds else None, stopped, told, rider, limit=limit)
             if found.dead or found.trim_error is not None:
                 if news is not None:
                     await news(found)
@@ -207,6 +232,9 @@ class Claimer:
             if found.claims:
                 return found
             attempt.unsure = found.in_doubt
+            if found.in_doubt:
+                untold.in_doubt = True
+                return untold
             if found.again:
                 continue
             left = deadline - port.now()
@@ -217,16 +245,16 @@ class Claimer:
                 rider = None
             woken = _WOKEN if found.wake_after is None else _ON_WATCH
             pause = min(left, self._slice if found.wake_after is None else found.wake_after)
-            if await self._rest(attempt, pause) and stopped():
+            if await self._rest(attempt, pause, limit) and stopped():
                 await self.ring()
         return untold
 
-    async def _rest(self, attempt: Attempt, seconds: float) -> bool:
+    async def _rest(self, attempt: Attempt, seconds: float, limit: float | None) -> bool:
         if attempt.resting is None:
-            return await self._sleep_by_the_bell(seconds)
+            return await self._sleep_by_the_bell(seconds, limit)
         attempt.resting(True)
         try:
-            return await self._sleep_by_the_bell(seconds)
+            return await self._sleep_by_the_bell(seconds, limit)
         finally:
             attempt.resting(False)
 
@@ -248,45 +276,94 @@ class Claimer:
         told: Told,
         rider: Rider | None,
         budget: float | None = None,
+        limit: float | None = None,
     ) -> Found:
-        """One claim, repeated under its number. After the deadline it only asks what it took in time."""
-        port = self._calls.port
+        """One claim, repeated under its number. After the deadline it only asks what it took in time.
+
+        At the limit it ends without an answer: in doubt, so that the next claim or a drain asks again.
+        """
+        calls, port = self._calls, self._calls.port
         started, tries = port.now(), 0
         while True:
             sent_at = port.now() if tries else started
             call, count, _, woken = arguments
             try:
-                if rider is None or rider.settled is not None:
-                    reply = await port.call(slot.claim, (), arguments)
+                if not calls.met:
+                    await calls.meet(started)
+                # The first has begun in time, and the client gives up in time.
+                if tries == 0 and calls.plan.budget_seconds > 0:
+                    found = await self._ask(slot, arguments, rider, sent_at)
                 else:
-                    answer, reply = await port.call_both(rider.call, (slot.claim, (), arguments))
-                    rider.answer(answer)
-                    if isinstance(reply, Exception):
-                        raise reply
-                found = _read(reply, sent_at, slot.nonce_of(call))
+                    found = await calls.until(limit, partial(self._ask, slot, arguments, rider, sent_at))
+                self._failing_since = None
                 if count == 0 and not found.claims and woken != _FRESH:
                     await self.ring()  # the token was taken and nobody looked for its work
                 return found
             except StateMissingError as error:
-                await self._calls.write_state(error)
+                await calls.write_state(error, limit)
                 continue
             except Exception as error:
                 tries += 1
-                if port.is_transient(error) and self._calls.plan.budget_seconds > 0:
+                transient = port.is_transient(error) and calls.plan.budget_seconds > 0
+                if transient:
+                    self._failing_since = started if self._failing_since is None else self._failing_since
                     await told(error, tries)
                 if count == 0 and stopped() and port.is_transient(error):
                     return Found(in_doubt=True)
-                await self._calls.rest_before_retry(error, "claim", tries, started, budget, stopped)
+                ending = budget
+                if transient and limit is not None:
+                    left = limit - port.now()
+                    if left < _SHORTEST_ATTEMPT_SECONDS:
+                        return self._in_doubt(error, tries, started)
+                    # Half of the time that is left at the most, so that there is an attempt shortly before its end.
+                    longest = port.now() - started + left / 2
+                    ending = longest if budget is None else min(budget, longest)
+                await calls.rest_before_retry(error, "claim", tries, started, ending, stopped)
             if stopped() or (deadline is not None and port.now() >= deadline):
                 arguments = (call, 0, 0, woken)
 
-    async def _sleep_by_the_bell(self, seconds: float) -> bool:
+    async def _ask(
+        self, slot: Slot, arguments: tuple[bytes, int, int, int], rider: Rider | None, sent_at: float
+    ) -> Found:
+        """One attempt; a rider that has no answer yet goes with it."""
+        port = self._calls.port
+        if rider is None or rider.settled is not None:
+            reply = await port.call(slot.claim, (), arguments)
+        else:
+            answer, reply = await port.call_both(rider.call, (slot.claim, (), arguments))
+            rider.answer(answer)
+            if isinstance(reply, Exception):
+                raise reply
+        return _read(reply, sent_at, slot.nonce_of(arguments[0]))
+
+    def _in_doubt(self, error: Exception, tries: int, started: float) -> Found:
+        """The time of a claim is over and Redis out of reach: nobody knows what it took. At some point, say so."""
+        if self._is_given_up():
+            raise self._calls.exhausted(error, "claim", tries, self._failing_since or started) from error
+        calls = self._calls
+        log.warning(
+            "%s: claim got no answer in its time (%s, redis at %s); the next one or a drain finds what it took",
+            calls.keys.prefix,
+            type(error).__name__,
+            calls.port.address,
+        )
+        return Found(in_doubt=True)
+
+    def _is_given_up(self) -> bool:
+        """Whether no claim has had an answer for the whole retry budget, or Redis was never reached at all."""
+        calls = self._calls
+        if not calls.met:
+            return True
+        since = self._failing_since
+        return since is not None and calls.port.now() - since >= calls.plan.budget_seconds
+
+    async def _sleep_by_the_bell(self, seconds: float, limit: float | None) -> bool:
         """Every return from here is followed by a claim, so an error costs no more than a lost token."""
         port = self._calls.port
         if seconds <= 0:
             return False
         try:
-            return await port.wait(self._calls.keys.bell, seconds)
+            return await self._calls.until(limit, partial(port.wait, self._calls.keys.bell, seconds))
         except Exception as error:
             if not port.is_transient(error):
                 raise

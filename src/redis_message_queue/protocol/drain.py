@@ -10,6 +10,7 @@ from redis_message_queue.errors import QueueDrainedError, RetryBudgetExhaustedEr
 from redis_message_queue.events import EventOperation
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.protocol.intake import log_dead
+from redis_message_queue.protocol.port import AttemptEnd
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -106,17 +107,20 @@ async def _give_back_one(queue: QueueProtocol, deadline: float | None) -> bool:
     claimer, settler = queue.store.claimer, queue.store.settler
     entry = queue.gate.enter()
     try:
-        recovered = await claimer.recover(entry, _never, _unheard, _left(queue, deadline))
+        recovered = await claimer.recover(entry, _never, _unheard, _left(queue, deadline), deadline)
         if recovered is None:
             await queue.port.sleep(_LOOK_AGAIN_SECONDS)  # somebody else is asking
             return True
         attempt, found = recovered
         log_dead(found)
         try:
+            if found.in_doubt:  # the time of this drain is over
+                return False
             if found.claims:
                 for claim in found.claims:
                     await queue.teller.tell(EventOperation.CLAIM_RECLAIM, claim=claim)
-                await settler.give_back(found.claims, forgiven=True, budget=_left(queue, deadline))
+                with AttemptEnd(deadline):
+                    await settler.give_back(found.claims, forgiven=True, budget=_left(queue, deadline))
             attempt.unsure = False
         finally:
             claimer.release(attempt)

@@ -106,6 +106,7 @@ class Feed(Outcome):
         *("_redelivered", "_returned", "_returning", "_times_handlers", "_trouble", "_units", "_waiting"),
         *("ended", "summary"),
     )
+    is_patient = True  # a loop has no time limit
 
     keeps_failures = True
 

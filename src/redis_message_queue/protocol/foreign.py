@@ -29,6 +29,7 @@ class ForeignAttempt(Attempt):
     def __init__(self) -> None:
         self.unsure = False
         self.resting = None
+        self.patient = False
 
 
 class ForeignClaim(Claim):
@@ -131,8 +132,16 @@ class ForeignClaimer:
     def release(self, attempt: Attempt) -> None:
         return
 
+    def limit(self, deadline: float) -> float:
+        return deadline
+
     async def recover(
-        self, asker: object, stopped: Callable[[], bool], told: Told, budget: float | None = None
+        self,
+        asker: object,
+        stopped: Callable[[], bool],
+        told: Told,
+        budget: float | None = None,
+        limit: float | None = None,
     ) -> tuple[Attempt, Found] | None:
         return None
 

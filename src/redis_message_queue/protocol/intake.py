@@ -46,6 +46,7 @@ class Intake:
         "queue",
         "settled",
     )
+    is_patient = False  # whether a claim may use the whole retry budget, because nobody waits for its end
 
     def __init__(self, queue: QueueProtocol) -> None:
         self.queue = queue
@@ -113,11 +114,13 @@ class Intake:
         # A claim that is on its way may take a message: a drain waits until its outcome is known or on the list.
         entry = queue.gate.enter()
         try:
-            started = queue.port.now() if queue.teller.wanted else 0.0
-            found = await self._ask_unsure_claims(count, started)
+            started = queue.port.now()
+            found = await self._ask_unsure_claims(count, wait_seconds, started) if claimer.unsure else None
             if found is None:
                 self.attempt = claimer.attempt()
                 self.attempt.resting = partial(queue.gate.rest, entry)
+                self.attempt.patient = self.is_patient
+                wait_seconds = max(0.0, wait_seconds - (queue.port.now() - started)) if wait_seconds else 0.0
                 found = await claimer.claim(
                     self.attempt, wait_seconds, self.is_stopped, self._tell_retry, count, rider, self._tell_dead
                 )
@@ -134,11 +137,12 @@ class Intake:
         finally:
             queue.gate.leave(entry)
 
-    async def _ask_unsure_claims(self, count: int, started: float) -> Found | None:
+    async def _ask_unsure_claims(self, count: int, wait_seconds: float, started: float) -> Found | None:
         """What a claim took whose answer nobody saw; for a stopped consumer too, because it is no fresh work."""
         claimer, settler = self.queue.store.claimer, self.queue.store.settler
+        limit = None if self.is_patient else claimer.limit(started + wait_seconds)
         while claimer.unsure:
-            recovered = await claimer.recover(self, self.is_stopped, self._tell_retry)
+            recovered = await claimer.recover(self, self.is_stopped, self._tell_retry, limit=limit)
             if recovered is None:
                 return None
             self.attempt, found = recovered
@@ -266,7 +270,7 @@ class Intake:
             if claim.reclaimed or found.recovered:
                 await tell(EventOperation.CLAIM_RECLAIM, claim=claim)
             await tell(EventOperation.CLAIM, claim=claim, duration_seconds=waited)
-        if not found.claims and not found.recovered:
+        if not (found.claims or found.recovered or found.in_doubt):
             await tell(EventOperation.CLAIM_EMPTY, EventOutcome.SKIPPED, duration_seconds=waited)
 
     async def _tell_retry(self, error: Exception, tries: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.options import QueueOptions
 from redis_message_queue.protocol.claim import Claim
@@ -107,7 +108,10 @@ class Lease:
 
 
 class Heartbeat:
-    """Renews leases until it is told to stop, all are lost or settled, or the handler has had its time."""
+    """Renews leases until it is told to stop, all are lost or settled, or the handler has had its time.
+
+    A renewal that does not get through is tried again at the next interval, as long as a lease lasts.
+    """
 
     def __init__(self, lease: Lease, renew: Renew, options: QueueOptions, teller: Teller) -> None:
         self._lease = lease
@@ -147,11 +151,18 @@ class Heartbeat:
             budget = max(0.0, min(lease.left(claim) for claim in claims))
             renewed = await self._renew(claims, budget, lambda: lease.over)
         except Exception as error:
+            goes_on = self._may_get_through(error) and any(lease.left(claim) > 0 for claim in claims)
             if not await pause(0):
-                log.warning("a heartbeat could not renew its lease: %s", named(error))
+                log.warning(
+                    "%s: a lease could not be renewed (%s); %s",
+                    self._teller.queue,
+                    named(error),
+                    "the next heartbeat tries again" if goes_on else "its heartbeat ends",
+                )
                 await self._tell(claims, EventOperation.LEASE_RENEW, EventOutcome.FAILURE, error)
-                await self._say_failed()
-            return lease.stays_open
+                if not goes_on:
+                    await self._say_failed()
+            return goes_on or lease.stays_open
         kept = [claim for claim, is_ours in zip(claims, renewed, strict=True) if is_ours]
         lease.renewed(kept, sent_at)
         await self._tell(kept, EventOperation.LEASE_RENEW)
@@ -160,6 +171,10 @@ class Heartbeat:
             still_held = set(lease.held).difference(kept)
             await self._lose([claim for claim in claims if claim in still_held])
         return bool(kept) or lease.may_hold_more
+
+    def _may_get_through(self, error: Exception) -> bool:
+        """Whether another renewal could succeed where this one did not."""
+        return isinstance(error, RetryBudgetExhaustedError) or self._lease.port.is_transient(error)
 
     async def _lose(self, claims: Sequence[Claim]) -> None:
         for claim in claims:

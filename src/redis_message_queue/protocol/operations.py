@@ -120,16 +120,19 @@ class Operations:
 
     async def _recover(self, store: RedisStore) -> Claim | None:
         """A message that an earlier call took and nobody saw."""
+        limit = store.claimer.limit(self._port.now() + self._options.message_wait_interval_seconds)
         while store.claimer.unsure:
-            recovered = await store.claimer.recover(self, _never, _unheard)
+            recovered = await store.claimer.recover(self, _never, _unheard, limit=limit)
             if recovered is None:
                 return None
             attempt, found = recovered
             log_dead(found)
-            attempt.unsure = False
+            attempt.unsure = found.in_doubt
             store.claimer.release(attempt)
             if found.claims:
                 return found.claims[0]
+            if found.in_doubt:
+                return None
         return None
 
     async def _claim(self, store: RedisStore) -> Claim | None:

@@ -4,14 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar, cast
+from weakref import ref
 
 from redis_message_queue.errors import LuaScriptError
 from redis_message_queue.scripts import Script
 
 T = TypeVar("T")
 Argument = bytes | str | int
+
+
+class AttemptEnd:
+    """A block in which an attempt must be over at this time, by the port's clock; None: when the client gives up.
+
+    It holds as long as somebody holds this object, in a local variable: a Ctrl-C may come before the end is taken back,
+    and must not leave a deadline behind that cuts short whatever this thread does next.
+    """
+
+    __slots__ = ("__weakref__", "_around", "_known_as", "at")
+
+    def __init__(self, at: float | None) -> None:
+        self.at = at
+
+    def __enter__(self) -> None:
+        self._around, self._known_as = _attempt_end.get(), ref(self)
+        _attempt_end.set(self._known_as)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Without a token: a task that is thrown away is closed outside of its context, and there is nothing to undo.
+        if _attempt_end.get() is self._known_as:
+            _attempt_end.set(self._around)
+
+
+_attempt_end: ContextVar[ref[AttemptEnd] | None] = ContextVar("redis_message_queue_attempt_end", default=None)
+
+
+def attempt_ends_at() -> float | None:
+    """The end of the attempt that is made now; None: what the client allows."""
+    known = _attempt_end.get()
+    end = None if known is None else known()
+    return None if end is None else end.at
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +139,9 @@ class Runtime(Protocol):
     ) -> Answer[Any]:
         """The same, and a cancellation is noted and does not stop it."""
 
+    async def shielded(self, cancellations: list[BaseException], work: Coroutine[Any, Any, T]) -> T:
+        """The work to its end; a cancellation is noted and does not stop it."""
+
     def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> Sidecar: ...
 
     def lock(self) -> AbstractContextManager[Any]:
@@ -132,11 +172,18 @@ class Runtime(Protocol):
 class Port(Runtime, Protocol):
     """A runtime with Redis at its end."""
 
-    socket_timeout: float | None  # how long the client listens for one answer
     retry_window: float  # how long the client itself may go on repeating a command
     born_in: int  # the process that made it
     decodes: bool  # whether its user wants text instead of bytes
     is_cluster: bool  # whether keys of one script must share a slot
+
+    @property
+    def address(self) -> str:
+        """Where Redis is, for people to read."""
+
+    @property
+    def socket_timeout(self) -> float | None:
+        """How long one answer is waited for."""
 
     def reaches_the_same(self, other: Port) -> bool | None:
         """Whether the other one's keys are where ours are, as far as that is known; None if it has to be tried."""
@@ -149,6 +196,9 @@ class Port(Runtime, Protocol):
 
     def inherit(self) -> None:
         """Asked in a process that has this port from its parent or a snapshot: refuse, if it cannot be used there."""
+
+    async def meet(self) -> None:
+        """Connect, and send nothing of a queue's; raises where Redis cannot be reached."""
 
     async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         """Run a script once."""

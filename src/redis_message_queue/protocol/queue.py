@@ -36,7 +36,8 @@ class QueueProtocol:
         self.store = store
         self.message_class = message_class
         self.port = store.port
-        self.teller = Teller(options.name, options.on_event, store.port)
+        leased = store.options.message_visibility_timeout_seconds is not None
+        self.teller = Teller(options.name, options.on_event, store.port, leased=leased)
         keys = store.keys
         self.completed = self.failed = None
         if options.enable_completed_queue:

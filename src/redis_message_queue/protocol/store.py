@@ -59,8 +59,16 @@ class Claims(Protocol):
 
     def release(self, attempt: Attempt) -> None: ...
 
+    def limit(self, deadline: float) -> float:
+        """When a claim must be over whose wait ends at the deadline."""
+
     async def recover(
-        self, asker: object, stopped: Callable[[], bool], told: Told, budget: float | None = None
+        self,
+        asker: object,
+        stopped: Callable[[], bool],
+        told: Told,
+        budget: float | None = None,
+        limit: float | None = None,
     ) -> tuple[Attempt, Found] | None: ...
 
     async def claim(

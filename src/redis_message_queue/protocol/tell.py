@@ -20,8 +20,11 @@ log = logging.getLogger("redis_message_queue")
 class Teller:
     """Builds events and hands them to the user's callback, whose mistakes stay its own."""
 
-    def __init__(self, queue: str, on_event: Callable[[QueueEvent], Any] | None, port: Runtime) -> None:
+    def __init__(
+        self, queue: str, on_event: Callable[[QueueEvent], Any] | None, port: Runtime, *, leased: bool = True
+    ) -> None:
         self.queue = queue
+        self._leased = leased  # without leases there is none to name
         self.wanted = on_event is not None
         self._on_event = on_event
         self._port = port
@@ -41,7 +44,8 @@ class Teller:
         if claim is not None:
             details["message_id"] = claim.message_id
             details["delivery_count"] = claim.delivery_count
-            details["lease_token_hash"] = None if claim.lease_token is None else token_hash(claim.lease_token)
+            if self._leased and claim.lease_token is not None:
+                details["lease_token_hash"] = token_hash(claim.lease_token)
         event = QueueEvent(
             queue=self.queue,
             operation=operation,

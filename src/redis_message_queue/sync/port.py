@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import redis
@@ -16,6 +16,8 @@ from redis_message_queue.errors import RedisMessageQueueError
 from redis_message_queue.identity import after_fork, free_if_orphaned
 from redis_message_queue.protocol.port import Argument, Call, Command
 from redis_message_queue.sync.runtime import BlockingRuntime
+
+T = TypeVar("T")
 
 
 class BlockingPort(ClientPort, BlockingRuntime):
@@ -29,8 +31,8 @@ class BlockingPort(ClientPort, BlockingRuntime):
         redis.UnixDomainSocketConnection,
     )
 
-    def __init__(self, client: Any, *, pack_by_hand: bool = True) -> None:
-        super().__init__(client, pack_by_hand=pack_by_hand)
+    def __init__(self, client: Any, *, pack_by_hand: bool = True, client_retries: bool = False) -> None:
+        super().__init__(client, pack_by_hand=pack_by_hand, client_retries=client_retries)
         _ports.add(self)
 
     def inherit(self) -> None:
@@ -46,19 +48,31 @@ class BlockingPort(ClientPort, BlockingRuntime):
         if not self.is_cluster:
             wire.close_idle_connections(self._client)
 
-    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
-        try:
+    async def meet(self) -> None:
+        if self.is_cluster or not hasattr(self._client, "connection_pool"):
+            return  # it was reached when the client was made, or its connections are its own affair
+        with self._attempt():
             try:
-                if self._packs_by_hand:
-                    return self._exchange(wire.pack(command, open_keys, arguments))
-                return self._execute(*wire.words("EVALSHA", command.script.sha, command, open_keys, arguments))
-            except exceptions.NoScriptError:
-                # EVAL runs it and leaves it in the cache of just the node that it was wanted on.
-                return self._execute(*wire.words("EVAL", command.script.source, command, open_keys, arguments))
-        except exceptions.ResponseError as error:
-            if wire.is_read_only(error):
-                wire.close_idle_connections(self._client)
-            raise wire.translated(error, command.script.name) from error
+                pool = self._client.connection_pool
+                pool.release(self._connection_of(pool))
+            except exceptions.RedisError as error:
+                if not self._has_answered(error):
+                    raise
+
+    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        with self._attempt():
+            try:
+                try:
+                    if self._packs_by_hand:
+                        return self._exchange(wire.pack(command, open_keys, arguments))
+                    return self._execute(*wire.words("EVALSHA", command.script.sha, command, open_keys, arguments))
+                except exceptions.NoScriptError:
+                    # EVAL runs it and leaves it in the cache of just the node that it was wanted on.
+                    return self._execute(*wire.words("EVAL", command.script.source, command, open_keys, arguments))
+            except exceptions.ResponseError as error:
+                if wire.is_read_only(error):
+                    wire.close_idle_connections(self._client)
+                raise wire.translated(error, command.script.name) from error
 
     def _execute(self, *words: Any) -> Any:
         """A command by the client's own way, for a client that is not plain."""
@@ -83,8 +97,11 @@ class BlockingPort(ClientPort, BlockingRuntime):
         connection = self._connection_of(pool)
         answered = False
         try:
-            connection.send_packed_command((packed,))
-            reply = connection.read_response(disable_decoding=True)
+            if self._client_retries:
+                reply = self._repeated(connection, lambda: _ask(connection, packed))
+            else:
+                connection.send_packed_command((packed,))
+                reply = connection.read_response(disable_decoding=True)
             answered = True
             return reply
         except exceptions.ResponseError:
@@ -96,10 +113,16 @@ class BlockingPort(ClientPort, BlockingRuntime):
                 connection.disconnect()
             pool.release(connection)
 
+    def _repeated(self, connection: Any, ask: Callable[[], T]) -> T:
+        """As the client does with its own commands: repeated by the `Retry` that its user gave it."""
+        answer: T = connection.retry.call_with_retry(ask, lambda error: connection.disconnect(error))
+        return answer
+
     async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
         if not self._packs_by_hand:
             return await self._call_or_error(first), await self._call_or_error(second)
-        answers = self._talk(self._client.connection_pool, (wire.pack(*first), wire.pack(*second)))
+        with self._attempt():
+            answers = self._talk(self._client.connection_pool, (wire.pack(*first), wire.pack(*second)))
         # A script that the server has forgotten is run again by itself; the other one has had its turn.
         return await self._settled(answers[0], first), await self._settled(answers[1], second)
 
@@ -115,16 +138,18 @@ class BlockingPort(ClientPort, BlockingRuntime):
             return error
 
     async def wait(self, bell: str, seconds: float) -> bool:
-        words = ("BLPOP", bell, f"{seconds:.6f}")
-        try:
-            if self._packs_by_hand:
-                return self._exchange(wire.pack_words(words)) is not None
-            return self._execute(*words) is not None
-        except exceptions.ResponseError as error:
-            raise wire.translated(error, "claim") from error
+        words = wire.blpop(bell, seconds)
+        with self._attempt():
+            try:
+                if self._packs_by_hand:
+                    return self._exchange(wire.pack_words(words)) is not None
+                return self._execute(*words) is not None
+            except exceptions.ResponseError as error:
+                raise wire.translated(error, "claim") from error
 
     async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
-        answers = self._talk(self._pool_of(key), [wire.pack_words(words) for words in commands])
+        with self._attempt():
+            answers = self._talk(self._pool_of(key), [wire.pack_words(words) for words in commands])
         if wire.is_cluster(self._client) and wire.has_moved(answers):
             self._client.nodes_manager.initialize()
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
@@ -134,13 +159,21 @@ class BlockingPort(ClientPort, BlockingRuntime):
         """Several commands on one connection; an answer or an error of each."""
         connection = self._connection_of(pool)
         answers: list[Any] = []
-        try:
+
+        def ask() -> None:
+            answers.clear()
             connection.send_packed_command(packed)
             while len(answers) < len(packed):
                 try:
                     answers.append(connection.read_response(disable_decoding=True))
                 except exceptions.ResponseError as error:
                     answers.append(error)
+
+        try:
+            if self._client_retries:
+                self._repeated(connection, ask)
+            else:
+                ask()
         except (exceptions.ConnectionError, exceptions.TimeoutError):
             self._look_around()
             raise
@@ -179,6 +212,11 @@ class BlockingPort(ClientPort, BlockingRuntime):
         if not wire.is_cluster(self._client):
             return self._client.connection_pool
         return self._client.get_redis_connection(self._client.get_node_from_key(key)).connection_pool
+
+
+def _ask(connection: Any, packed: bytes) -> Any:
+    connection.send_packed_command((packed,))
+    return connection.read_response(disable_decoding=True)
 
 
 _ports: WeakSet[BlockingPort] = WeakSet()

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from redis_message_queue.identity import after_fork, free_if_orphaned
 from redis_message_queue.local_runtime import LocalRuntime
 from redis_message_queue.protocol.port import Answer, Pause, finish
+
+T = TypeVar("T")
 
 _locks: WeakSet[Any] = WeakSet()
 
@@ -49,6 +51,9 @@ class BlockingRuntime(LocalRuntime):
         self, cancellations: list[BaseException], function: Callable[..., Any], *arguments: Any
     ) -> Answer[Any]:
         return await self.ask(function, *arguments)  # nobody cancels a thread
+
+    async def shielded(self, cancellations: list[BaseException], work: Coroutine[Any, Any, T]) -> T:
+        return await work  # nobody cancels a thread
 
     def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> HeartbeatThread:
         return HeartbeatThread(work)
