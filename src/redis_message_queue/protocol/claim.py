@@ -290,8 +290,8 @@ class Claimer:
             try:
                 if not calls.met:
                     await calls.meet(started)
-                # The first has begun in time, and the client gives up in time.
-                if tries == 0 and calls.plan.budget_seconds > 0:
+                if tries == 0 and count > 0 and calls.plan.budget_seconds > 0:
+                    # Begun in time, and the client itself ends in time.
                     found = await self._ask(slot, arguments, rider, sent_at)
                 else:
                     found = await calls.until(limit, partial(self._ask, slot, arguments, rider, sent_at))
