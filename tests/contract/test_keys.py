@@ -129,7 +129,7 @@ async def test_the_operations_of_a_gateway_refuse_such_a_line_too(shell: Shell) 
         await gateway.add_message("jobs::line::pending", "a")
     with pytest.raises(shell.module.ConfigurationError, match="reserved word 'line'"):
         await gateway.wait_for_message_and_move("jobs::line::pending", "jobs::line::processing")
-    assert shell.redis.keys("*") == []
+    assert shell.is_empty
 
 
 OWN_KEYS = ["pending", "processing", "completed", "failed", "leases", "bell", "journal", "line::acme", "records::dlq"]

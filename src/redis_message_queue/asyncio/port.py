@@ -85,8 +85,8 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         redis.asyncio.UnixDomainSocketConnection,
     )
 
-    def __init__(self, client: Any, *, pack_by_hand: bool = True) -> None:
-        super().__init__(client, pack_by_hand=pack_by_hand)
+    def __init__(self, client: Any, *, pack_by_hand: bool = True, client_retries: bool = False) -> None:
+        super().__init__(client, pack_by_hand=pack_by_hand, client_retries=client_retries)
         self._loop: Callable[[], asyncio.AbstractEventLoop | None] = _no_loop
 
     def start_over(self) -> None:
