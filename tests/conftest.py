@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -29,6 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A run whose server cannot be had fails as a whole, and skips nothing."""
+    # A background job or nohup ignores these, and so would every program that the tests start.
+    for signum, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, usual)
     # So that the programs which the tests start take the same server.
     os.environ[SETTING] = config.getoption("--server")
     try:

@@ -19,7 +19,7 @@ from tests.docs.pages import DOCS, ROOT, Block, blocks_of, keeps, name_of, pages
 PROGRAM = Path(__file__).with_name("program.py")
 # What the pages write for "your server".
 READERS_URL = "redis://localhost:6379/0"
-LONGEST_SECONDS = 30
+LONGEST_SECONDS = 120
 
 PAGES_THAT_RUN = {name_of(page): page for page in pages() if blocks_of(page)}
 IN_USE = ("*pending", "*processing")

@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 
 from redis_message_queue import RedisMessageQueue
-from tests.faults.meanwhile import until
+from tests.faults.meanwhile import PATIENCE_SECONDS, until
 from tests.faults.proxy import CUT_AFTER, delayed
 from tests.faults.shells import AsyncioShell, OrdinaryAsyncioRedis
 from tests.faults.stepping import Cancellation
@@ -155,7 +155,7 @@ def test_a_cancelled_waiter_takes_no_message_with_it(shell, truth):
     """Neither the message nor the word that there is one: the next consumer has it at once."""
 
     async def run():
-        queue = shell.queue(gateway={"message_wait_interval_seconds": 20})
+        queue = shell.queue(gateway={"message_wait_interval_seconds": 3 * PATIENCE_SECONDS})
         for pause in (0.0, 0.002, 0.01, 0.05):
             waiter = asyncio.ensure_future(handle(queue, []))
             await asyncio.sleep(pause)
@@ -164,7 +164,7 @@ def test_a_cancelled_waiter_takes_no_message_with_it(shell, truth):
             await asyncio.wait({waiter})
             if waiter.cancelled():
                 handled = []
-                await asyncio.wait_for(handle(queue, handled), 10)
+                await asyncio.wait_for(handle(queue, handled), PATIENCE_SECONDS)
                 assert handled == [b"message"]
             assert truth.is_empty
 

@@ -74,7 +74,7 @@ class ForkingHandler:
     def start_a_process(self) -> int:
         process = multiprocessing.get_context("fork").Process(target=self.use_a_client_of_its_own)
         process.start()
-        process.join(20)
+        process.join(60)
         return -1 if process.exitcode is None else process.exitcode
 
     def use_a_client_of_its_own(self) -> None:
