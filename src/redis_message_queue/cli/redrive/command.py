@@ -6,6 +6,7 @@ import typer
 
 from redis_message_queue.cli.frame import CommandLine, ExitStatus, Output, QueueChoice, say
 from redis_message_queue.cli.message_view import MessageView
+from redis_message_queue.cli.where import Where
 
 app = CommandLine()
 
@@ -15,9 +16,7 @@ def redrive(
     queue: QueueChoice,
     output: Output,
     view: MessageView,
-    where: Annotated[
-        str | None, typer.Option(metavar="CONDITION", help="Only those for which this holds.", show_default=False)
-    ] = None,
+    where: Where = None,
     ids: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,7 +41,7 @@ def redrive(
     """Make dead letters messages again, with a fresh id and a fresh delivery budget.
 
     A condition speaks of payload, id, tenant, delivery_count, published_at, claimed_at, finished_at, reason,
-    error_type, error, replay_of, and of json, which is the payload parsed:
+    error_type, error, replay_of, headers, and of json, which is the payload parsed:
 
     --where "tenant == 'acme' and 'timeout' in error"
 
