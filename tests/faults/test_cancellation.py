@@ -131,7 +131,7 @@ def test_cancelling_consumers_at_random_moments_strands_nothing_and_doubles_noth
         queue = shell.queue(gateway={"message_wait_interval_seconds": 0.2}, enable_completed_queue=True)
         handled, cancelled = [], 0
         unsent = list(expected)
-        deadline = asyncio.get_running_loop().time() + 30
+        deadline = asyncio.get_running_loop().time() + 5 * PATIENCE_SECONDS
         while len(handled) < len(expected):
             assert asyncio.get_running_loop().time() < deadline, f"{len(handled)} were handled"
             for _ in range(min(len(unsent), chance.randrange(6))):
