@@ -142,7 +142,7 @@ def numbered(count: int, first: int = 0) -> list[str]:
 
 def wait_for(condition: Callable[[], Any], query: Any = None) -> None:
     """Until it holds. A query that fails meanwhile is the reason why it will not."""
-    give_up = time.monotonic() + 240
+    give_up = time.monotonic() + 500
     while not condition():
         assert time.monotonic() < give_up
         if query is not None and not query.isActive:

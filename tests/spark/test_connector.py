@@ -21,8 +21,6 @@ from redis_message_queue.spark.sink import QueueStreamWriter, QueueWriter
 from redis_message_queue.spark.tables import TableReader
 from tests.docs.pages import DOCS, blocks_of, keeps
 
-# Whoever needs Spark first waits for the session: up to a minute on a busy machine.
-pytestmark = pytest.mark.timeout(300)
 HERE = {"url": "redis://:hush@localhost:6379/0", "queue": "orders"}
 
 

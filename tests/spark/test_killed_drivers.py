@@ -29,7 +29,7 @@ QUEUE = "orders"
 # A driver takes ten seconds to start, on a busy machine forty. For a long run: SPARK_KILLS=10 SPARK_MESSAGES=100000.
 KILLS = int(os.environ.get("SPARK_KILLS", "2"))
 MESSAGES = int(os.environ.get("SPARK_MESSAGES", "20000"))
-pytestmark = pytest.mark.timeout(400 + 80 * KILLS)
+pytestmark = pytest.mark.timeout(600 + 120 * KILLS)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ class Driver:
                 os.kill(process, signal.SIGKILL)
 
     def wait(self) -> int:
-        self._process.communicate(timeout=300)
+        self._process.communicate(timeout=600)
         return self._process.returncode
 
 
