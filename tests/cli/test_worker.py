@@ -215,7 +215,7 @@ def test_the_url_does_not_stand_on_a_command_line(worker, queue, tmp_path, clean
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["handlers", "orders"], "HANDLER must be package.module:attribute"),
+        (["handlers", "orders", "--processes", "2"], "HANDLER must be package.module:attribute"),
         (["nowhere:note", "orders"], "there is no module nowhere"),
         (["handlers:nothing", "orders"], "handlers has no nothing"),
         (["handlers:os", "orders"], "cannot be called"),
@@ -225,7 +225,7 @@ def test_the_url_does_not_stand_on_a_command_line(worker, queue, tmp_path, clean
     ],
 )
 def test_a_mistake_that_a_process_finds_ends_all_of_them_with_one_line(worker, arguments, said):
-    out, err = finish(process := worker(*arguments, "--processes", "2"))
+    out, err = finish(process := worker(*arguments))
     assert (process.returncode, out) == (ExitStatus.USAGE, "")
     assert err.startswith("rmq worker: ")
     assert said in err
