@@ -106,15 +106,15 @@ def begun(writer: Any) -> Any:
     """A query that has got beyond its first step.
 
     The source's process has ten seconds to connect, and Spark no option for more. On a busy machine that may take
-    another attempt; nothing has happened before it.
+    more attempts; nothing has happened before it.
     """
-    for _ in range(5):
+    give_up = time.monotonic() + 400
+    while True:
         query = writer.start()
         while query.isActive and query.status["message"].startswith("Initializing"):
             time.sleep(0.05)
-        if "failed to connect back" not in str(query.exception()):
-            break
-    return query
+        if "failed to connect back" not in str(query.exception()) or time.monotonic() > give_up:
+            return query
 
 
 def write_batch(rows: Any, batch: int, directory: Path) -> None:
