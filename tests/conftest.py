@@ -15,6 +15,7 @@ from redis_message_queue.embedded import (
     ServerBinary,
     find_server,
 )
+from tests import depth
 
 SERVER = pytest.StashKey[ServerBinary]()
 StartServer = Callable[..., EmbeddedRedis]
@@ -36,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A run whose server cannot be had fails as a whole, and skips nothing."""
+    config.addinivalue_line("markers", "in_full: takes long and shows what is unlikely; make full runs it")
     # A background job or nohup ignores these, and so would every program that the tests start.
     for signum, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(signum) is signal.SIG_IGN:
@@ -46,6 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SERVER] = find_server(config.getoption("--server"))
     except EmbeddedServerError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is marked so is left to `make full`."""
+    left_out = [] if depth.FULL else [item for item in items if item.get_closest_marker("in_full")]
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
