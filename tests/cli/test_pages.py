@@ -56,7 +56,7 @@ def test_the_commands_of_the_page_print_what_it_says(page, clean_server, tmp_pat
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=120,
         )
         assert ended.returncode == 0, f"{command}\n{ended.stdout}"
         assert re.fullmatch(".*".join(map(re.escape, said.split("…"))), ended.stdout), f"{command}\n{ended.stdout}"

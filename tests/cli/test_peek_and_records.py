@@ -80,6 +80,30 @@ def test_records_are_of_the_dead_letters_unless_another_list_is_named(rmq, queue
     assert rmq("records", "orders", "completed").err == "no completed\n"
 
 
+def test_a_condition_chooses_among_all_that_there_are(rmq, queue):
+    """Also behind as many others as are shown at most."""
+    queue.publish_many([{"order": order} for order in range(300)])
+    queue.publish("later", delay_seconds=3600)
+    asked = ("--where", "json['order'] in [7, 250, 260, 299]", "--json")
+    rows = rmq("peek", "orders", *asked, "--limit", "3").documents
+    assert [row["payload"] for row in rows] == ['{"order": 7}', '{"order": 250}', '{"order": 260}']
+    assert len(rmq("peek", "orders", "delayed", "--where", "due_at > '2020-01-01'", "--json").documents) == 1
+    for error in ("a timeout", "no such customer"):
+        fail(queue, error)
+    (row,) = rmq("records", "orders", "failed", "--where", "'timeout' in error", "--json").documents
+    assert row["payload"] == '{"order": 0}'
+    assert rmq("records", "orders", "failed", "--where", "tenant == 'acme'").err == "no such failed\n"
+    assert rmq("peek", "orders", "--where", "tenant == 'acme'").err == "no such message is pending\n"
+
+
+def test_a_search_says_where_it_ended(rmq, queue, monkeypatch):
+    monkeypatch.setattr("redis_message_queue.cli.where.FARTHEST", 250)
+    queue.publish_many([f"message {place}" for place in range(251)])
+    ended = rmq("peek", "orders", "--where", "payload == 'message 250'", "--json")
+    assert (ended.documents, ended.err) == ([], "looked at the first 250 only; behind them there may be more\n")
+    assert rmq("peek", "orders", "--where", "payload == 'message 249'", "--limit", "1", "--json").err == ""
+
+
 def test_bytes_that_are_no_text_are_shown_as_base64(rmq, queue, client):
     client.lpush(queue.key.dead_letter, b"\xff\x00")
     encoded = base64.b64encode(b"\xff\x00").decode()
@@ -112,6 +136,8 @@ def test_an_empty_place_is_told_on_stderr_and_is_no_failure(rmq):
         (["peek", "orders", "--limit", "0"], "--limit"),
         (["peek", "orders", "--limit", "10001"], "--limit"),
         (["peek", "orders", "delayed", "--tenant", "acme"], "--tenant"),
+        (["peek", "orders", "--where", "tenant"], "--where: tenant is no condition"),
+        (["records", "orders", "--where", "due_at is None"], "--where: a record has no 'due_at'"),
     ],
 )
 def test_a_question_that_has_no_answer_is_refused(rmq, words, told):

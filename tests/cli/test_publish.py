@@ -83,8 +83,8 @@ def test_what_a_pipe_brings_is_published_when_it_comes(start_rmq, queue):
     process = start_rmq("publish", "orders", "--json", stdin=subprocess.PIPE)
     process.stdin.write("first\n")
     process.stdin.flush()
-    assert until(lambda: payloads(queue) == ["first"], 30)
-    out, err = process.communicate("second\n", timeout=30)
+    assert until(lambda: payloads(queue) == ["first"])
+    out, err = process.communicate("second\n", timeout=120)
     assert (json.loads(out)["published"], err, process.returncode) == (2, "", ExitStatus.OK)
 
 

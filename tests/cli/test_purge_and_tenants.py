@@ -42,7 +42,7 @@ def test_what_a_consumer_without_leases_left_behind_are_orphans(rmq, text_client
 
 def test_where_nobody_can_be_asked_it_refuses(start_rmq, clean_server, queue):
     process = start_rmq("purge", "orders", "pending")
-    out, complaints = process.communicate(timeout=60)
+    out, complaints = process.communicate(timeout=120)
     assert process.returncode == ExitStatus.USAGE
     assert out == ""
     assert "--yes" in complaints

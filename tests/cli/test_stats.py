@@ -66,7 +66,7 @@ def test_a_watch_goes_on_until_ctrl_c_which_is_its_usual_end(start_rmq, clean_se
     assert process.stdout is not None
     seen = [line for line, _ in zip(process.stdout, range(2), strict=False)]
     process.send_signal(signal.SIGINT)
-    _, complaints = process.communicate(timeout=60)
+    _, complaints = process.communicate(timeout=120)
     assert process.returncode == ExitStatus.OK
     assert len(seen) == 2
     assert complaints == ""
@@ -77,7 +77,7 @@ def test_a_watch_of_so_many_looks_that_is_broken_off_says_so_by_its_status(start
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == ExitStatus.TERMINATED
 
 

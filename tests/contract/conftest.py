@@ -22,6 +22,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --one-shell tests of the queue for asyncio are left out."""
+    if not config.getoption("--one-shell"):
+        return
+    left_out = [item for item in items if _shell_of(item) == "asyncio"]
+    items[:] = [item for item in items if _shell_of(item) != "asyncio"]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _shell_of(item: pytest.Item) -> str | None:
+    chosen = getattr(item, "callspec", None)
+    return None if chosen is None else chosen.params.get("shell")
+
+
 @pytest.fixture
 def wiring() -> Wiring:
     """How the shell's clients speak; a test that should pass for all ways parametrizes it with EVERY_WIRING."""

@@ -20,12 +20,13 @@ import redis.asyncio
 
 import redis_message_queue
 import redis_message_queue.asyncio
+import redis_message_queue.protocol.claim
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.envelope import TOKEN_BYTES
 from redis_message_queue.events import QueueEvent
 
 # Longer than anything here should take, however busy the machine is; a test that waits this long has failed.
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 # Long names of options that many tests need.
 SHORT_NAMES = {"wait": "message_wait_interval_seconds", "window": "message_deduplication_log_ttl_seconds"}
@@ -570,6 +571,15 @@ async def fail(queue: Any, error: Exception) -> Any:
         async with queue.process_message() as message:
             raise error
     return message
+
+
+def only_woken(shell: Shell, name: str = "q", **options: Any) -> Any:
+    """A queue whose consumers would look for themselves long after the test has given up: they have to be woken."""
+    seconds = 3 * PATIENCE_SECONDS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redis_message_queue.protocol.claim, "_SLICE_SECONDS", seconds)
+        client = shell.new_client(socket_timeout=None)  # which would be a limit of its sleep, too
+        return shell.queue(name, client=client, **{"wait": seconds} | options)
 
 
 class Awaited:

@@ -18,16 +18,17 @@ from redis_message_queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
+from tests.contract.shells import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and fork")
 
-# Every process ends itself after 20 s, so a broken handler fails a test and never hangs it. The runner may be
+# Every process ends itself after 50 s, so a broken handler fails a test and never hangs it. The runner may be
 # a background job with SIGINT ignored, which children inherit: the defaults are put back first.
 PREAMBLE = """
 import asyncio, functools, os, signal, sys, threading, time
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.interrupt import EventDrivenInterruptHandler, GracefulInterruptHandler
-signal.alarm(20)
+signal.alarm(50)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(each, signal.SIG_DFL)
@@ -54,7 +55,7 @@ def fork(work):
         return pid
     code = 1
     try:
-        signal.alarm(20)
+        signal.alarm(50)
         work()
         code = 0
     except BaseException as error:
@@ -86,7 +87,7 @@ def program(script: str) -> Iterator[subprocess.Popen[str]]:
 def run(script: str) -> str:
     """The output of a script that has to end well."""
     with program(script) as process:
-        output, complaints = process.communicate(timeout=30)
+        output, complaints = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 0, complaints
         return output
 
@@ -125,7 +126,7 @@ def test_a_worker_finishes_its_work_before_it_leaves(signum: signal.Signals) -> 
     with program(WORKER) as process:
         assert says(process) == "at work"
         process.send_signal(signum)
-        output, complaints = process.communicate(timeout=30)
+        output, complaints = process.communicate(timeout=PATIENCE_SECONDS)
         assert (process.returncode, output, complaints) == (0, "work done\nleft\n", "")
 
 
@@ -150,7 +151,7 @@ def test_every_thread_sees_the_flag() -> None:
         consumer = threading.Thread(target=wait_for, args=(interrupt,))
         consumer.start()
         send(signal.SIGINT)
-        consumer.join(15)
+        consumer.join(40)
         print(consumer.is_alive())
     """)
         == "False\n"
@@ -229,7 +230,7 @@ def test_a_second_signal_ends_a_stuck_process(signum: signal.Signals) -> None:
         process.send_signal(signum)
         assert says(process) == "stopping"
         process.send_signal(signum)
-        assert process.wait(timeout=30) == -signum
+        assert process.wait(timeout=PATIENCE_SECONDS) == -signum
 
 
 def test_a_second_signal_ends_the_process_even_when_the_main_thread_blocks_it() -> None:
@@ -248,7 +249,7 @@ def test_a_second_signal_ends_the_process_even_when_the_main_thread_blocks_it() 
         process.send_signal(signal.SIGTERM)
         assert says(process) == "stopping"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == -signal.SIGTERM
+        assert process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGTERM
 
 
 def test_a_different_signal_is_not_a_repetition() -> None:
@@ -335,7 +336,7 @@ def test_sigint_at_the_systems_default_may_be_owned() -> None:
         send(signal.SIGINT)
     """) as process:
         assert says(process) == "asked"
-        assert process.wait(timeout=30) == -signal.SIGINT
+        assert process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGINT
 
 
 def test_keyboard_interrupts_handler_on_another_signal_counts_as_foreign() -> None:

@@ -25,9 +25,10 @@ from tests.contract.shells import (
     take,
     until,
 )
+from tests.depth import often
 
 # How many publishes the first test makes; a million takes some minutes for each shell.
-COUNT = int(os.environ.get("RMQ_PUBLISHES", "10000"))
+COUNT = int(os.environ.get("RMQ_PUBLISHES", often(3_000, 10_000)))
 PUBLISHERS = 8
 WINDOW_SECONDS = 1.0
 
@@ -90,7 +91,7 @@ def let_time_pass(shell: Shell) -> None:
 # Publishing
 
 
-@pytest.mark.timeout(120 + COUNT // 500)
+@pytest.mark.timeout(600 + COUNT // 100)
 async def test_publishes_leave_a_key_for_each_caller_and_each_live_window(shell: Shell) -> None:
     """At every moment of thousands of publishes that lose requests and replies; each of them counts once."""
     client = unlucky_client(shell)
@@ -324,7 +325,11 @@ async def test_an_emptied_queue_leaves_nothing_for_good(shell: Shell, timeout: f
     assert shell.leftovers(queue) == set()
     assert shell.redis.llen(queue.key.bell) <= 1
 
-    assert await take(shell.queue(wait=0.05, visibility_timeout_seconds=timeout)) is None
+    waiting = shell.queue(wait=0.05, visibility_timeout_seconds=timeout)
+    for _ in range(100):  # on a busy machine a wait may be over before it has begun
+        assert await take(waiting) is None
+        if not shell.redis.exists(queue.key.bell):
+            break
     assert set(shell.redis.keys("*")) == {b"q::meta", *(b"q::reply::" + name for name in replies(shell))}
     let_time_pass(shell)
     assert shell.is_empty

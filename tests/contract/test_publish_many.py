@@ -304,21 +304,26 @@ async def test_chunks_wait_for_room_one_after_the_other(shell: Shell) -> None:
 async def test_one_block_timeout_is_for_the_whole_call(shell: Shell) -> None:
     """Room opens for the second chunk when half of the time is over: the third has the other half, and no more."""
     queue = blocking(shell, 2.0)
-    started = time.monotonic()
+    for _ in range(10):
+        started = time.monotonic()
 
-    async def publish() -> tuple[list[bool], float]:
-        with pytest.raises(shell.module.QueueBackpressureError) as full:
-            await queue.publish_many(words(6))
-        return full.value.results, time.monotonic() - started
+        async def publish(started: float = started) -> tuple[list[bool], float]:
+            with pytest.raises(shell.module.QueueBackpressureError) as full:
+                await queue.publish_many(words(6))
+            return full.value.results, time.monotonic() - started
 
-    publishing = shell.beside(publish)
-    assert await until(lambda: time.monotonic() - started > 1.0)
-    emptied = await take_all(queue)
-    results, waited = await publishing
-    assert results == [True] * 4
-    assert emptied == words(2)
-    # With a timeout for each chunk it would have been three seconds: one before the room, two after it.
-    assert 2.0 <= waited < 3.0
+        publishing = shell.beside(publish)
+        assert await until(lambda started=started: time.monotonic() - started > 1.0)
+        async with queue.process_messages(2, wait_seconds=0) as batch:
+            assert [message.payload.decode() for message in batch] == words(2)
+        results, waited = await publishing
+        assert waited >= 2.0
+        await take_all(queue)
+        # With a timeout for each chunk it would be three seconds, always: one before the room, two after it. A busy
+        # machine may be late, and then it is tried again.
+        if results == [True] * 4 and waited < 3.0:
+            return
+    pytest.fail("the third chunk had a time of its own")
 
 
 async def test_an_interrupt_ends_the_wait_of_a_chunk(shell: Shell) -> None:

@@ -346,11 +346,13 @@ async def test_after_its_time_a_wait_still_gets_what_it_took_in_time(shell: Shel
 async def test_an_interrupt_ends_the_retries_of_a_claim(shell: Shell, dead_port: int) -> None:
     """A consumer that should stop does not sit out its budget because Redis is gone; it gets None or the error."""
     stop = threading.Event()
-    queue = unreachable(shell, dead_port, retry_budget_seconds=6, interrupt=EventDrivenInterruptHandler(stop))
+    queue = unreachable(
+        shell, dead_port, retry_budget_seconds=3 * PATIENCE_SECONDS, interrupt=EventDrivenInterruptHandler(stop)
+    )
     timer = threading.Timer(0.2, stop.set)
     timer.start()
     started = time.monotonic()
     with contextlib.suppress(redis.exceptions.RedisError):
         assert await take(queue) is None
     timer.join()
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < PATIENCE_SECONDS

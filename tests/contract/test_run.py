@@ -766,7 +766,7 @@ async def test_a_cancellation_is_not_swallowed(shell: Shell, moment: str) -> Non
 
     options: dict[str, Any] = {"batch_size": 1} if moment == "given_back" else {}
     loop = asyncio.ensure_future(queue.run(handle, **options))
-    await asyncio.wait({loop}, timeout=5)
+    await asyncio.wait({loop}, timeout=PATIENCE_SECONDS)
     done = loop.done()
     await queue.drain(timeout=0)
     assert done, f"the loop goes on: {told}"

@@ -19,7 +19,7 @@ from tests.docs.pages import DOCS, ROOT, Block, blocks_of, keeps, name_of, pages
 PROGRAM = Path(__file__).with_name("program.py")
 # What the pages write for "your server".
 READERS_URL = "redis://localhost:6379/0"
-LONGEST_SECONDS = 30
+LONGEST_SECONDS = 120
 
 PAGES_THAT_RUN = {name_of(page): page for page in pages() if blocks_of(page)}
 IN_USE = ("*pending", "*processing")
@@ -114,7 +114,7 @@ def run_tests(directory: Path) -> None:
         # Without the plugins of our own tests, which the reader does not have and which take two seconds to load.
         without = [word for name in ("cacheprovider", "hypothesispytest", "timeout") for word in ("-p", f"no:{name}")]
         command = [sys.executable, "-m", "pytest", "-q", *without, "--rootdir", str(directory)]
-        ended = subprocess.run(command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=60)
+        ended = subprocess.run(command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=120)
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

@@ -65,7 +65,7 @@ def run(example: str, url: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"REDIS_URL": url},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
 
 

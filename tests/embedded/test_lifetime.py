@@ -98,7 +98,7 @@ os.waitpid(child, 0)
 
 def test_a_program_that_forgets_to_stop_its_server_stops_it_at_its_exit(program):
     forgetful = program("")
-    assert forgetful.process.wait(10) == 0
+    assert forgetful.process.wait(60) == 0
     assert not answers(forgetful.port)
     assert not forgetful.directory.exists()
 
@@ -177,7 +177,7 @@ print(client.info("server")["process_id"] == pid, flush=True)
 client.close()
 """)
     assert careless.out.readline().strip() == "True"
-    assert careless.process.wait(10) == 0
+    assert careless.process.wait(60) == 0
     assert not careless.directory.exists()
 
 

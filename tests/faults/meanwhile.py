@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 # Far beyond what a loaded machine needs: reaching it means that something hangs.
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 def until(happened: Callable[[], Any], within_seconds: float = PATIENCE_SECONDS) -> None:

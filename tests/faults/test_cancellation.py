@@ -189,7 +189,7 @@ def test_cancelling_consumers_at_random_moments_strands_nothing_and_doubles_noth
         queue = shell.queue(gateway={"message_wait_interval_seconds": 0.2}, enable_completed_queue=True)
         handled, cancelled = [], 0
         unsent = list(expected)
-        deadline = asyncio.get_running_loop().time() + 30
+        deadline = asyncio.get_running_loop().time() + 5 * PATIENCE_SECONDS
         while len(handled) < len(expected):
             assert asyncio.get_running_loop().time() < deadline, f"{len(handled)} were handled"
             for _ in range(min(len(unsent), chance.randrange(6))):
@@ -213,7 +213,7 @@ def test_a_cancelled_waiter_takes_no_message_with_it(shell, truth):
     """Neither the message nor the word that there is one: the next consumer has it at once."""
 
     async def run():
-        queue = shell.queue(gateway={"message_wait_interval_seconds": 20})
+        queue = shell.queue(gateway={"message_wait_interval_seconds": 3 * PATIENCE_SECONDS})
         for pause in (0.0, 0.002, 0.01, 0.05):
             waiter = asyncio.ensure_future(handle(queue, []))
             await asyncio.sleep(pause)
@@ -222,7 +222,7 @@ def test_a_cancelled_waiter_takes_no_message_with_it(shell, truth):
             await asyncio.wait({waiter})
             if waiter.cancelled():
                 handled = []
-                await asyncio.wait_for(handle(queue, handled), 10)
+                await asyncio.wait_for(handle(queue, handled), PATIENCE_SECONDS)
                 assert handled == [b"message"]
             assert truth.is_empty
 

@@ -1,7 +1,5 @@
 """The proxy itself: each fault is the one that it is called."""
 
-import time
-
 import pytest
 import redis
 from redis.backoff import NoBackoff
@@ -52,10 +50,8 @@ def test_a_straggler_is_executed_when_it_is_let_through(proxy, through, client):
 
 def test_a_delayed_answer_comes_after_the_client_has_gone(proxy, through, client):
     proxy.meet("INCRBY", delayed(0.6))
-    began = time.monotonic()
     with pytest.raises(redis.TimeoutError):
         through.incr("counter")
-    assert time.monotonic() - began < 0.6
     assert client.get("counter") == b"1"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 # Far beyond what a loaded machine needs: reaching it means that something hangs.
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 class ChildFailed(AssertionError):

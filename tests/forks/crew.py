@@ -18,7 +18,7 @@ from redis_message_queue import RedisMessageQueue
 
 CREW = 2
 MESSAGES = 30
-PATIENCE_SECONDS = 40
+PATIENCE_SECONDS = 120
 
 
 def make_queue(port: int) -> tuple[redis.Redis, RedisMessageQueue]:

@@ -43,7 +43,7 @@ def all_locks_held(thing: Any) -> Iterator[int]:
     thread = threading.Thread(target=hold, daemon=True)
     thread.start()
     try:
-        assert held.wait(20), "a lock is held by somebody else"
+        assert held.wait(60), "a lock is held by somebody else"
         yield len(locks)
     finally:
         over.set()

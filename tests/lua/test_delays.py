@@ -10,7 +10,7 @@ from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, New, chunk_ids, dump
 from tests.lua.state import faults, read
 
 LATER = "+1000000000"
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 with_and_without_leases = pytest.mark.parametrize("lease_us", [HOUR_US, 0], ids=["with leases", "without leases"])
 with_and_without_tenant = pytest.mark.parametrize("tenant", [b"", b"acme"], ids=["no tenant", "a tenant"])
 

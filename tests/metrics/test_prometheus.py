@@ -255,7 +255,7 @@ def test_processes_add_their_counts_up(how: str, clean_server: EmbeddedRedis, tm
     """In the multiprocess mode of prometheus_client; one of them shows the lengths. Also counts of those that ended."""
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONWARNINGS": "error"}
     said = subprocess.run(
-        [sys.executable, str(CREW), how, clean_server.url], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, str(CREW), how, clean_server.url], env=environment, capture_output=True, text=True, timeout=120
     )
     assert said.returncode == 0, said.stderr
     samples = {

@@ -30,6 +30,7 @@ from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.publish import Outgoing, chunk_ids
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.settle import Keep, Note
+from tests.depth import often
 from tests.model.worlds import KEPT, KEPT_AT_MOST, OBJECTS, MemoryWorld, RealWorld, Seen, State, World
 from tests.protocol.port import Lost
 from tests.protocol.scene import nobody_listens
@@ -571,7 +572,7 @@ def _places(state: State, message_id: bytes, payload: bytes) -> int:
 
 
 STEADY = settings(
-    max_examples=150,
+    max_examples=often(50, 150),
     stateful_step_count=40,
     deadline=None,
     database=None,

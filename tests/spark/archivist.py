@@ -91,7 +91,7 @@ def die_at(step: str):
 def run_mortal(server: EmbeddedRedis, what: str, where: str, path: str, rows: int) -> None:
     """A run in a process of its own, which must have been killed where it was told to."""
     command = [sys.executable, "-m", "tests.spark.archivist", what, where, server.url, path, str(rows)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 

@@ -106,15 +106,15 @@ def begun(writer: Any) -> Any:
     """A query that has got beyond its first step.
 
     The source's process has ten seconds to connect, and Spark no option for more. On a busy machine that may take
-    another attempt; nothing has happened before it.
+    more attempts; nothing has happened before it.
     """
-    for _ in range(5):
+    give_up = time.monotonic() + 400
+    while True:
         query = writer.start()
         while query.isActive and query.status["message"].startswith("Initializing"):
             time.sleep(0.05)
-        if "failed to connect back" not in str(query.exception()):
-            break
-    return query
+        if "failed to connect back" not in str(query.exception()) or time.monotonic() > give_up:
+            return query
 
 
 def write_batch(rows: Any, batch: int, directory: Path) -> None:
@@ -142,7 +142,7 @@ def numbered(count: int, first: int = 0) -> list[str]:
 
 def wait_for(condition: Callable[[], Any], query: Any = None) -> None:
     """Until it holds. A query that fails meanwhile is the reason why it will not."""
-    give_up = time.monotonic() + 240
+    give_up = time.monotonic() + 500
     while not condition():
         assert time.monotonic() < give_up
         if query is not None and not query.isActive:

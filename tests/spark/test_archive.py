@@ -367,7 +367,7 @@ def test_a_spark_driver_killed_while_it_writes_leaves_nothing_doubled_and_nothin
         "TMPDIR": str(tmp_path),  # a driver that is killed does not clean up behind it
     }
     ended = subprocess.run(
-        [sys.executable, place, server.url, options.path], capture_output=True, text=True, timeout=100, env=environment
+        [sys.executable, place, server.url, options.path], capture_output=True, text=True, timeout=300, env=environment
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert any(Path(options.path).glob("*/date=*/*")), "it had begun to write"

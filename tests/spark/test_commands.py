@@ -73,7 +73,7 @@ def test_an_archive_is_made_reported_on_and_replayed_from(rmq, queue, tmp_path, 
     assert (status, err) == (0, "")
     assert told == json.loads((tmp_path / "report" / "report.json").read_text())
 
-    asked = ("replay", "orders", "--archive", archive, "--where", "error_type = 'TimeoutError'", "--json")
+    asked = ("replay", "orders", "--archive", archive, "--where", "error_type == 'TimeoutError'", "--json")
     assert json.loads(rmq(*asked, "--dry-run")[1])["matched"] == 2
     assert queue.stats().pending == 1
     assert [json.loads(rmq(*asked)[1])["published"] for _ in range(2)] == [2, 0]
@@ -95,11 +95,7 @@ def test_a_file_is_published_by_the_ending_of_its_name(rmq, client, tmp_path, sp
     [
         (("archive", "orders", "x"), ExitStatus.NO, "the queue 'orders' has no journal"),
         (("report", "orders", "x"), ExitStatus.NO, "there is no archive of the queue 'orders' at x"),
-        (
-            ("replay", "orders", "--where", "no such thing"),
-            ExitStatus.USAGE,
-            "where is not a condition that Spark can read",
-        ),
+        (("replay", "orders", "--where", "no such thing"), ExitStatus.USAGE, "where: it cannot be read"),
         (("backfill", "orders", "x"), ExitStatus.USAGE, "--format"),
         (("backfill", "orders", "x.json"), ExitStatus.USAGE, "x.json"),
         (("backfill", "orders", "x", "--format", "xml"), ExitStatus.USAGE, "format must be one of json, csv"),

@@ -20,9 +20,8 @@ from redis_message_queue.spark.rows import messages_schema
 from redis_message_queue.spark.sink import QueueStreamWriter, QueueWriter
 from redis_message_queue.spark.tables import TableReader
 from tests.docs.pages import DOCS, blocks_of, keeps
+from tests.spark.streaming_query import begun
 
-# Whoever needs Spark first waits for the session: up to a minute on a busy machine.
-pytestmark = pytest.mark.timeout(300)
 HERE = {"url": "redis://:hush@localhost:6379/0", "queue": "orders"}
 
 
@@ -185,7 +184,7 @@ def test_what_waits_goes_through_a_stream_into_another_queue_once(spark, clean_s
     rows = orders.schema("amount long, _corrupt_record string").load()
     payloads = rows.selectExpr("coalesce(_corrupt_record, string(amount + 1)) as payload")
     writer = payloads.writeStream.format("redis_message_queue").options(**options, queue="out")
-    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    query = begun(writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True))
     query.awaitTermination()
     out = RedisMessageQueue("out", client=client)
     assert {one.payload.decode() for one in out.peek(1_000)} == {*map(str, range(1, 201)), "no json"}

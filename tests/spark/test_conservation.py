@@ -104,7 +104,6 @@ def proxy_client(proxy: FaultyProxy):
     return redis.Redis(host="127.0.0.1", port=proxy.port)
 
 
-@pytest.mark.timeout(300)  # three processes, a server and a session share two cores
 def test_after_chaos_every_message_is_accounted_for(spark, clean_server, client, options):
     """Killed consumers, lost replies, duplicates, retries, dead letters, purges; the archive is killed in between."""
     with FaultyProxy(clean_server.port) as proxy:

@@ -373,7 +373,7 @@ def test_the_renewal_notices_when_the_group_is_lost(queue, client):
     old = holding(client, SOON)
     client.hset(queue.key.group(GROUP), mapping={"epoch": 7, "holder": "another"})
     renewal = Renewal(old)
-    renewal._thread.join(timeout=30)
+    renewal._thread.join(timeout=120)
     assert isinstance(renewal.lost, ConsumerGroupLostError)
 
 

@@ -20,6 +20,7 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.spark.driver import QUICK_START
+from tests.depth import often
 from tests.spark.streaming_query import doubled, numbered, start, wait_for, written
 
 NOW = {"availableNow": True}
@@ -27,9 +28,9 @@ ALWAYS = {"processingTime": "0 seconds"}
 QUEUE = "orders"
 
 # A driver takes ten seconds to start, on a busy machine forty. For a long run: SPARK_KILLS=10 SPARK_MESSAGES=100000.
-KILLS = int(os.environ.get("SPARK_KILLS", "2"))
-MESSAGES = int(os.environ.get("SPARK_MESSAGES", "20000"))
-pytestmark = pytest.mark.timeout(400 + 80 * KILLS)
+KILLS = int(os.environ.get("SPARK_KILLS", often(1, 2)))
+MESSAGES = int(os.environ.get("SPARK_MESSAGES", often(10_000, 20_000)))
+pytestmark = pytest.mark.timeout(600 + 120 * KILLS)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ class Driver:
                 os.kill(process, signal.SIGKILL)
 
     def wait(self) -> int:
-        self._process.communicate(timeout=300)
+        self._process.communicate(timeout=600)
         return self._process.returncode
 
 
@@ -169,6 +170,7 @@ def test_the_server_is_killed_and_restarted_from_its_log_under_a_query(spark, st
         assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): 4_000}
 
 
+@pytest.mark.in_full
 def test_executors_of_their_own_read_the_same_as_one_machine(spark, queue, server, tmp_path):
     """On `local-cluster`: what driver and executors share goes through Redis and the options alone."""
     queue.publish_many(numbered(5_000))

@@ -23,7 +23,7 @@ def run(program: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         env={name: value for name, value in os.environ.items() if name not in SET_BY_US} | environment,
     )
 
@@ -164,7 +164,7 @@ def test_under_spark_submit_the_master_is_the_one_given_there(tmp_path):
         [submit, "--master", "local[1]", *options, program],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         env=os.environ | find_java().environment | {"PYSPARK_PYTHON": sys.executable},
     )
     assert told.stdout == "local[1] UTC\n", told.stderr

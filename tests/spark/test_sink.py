@@ -286,7 +286,7 @@ def failing_halfway(url, failures):
             before = client.llen("out::pending")
             for start in range(0, len(rows) // 2, 50):  # many: the last one waits in a buffer
                 yield pa.RecordBatch.from_pylist(rows[start : start + 50], schema)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while client.llen("out::pending") == before and time.monotonic() < deadline:
                 time.sleep(0.01)
             if client.llen("out::pending") > before:

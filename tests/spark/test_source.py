@@ -22,8 +22,6 @@ from tests.spark.streaming_query import doubled, numbered, start, wait_for, writ
 
 NOW = {"availableNow": True}
 QUEUE = "orders"
-# Whoever needs Spark first waits for the session: up to a minute on a busy machine.
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

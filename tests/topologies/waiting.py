@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 # Servers that gossip need seconds where a single one needs milliseconds; reaching this means that something hangs.
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 60.0
 
 
 def wait_until(happened: Callable[[], Any], what: str, within_seconds: float = PATIENCE_SECONDS) -> None:

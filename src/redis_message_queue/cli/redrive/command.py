@@ -6,6 +6,7 @@ import typer
 
 from redis_message_queue.cli.frame import CommandLine, ExitStatus, Output, QueueChoice, say
 from redis_message_queue.cli.message_view import MessageView
+from redis_message_queue.cli.where import Where
 
 app = CommandLine()
 
@@ -19,9 +20,7 @@ def redrive(
         Literal["dead_letters", "failed"],
         typer.Option("--from", help="The list whose messages go back.", show_default=True),
     ] = "dead_letters",
-    where: Annotated[
-        str | None, typer.Option(metavar="CONDITION", help="Only those for which this holds.", show_default=False)
-    ] = None,
+    where: Where = None,
     ids: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,7 +47,7 @@ def redrive(
     With --from failed the messages of the failed list go back instead.
 
     A condition speaks of payload, id, tenant, delivery_count, published_at, claimed_at, finished_at, reason,
-    error_type, error, replay_of, and of json, which is the payload parsed:
+    error_type, error, replay_of, headers, and of json, which is the payload parsed:
 
     --where "tenant == 'acme' and 'timeout' in error"
 

@@ -9,7 +9,7 @@ import typer
 
 from redis_message_queue.cli.message_view import MessageView
 from redis_message_queue.cli.output import Output
-from redis_message_queue.cli.redrive.condition import condition
+from redis_message_queue.condition import condition
 from redis_message_queue.messages import MessageRecord, RedriveSummary
 
 _ID = re.compile(r"[0-9a-f]{32}")

@@ -10,6 +10,7 @@ import typer
 from redis_message_queue.cli.frame import ExitStatus, Output, QueueChoice
 from redis_message_queue.cli.spark.choices import Archive, Named, PublishChoice, SparkChoice, address_of, pair
 from redis_message_queue.cli.spark.watching import watched
+from redis_message_queue.cli.where import Where
 
 if TYPE_CHECKING:
     from redis_message_queue.spark.jobs.backfill import Format
@@ -77,12 +78,7 @@ def replay(
     spark: SparkChoice,
     publishing: PublishChoice,
     output: Output,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SQL", help="Which ones, e.g. \"tenant = 'acme' and error like '%timeout%'\".", show_default=False
-        ),
-    ] = None,
+    where: Where = None,
     archive: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="Choose among the messages of this archive; else among the dead letters."),
@@ -92,7 +88,9 @@ def replay(
     ] = None,
     selection: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="A name for this replay, in place of its SQL.", show_default=False),
+        typer.Option(
+            "--name", metavar="NAME", help="A name for this replay, in place of its condition.", show_default=False
+        ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="So many at the most.", show_default=False)
@@ -108,6 +106,9 @@ def replay(
 
     A new message knows which one it repeats. What was selected stays where it is. Run the same replay again, after a
     crash or by mistake, and what was published before is suppressed.
+
+    A condition is written as for `rmq redrive`: --where "tenant == 'acme' and 'timeout' in error". Of a message in an
+    archive it can ask for state (such as 'acked' or 'dead') and failures too, and not for claimed_at.
     """
     from redis_message_queue.spark.jobs.replay import ReplayOptions
     from redis_message_queue.spark.jobs.replay import replay as run

@@ -1,4 +1,4 @@
-"""Publishes messages again that SQL selects among the dead letters or in the archive, each once for its selection."""
+"""Publishes messages again that a condition selects among the dead letters or in the archive, each once for it."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from redis_message_queue import checks
-from redis_message_queue.errors import ConfigurationError, SelectionError
+from redis_message_queue.condition import RECORD, Condition, Kind, condition
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, SelectionError
 from redis_message_queue.protocol.records import pair, record_of
 from redis_message_queue.spark.jobs import records
 from redis_message_queue.spark.jobs.archive import read_archive
@@ -14,23 +15,33 @@ from redis_message_queue.spark.jobs.clear_errors import one_clear_error, reason
 from redis_message_queue.spark.jobs.figures import ENTERING, LEAVING
 from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard
 from redis_message_queue.spark.jobs.publishing import OUTCOME, PublishOptions, digest, publish_batches, publish_slowly
+from redis_message_queue.spark.jobs.selecting import as_column
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _PAGE = 1_000
 _SHOWN = 10
 _PARTITION_ROWS = 10_000
 _LETTERS = pa.schema([("payload", pa.binary()), *records.OUTCOME])
+# What conditions can speak of.
+_OF_LETTERS = {name: kind for name, kind in RECORD.items() if name in ("json", *_LETTERS.names)}
+_OF_ARCHIVE = {name: kind for name, kind in _OF_LETTERS.items() if name != "claimed_at"} | {
+    "state": Kind.TEXT,  # the last event of a message, such as 'acked' or 'dead'
+    "failures": Kind.NUMBER,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions(PublishOptions):
-    """What `replay` needs to know. ``queue`` is where the messages were; ``into`` is where they go, if elsewhere."""
+    """What `replay` needs to know. ``queue`` is where the messages were; ``into`` is where they go, if elsewhere.
+
+    ``where`` is a condition as `rmq redrive --where` has it, never SQL; or a Column, which needs a ``name`` beside it.
+    """
 
     source: Literal["dead_letters", "archive"] = "dead_letters"
     path: str | None = None  # of the archive
-    where: str | None = None
+    where: "str | Column | None" = None
     name: str | None = None  # two replays of one name never publish the same message twice; else those of a selection
     into: str | None = None
     max_messages: int | None = None
@@ -43,19 +54,38 @@ class ReplayOptions(PublishOptions):
             raise ConfigurationError(f"source must be 'dead_letters' or 'archive', not {self.source!r}")
         if (self.source == "archive") != (self.path is not None):
             raise ConfigurationError("path is that of the archive: give it with source='archive', and only there")
-        for option in ("path", "where", "name", "into"):
+        for option in ("path", "name", "into"):
             if getattr(self, option) is not None:
                 checks.text(option, getattr(self, option))
+        self._check_where()
         checks.whole_number("max_messages", self.max_messages, optional=True)
         checks.number("rate", self.rate, optional=True)
         checks.flag("dry_run", self.dry_run)
+
+    def _check_where(self) -> None:
+        from pyspark.sql import Column
+
+        if isinstance(self.where, Column):
+            if self.name is None:
+                raise ConfigurationError("where is a Column, which says nothing by which to know it again: add a name")
+        elif self.where is not None and not isinstance(self.where, str):
+            raise ConfigurationTypeError(f"where must be a condition or a Column, not {type(self.where).__name__}")
+        _ = self.condition
+
+    @property
+    def condition(self) -> Condition | None:
+        """What ``where`` says, if it is text."""
+        if not isinstance(self.where, str):
+            return None
+        return condition(self.where, _OF_LETTERS if self.source == "dead_letters" else _OF_ARCHIVE, option="where")
 
     @property
     def selection(self) -> str:
         """What the deduplication keys of this replay begin with."""
         if self.name is not None:
             return digest("name", self.name)
-        return digest("selection", self.source, self.queue, " ".join((self.where or "").split()))
+        chosen = self.condition
+        return digest("selection", self.source, self.queue, "" if chosen is None else chosen.text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +174,17 @@ def _target(options: ReplayOptions) -> PublishOptions:
 
 def select(found: "DataFrame", options: ReplayOptions) -> "DataFrame":
     """The rows that the condition names, the oldest first where only some are wanted."""
-    from pyspark.errors import AnalysisException, ParseException
+    from pyspark.errors import AnalysisException
 
+    chosen, said = found, options.condition
     try:
-        chosen = found if options.where is None else found.where(options.where)
-    except (AnalysisException, ParseException) as error:
+        if said is not None:
+            chosen = found.where(as_column(said))
+        elif options.where is not None:
+            chosen = found.where(options.where)
+    except AnalysisException as error:
         raise SelectionError(
-            f"where is not a condition that Spark can read here: {reason(str(error))} "
-            f"Columns: {', '.join(found.columns)}."
+            f"where is no condition on these columns: {reason(str(error))} Columns: {', '.join(found.columns)}."
         ) from error
     if options.max_messages is not None:
         chosen = chosen.orderBy("published_at", "id").limit(options.max_messages)

@@ -1,0 +1,88 @@
+"""One Spark session for all tests, until a test fails: then it is replaced, so that no other test suffers from it.
+
+A call to the JVM that was interrupted, by a signal or by an exception, leaves its answer on the connection, where the
+next call would read it. So nothing that was in use when a test failed is used again: the JVM is killed, and the next
+test that needs a session starts one. For the same reason no signal ends a test that takes too long. A thread beside it
+kills the JVM, and whatever the test was waiting for there fails at once.
+"""
+
+import contextlib
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from pyspark.sql.context import SQLContext
+
+from redis_message_queue.spark import session
+from redis_message_queue.spark.driver import QUICK_START
+
+_LOOK_AGAIN_SECONDS = 0.5
+
+
+class SharedSession:
+    """Starts a session when one is asked for and there is none."""
+
+    def get(self) -> SparkSession:
+        """Two cores, and four attempts a task: without that number Spark retries no task on one machine."""
+        return session("tests", "local[2,4]", **QUICK_START)
+
+    def stop(self) -> None:
+        """At the end of all tests."""
+        if running := SparkSession.getActiveSession():
+            running.stop()
+
+    def discard(self) -> None:
+        """Kill the JVM and forget all that belongs to it, without asking it for anything."""
+        gateway, context = SparkContext._gateway, SparkContext._active_spark_context
+        kill_java()
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
+        SQLContext._instantiatedContext = None
+        if context is not None:
+            context._jsc = None
+            if (updates := context._accumulatorServer) is not None:
+                updates.shutdown()
+        if gateway is None:
+            return
+        gateway.shutdown_callback_server()
+        gateway._gateway_client.close()
+        if gateway.proc is not None:
+            gateway.proc.wait()
+            gateway.proc.stdin.close()
+        del gateway, context
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # for the connection of a call that was interrupted
+            gc.collect()
+
+
+def kill_java() -> bool:
+    """Whether there was one. Its Python workers end with it."""
+    gateway = SparkContext._gateway
+    if gateway is None or gateway.proc is None or gateway.proc.poll() is not None:
+        return False
+    gateway.proc.kill()
+    return True
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float, on_kill: Callable[[], None]) -> Iterator[None]:
+    """Kill the JVM if this takes longer, again if another has been started by then."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        wait = seconds
+        while not ended.wait(wait):
+            wait = _LOOK_AGAIN_SECONDS
+            if kill_java():
+                on_kill()
+
+    watcher = threading.Thread(target=watch, name="time limit of a Spark test", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
