@@ -66,8 +66,11 @@ def accessors(keys: QueueKeys) -> Iterator[tuple[str, str]]:
             yield getattr(keys, field.name), field.name
     for name, method in inspect.getmembers(QueueKeys, inspect.isfunction):
         if not name.startswith("_"):
-            arguments = list(inspect.signature(method).parameters)[1:]
-            yield method(keys, *(f"<{one}>" for one in arguments)), f"{name}({', '.join(arguments)})"
+            parameters = list(inspect.signature(method).parameters.values())[1:]
+            required = [one.name for one in parameters if one.default is one.empty]
+            for arguments in dict.fromkeys((tuple(required), tuple(one.name for one in parameters))):
+                key = method(keys, *(f"<{one}>" for one in arguments))
+                yield key.replace("8:<tenant>", "<length>:<tenant>"), f"{name}({', '.join(arguments)})"
 
 
 def _other_names() -> Iterator[tuple[str, str]]:

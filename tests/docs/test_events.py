@@ -185,8 +185,10 @@ def keep_alive(queue: MakeQueue, client: redis.Redis, ear: Ear) -> None:
         ear.waits_for(EventOperation.STALE_LEASE_RENEW, "skipped")
     broken = queue("broken", **options)
     with handling(broken):
-        client.set(broken.key.deliveries, "not a hash")
+        client.rename(broken.key.leases, "aside")
+        client.set(broken.key.leases, "not a sorted set")
         ear.waits_for(EventOperation.LEASE_RENEW, "failure")
+        client.rename("aside", broken.key.leases)
 
 
 @contextlib.contextmanager
