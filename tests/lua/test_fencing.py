@@ -170,3 +170,19 @@ def test_a_renewed_lease_is_as_long_as_a_new_one(caller: Caller):
     after = caller.client.time()
     left = caller.deadlines()[held[0].token] - caller.settings.lease_us
     assert before <= divmod(int(left) - 1, 1_000_000) <= after
+
+
+def test_after_a_failover_to_a_stale_replica_two_holders_have_different_tokens(caller: Caller, other: Caller):
+    """The replica had not heard of the first claim, so the message is claimed anew; the first holder is fenced off."""
+    caller.publish(b"first")
+    stale = {key: caller.client.dump(key) for key in caller.client.keys("*")}
+    before = caller.claim().taken
+    caller.client.flushall()
+    for key, value in stale.items():
+        caller.client.restore(key, 0, value)
+    now = other.claim().taken
+    assert before[0].id == now[0].id
+    assert caller.renew(before) == caller.settle(before) == caller.give_back(before) == caller.put_off(before) == b"0"
+    assert caller.hand_off(before, b"result") == b"0"
+    assert other.renew(now) == other.settle(now) == b"1"
+    assert faults(caller.client) == []

@@ -173,3 +173,50 @@ def test_thousands_of_leases_without_bodies_are_worked_off_in_several_calls(call
     caller.expire()
     assert [caller.claim().again for _ in range(3)] == [True, True, False]
     assert not caller.client.exists(KEYS.leases)
+
+
+# Bytes
+
+
+MEGABYTE = b"x" * 1_000_000
+
+
+@pytest.mark.parametrize("where", ["in the line", "of a tenant", "came back", "was due"])
+@pytest.mark.parametrize("before", [0, 100], ids=["", "behind small ones"])
+def test_a_claim_takes_few_large_messages(caller: Caller, where: str, before: int):
+    """Four megabytes or so, in their order; the others are taken by the next ones, and the first is never refused."""
+    texts = [*numbered(before), *[MEGABYTE] * 10]
+    if where == "was due":
+        for text in texts:
+            caller.enqueue(New(text, due="+1000"))
+        caller.pass_delays()
+    else:
+        for text in texts:
+            caller.enqueue(New(text, b"acme" if where == "of a tenant" else b""))
+    if where == "came back":
+        while caller.claim(1_000).taken:
+            pass
+        caller.expire()
+    sizes, seen = [], []
+    for _ in range(100):
+        claimed = caller.claim_at_last(1_000)
+        if not claimed.taken:
+            break
+        sizes.append(sum(map(len, claimed.payloads)))
+        seen += claimed.payloads
+    assert seen == texts
+    assert max(sizes) <= 5_000_000
+    assert faults(caller.client) == []
+
+
+def test_a_message_that_is_larger_than_any_bound_is_taken_alone(caller: Caller):
+    caller.publish_all([b"y" * 9_000_000, b"small", b"y" * 9_000_000])
+    assert [len(caller.claim(10).taken) for _ in range(3)] == [1, 2, 0]
+
+
+def test_a_claim_reads_no_more_of_the_line_than_it_may_take(caller: Caller):
+    """What a script reads is copied: 200 messages of a megabyte would be 200 megabytes."""
+    caller.publish_all([MEGABYTE] * 40)
+    caller.client.config_resetstat()
+    assert len(caller.claim(1_000).taken) == 4
+    assert caller.client.info("commandstats")["cmdstat_lrange"]["calls"] <= 3  # the first of one message

@@ -543,3 +543,61 @@ def test_a_batch_of_many_tenants_reads_little_more_than_it_takes(caller: Caller)
         commands = iter(lambda: overheard.next_command()["command"], "ECHO that was it")
         ranges = [command.split()[-2:] for command in commands if command.lower().startswith("lrange")]
     assert sum(int(last) - int(first) + 1 for first, last in ranges) <= 300
+
+
+# The bound holds for whatever waits, however long the queue has run
+
+
+def claims_until(caller: Caller, tenant: str, most: int) -> int:
+    """How many claims are made until this tenant has one of its messages."""
+    for number in range(1, most + 1):
+        if caller.claim_at_last().only.tenant == tenant:
+            return number
+    raise AssertionError(f"{tenant} was not served within {most} claims")
+
+
+def test_thousands_of_expired_leases_of_one_tenant_do_not_delay_another(caller: Caller):
+    """Its message came back last of all, and is still served within a round, before its own younger ones."""
+    for _ in range(3):
+        caller.line_up("large", *[b"x"] * 1_000)
+        assert len(caller.claim(1_000).taken) == 1_000
+    caller.line_up("small", b"old")
+    assert caller.claim().payloads == [b"old"]
+    caller.line_up("small", b"young")
+    caller.expire()
+    served = [caller.claim_at_last().only for _ in range(4)]
+    assert [one.tenant for one in served].index("small") < 2
+    assert [one.payload for one in served if one.tenant == "small"] == [b"old", b"young"]
+
+
+def test_thousands_of_delays_of_one_tenant_that_end_do_not_delay_another(caller: Caller):
+    caller.enqueue_all([New(b"x", b"large", due="+1000") for _ in range(3_000)])
+    caller.enqueue(New(b"y", b"small", due="+2000"))
+    caller.pass_delays()
+    assert claims_until(caller, "small", 2) <= 2
+
+
+@pytest.mark.parametrize("time", [2.0**33 - 27_720, 2.0**34, 2.0**52])
+def test_turns_are_fair_however_long_the_queue_has_run(caller: Caller, time: float):
+    """Where a score could not tell the order of tenants any more, the time starts from nothing."""
+    names = [f"tenant {number}" for number in range(20)]
+    for name in names:
+        caller.line_up(name, *[b"x"] * 4)
+    ring = dict(caller.client.zrange(KEYS.tenants, 0, -1, withscores=True))
+    caller.client.zadd(KEYS.tenants, {name: score + time for name, score in ring.items()})
+    for _ in range(3):
+        assert sorted(turns(caller.claim_one_by_one(20))) == sorted(names)
+    assert faults(caller.client) == []
+
+
+@pytest.mark.parametrize("lost", ["the place in the ring", "the ring", "the alarm", "everything"])
+def test_what_an_operator_removed_of_the_ring_heals_with_the_next_message(caller: Caller, lost: str):
+    caller.line_up("a", b"first", b"second")
+    if lost == "the place in the ring":
+        caller.client.zrem(KEYS.tenants, "a")
+    if lost in ("the ring", "everything"):
+        caller.client.delete(KEYS.tenants)
+    if lost in ("the alarm", "everything"):
+        caller.client.delete(KEYS.leases)
+    caller.line_up("a", b"third")
+    assert [caller.claim().payloads for _ in range(3)] == [[b"first"], [b"second"], [b"third"]]

@@ -2,4 +2,4 @@
 
 from tests.contract.conftest import onlooker, pytest_pyfunc_call, shell, wiring
 
-__all__ = ["dead_port", "onlooker", "pytest_pyfunc_call", "shell", "wiring"]
+__all__ = ["onlooker", "pytest_pyfunc_call", "shell", "wiring"]
