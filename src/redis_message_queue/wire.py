@@ -62,7 +62,7 @@ _HOPELESS_CLASSES = (exceptions.AuthenticationError, exceptions.AuthorizationErr
 # How a script says that its user may not do something: Redis 7 and Valkey, and Redis 6.2.
 _FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 _FORBIDDEN_COMMAND = re.compile(r"no permissions to run the '([\w|-]+)' command")
-_PLACE_IN_SCRIPT = re.compile(r"call to f_([0-9a-f]{40})\): @user_script: ?(\d+)")
+_PLACE_IN_SCRIPT = re.compile(r"(?:call to f_([0-9a-f]{40})\): )?@user_script: ?(\d+)")
 
 
 def is_transient(error: BaseException) -> bool:
@@ -112,7 +112,7 @@ def not_permitted(error: Exception, operation: str) -> NotPermittedError | None:
     if not (in_script or named or isinstance(error, exceptions.NoPermissionError)):
         return None
     if named or "this command" in said:
-        commands = (named[1],) if named else _commands_at(said)
+        commands = (named[1],) if named else _commands_at(said, script)
         what = f"run {' or '.join(one.upper() for one in commands) or 'a command'}"
         grant = " ".join(f"+{one.lower()}" for one in commands)
     else:
@@ -140,12 +140,14 @@ def _advised(answer: Any, command: str) -> Any:
     return refusal
 
 
-def _commands_at(said: str) -> tuple[str, ...]:
-    """Redis 6.2 tells the digest of the script and the line, not the command."""
+def _commands_at(said: str, name: str) -> tuple[str, ...]:
+    """Redis 6.2 tells the line, not the command, and the digest of the script unless the script returned the error."""
     place = _PLACE_IN_SCRIPT.search(said)
     if place is None:
         return ()
-    found = [one for one in map(script_of, all_names()) if one.sha == place[1]]
+    found = [
+        one for one in map(script_of, all_names()) if place[1] in (one.sha, None) and (place[1] or one.name == name)
+    ]
     return found[0].commands_in(int(place[2])) if found else ()
 
 
