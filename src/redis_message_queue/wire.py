@@ -112,7 +112,7 @@ def not_permitted(error: Exception, operation: str) -> NotPermittedError | None:
     if not (in_script or named or isinstance(error, exceptions.NoPermissionError)):
         return None
     if named or "this command" in said:
-        commands = (named[1],) if named else _commands_at(said, script)
+        commands = (named[1],) if named else _commands_at(said, operation)
         what = f"run {' or '.join(one.upper() for one in commands) or 'a command'}"
         grant = " ".join(f"+{one.lower()}" for one in commands)
     else:
@@ -145,10 +145,9 @@ def _commands_at(said: str, name: str) -> tuple[str, ...]:
     place = _PLACE_IN_SCRIPT.search(said)
     if place is None:
         return ()
-    found = [
-        one for one in map(script_of, all_names()) if place[1] in (one.sha, None) and (place[1] or one.name == name)
-    ]
-    return found[0].commands_in(int(place[2])) if found else ()
+    digest, line = place.groups()
+    found = [one for one in map(script_of, all_names()) if (one.sha == digest if digest else one.name == name)]
+    return found[0].commands_in(int(line)) if found else ()
 
 
 def any_is_read_only(answers: list[Any]) -> bool:
