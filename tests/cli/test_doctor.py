@@ -287,7 +287,7 @@ def test_a_clock_that_jumps_is_a_problem(client):
     looks = itertools.count()
     found = list(clock(client, steady=lambda: time.monotonic() - (5 if next(looks) > 20 else 0)))
     assert found[0].level == "problem"
-    assert "jumped by 5.0 s" in found[0].found
+    assert re.search(r"jumped by [45]\.\d s", found[0].found)  # of which a busy machine takes a part
 
 
 # What it is and what it permits

@@ -1,5 +1,8 @@
 """`rmq purge` asks before it removes anything, and `rmq tenants` shows who waits."""
 
+import subprocess
+import sys
+
 import pytest
 
 from redis_message_queue import RedisMessageQueue
@@ -32,10 +35,16 @@ def test_the_line_of_one_tenant_can_be_removed_alone(rmq, queue):
     assert queue.stats().pending == 2
 
 
-def test_what_a_consumer_without_leases_left_behind_are_orphans(rmq, text_client):
+def test_what_a_consumer_without_leases_left_behind_are_orphans(rmq, text_client, client):
     careless = RedisMessageQueue("orders", client=text_client, visibility_timeout_seconds=None)
     careless.publish("one")
-    careless.process_message().__enter__()  # a consumer that crashes
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    careless.process_message().__enter__()
+    assert rmq("purge", "orders", "orphans", "--yes").err == "0 removed\n"  # this process lives
+    ((token, stored),) = client.hgetall(careless.key.processing).items()
+    client.delete(careless.key.processing)
+    crashed = token[:20] + int(dead.stdout).to_bytes(4, "big") + token[24:]
+    client.hset(careless.key.processing, crashed, stored)
     assert rmq("purge", "orders", "orphans", "--yes").err == "1 removed\n"
     assert careless.stats().processing == 0
 

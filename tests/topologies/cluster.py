@@ -149,7 +149,8 @@ class Cluster:
         prefix = f"{queue.key.prefix}{queue.key.separator}"
         keys = set(self.every_key())
         records = {queue.key.records(key.decode()).encode() for key in keys}
-        spared = (f"{prefix}bell".encode(), f"{prefix}reply{queue.key.separator}".encode())
+        words = ("bell", "meta", f"reply{queue.key.separator}")
+        spared = tuple(f"{prefix}{word}".encode() for word in words)
         return {key for key in keys if not key.startswith(spared)} - records
 
     def dump(self) -> Dump:

@@ -68,7 +68,7 @@ async def test_a_call_to_a_replica_is_repeated_until_it_takes_writes(
     with pytest.raises(shell.module.RetryBudgetExhaustedError) as refusal:
         await hasty.publish("a")
     assert "read only replica" in str(refusal.value.__cause__)
-    assert replica.redis.dbsize() == 0
+    assert replica.redis.keys("*") in ([], [b"orders::meta"])
     patience = {"retry_budget_seconds": PATIENCE_SECONDS, "retry_max_delay_seconds": 0.1}
     queue = shell.queue("orders", client=plain_client(replica.port), wait=0, **patience)
     late = shell.beside(partial(queue.publish, "b"))

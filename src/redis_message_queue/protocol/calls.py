@@ -21,6 +21,7 @@ T = TypeVar("T")
 log = logging.getLogger("redis_message_queue")
 
 STATE_VERSION = 1  # of everything that is stored; lua/lib/journal.lua compares it
+_MISSED_STATES = 2  # so often a call writes the state of its queue before it gives up
 _DAY_MS = 86_400_000
 _UNREAD = 10  # so many times its length a journal keeps of what an archive has not read
 _NAP_SECONDS = 0.5  # nobody who should stop sleeps longer than this
@@ -125,10 +126,8 @@ class Calls:
         if not self._journal_written:
             await self._write_state(limit)
 
-    async def write_state(self, error: StateMissingError, limit: float | None = None) -> None:
+    async def write_state(self, limit: float | None = None) -> None:
         """Write what a script has missed: at first contact, or because somebody has flushed the server."""
-        if not error.names(self.keys.meta):  # of a queue that results are handed to
-            raise error
         if self._has_called:
             log.warning(
                 "the state of %s is gone from Redis, which was flushed or restored; its version, journal and weights "
@@ -240,14 +239,17 @@ class Calls:
         """
         if started is None:
             started = self.port.now()
-        attempt = 0
+        attempt = missed = 0
         while True:
             try:
                 if not self.met:
                     await self.meet(started)
                 return await self.port.call(command, open_keys, arguments)
-            except StateMissingError as error:
-                await self.write_state(error)
+            except StateMissingError:
+                missed += 1
+                if missed > _MISSED_STATES:  # it is the state of a queue that results are handed to
+                    raise
+                await self.write_state()
             except Exception as error:
                 attempt += 1
                 await self.rest_before_retry(error, command.script.name, attempt, started, budget, stopped)

@@ -299,8 +299,8 @@ class Claimer:
                 if count == 0 and not found.claims and woken != _FRESH:
                     await self.ring()  # the token was taken and nobody looked for its work
                 return found
-            except StateMissingError as error:
-                await calls.write_state(error, limit)
+            except StateMissingError:
+                await calls.write_state(limit)
                 continue
             except Exception as error:
                 tries += 1

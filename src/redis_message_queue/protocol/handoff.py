@@ -179,24 +179,21 @@ class HandOff:
                 *(-1 if keep is None else keep.limit or 0, note.as_json()),
                 *(slot.next_call(), claim.token, *details),
             )
-            while True:
-                try:
-                    reply = await self._calls.call_to_the_end(_HAND_OFF, arguments, open_keys, cancellations)
-                    break
-                except StateMissingError as error:
-                    await self._write_state(targets, error)
+            try:
+                reply = await self._calls.call_to_the_end(_HAND_OFF, arguments, open_keys, cancellations)
+            except StateMissingError:
+                await self._write_state(targets)
+                reply = await self._calls.call_to_the_end(_HAND_OFF, arguments, open_keys, cancellations)
         finally:
             self._calls.give_back(slot)
         return self._read(reply, claim, targets)
 
     @staticmethod
-    async def _write_state(targets: Sequence[Target], error: StateMissingError) -> None:
+    async def _write_state(targets: Sequence[Target]) -> None:
         """One of the other queues is new to Redis, or forgotten."""
         for target in targets:
-            calls = target.queue.store.calls
-            if calls is not None and error.names(calls.keys.meta):
-                return await calls.write_state(error)
-        raise error
+            assert target.queue.store.calls is not None
+            await target.queue.store.calls.write_state()
 
     def _lost(self, claim: Claim) -> LeaseLostError:
         return LeaseLostError(

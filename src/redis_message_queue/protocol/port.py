@@ -104,10 +104,6 @@ def uncarried(error: Exception) -> Exception:
 class StateMissingError(LuaScriptError):
     """Redis does not know a queue yet, or has forgotten it: its state is written and the call repeated."""
 
-    def names(self, key: str) -> bool:
-        """Whether it is this key that is missing."""
-        return f"NOSTATE in {key}" in str(self)
-
 
 class Sidecar(Protocol):
     """Something that runs beside a handler and can be told to stop."""

@@ -40,6 +40,8 @@ AGEING: dict[str, str | None] = {
     "dlq": None,
     "records::": "records",
     "deduplication::": None,
+    "tenant_deduplication::": None,
+    "meta": None,
     "reply::": None,
     "bell": None,
     "journal": None,
