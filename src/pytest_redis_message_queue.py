@@ -101,11 +101,7 @@ def _maker(kind: Any, client: Any, request: pytest.FixtureRequest) -> Callable[.
     def make(name: str | None = None, **options: Any) -> Any:
         if "gateway" not in options:
             options = {"client": client, **_IMPATIENT} | options
-        queue = kind(request.node.name if name is None else name, **options)
-        # As if it had been used before, so that a planned loss meets the call that it names and not the first contact.
-        with request.getfixturevalue("_rmq_clean_server").client() as server:
-            server.hsetnx(queue.key.meta, "version", 1)
-        return queue
+        return kind(request.node.name if name is None else name, **options)
 
     return make
 

@@ -130,6 +130,8 @@ def test_what_a_queue_does_has_names(of: str, work: Any, rmq_queue: RedisMessage
 def test_a_script_that_the_server_did_not_know_is_not_counted(rmq_client: redis.Redis, make_rmq_queue: Make) -> None:
     """Its reply would be that it does not know it, and nothing would have been executed. The next one is lost."""
     queue = make_rmq_queue()
+    queue.publish("before")
+    rmq_client.delete(queue.key.pending)
     rmq_client.script_flush()
     rmq_client.config_resetstat()
     with lose_reply(queue, of="publish") as loss:

@@ -49,7 +49,7 @@ _PLACES_PER_LETTER = 1_000  # the deeper it is, the more letters it waits for be
 class _ListPart(NamedTuple):
     """Elements of a list, by their places from one of its ends."""
 
-    key: str
+    key: str | bytes
     side: str
     first: int
     number: int
@@ -176,7 +176,7 @@ class Operator:
         while left:
             asked = list(itertools.islice(left, _TENANTS))
             arguments = [word for _, part in asked for word in part.arguments]
-            keys = tuple(part.key for _, part in asked)
+            keys: tuple[Any, ...] = tuple(part.key for _, part in asked)  # bytes where a tenant is not UTF-8
             full, *pages = await self._calls.call(
                 _READ_PAGE, (_REPLY_MESSAGES, _REPLY_BYTES, *arguments), open_keys=keys
             )
@@ -239,7 +239,7 @@ class Operator:
         counts = Counter(order)
         heads = await self._read(
             [
-                _ListPart(self._keys.line(name.decode()) if name else self._keys.pending, "right", 0, number)
+                _ListPart(self._line(name) if name else self._keys.pending, "right", 0, number)
                 for name, number in counts.items()
             ]
         )

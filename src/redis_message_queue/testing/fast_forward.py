@@ -45,7 +45,6 @@ AGEING: dict[str, str | None] = {
     "reply::": None,
     "bell": None,
     "journal": None,
-    "journal::": None,
     "watch": None,
     "group::": "claims",
     "groups": None,

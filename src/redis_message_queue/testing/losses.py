@@ -29,7 +29,7 @@ OPERATIONS = {
     "complete": {"settle", "hand_off"},
 }
 # Sent by a client for itself, when it connects or looks whether a connection is alive.
-_HANDSHAKE = {"HELLO", "AUTH", "SELECT", "CLIENT", "READONLY", "PING", "SCRIPT"}
+_HANDSHAKE = {"HELLO", "AUTH", "SELECT", "CLIENT", "READONLY", "PING", "SCRIPT", "HSETNX"}  # the last one opens a queue
 
 
 class Loss:
@@ -83,22 +83,36 @@ class Loss:
 
     def meets(self, names: list[str]) -> bool:
         """Whether this request is one to be lost. Asked once for each request."""
-        self._sent.update(name.lower() if name.lower() in all_names() else name for name in names)
-        if self._names is not None and self._names.isdisjoint(name.upper() for name in names):
+        self._sent.update(map(_as_told, names))
+        if not self._concerns(names):
             return False
         self._met += 1
         doomed = self._met >= self._nth and (self._times is None or self._met < self._nth + self._times)
         self.happened += doomed
         return doomed
 
+    def _concerns(self, names: list[str]) -> bool:
+        return self._names is None or not self._names.isdisjoint(name.upper() for name in names)
+
     def take_back(self) -> None:
         """The server did not know the script, so nothing was executed whose reply could be lost."""
         self._met -= 1
         self.happened -= 1
 
+    def forget(self, names: list[str]) -> None:
+        """The server did not know the queue: this was the first contact, and the same request comes again."""
+        self._sent.subtract(map(_as_told, names))
+        self._sent = +self._sent
+        self._met -= self._concerns(names)
+
     @property
     def loses_the_request(self) -> bool:
         return self._what == "request"
+
+
+def _as_told(name: str) -> str:
+    """A script by its name, a command as it is."""
+    return name.lower() if name.lower() in all_names() else name
 
 
 def lose_reply(thing: Queue | Client, *, of: str | None = None, nth: int = 1, times: int | None = 1) -> Loss:
@@ -161,6 +175,12 @@ class _Line:
             met = [loss for loss in self._losses if loss.meets(names)]
         return met[0] if met else None
 
+    def forget(self, names: list[str]) -> None:
+        """It comes again, and counts then."""
+        with self._lock:
+            for loss in self._losses:
+                loss.forget(names)
+
     async def _connect(self, get_connection: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         connection = await _settled(get_connection(*arguments, **options))
         with self._lock:
@@ -180,6 +200,7 @@ class _Ends:
         self._connection = connection
         self._send, self._read = connection.send_packed_command, connection.read_response
         self._doomed: Loss | None = None
+        self._names: list[str] = []
         self._replies = 0
 
     async def send(self, command: Any, *arguments: Any, **options: Any) -> Any:
@@ -189,13 +210,18 @@ class _Ends:
             await self._cut("request")
         sent = await _settled(self._send(command, *arguments, **options))
         # Not before: to connect anew is a conversation of its own, with these very methods.
-        self._doomed, self._replies = loss, len(names)
+        self._doomed, self._names, self._replies = loss, names, len(names)
         return sent
 
     async def read(self, *arguments: Any, **options: Any) -> Any:
         loss, self._doomed = self._doomed, None
         if loss is None:
-            return await _settled(self._read(*arguments, **options))
+            try:
+                return await _settled(self._read(*arguments, **options))
+            except exceptions.ResponseError as error:
+                if "NOSTATE" in str(error):
+                    self._line.forget(self._names)
+                raise
         for _ in range(self._replies):
             # Read to the end, so that it has surely been executed.
             try:
@@ -204,8 +230,11 @@ class _Ends:
                 if self._replies == 1:
                     loss.take_back()
                     raise
-            except exceptions.ResponseError:
-                pass
+            except exceptions.ResponseError as error:
+                if "NOSTATE" in str(error) and self._replies == 1:
+                    loss.happened -= 1
+                    self._line.forget(self._names)
+                    raise
         return await self._cut("reply")
 
     async def _cut(self, what: str) -> None:
