@@ -97,6 +97,15 @@ async def test_stats_count_what_is_where(shell: Shell) -> None:
     assert type(stats).__name__ == "QueueStats"
 
 
+async def test_a_damaged_weight_does_not_stop_a_look(shell: Shell) -> None:
+    """It counts as one, as in a claim."""
+    queue = shell.queue()
+    for name in "ab":
+        await queue.publish_many(["m"] * 2, tenant=name)
+    shell.redis.hset(queue.key.weights, "a", "heavy")
+    assert [one.tenant for one in await Awaited(queue).peek(4)] == ["a", "b", "a", "b"]
+
+
 async def test_stats_of_nothing_are_zeros(shell: Shell) -> None:
     """And leave nothing behind."""
     stats = await Awaited(shell.queue()).stats()

@@ -223,3 +223,14 @@ def test_ten_thousand_messages_fit(start_server: StartServer):
         held = client.info("memory")["used_memory"] - empty
         assert sum(client.memory_usage(key, samples=0) for key in (KEYS.processing, KEYS.leases)) < 450 * 10_000
         assert held < 450 * 10_000
+
+
+def test_without_leases_only_an_answer_that_holds_a_message_is_kept_for_long(caller: Caller):
+    """Nothing else would bring the message back; an empty answer is needed only while its call may be sent again."""
+    caller.settings.lease_us, caller.settings.hold_ms = 0, 86_400_000
+    caller.claim()
+    assert 0 < caller.client.pttl(caller.reply) <= caller.settings.keep_ms
+    caller.hold(b"first")
+    assert caller.client.pttl(caller.reply) > caller.settings.keep_ms
+    caller.publish(b"second")
+    assert caller.client.pttl(caller.reply) <= caller.settings.keep_ms

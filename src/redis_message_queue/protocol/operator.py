@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -229,7 +230,7 @@ class Operator:
         (weights,) = await self._ask(("HMGET", self._keys.weights, *names))
         turns = [(score, place, name) for place, (name, score) in enumerate(members) if name]
         waiting = dict(zip(names, lengths, strict=True))
-        strides = {name: _UNIT // int(weight or 1) for name, weight in zip(names, weights, strict=True)}
+        strides = {name: _stride(weight) for name, weight in zip(names, weights, strict=True)}
         if head:
             places = {name: (score, place) for place, (name, score) in enumerate(members)}
             turns.append((*places.get(b"", (turns[0][0] + _UNIT, len(turns))), b""))
@@ -542,6 +543,11 @@ def _is_orphan(token: bytes, stored: bytes, now_us: int) -> bool:
         return True
     published_us = int.from_bytes(stored[envelope.TIME_AT : envelope.HEADER_BYTES], "big")
     return not is_of_this_host(slot_name) and published_us < now_us - _ORPHANED_AFTER_US
+
+
+def _stride(weight: bytes | None) -> int:
+    """What a turn costs, as the scripts have it: a weight that is none counts as one."""
+    return _UNIT // (int(weight) if weight and re.fullmatch(rb"[1-9]\d{0,3}", weight) else 1)
 
 
 def _members(found: Any) -> list[tuple[bytes, Any]]:
