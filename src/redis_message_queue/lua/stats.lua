@@ -28,8 +28,8 @@ end
 
 local waiting = redis.call('ZCARD', tenants) - (redis.call('ZSCORE', tenants, '') and 1 or 0)
 local reply = {
-  redis.call('LLEN', pending) + (redis.call('GET', size) or 0),
-  redis.call('HLEN', processing) + (redis.call('HGET', groups, '') or 0),
+  redis.call('LLEN', pending) + (tonumber(redis.call('GET', size)) or 0),
+  redis.call('HLEN', processing) + (tonumber(redis.call('HGET', groups, '')) or 0),
   redis.call('ZCARD', delayed), redis.call('LLEN', completed), redis.call('LLEN', failed), redis.call('LLEN', dlq),
   waiting, -1, '', '',
 }

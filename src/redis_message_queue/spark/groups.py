@@ -265,7 +265,7 @@ class Groups:
 
     def oldest(self) -> tuple[int, float | None]:
         """How many messages wait in the lines, and for how many seconds the oldest; cheap enough for each batch."""
-        pending, *_, oldest_us, _ = self._send(self._stats, 0)
+        pending, *_, oldest_us, _, _ = self._send(self._stats, "-inf", "")
         return pending, None if oldest_us < 0 else oldest_us / 1_000_000
 
     def wait_for_work(self, seconds: float = _SLICE_SECONDS) -> None:

@@ -195,7 +195,7 @@ class Journal:
         names = [keys.dead_letter if name == "dlq" else getattr(keys, name) for name in stats.keys]
         newest, counts = self._look.ask_at_once(
             ("XREVRANGE", self.key, "+", "-", "COUNT", 1),
-            ("EVAL", stats.source, len(names), *names, keys.line(""), 0),
+            ("EVAL", stats.source, len(names), *names, keys.line(""), "", ""),
         )
         if not newest:
             return None
