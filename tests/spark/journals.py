@@ -140,7 +140,7 @@ def write_journal(
     with Journal(address) as journal:
         key, state = journal.key, journal.state_key
     pipe = client.pipeline(transaction=False)
-    serial, last, written = int(client.hget(state, "serial") or 0), (0, 0), []
+    serial, last, written = int(client.hget(state, "journal_serial") or 0), (0, 0), []
     newest = client.xrevrange(key, count=1)
     if newest:
         ms, _, sequence = newest[0][0].decode().partition("-")
@@ -163,7 +163,10 @@ def write_journal(
             if serial == one.stop:  # the first one behind it
                 serial += 1
                 add({"event": "gap", "first": one.start, "count": len(one)})
-    pipe.hset(state, mapping={"payload": 1, "soft": 1000, "hard": 10_000, "serial": serial})
+    pipe.hset(
+        state,
+        mapping={"version": 1, "journal": 1, "journal_soft": 1000, "journal_hard": 10_000, "journal_serial": serial},
+    )
     pipe.execute()
     return written
 
