@@ -1097,6 +1097,9 @@ async def test_what_a_live_consumer_without_leases_works_on_is_no_orphan(shell: 
             raise Died
     assert await Awaited(shell.queue()).purge("orphans") == 3
     assert shell.leftovers(careless) == set()
+    await careless.publish("d")
+    await careless.process_messages(1).__aenter__()  # a block that is never left, and nobody has what it gave
+    assert await Awaited(shell.queue()).purge("orphans") == 1
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_without_payloads_in_the_archive_it_says_how_to_keep_them(spark, server,
 
 def test_a_key_is_published_once(server, client):
     options = PublishOptions(url=server.url, queue="orders", batch_size=2)
-    rows = [("a", "acme", "1", None), ("b", None, "2", '{"replay_of": "x"}'), ("c", None, "1", None)]
+    rows = [("a", "acme", "1", None), ("b", None, "2", '{"replay_of": "x"}'), ("c", "acme", "1", None)]
     sent = Sent()
     with publisher(options) as into:
         publish(into, [dict(zip(COLUMNS, (one[0].encode(), *one[1:]), strict=True)) for one in rows], sent)

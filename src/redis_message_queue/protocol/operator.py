@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 import itertools
 import json
@@ -312,6 +313,8 @@ class Operator:
 
     async def _purge_orphans(self) -> int:
         """Messages that consumers without leases have left in flight; what somebody works on is none of them."""
+        if held_without_lease:
+            gc.collect()  # a batch that nobody has any more, and whose block was never left, is not worked on
         removed, cursor, now, count, largest = 0, b"0", await self._server_time(), _FIRST_SCAN, 1
         while True:
             ((cursor, page),) = await self._ask(("HSCAN", self._keys.processing, cursor, "COUNT", count))
