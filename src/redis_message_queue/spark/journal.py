@@ -33,6 +33,7 @@ _FIELDS: tuple[tuple[str, str, pa.DataType], ...] = (
     ("error_type", "error_type", pa.string()),
     ("reason", "reason", pa.string()),
     ("replay_of", "replay_of", pa.string()),
+    ("of", "of", pa.string()),
     ("results", "results", pa.int64()),
     ("target", "target", pa.string()),
     ("first", "first", pa.int64()),
