@@ -1,0 +1,481 @@
+"""Who takes part in a schedule: producers, consumers, operators and streaming queries.
+
+They use the library as its users do: the asyncio queue over a simulated port, and the consumer group of a streaming
+query over a blocking one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from random import Random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from redis_message_queue.asyncio.message import ReceivedMessage
+from redis_message_queue.asyncio.queue import RedisMessageQueue
+from redis_message_queue.envelope import Envelope
+from redis_message_queue.errors import (
+    CleanupFailedError,
+    ConfigurationError,
+    ConsumerGroupBusyError,
+    ConsumerGroupLostError,
+    LeaseLostError,
+    LuaScriptError,
+    PublishNotConfirmedError,
+    QueueBackpressureError,
+    QueueDrainedError,
+    RetryBudgetExhaustedError,
+)
+from redis_message_queue.events import EventOperation, QueueEvent
+from redis_message_queue.keys import QueueKeys
+from redis_message_queue.options import GatewayOptions, QueueOptions
+from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.store import RedisStore
+from redis_message_queue.spark import consumer_group
+from redis_message_queue.spark.connection import RedisReader
+from simulator.bridge import BlockingSimulatedPort, block_on, run_blocking
+from simulator.loop import Process
+from simulator.plan import GROUP, QUEUE, RESULTS, Actor, gateway_options
+from simulator.port import SimulatedPort
+
+if TYPE_CHECKING:
+    from simulator.world import World
+
+_SLACK = 0.3  # seconds: a few round trips of the usual length
+
+
+class HandlerError(Exception):
+    """What a handler raises when it fails."""
+
+
+def open_queue(
+    world: World, port: SimulatedPort, name: str = QUEUE, on_event: Callable[[QueueEvent], None] | None = None
+) -> RedisMessageQueue:
+    """A queue object, as the constructor would make it for a real client."""
+    settings = world.plan.settings
+    options = gateway_options(settings) if name == QUEUE else GatewayOptions(message_visibility_timeout_seconds=5.0)
+    queue: RedisMessageQueue = object.__new__(RedisMessageQueue)
+    described = QueueOptions(name=name, **settings.queue) if name == QUEUE else QueueOptions(name=name)
+    if name == QUEUE:
+        described = replace(described, on_event=on_event)
+    queue._protocol = QueueProtocol(described, RedisStore(port, QueueKeys.of(name), options), ReceivedMessage)
+    return queue
+
+
+class Life:
+    """One process of an actor, from its start until it ends, dies or is told to finish."""
+
+    def __init__(self, world: World, actor: Actor, process: Process, nth: int) -> None:
+        self.world = world
+        self.actor = actor
+        self.process = process
+        self.random = Random(f"{world.plan.seed}/{actor.name}/{nth}")
+        self.port = world.port(process, self.random)
+        self.queue = open_queue(world, self.port, on_event=self._on_event)
+        self.results = open_queue(world, self.port, RESULTS)
+        self.finishing = False
+        self.has_given_up = False  # a message could not be settled, and is left to its lease
+        self.main: asyncio.Task[Any] | None = None
+
+    def _on_event(self, event: QueueEvent) -> None:
+        if event.operation is EventOperation.CLEANUP_FAILED:
+            self.has_given_up = True
+
+    async def live(self) -> None:
+        """Do what the actor does. Only documented errors may come out of the library."""
+        await asyncio.sleep(self.actor.starts_at)
+        work: Callable[[], Any] = getattr(self, f"_{self.actor.kind}")
+        try:
+            await work()
+        except (RetryBudgetExhaustedError, CleanupFailedError, QueueDrainedError):
+            self.has_given_up = True
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self.world.unexpected(self.process, error)
+
+    async def _timed(self, what: str, work: Any, limit: float) -> Any:
+        """Await a call that has a time limit."""
+        loop, process = self.world.loop, self.process
+        started, frozen = loop.time(), process.frozen_seconds
+        try:
+            return await work
+        finally:
+            took = loop.time() - started - (process.frozen_seconds - frozen)
+            if took > limit + _SLACK and not process.is_dead:
+                self.world.violated(
+                    "bounded wait", f"{what} of {process} took {took:.3f} s, its limit is {limit:.3f} s"
+                )
+
+    # -- producers
+
+    async def _producer(self) -> None:
+        world, random = self.world, self.random
+        amount = min(self.actor.amount, world.plan.messages or self.actor.amount)
+        while world.produced[self.actor.name] < amount:
+            world.produced[self.actor.name] += 1
+            await asyncio.sleep(random.random() * random.choice((0.0, 0.05, 0.6)))
+            if random.random() < 0.25:
+                await self._publish_many(random.randint(2, 5))
+            else:
+                await self._publish()
+        world.finished.add(self.actor.name)
+
+    def _message(self, tenant: str | None) -> str:
+        world, random = self.world, self.random
+        key = f"k{random.randrange(world.plan.settings.keys)}" if world.plan.settings.keys else ""
+        return world.new_payload(QUEUE, tenant, key, self.actor.name)
+
+    def _details(self) -> dict[str, Any]:
+        settings, random = self.world.plan.settings, self.random
+        details: dict[str, Any] = {"tenant": random.choice(settings.tenants)}
+        if random.random() < settings.delayed:
+            details["delay_seconds"] = random.choice((0.1, 1.0, 3.0))
+        return details
+
+    def _publish_limit(self) -> float:
+        """Retries, what a full queue and a confirmation wait for, and the time of one attempt beyond that."""
+        options = self.queue._protocol.store.options
+        waits = options.confirm_timeout_seconds + options.pending_overload_block_timeout_seconds
+        return options.retry_budget_seconds + waits + 2 * self.port.socket_timeout + self._first_contact()
+
+    async def _publish(self) -> None:
+        details = self._details()
+        message = self._message(details["tenant"])
+        payload, world, repeat = message.encode(), self.world, None
+        for _ in range(3):
+            try:
+                work = self.queue.publish(message, repeat_of=repeat, **details)
+                result = await self._timed("publish", work, self._publish_limit())
+                world.check(world.ledger.published, payload, result)
+                return
+            except PublishNotConfirmedError as error:
+                repeat = error
+            except QueueBackpressureError:
+                world.check(world.ledger.publish_refused, payload)
+                return
+            except (RetryBudgetExhaustedError, LuaScriptError) as error:
+                if isinstance(error, LuaScriptError) and "maxmemory" not in str(error):
+                    raise
+                return
+
+    async def _publish_many(self, count: int) -> None:
+        details = self._details()
+        messages = [self._message(details["tenant"]) for _ in range(count)]
+        world = self.world
+        try:
+            work = self.queue.publish_many(messages, **details)
+            results = await self._timed("publish_many", work, self._publish_limit())
+            for message, result in zip(messages, results, strict=True):
+                world.check(world.ledger.published, message.encode(), result)
+        except QueueBackpressureError as error:
+            stored = list(getattr(error, "results", ()))  # of the chunks before the one that was refused
+            for message, result in zip(messages, stored, strict=False):
+                world.check(world.ledger.published, message.encode(), result)
+            for message in messages[len(stored) :]:
+                world.check(world.ledger.publish_refused, message.encode())
+        except (RetryBudgetExhaustedError, PublishNotConfirmedError):
+            pass
+        except LuaScriptError as error:
+            if "maxmemory" not in str(error):
+                raise
+
+    # -- consumers
+
+    async def _handle(self, payload: bytes, message: ReceivedMessage | None = None) -> None:
+        """What a user's handler does: it takes its time, fails, hangs, or hands its result on."""
+        world, random, settings = self.world, self.random, self.world.plan.settings
+        world.check(world.ledger.handler_started, self.process, payload, world.loop.time())
+        world.trace("handler starts", self.process, payload.decode())
+        lease = settings.gateway["message_visibility_timeout_seconds"] or 2.0
+        seconds = settings.handler_seconds * random.random()
+        if random.random() < settings.hanging and not world.is_ending:
+            seconds = lease * random.uniform(0.8, 1.6)
+        if seconds:
+            await asyncio.sleep(seconds)
+        if random.random() < settings.failing and not world.is_ending:
+            world.trace("handler fails", self.process, payload.decode())
+            raise HandlerError(payload.decode())
+        if message is not None and random.random() < settings.handing_off:
+            result = world.new_payload(RESULTS, None, "", self.process.name)
+            world.check(world.ledger.handler_returned, self.process, payload)
+            try:
+                await message.complete([(self.results, result)])
+            except LuaScriptError as error:
+                if "maxmemory" not in str(error):
+                    raise
+                raise HandlerError("the server is full") from error
+        world.trace("handler ends", self.process, payload.decode())
+        world.check(world.ledger.handler_returned, self.process, payload)
+
+    def _claim_limit(self, wait: float) -> float:
+        """The wait and the time of one answer."""
+        return wait + self.port.socket_timeout + self._first_contact()
+
+    def _first_contact(self) -> float:
+        """What a queue object that was never answered may take longer."""
+        return 0.0 if self.queue._protocol.store.calls.has_connected else 5.25
+
+    async def _single(self) -> None:
+        wait = self.queue._protocol.store.options.message_wait_interval_seconds
+        while not self.finishing:
+            try:
+                context = self.queue.process_message()
+                payload = await self._timed("a claim", context.__aenter__(), self._claim_limit(wait))
+                try:
+                    if payload is None:
+                        await asyncio.sleep(0.2 if not wait else 0.01)
+                    else:
+                        await self._handle(payload, self.queue.current_message())
+                except BaseException as error:
+                    await context.__aexit__(type(error), error, None)
+                    raise
+                else:
+                    await context.__aexit__(None, None, None)
+            except (HandlerError, CleanupFailedError, LeaseLostError, RetryBudgetExhaustedError):
+                await asyncio.sleep(0.05)
+
+    async def _collector(self) -> None:
+        """Take what handlers have handed off."""
+        while not self.finishing:
+            with suppress(RetryBudgetExhaustedError, CleanupFailedError):
+                async with self.results.process_message() as payload:
+                    if payload is not None:
+                        ledger = self.world.ledger
+                        self.world.check(ledger.handler_started, self.process, payload, self.world.loop.time())
+                        self.world.check(ledger.handler_returned, self.process, payload)
+
+    async def _batch(self) -> None:
+        random, wait = self.random, self.queue._protocol.store.options.message_wait_interval_seconds
+        while not self.finishing:
+            try:
+                context = self.queue.process_messages(self.actor.size)
+                batch = await self._timed("a claim", context.__aenter__(), self._claim_limit(wait))
+                try:
+                    await self._work_on(list(batch), batch, random)
+                except BaseException as error:
+                    await context.__aexit__(type(error), error, None)
+                    raise
+                else:
+                    await context.__aexit__(None, None, None)
+                if not batch:
+                    await asyncio.sleep(0.2 if not wait else 0.01)
+            except (HandlerError, CleanupFailedError, LeaseLostError, RetryBudgetExhaustedError):
+                await asyncio.sleep(0.05)
+
+    async def _work_on(self, messages: list[ReceivedMessage], batch: Any, random: Random) -> None:
+        world = self.world
+        for message in messages:
+            if message.lease_lost:
+                world.trace("skips", self.process, _bytes(message.payload).decode())
+                world.check(world.ledger.handler_returned, self.process, _bytes(message.payload))
+                continue
+            try:
+                await self._handle(_bytes(message.payload), message)
+            except HandlerError as error:
+                if random.random() < 0.3:
+                    raise
+                await batch.fail(message, error)
+            else:
+                if random.random() < 0.3:
+                    # A handler may have completed it itself.
+                    with suppress(CleanupFailedError, ConfigurationError):
+                        await batch.ack(message)
+
+    async def _run(self) -> None:
+        actor = self.actor
+        in_batches = actor.size > 3 and actor.concurrency == 1
+        while not self.finishing:
+            try:
+                await self.queue.run(
+                    self._handle_batch if in_batches else self._handle_message,
+                    concurrency=actor.concurrency,
+                    prefetch=1 if in_batches else actor.size,
+                    batch_size=actor.size if in_batches else None,
+                    batch_seconds=0.2 if in_batches else None,
+                )
+                return
+            except (RetryBudgetExhaustedError, CleanupFailedError, LeaseLostError):
+                await asyncio.sleep(0.05)
+
+    async def _handle_message(self, message: ReceivedMessage) -> None:
+        await self._handle(_bytes(message.payload), message)
+
+    async def _handle_batch(self, messages: list[ReceivedMessage]) -> None:
+        for message in messages:
+            self.world.check(
+                self.world.ledger.handler_started, self.process, _bytes(message.payload), self.world.loop.time()
+            )
+        await asyncio.sleep(self.world.plan.settings.handler_seconds)
+        if self.random.random() < self.world.plan.settings.failing and not self.world.is_ending:
+            raise HandlerError
+        for message in messages:
+            self.world.check(self.world.ledger.handler_returned, self.process, _bytes(message.payload))
+
+    async def finish(self, seconds: float) -> bool:
+        """Be told to end: drain, as a program does that was asked to stop. Returns whether nothing is left."""
+        self.finishing = True
+        limit = seconds + self.port.socket_timeout
+        drained = await self._timed("drain", self.queue.drain(seconds), limit)
+        return bool(await self._timed("drain", self.results.drain(seconds), limit) and drained)
+
+    async def finish_gracefully(self) -> None:
+        """Drain, let the handlers end, and hold nothing afterwards."""
+        drained = await self.finish(10.0)
+        while self.main is not None and not self.main.done():
+            await asyncio.sleep(0.02)
+        if not drained and self.actor.kind != "query":
+            drained = await self.finish(10.0)
+        if drained and self.actor.kind in ("single", "batch", "run") and not self.has_given_up:
+            self.world.check(self.world.ledger.drained, self.process)
+
+    # -- operators
+
+    async def _operator(self) -> None:
+        random, queue = self.random, self.queue
+        for _ in range(self.actor.amount):
+            await asyncio.sleep(random.random() * 1.5)
+            if self.world.is_ending:
+                break
+            choice = random.randrange(8)
+            try:
+                if choice == 0:
+                    await queue.stats()
+                elif choice == 1:
+                    await queue.peek(5)
+                elif choice in (2, 3):
+                    await queue.redrive_dead_letters(max_messages=random.randint(1, 5))
+                elif choice == 4:
+                    await queue.redrive_failed(max_messages=random.randint(1, 5))
+                elif choice == 5:
+                    await queue.tenants()
+                elif choice == 6:
+                    await queue.purge(target=random.choice(("completed", "failed")))
+                else:
+                    await queue.purge(target=random.choice(("pending", "delayed", "dead_letters")))
+            except (RetryBudgetExhaustedError, QueueBackpressureError):
+                continue
+            except LuaScriptError as error:
+                if "maxmemory" not in str(error):
+                    raise
+
+    # -- streaming queries
+
+    async def _query(self) -> None:
+        world = self.world
+        while not self.finishing:
+            query = Query(self)
+            renewal = asyncio.create_task(query.renew())
+            try:
+                await run_blocking(query.work)
+            except (ConsumerGroupLostError, ConsumerGroupBusyError, RetryBudgetExhaustedError) as error:
+                world.trace("query stops", self.process, type(error).__name__)
+                await asyncio.sleep(0.5)
+            except LuaScriptError as error:
+                # A server that lost its last writes has not heard of the parts that this query has filled.
+                if not world.has_lost_data or "OVERTAKEN" not in str(error):
+                    raise
+            finally:
+                renewal.cancel()
+
+
+@dataclass
+class Checkpoint:
+    """What Spark keeps outside of Redis: the sink's table, and the last batch that is in it."""
+
+    committed: int = 0
+    table: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+
+
+class SimulatedReader(RedisReader):
+    """The reader of a consumer group, over a simulated port."""
+
+    def __init__(self, port: Any, keys: QueueKeys) -> None:
+        self.port = port
+        self.calls = Calls(port, keys, GatewayOptions(retry_budget_seconds=10))
+        self._keys = keys
+
+
+class Query:
+    """A streaming query between two restarts: as Spark does, it commits a batch to its checkpoint before it acks it."""
+
+    def __init__(self, life: Life) -> None:
+        self._life, self._world = life, life.world
+        gateway = life.world.plan.settings.gateway
+        options = SimpleNamespace(
+            queue=QUEUE,
+            consumer_group=GROUP,
+            lease_seconds=3.0,
+            keys=QueueKeys.of(QUEUE),
+            message_ttl_seconds=gateway.get("message_ttl_seconds"),
+            max_delivery_count=gateway.get("max_delivery_count"),
+            max_dead_letter_length=gateway.get("max_dead_letter_length"),
+        )
+        self.group: Any = consumer_group.ConsumerGroup(BlockingSimulatedPort(life.port), options)  # type: ignore[arg-type]
+        self.group._holder = holder = life.random.randbytes(6).hex()
+        self.group._acquire = self.group._command("acquire_group", GROUP, holder)
+
+    async def renew(self) -> None:
+        """Keep the group, beside the query's work."""
+        group = self.group
+        while True:
+            await asyncio.sleep(group.lease_seconds / 4)
+            if group.epoch:
+                try:
+                    await run_blocking(group.renew_lease)
+                except (ConsumerGroupLostError, RetryBudgetExhaustedError):
+                    return
+
+    def work(self) -> None:
+        group, checkpoint = self.group, self._world.checkpoint
+        group.acquire_group(timeout_seconds=8)
+        group.recover()
+        if group.sealed < checkpoint.committed:
+            self._check_loss(f"batches up to {checkpoint.committed} were committed, and {group.sealed} are sealed")
+            group.skip_to(checkpoint.committed)
+        while not self._life.finishing:
+            group.fill_batch(self._life.actor.size)
+            group.seal_batch()
+            if checkpoint.committed == group.sealed:
+                if checkpoint.committed > group.acked:
+                    group.ack_batch(checkpoint.committed)
+                group.wait_for_wakeup()
+                continue
+            for number in range(checkpoint.committed + 1, group.sealed + 1):
+                self._write(number)
+            group.ack_batch(checkpoint.committed)
+        group.release_lease()
+
+    def _write(self, number: int) -> None:
+        """Write one batch to the table, idempotently by its number."""
+        group, world = self.group, self._world
+        size = group.batch_size(number)
+        members = group.read_batch(number, 0, size or 0)
+        epoch = world.ledger.account.epochs.get(group.keys.group(GROUP))
+        block_on(asyncio.sleep(world.plan.settings.handler_seconds))
+        if epoch != group.epoch or world.checkpoint.committed >= number:
+            return  # Spark lets one query at a time commit to a checkpoint
+        if size is None:
+            self._check_loss(f"batch {number} is gone before it was committed")
+        else:
+            world.check(world.ledger.batch_read, group.keys.group(GROUP), number, members)
+        payloads = tuple(Envelope(one if one[0] >= 0x80 else one.partition(b":")[2]).payload for one in members)
+        for payload in payloads:
+            if payload in world.in_table and not world.has_lost_data:
+                world.violated("batches", f"{payload.decode()} is in two batches of the table")
+            world.in_table.add(payload)
+        world.checkpoint.table[number] = payloads
+        world.checkpoint.committed = number
+        world.trace("commits", self._life.process, f"batch {number} with {len(payloads)} messages")
+
+    def _check_loss(self, what: str) -> None:
+        if not self._world.has_lost_data:
+            self._world.violated("batches", what)
+
+
+def _bytes(payload: Any) -> bytes:
+    return payload if isinstance(payload, bytes) else str(payload).encode()

@@ -1,0 +1,315 @@
+"""Planted bugs: each is put into the scripts or into the protocol, and the simulator has to find it.
+
+A bug in a script is a change of its text; a bug in the protocol replaces a function while the schedules run. The table
+in `docs/explanation/simulator.md` is written from a run of `python -m simulator --mutants`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from redis_message_queue.asyncio.loop import Loop
+from redis_message_queue.protocol.batch_block import BatchBlock
+from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.prefetcher import Prefetcher
+from redis_message_queue.scripts import Script, all_names, script
+from simulator.ledger import INVARIANTS
+from simulator.plan import plan_of
+from simulator.world import Outcome, run
+
+PAGE = Path("docs/explanation/simulator.md")
+MOST_SCHEDULES = 2000  # after so many a bug counts as not found
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted bug."""
+
+    name: str
+    where: str
+    changes: tuple[tuple[str, str, str], ...] = ()  # a script, or '' for all of them; a text, and what replaces it
+    patch: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def scripts(self) -> dict[str, Script]:
+        """The scripts that differ from the library's."""
+        changed: dict[str, Script] = {}
+        for which, before, after in self.changes:
+            names = [which] if which else [name for name in all_names() if before in script(name).source]
+            if not names:
+                raise ValueError(f"{self.name}: no script has {before!r} any more")
+            for name in names:
+                one = changed.get(name, script(name))
+                if before not in one.source:
+                    raise ValueError(f"{self.name}: {name}.lua has no {before!r} any more")
+                source = one.source.replace(before, after)
+                changed[name] = replace(one, source=source, sha=hashlib.sha1(source.encode()).hexdigest())
+        return changed
+
+    def run(self, seed: int) -> Outcome:
+        """Run one schedule with the bug."""
+        with self.patch():
+            return run(plan_of(seed), scripts=self.scripts())
+
+    def find(self, first: int = 0, most: int = MOST_SCHEDULES) -> tuple[int, Outcome | None]:
+        """Run schedules until the bug is found. Returns how many it took, and the one that found it."""
+        for tried in range(1, most + 1):
+            outcome = self.run(first + tried - 1)
+            if outcome.violation is not None:
+                return tried, outcome
+        return most, None
+
+
+def _replaced(target: Any, name: str, value: Any) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: mock.patch.object(target, name, value)
+
+
+# -- bugs in the protocol
+
+
+async def _ack_before_the_handler(self: Any, work_item: Any) -> None:
+    """As `Loop._handle`, in the wrong order."""
+    work_item.begun = True
+    self._prefetcher.done(work_item)
+    await self._prefetcher.acks.flush()
+    try:
+        single = self._options.batch_size is None
+        await self._options.handler(work_item.messages[0] if single else list(work_item.messages))
+    except Exception as error:
+        await self._prefetcher.failed(work_item, error)
+
+
+async def _leave_and_ack_everything(self: Any, error: BaseException | None) -> None:
+    unsettled, self._unsettled = self._unsettled, {}
+    self.consumer.holding.end_lease()
+    if unsettled:
+        await self.consumer.settling.ack(list(unsettled.values()))
+
+
+def _shared_slot(self: Any) -> Any:
+    """As `Calls.acquire_slot`, but a slot stays free while somebody uses it."""
+    here = self.port.process()
+    _, free = self._free
+    if not free:
+        free.append(self._new_slot(here))
+        self._free = (here, free)
+    return free[-1]
+
+
+MUTANTS = (
+    # -- fences and leases
+    Mutant(
+        "settle without a fence: whoever knows the id can ack",
+        "lib/owned.lua",
+        (("settle", "  if not leased then return bodies, {} end", "  if true then return bodies, {} end"),),
+    ),
+    Mutant(
+        "renew without a token: a consumer that lost a message gets it back",
+        "renew.lua",
+        (("renew", "  if owned_until then", "  if owned_until or redis.call('HGET', processing, ids[nth]) then"),),
+    ),
+    Mutant(
+        "renew answers yes and renews nothing",
+        "renew.lua",
+        (("renew", "redis.call('ZADD', leases, unpack(deadlines))", ""),),
+    ),
+    Mutant(
+        "a reclaimed message keeps its old lease",
+        "claim.lua",
+        (("claim", "if #old_leases > 0 then redis.call('ZREM', leases, unpack(old_leases)) end", ""),),
+    ),
+    Mutant(
+        "a claim takes what another consumer still holds, a second too early",
+        "lib/select.lua",
+        (
+            (
+                "claim",
+                "redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', seen",
+                "redis.call('ZRANGEBYSCORE', leases, '-inf', now + 1000000, 'LIMIT', seen",
+            ),
+        ),
+    ),
+    # -- numbered calls
+    Mutant(
+        "a publish does not store its reply",
+        "publish.lua, enqueue.lua",
+        (
+            ("enqueue", "redis.call('PSETEX', reply, keep_ms, call .. result)", ""),
+            ("enqueue", "redis.call('PSETEX', reply, keep_ms, call .. marks)", ""),
+            ("publish", "redis.call('PSETEX', reply, keep_ms, call .. published)", ""),
+        ),
+    ),
+    Mutant(
+        "a claim does not store its reply",
+        "claim.lua",
+        (("claim", "redis.call('PSETEX', reply, hold_ms, call .. 'u' .. ids)", ""),),
+    ),
+    Mutant(
+        "a call that was overtaken is executed",
+        "lib/reply.lua",
+        (("", "  elseif number and number > call and ", "  elseif false and "),),
+    ),
+    Mutant(
+        "two calls share a reply slot",
+        "protocol/calls.py",
+        patch=_replaced(Calls, "acquire_slot", _shared_slot),
+    ),
+    # -- one place
+    Mutant(
+        "a settled message stays in flight: the fast path forgets one of two keys",
+        "settle.lua",
+        (("settle", "    redis.call('HDEL', processing, field)\n    redis.call('PSETEX'", "    redis.call('PSETEX'"),),
+    ),
+    Mutant(
+        "a message that is too old or was delivered too often is removed instead of kept",
+        "lib/select.lua",
+        (
+            (
+                "",
+                "local trim_error, cut = push_terminal(dlq, records, letters, notes, dlq_limit)",
+                "local trim_error, cut = '', 0",
+            ),
+        ),
+    ),
+    Mutant(
+        "a redriven message stays in the dead letters",
+        "redrive.lua",
+        (
+            ("redrive", "redis.call('LSET', dlq, index_of(one.letter, length, 'right'), tombstone)", ""),
+            ("redrive", "remove(dlq, length, letters_gone)", ""),
+        ),
+    ),
+    Mutant(
+        "the ack comes before the handler",
+        "asyncio/loop.py",
+        patch=_replaced(Loop, "_handle", _ack_before_the_handler),
+    ),
+    Mutant(
+        "a batch whose handler raised is acknowledged",
+        "protocol/batch_block.py",
+        patch=_replaced(BatchBlock, "leave", _leave_and_ack_everything),
+    ),
+    Mutant(
+        "requeued messages go to the back of their queue",
+        "requeue.lua",
+        (("requeue", "push_pending('RPUSH'", "push_pending('LPUSH'"),),
+    ),
+    # -- deduplication and limits
+    Mutant(
+        "a deduplication marker is not set",
+        "lib/enqueue.lua",
+        (("", "for _, one in ipairs(plan.markers) do redis.call('PSETEX', one[1], window_ms, one[2]) end", ""),),
+    ),
+    Mutant(
+        "deliveries are not counted",
+        "lib/select.lua",
+        (("", "attempts = attempts + 1, times = times + 1,", "attempts = attempts + 1, times = times,"),),
+    ),
+    Mutant(
+        "a full server stores a publish",
+        "enqueue.lua",
+        (
+            (
+                "enqueue",
+                "local silent = redis.call('LLEN', wakeup) == 0",
+                "redis.call('HDEL', meta, '') local silent = redis.call('LLEN', wakeup) == 0",
+            ),
+        ),
+    ),
+    Mutant(
+        "a full server refuses a claim",
+        "claim.lua",
+        (
+            (
+                "claim",
+                "  redis.call('ZREM', leases, '')\n  redis.call('HSET', processing, ...)",
+                "  redis.call('HSET', processing, ...)",
+            ),
+        ),
+    ),
+    # -- fairness and wake-ups
+    Mutant(
+        "a tenant that was served stays first in the ring",
+        "claim.lua",
+        (("claim", "if others then place_in_ring(math.floor(score) + stride, tenant) else", "if not others then"),),
+    ),
+    Mutant(
+        "a publish wakes nobody",
+        "enqueue.lua",
+        (
+            ("enqueue", "if wakes and silent then redis.call('LPUSH', wakeup, '1') end", ""),
+            ("enqueue", "if was_empty and silent then redis.call('LPUSH', wakeup, '1') end", ""),
+        ),
+    ),
+    Mutant(
+        "the alarm for delayed messages is not set",
+        "lib/delayed.lua",
+        (("", "  redis.call('ZADD', leases, soonest, 'd')\n", ""),),
+    ),
+    # -- the journal
+    Mutant(
+        "a requeued message has no entry in the journal",
+        "requeue.lua",
+        (("requeue", "    record_event('requeued', id, tenant)\n", ""),),
+    ),
+    Mutant(
+        "the journal has an entry for a message that the caller does not own",
+        "settle.lua",
+        (
+            (
+                "settle",
+                "    marks[#marks + 1] = '0'\n",
+                "    marks[#marks + 1] = '0'\n    record_event(event, id, '')\n",
+            ),
+        ),
+    ),
+    # -- the consumer's side
+    Mutant(
+        "a message claimed ahead is started after its lease was lost",
+        "protocol/prefetcher.py",
+        patch=_replaced(Prefetcher, "_is_short_of_time", lambda self, work_item, now: False),
+    ),
+)
+
+
+def _find(place: int) -> tuple[int, int, str, str]:
+    tried, outcome = MUTANTS[place].find()
+    if outcome is None or outcome.violation is None:
+        return place, tried, "", ""
+    return place, tried, outcome.violation.invariant, outcome.violation.what
+
+
+def write_table(workers: int) -> int:
+    """Find every planted bug, print what found it, and write the table in the docs. Returns the exit status."""
+    rows: dict[int, tuple[int, str]] = {}
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        for place, tried, invariant, what in pool.imap_unordered(_find, range(len(MUTANTS)), chunksize=1):
+            rows[place] = (tried, invariant)
+            print(f"{MUTANTS[place].name}: {invariant or 'NOT FOUND'} after {tried} schedules ({what})", flush=True)
+    tabulate([rows[place] for place in range(len(MUTANTS))])
+    return 0 if all(invariant for _, invariant in rows.values()) else 1
+
+
+def tabulate(rows: list[tuple[int, str]]) -> None:
+    """Write the tables of the page: how many schedules each bug took, and the invariant that told."""
+    lines = ["| planted bug | in | schedules until found | invariant that told |", "|---|---|---|---|"]
+    for one, (tried, invariant) in zip(MUTANTS, rows, strict=True):
+        lines.append(f"| {one.name} | `{one.where}` | {tried if invariant else '-'} | {invariant or 'not found'} |")
+    _write("mutants", lines)
+    _write(
+        "invariants", ["| invariant | what it says |", "|---|---|", *(f"| {a} | {b} |" for a, b in INVARIANTS.items())]
+    )
+
+
+def _write(what: str, lines: list[str]) -> None:
+    """Replace the lines between two comments of the page."""
+    begin, end = f"<!-- {what}: begin -->", f"<!-- {what}: end -->"
+    text = PAGE.read_text()
+    before, after = text.partition(begin)[0], text.partition(end)[2]
+    PAGE.write_text("\n".join([before + begin, "", *lines, "", end + after]))

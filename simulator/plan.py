@@ -1,0 +1,254 @@
+"""What a seed decides: the settings of the queue, who takes part, and which faults happen when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from redis_message_queue.options import GatewayOptions
+from redis_message_queue.retry_policy import RetryPolicy
+from simulator.network import Weather
+
+QUEUE, RESULTS = "orders", "results"  # a queue, and one that gets what handlers hand off
+GROUP = "lake"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of the queues, and how their handlers behave."""
+
+    gateway: dict[str, Any]
+    queue: dict[str, Any]
+    tenants: tuple[str | None, ...]
+    keys: int  # how many deduplication keys there are, 0 for none
+    handler_seconds: float
+    failing: float  # of handlers
+    hanging: float  # of handlers: they outlast their lease
+    handing_off: float  # of handlers: they complete their message themselves
+    delayed: float  # of messages
+    socket_timeout: float
+
+
+@dataclass(frozen=True)
+class Actor:
+    """One process: what it does, and how much of it."""
+
+    name: str
+    kind: str  # producer, single, batch, run, operator, query
+    amount: int = 0  # messages of a producer, steps of an operator
+    size: int = 1  # of batches, or how many a loop claims ahead
+    concurrency: int = 1
+    starts_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong."""
+
+    number: int
+    kind: str
+    at: float
+    seconds: float = 0.0
+    who: str = ""
+    lost_seconds: float = 0.0  # what a restart or a failover loses
+    after_requests: int = 0  # of that process, instead of a time
+    weather: Weather | None = None
+
+    def __str__(self) -> str:
+        parts = [self.kind]
+        if self.who:
+            parts.append(self.who)
+        parts.append(f"after its request {self.after_requests}" if self.after_requests else f"at {self.at:.3f} s")
+        if self.seconds:
+            parts.append(f"for {self.seconds:.3f} s")
+        if self.lost_seconds:
+            parts.append(f"losing the last {self.lost_seconds:.3f} s")
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One schedule."""
+
+    seed: int
+    settings: Settings
+    actors: tuple[Actor, ...]
+    faults: tuple[Fault, ...]
+    messages: int = 0  # the most that any producer sends; 0 for as many as it likes
+
+    @property
+    def is_calm(self) -> bool:
+        return not self.faults
+
+    def only(
+        self, *, actors: set[str] | None = None, faults: set[int] | None = None, messages: int | None = None
+    ) -> Plan:
+        """The same schedule with fewer actors, faults or messages."""
+        return replace(
+            self,
+            actors=tuple(one for one in self.actors if actors is None or one.name in actors),
+            faults=tuple(
+                one
+                for one in self.faults
+                if (faults is None or one.number in faults) and (not one.who or actors is None or one.who in actors)
+            ),
+            messages=self.messages if messages is None else messages,
+        )
+
+
+def plan_of(seed: int) -> Plan:
+    """The schedule of a seed. Some are calm, most have a few faults, and every tenth is large."""
+    random = Random(f"{seed}/plan")
+    size = 3 if random.random() < 0.07 else 1
+    settings = _settings(random)
+    actors = _actors(random, settings, size)
+    faults = () if random.random() < 0.15 else _faults(random, settings, actors, size)
+    return Plan(seed, settings, actors, faults)
+
+
+def _settings(random: Random) -> Settings:
+    chance = random.random
+    is_leased = chance() < 0.92
+    lease = random.choice((1.0, 2.0, 4.0)) if is_leased else None
+    tenants: tuple[str | None, ...] = (None,)
+    if chance() < 0.55:
+        tenants = (*("abcdef"[: random.randint(2, 5)]), *((None,) if chance() < 0.5 else ()))
+    drops = chance() < 0.08
+    gateway: dict[str, Any] = {
+        "message_visibility_timeout_seconds": lease,
+        "message_wait_interval_seconds": random.choice((0.0, 0.7, 2.5)),
+        "retry_budget_seconds": random.choice((2.0, 6.0, 20.0)),
+        "retry_max_delay_seconds": 1.0,
+    }
+    queue: dict[str, Any] = {"enable_completed_queue": chance() < 0.6, "enable_failed_queue": chance() < 0.5}
+    if is_leased and not drops and chance() < 0.6:
+        gateway["max_delivery_count"] = random.choice((2, 3, 10))
+    if chance() < 0.2:
+        gateway["message_ttl_seconds"] = random.choice((4.0, 8.0))
+    if any(tenants) and chance() < 0.4:
+        gateway["tenant_weights"] = {name: random.randint(1, 3) for name in tenants if name}
+    keys = 0
+    if not drops and chance() < 0.4:
+        keys = random.randint(2, 8)
+        queue |= {"deduplication": True, "get_deduplication_key": deduplication_key}
+        gateway["message_deduplication_log_ttl_seconds"] = random.choice((0.5, 3.0, 30.0))
+    if drops or chance() < 0.15:
+        policy = "drop_oldest" if drops else random.choice(("raise", "block"))
+        gateway |= {"max_pending_length": random.randint(3, 12), "pending_overload_policy": policy}
+        if any(tenants) and chance() < 0.5:
+            gateway["max_pending_per_tenant"] = random.randint(2, 5)
+    if chance() < 0.25:
+        gateway["journal"] = random.choice((True, "payload"))
+    if chance() < 0.2:
+        gateway["confirm_replicas"] = 1
+    if chance() < 0.15:
+        gateway["confirm_fsync"] = True
+    if lease and chance() < 0.5:
+        queue["heartbeat_interval_seconds"] = lease / random.choice((3, 5))
+    ttl = gateway.get("message_ttl_seconds")
+    if chance() < 0.4:
+        delay = random.choice((0.2, 1.5))
+        queue["retry_policy"] = RetryPolicy(
+            max_attempts=random.randint(2, 4), initial_delay_seconds=delay if not ttl else 0.2, jitter=0.2
+        )
+    if chance() < 0.2 and lease:
+        gateway["max_dead_letter_length"] = random.randint(2, 20)
+    return Settings(
+        gateway=gateway,
+        queue=queue,
+        tenants=tenants,
+        keys=keys,
+        handler_seconds=random.choice((0.0, 0.02, 0.3)),
+        failing=random.choice((0.0, 0.1, 0.4)),
+        hanging=random.choice((0.0, 0.1, 0.4)),
+        handing_off=random.choice((0.0, 0.0, 0.3)),
+        delayed=random.choice((0.0, 0.0, 0.3)),
+        socket_timeout=random.choice((0.5, 1.0)) if chance() < 0.8 else 2.5,
+    )
+
+
+def deduplication_key(message: str) -> str:
+    """The third part of a payload; a message without one has a key of its own."""
+    return message.split("/")[2] or message
+
+
+def _actors(random: Random, settings: Settings, size: int) -> tuple[Actor, ...]:
+    actors = [
+        Actor(f"producer-{nth}", "producer", amount=random.randint(2, 8), starts_at=random.random())
+        for nth in range(1, random.randint(1, 3 * size * size) + 1)
+    ]
+    for nth in range(1, random.randint(1, 4 * size) + 1):
+        kind = random.choice(("single", "batch", "run", "run"))
+        name = f"consumer-{nth}"
+        actors.append(
+            Actor(
+                name, kind, size=random.randint(1, 6), concurrency=random.choice((1, 1, 2, 3)),
+                starts_at=random.random() * 1.5,
+            )
+        )  # fmt: skip
+    if random.random() < 0.4:
+        actors += [
+            Actor(f"operator-{nth}", "operator", amount=random.randint(2, 6), starts_at=random.random() * 2)
+            for nth in range(1, size + 1)
+        ]
+    if random.random() < 0.25 and settings.gateway["message_visibility_timeout_seconds"]:
+        actors += [
+            Actor(f"query-{nth}", "query", size=random.randint(1, 5), starts_at=random.random() * 2)
+            for nth in range(1, random.randint(1, 2) + 1)
+        ]
+    return tuple(actors)
+
+
+def _faults(random: Random, settings: Settings, actors: tuple[Actor, ...], size: int) -> tuple[Fault, ...]:
+    lease = settings.gateway["message_visibility_timeout_seconds"] or 5.0
+    faults: list[Fault] = []
+    for number in range(1, random.randint(1, 5 * size) + 1):
+        at, who = random.random() * 5, random.choice(actors).name
+        kind = random.choice(
+            (
+                *("weather", "weather", "weather", "kill", "kill", "freeze", "freeze", "cancel", "cut"),
+                *("restart", "failover", "full", "busy", "drain"),
+            )
+        )
+        one = Fault(number, kind, at)
+        if kind == "weather":
+            one = replace(one, seconds=random.uniform(0.5, 6), at=at / 2, weather=_weather(random))
+        elif kind in ("kill", "cancel", "drain"):
+            requests = random.randint(1, 12) if random.random() < 0.7 else 0
+            one = replace(one, who=who, after_requests=requests, seconds=random.uniform(0.1, 2))
+        elif kind == "freeze":
+            requests = random.randint(1, 12) if random.random() < 0.5 else 0
+            one = replace(one, who=who, after_requests=requests, seconds=random.choice((0.5, lease * 0.9, lease * 1.5)))
+        elif kind == "cut":
+            one = replace(one, who=who, seconds=random.choice((1.0, lease, lease * 2)))
+        elif kind in ("restart", "failover"):
+            lost = random.choice((0.0, 0.05, 0.9)) if kind == "restart" else random.choice((0.0, 0.1, 1.5))
+            one = replace(one, seconds=random.choice((0.01, 0.5, 2.0)), lost_seconds=lost)
+        elif kind == "full":
+            one = replace(one, seconds=random.uniform(0.5, 4))
+        elif kind == "busy":
+            one = replace(one, seconds=random.uniform(0.1, 3))
+        faults.append(one)
+    return tuple(faults)
+
+
+def _weather(random: Random) -> Weather:
+    def some(most: float) -> float:
+        return random.choice((0.0, most / 4, most)) * random.random()
+
+    return Weather(
+        request_lost=some(0.4),
+        reply_lost=some(0.5),
+        repeated=some(0.4),
+        late=some(0.2),
+        slow=some(0.5),
+        latency=random.choice((0.0005, 0.02)),
+        slow_latency=random.choice((0.1, 1.0, 3.0)),
+        latest=random.choice((0.5, 3.0, 8.0)),
+    )
+
+
+def gateway_options(settings: Settings) -> GatewayOptions:
+    """The options of the storage, as a user would give them."""
+    return GatewayOptions(**settings.gateway)

@@ -1,0 +1,203 @@
+"""The port of a simulated process: the library's own protocol runs over it, unmodified."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from redis import exceptions
+
+from redis_message_queue import wire
+from redis_message_queue.asyncio.runtime import AsyncioRuntime
+from redis_message_queue.protocol.port import Argument, Call, Command, Port, attempt_ends_at
+from simulator.keyspace import RedisError
+from simulator.loop import Process, SimulatedLoop
+from simulator.network import Network
+
+
+class ProcessDied(BaseException):
+    """The process of this port is dead: whatever still runs of it is Python closing its coroutines."""
+
+
+class SimulatedPort(AsyncioRuntime):
+    """A `Port` of one process. It asks the simulated network for everything that the real one asks a socket."""
+
+    retry_window = 0.0
+    decodes = False
+    is_cluster = False
+    address = "a simulated server"
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        network: Network,
+        process: Process,
+        random: Random,
+        heard: Callable[[Process, Call, float, Any], None],
+        socket_timeout: float = 2.0,
+    ) -> None:
+        self._loop = loop
+        self._network = network
+        self._process = process
+        self._random = random
+        self._heard = heard
+        self.socket_timeout = socket_timeout
+        self.owner_pid = process.number
+        self.is_waiting = False  # in BLPOP
+
+    # -- the runtime
+
+    def now(self) -> float:
+        return self._loop.time() + self._process.clock_offset
+
+    def random(self) -> float:
+        return self._random.random()
+
+    def new_id(self) -> bytes:
+        return self._random.randbytes(16)
+
+    def slot_name(self) -> bytes:
+        return self._random.randbytes(15)
+
+    def process(self) -> int:
+        return self._process.number
+
+    def after_fork(self) -> None:
+        raise AssertionError("simulated processes do not fork")
+
+    def is_transient(self, error: BaseException) -> bool:
+        return wire.is_transient(error)
+
+    # -- Redis
+
+    def reaches_the_same(self, other: Port) -> bool:
+        return isinstance(other, SimulatedPort) and self._network is other._network
+
+    def note_the_same(self, other: Port) -> None:
+        """There is one server."""
+
+    async def close_idle(self) -> None:
+        """Each exchange has a connection of its own."""
+
+    async def connect(self) -> None:
+        await self._exchange("connect", lambda: None)
+
+    def _timeout(self) -> float:
+        if self._process.is_dead:
+            raise ProcessDied
+        until = attempt_ends_at()
+        return self.socket_timeout if until is None else max(0.0, min(self.socket_timeout, until - self.now()))
+
+    async def _exchange(self, label: str, work: Callable[[], Any]) -> Any:
+        timeout = self._timeout()
+        answer = await self._network.send(self._process, label, work, timeout)
+        if isinstance(answer, RedisError):
+            raise _as_client_error(answer)
+        return answer
+
+    async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        name, sent_at = command.script.name, self._loop.time()
+        try:
+            answer = await self._exchange(name, lambda: self._execute((command, extra_keys, arguments)))
+        except exceptions.ResponseError as error:
+            raise wire.translated(error, name) from error
+        self._heard(self._process, (command, extra_keys, arguments), sent_at, answer)
+        return answer
+
+    def _execute(self, call: Call) -> Any:
+        command, extra_keys, arguments = call
+        keys = (*command.keys, *extra_keys)
+        return self._network.server.run_script(
+            self._process.name, command.script, keys, (*command.settings, *arguments)
+        )
+
+    async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
+        names, sent_at = [call[0].script.name for call in (first, second)], self._loop.time()
+        answers = await self._exchange(" and ".join(names), lambda: [self._or_error(first), self._or_error(second)])
+        results = []
+        for call, answer in zip((first, second), answers, strict=True):
+            if isinstance(answer, RedisError):
+                results.append(wire.translated(_as_client_error(answer), call[0].script.name))
+            else:
+                self._heard(self._process, call, sent_at, answer)
+                results.append(answer)
+        return results[0], results[1]
+
+    def _or_error(self, call: Call) -> Any:
+        try:
+            return self._execute(call)
+        except RedisError as error:
+            return error
+
+    async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+        label = " ".join(str(words[0]) for words in commands)
+        answers = await self._exchange(label, lambda: self._converse(commands))
+        return [_as_client_error(one) if isinstance(one, RedisError) else one for one in answers]
+
+    def _converse(self, commands: tuple[tuple[Argument, ...], ...]) -> Any:
+        """All commands of a pipeline. A WAIT at its end is answered when it is fulfilled, or when its time is over."""
+        server, confirmation = self._network.server, None
+        answers: list[Any] = []
+        for words in commands:
+            if words[0] in ("WAIT", "WAITAOF"):
+                confirmation = words
+            elif words[0] == "MULTI":
+                answers.append(b"OK")
+            elif words[0] == "EXEC":
+                answers = [*[b"QUEUED"] * (len(answers) - 1), answers[1:]]
+            else:
+                try:
+                    answers.append(server.run_command(self._process.name, words))
+                except RedisError as error:
+                    answers.append(error)
+        if confirmation is None:
+            return answers
+        return self._confirm(confirmation, answers)
+
+    def _confirm(self, words: tuple[Argument, ...], answers: list[Any]) -> Any:
+        server, loop = self._network.server, self._loop
+        is_aof, deadline = words[0] == "WAITAOF", loop.time() + int(words[-1]) / 1000
+        wanted = [int(word) for word in words[1:-1]]
+        done: asyncio.Future[Any] = loop.create_future()
+        incarnation = server.incarnation
+
+        def look() -> None:
+            if incarnation != server.incarnation:
+                return  # the connection is gone, and with it the answer
+            disk, replica = int(not server.is_disk_behind), int(not server.is_replica_behind)
+            found: list[int] = [disk, replica] if is_aof else [replica]
+            if all(map(int.__ge__, found, wanted)) or loop.time() >= deadline:
+                done.set_result([*answers, found if is_aof else found[0]])
+            else:
+                loop.call_later(0.02, look)
+
+        look()
+        return done if not done.done() else done.result()
+
+    async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
+        timeout = self._timeout()
+        gone: asyncio.Future[Any] = self._loop.create_future()
+        self.is_waiting = True
+        try:
+            answer = await self._network.send(
+                self._process, "BLPOP", lambda: self._network.block(wakeup, seconds, gone), timeout
+            )
+        finally:
+            self.is_waiting = False
+            if not gone.done():
+                gone.set_result(None)
+        if isinstance(answer, RedisError):
+            raise wire.translated(_as_client_error(answer), "claim")
+        return answer is not None
+
+
+def _as_client_error(error: RedisError) -> exceptions.ResponseError:
+    """As redis-py reads an error reply: known kinds have a class of their own and lose their first word."""
+    text = str(error)
+    if text.startswith("OOM "):
+        return exceptions.OutOfMemoryError(text.removeprefix("OOM "))
+    if text.startswith("ERR "):
+        text = text.removeprefix("ERR ")
+    return exceptions.ResponseError(text)

@@ -1,0 +1,456 @@
+"""Runs one schedule: a server, a network, processes and faults, with the ledger looking on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import logging
+import random as random_module
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from redis_message_queue.scripts import Script
+from redis_message_queue.spark import consumer_group
+from simulator import actors
+from simulator.bridge import block_on
+from simulator.ledger import Account, Ledger, Rules, Violation
+from simulator.loop import Livelock, Process, SimulatedLoop
+from simulator.lua import Interpreter
+from simulator.network import CLEAR, Network
+from simulator.plan import QUEUE, RESULTS, Actor, Fault, Plan, gateway_options
+from simulator.port import SimulatedPort
+from simulator.server import Server, Step
+
+_LONGEST = 400.0  # virtual seconds until everything must be handled, after the last fault
+_interpreter: Interpreter | None = None
+
+
+def interpreter() -> Interpreter:
+    """One Lua for all schedules of this process."""
+    global _interpreter
+    if _interpreter is None:
+        _interpreter = Interpreter()
+    return _interpreter
+
+
+@dataclass
+class Outcome:
+    """How a schedule ended."""
+
+    plan: Plan
+    violation: Violation | None
+    steps: int  # scripts and commands that the server executed
+    callbacks: int
+    messages: int
+    faults: Counter[str]
+    digest: str  # of the trace
+    trace: list[tuple[float, str, str, str]]
+
+
+class World:
+    """Everything that takes part in one schedule."""
+
+    def __init__(self, plan: Plan, observe: Callable[[Step], None] | None = None) -> None:
+        self.plan = plan
+        self._trace: list[tuple[float, str, str, str]] = []
+        self.loop = SimulatedLoop(Random(f"{plan.seed}/loop"))  # type: ignore[abstract]  # no sockets
+        self.server = Server(interpreter(), self.loop.time, self._observe)
+        self.network = Network(self.loop, Random(f"{plan.seed}/network"), self.server, self._trace_network)
+        self.ledger = Ledger(_rules(plan), lambda: self.server.keyspace)
+        self._also_observe = observe
+        self.violation: Violation | None = None
+        self.lives: dict[str, actors.Life] = {}
+        self._births: Counter[str] = Counter()
+        self.produced: Counter[str] = Counter()
+        self.finished: set[str] = set()
+        self.checkpoint = actors.Checkpoint()
+        self.in_table: set[bytes] = set()
+        self.has_lost_data = False
+        self.is_ending = False
+        self.is_over = False
+        self._payloads = 0
+        self._requests: dict[str, list[Fault]] = {}
+        self._counted: Counter[str] = Counter()
+        self.happened: Counter[str] = Counter()
+        self._last_disturbance = 0.0
+
+    # -- what actors use
+
+    def trace(self, what: str, process: Any, detail: str = "") -> None:
+        self._trace.append((self.loop.time(), what, str(process), detail))
+
+    def _trace_network(self, what: str, process: Process, label: str, detail: str = "") -> None:
+        self.happened[what] += 1
+        self.trace(what, process, f"{label} {detail}".rstrip())
+
+    def port(self, process: Process, random: Random) -> SimulatedPort:
+        return SimulatedPort(self.loop, self.network, process, random, self._heard, self.plan.settings.socket_timeout)
+
+    def new_payload(self, queue: str, tenant: str | None, key: str, whose: str) -> str:
+        self._payloads += 1
+        return f"{queue}/{tenant or ''}/{key}/{whose}-{self._payloads}"
+
+    def check(self, check: Callable[..., None], *arguments: Any) -> None:
+        """Let the ledger check something; the first violation ends the schedule."""
+        if self.violation is None:
+            try:
+                check(*arguments)
+            except Violation as violation:
+                self._end_with(violation)
+
+    def violated(self, invariant: str, what: str) -> None:
+        if self.violation is None:
+            self._end_with(Violation(invariant, what))
+
+    def unexpected(self, process: Process, error: BaseException) -> None:
+        """An error came out of the library that its documentation does not name."""
+        if not process.is_dead:
+            self.violated("errors", f"{process} got {type(error).__name__}: {error}")
+
+    def _end_with(self, violation: Violation) -> None:
+        self.trace("VIOLATION", "", str(violation))
+        self.violation = violation
+        self.is_over = True
+
+    def _heard(self, process: Process, call: Any, sent_at: float, answer: Any) -> None:
+        self.check(self.ledger.heard, process, call, sent_at, answer)
+
+    def _observe(self, step: Step) -> None:
+        self._trace.append((self.loop.time(), step.name, step.caller, _described(step)))
+        if self._also_observe is not None:
+            self._also_observe(step)
+        self.check(self.ledger.step, step)
+        self._after_request(step.caller)
+
+    # -- running
+
+    def run(self) -> Outcome:
+        """Run the schedule to its end or to its first violation."""
+        was_enabled = gc.isenabled()
+        gc.disable()  # nothing may be closed at a moment that the seed does not decide
+        logging.disable(logging.CRITICAL)
+        clock = SimpleNamespace(monotonic=self.loop.time, sleep=lambda seconds: block_on(asyncio.sleep(seconds)))
+        try:
+            with (
+                mock.patch.object(consumer_group, "RedisReader", actors.SimulatedReader),
+                mock.patch.object(consumer_group, "time", clock),
+            ):
+                self._run()
+        finally:
+            logging.disable(logging.NOTSET)
+            for process in self.loop.processes:
+                process.is_dead = True
+            self.loop.close_all()
+            if was_enabled:
+                gc.enable()
+        lines = "\n".join(map(repr, self._trace)).encode()
+        return Outcome(
+            self.plan,
+            self.violation,
+            self.ledger.steps,
+            self.loop.callbacks,
+            self._payloads,
+            self.happened,
+            hashlib.sha256(lines).hexdigest()[:16],
+            self._trace,
+        )
+
+    def _run(self) -> None:
+        self.loop.start(Process("director", 1), self._direct())
+        try:
+            self.loop.run(lambda: self.is_over)
+        except Livelock as error:
+            self.violated("left behind", str(error))
+        if self.loop.world.errors and self.violation is None:
+            raise self.loop.world.errors[0]
+        if not self.is_over and self.violation is None:
+            self.violated("left behind", "nobody can go on, and the schedule is not over")
+
+    async def _direct(self) -> None:
+        """Begin everything, wait until the faults are over, let everybody finish, and look at what is left."""
+        plan = self.plan
+        for actor in plan.actors:
+            self.begin(actor)
+        for fault in plan.faults:
+            if fault.after_requests:
+                self._requests.setdefault(fault.who, []).append(fault)
+            else:
+                self.loop.spawn(self.loop.world, self._inject(fault))
+        watch = self.loop.spawn(self.loop.world, self._watch_for_idle())
+        last = max((fault.at + fault.seconds for fault in plan.faults), default=0.0)
+        producers = {actor.name for actor in plan.actors if actor.kind == "producer"}
+        await asyncio.sleep(max(last, 2.0) + 0.3)
+        deadline = self.loop.time() + _LONGEST
+        while not producers <= self.finished and self.loop.time() < deadline:
+            await asyncio.sleep(0.5)
+        self._requests.clear()
+        self.network.weather, self.network.cut_off = CLEAR, set()
+        self.is_ending = True
+        self._last_disturbance = self.loop.time()
+        self.begin(Actor("finisher", "single"))
+        self.begin(Actor("collector", "collector"))
+        await asyncio.sleep(max(0.0, self.network.last_arrival - self.loop.time()) + 0.1)
+        while (self._unfinished() or self._is_operated()) and self.loop.time() < deadline + _LONGEST:
+            await asyncio.sleep(0.25)
+        if left := self._unfinished():
+            places = self.ledger.account.where[left[0]]
+            self.violated("left behind", f"{len(left)} messages, such as {left[0].decode()} in {', '.join(places)}")
+        watch.cancel()
+        await self._let_everybody_finish()
+        self.check(self.ledger.check_the_end)
+        self._check_orphans()
+        self.is_over = True
+
+    def _check_orphans(self) -> None:
+        """Without leases, a message in flight is one whose consumer died or failed to settle it."""
+        if orphans := self.ledger.held_by(self._alive()):
+            self.violated("left behind", f"{orphans[0].decode()} is in flight, and its consumer has forgotten it")
+
+    def _is_operated(self) -> bool:
+        """Whether an operator is still at work: what it redrives, somebody has to handle."""
+        lives = [life for life in self.lives.values() if life.actor.kind == "operator" and not life.process.is_dead]
+        return any(life.main is not None and not life.main.done() for life in lives)
+
+    def _unfinished(self) -> list[bytes]:
+        leased = self.plan.settings.gateway["message_visibility_timeout_seconds"]
+        if leased:
+            return self.ledger.unfinished()
+        # Without leases, what a dead consumer had stays in flight.
+        places, held = self.ledger.account.where, set(self.ledger.held_by(self._alive()))
+        return [one for one in self.ledger.unfinished() if "processing" not in places[one] or one in held]
+
+    def _alive(self) -> set[str]:
+        """The processes that still settle what they hold."""
+        return {life.process.name for life in self.lives.values() if not life.process.is_dead and not life.has_given_up}
+
+    async def _let_everybody_finish(self) -> None:
+        """Drain each queue object that lives: nothing may be unconfirmed afterwards."""
+        for life in list(self.lives.values()):
+            if not life.process.is_dead and life.actor.kind not in ("producer", "operator"):
+                self.loop.spawn(life.process, self._finish(life))
+        await self._wait_for_ends(40.0)
+        for life in self.lives.values():
+            if not life.process.is_dead and life.main is not None and not life.main.done():
+                self.violated("bounded wait", f"{life.process} did not end after its drain")
+
+    async def _wait_for_ends(self, seconds: float) -> None:
+        deadline = self.loop.time() + seconds
+        while self.loop.time() < deadline:
+            lives = [life for life in self.lives.values() if not life.process.is_dead]
+            if all(life.main is None or life.main.done() for life in lives):
+                break
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)  # drains that are under way beside them
+
+    async def _finish(self, life: actors.Life) -> None:
+        if not await life.finish(5.0):
+            self.violated("left behind", f"the drain of {life.process} returned False in calm weather")
+
+    def begin(self, actor: Actor) -> None:
+        """Start a process for an actor, for the first time or again."""
+        self._births[actor.name] += 1
+        nth = self._births[actor.name]
+        name = actor.name if nth == 1 else f"{actor.name}#{nth}"
+        random = Random(f"{self.plan.seed}/{name}/clock")
+        process = Process(name, 100 + sum(self._births.values()), clock_offset=random.uniform(-500, 500))
+        life = self.lives[actor.name] = actors.Life(self, actor, process, nth)
+        life.main = self.loop.start(process, life.live())
+
+    # -- faults
+
+    def _after_request(self, caller: str) -> None:
+        """Some faults happen when the server has executed a certain request, before the reply is on its way."""
+        name = caller.partition("#")[0]
+        if name not in self._requests:
+            return
+        self._counted[name] += 1
+        for fault in list(self._requests[name]):
+            if self._counted[name] == fault.after_requests:
+                self.loop.spawn(self.loop.world, self._do(fault))
+
+    async def _inject(self, fault: Fault) -> None:
+        await asyncio.sleep(max(0.0, fault.at - fault.lost_seconds))
+        await self._do(fault)
+
+    async def _do(self, fault: Fault) -> None:
+        if self.is_ending:
+            return
+        self.happened[fault.kind] += 1
+        self.trace(f"fault: {fault.kind}", fault.who, str(fault))
+        await getattr(self, f"_{fault.kind}")(fault)
+        self.trace(f"end of fault: {fault.kind}", fault.who)
+        self._last_disturbance = self.loop.time()
+
+    def _life(self, fault: Fault) -> actors.Life | None:
+        life = self.lives.get(fault.who)
+        return None if life is None or life.process.is_dead else life
+
+    async def _weather(self, fault: Fault) -> None:
+        assert fault.weather is not None
+        self.network.weather = fault.weather
+        await asyncio.sleep(fault.seconds)
+        self.network.weather = CLEAR
+
+    async def _kill(self, fault: Fault) -> None:
+        if (life := self._life(fault)) is not None:
+            self.loop.kill(life.process)
+            await asyncio.sleep(fault.seconds)
+            if not self.is_ending:
+                self.begin(life.actor)
+
+    async def _cancel(self, fault: Fault) -> None:
+        """Cancel the main task; the process lives on and begins again, with the same queue object."""
+        life = self._life(fault)
+        if life is None or life.main is None or life.main.done() or life.actor.kind == "query":
+            return
+        main = life.main
+        life.has_given_up = True  # a cancelled handler leaves its message to the lease
+        main.cancel()
+        while not main.done() and not life.process.is_dead:
+            await asyncio.sleep(0.05)
+        if not life.process.is_dead:
+            life.main = self.loop.spawn(life.process, life.live())
+
+    async def _drain(self, fault: Fault) -> None:
+        """Stop a consumer as an operator does, and start it again."""
+        life = self._life(fault)
+        if life is None or life.actor.kind in ("producer", "operator"):
+            return
+        ending = self.loop.spawn(life.process, life.finish_gracefully())
+        while not ending.done() and not life.process.is_dead:
+            await asyncio.sleep(0.05)
+        if not life.process.is_dead and not self.is_ending and self.lives[fault.who] is life:
+            self.loop.kill(life.process)
+            self.begin(life.actor)
+
+    async def _freeze(self, fault: Fault) -> None:
+        if (life := self._life(fault)) is not None:
+            self.loop.freeze(life.process, fault.seconds)
+            await asyncio.sleep(fault.seconds)
+
+    async def _cut(self, fault: Fault) -> None:
+        if (life := self._life(fault)) is not None:
+            self.network.cut_off.add(life.process)
+            await asyncio.sleep(fault.seconds)
+            self.network.cut_off.discard(life.process)
+
+    async def _full(self, fault: Fault) -> None:
+        self.server.is_full = True
+        await asyncio.sleep(fault.seconds)
+        self.server.is_full = False
+
+    async def _busy(self, fault: Fault) -> None:
+        self.server.is_busy = True
+        await asyncio.sleep(fault.seconds)
+        self.server.is_busy = False
+
+    async def _restart(self, fault: Fault) -> None:
+        """The server crashes and starts again from its disk, where the last writes may be missing."""
+        if not self._is_free:
+            return
+        disk = await self._fall_behind(fault, "is_disk_behind")
+        await self._go_down(fault, disk, keeps=self._confirms("confirm_fsync"))
+
+    async def _failover(self, fault: Fault) -> None:
+        """A replica becomes the primary. It may miss the last writes."""
+        if not self._is_free:
+            return
+        replica = await self._fall_behind(fault, "is_replica_behind")
+        await self._go_down(fault, replica, keeps=self._confirms("confirm_replicas"))
+
+    def _confirms(self, option: str) -> bool:
+        return bool(self.plan.settings.gateway.get(option))
+
+    async def _fall_behind(self, fault: Fault, what: str) -> tuple[Any, Account] | None:
+        if not fault.lost_seconds:
+            return None
+        copy = (self.server.keyspace.copy(), self.ledger.snapshot())
+        setattr(self.server, what, True)
+        await asyncio.sleep(fault.lost_seconds)
+        setattr(self.server, what, False)
+        return copy
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether no other fault keeps a second state of the server."""
+        return self.server.is_up and not (self.server.is_disk_behind or self.server.is_replica_behind)
+
+    async def _go_down(self, fault: Fault, copy: tuple[Any, Account] | None, *, keeps: bool) -> None:
+        server = self.server
+        server.is_up = False
+        server.drop_connections()
+        await asyncio.sleep(fault.seconds)
+        if copy is not None:
+            keyspace, account = copy
+            server.restore(keyspace)
+            self.has_lost_data = True
+            lost: list[set[bytes]] = []
+            self.check(lambda: lost.append(self.ledger.roll_back(account, keeps=keeps)))
+        server.is_up = True
+
+    async def _watch_for_idle(self) -> None:
+        """Look all the time whether messages wait beside an idle consumer."""
+        key, pause = f"{QUEUE}::wakeup".encode(), 0.05 if self.plan.is_calm else 0.2
+        while True:
+            await asyncio.sleep(pause)
+            server = self.server
+            now = self.loop.time()
+            disturbed = not self.plan.is_calm and now - self._last_disturbance < 3
+            disturbed = disturbed or not server.is_up or server.is_busy
+            is_idle = server.is_anybody_blocked(key) and any(
+                # Streaming queries look once a second: nobody waits for the next message of a micro-batch.
+                life.port.is_waiting and life.actor.kind != "query" and not life.process.is_dead
+                for life in self.lives.values()
+            )
+            is_idle = is_idle and not (disturbed or self.network.weather is not CLEAR)
+            self.check(self.ledger.look_for_idle, QUEUE, now, server.now_us, is_idle, 0.5)
+
+
+def _rules(plan: Plan) -> dict[str, Rules]:
+    options = gateway_options(plan.settings)
+    lease = options.message_visibility_timeout_seconds
+    window = options.message_deduplication_log_ttl_seconds if plan.settings.keys else 0
+    return {
+        QUEUE: Rules(
+            lease_us=int((lease or 0) * 1_000_000),
+            max_deliveries=options.max_delivery_count or 0,
+            ttl_us=int((options.message_ttl_seconds or 0) * 1_000_000),
+            window_us=int(window * 1_000_000),
+            weights=dict(options.tenant_weights or {}),
+            drops=options.pending_overload_policy == "drop_oldest",
+            most_dead=options.max_dead_letter_length or 0,
+            is_journaled=bool(options.journal),
+            has_queries=any(actor.kind == "query" for actor in plan.actors),
+            is_calm=plan.is_calm,
+        ),
+        RESULTS: Rules(lease_us=5_000_000, max_deliveries=0, ttl_us=0, window_us=0, is_calm=plan.is_calm),
+    }
+
+
+def _described(step: Step) -> str:
+    """What a reader of the trace wants to know of a step."""
+    if step.error is not None:
+        return step.error
+    reply = step.reply
+    return repr(reply) if reply is None or isinstance(reply, int | str) else _short(reply)
+
+
+def _short(reply: Any) -> str:
+    if isinstance(reply, bytes):
+        return reply.decode("ascii", "replace")[-60:] if len(reply) < 200 else f"{len(reply)} bytes"
+    return f"[{', '.join(_short(one) if isinstance(one, bytes | list) else str(one) for one in reply)}]"[:160]
+
+
+def run(plan: Plan, observe: Callable[[Step], None] | None = None, scripts: dict[str, Script] | None = None) -> Outcome:
+    """Run one schedule, with other scripts than the library's if they are given."""
+    # A library that drew from the shared generator would make schedules differ from run to run.
+    random_module.seed(plan.seed)
+    world = World(plan, observe)
+    world.server.patched = scripts or {}
+    return world.run()

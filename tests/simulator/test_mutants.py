@@ -1,0 +1,53 @@
+"""Planted bugs: the simulator finds them, shrinks what it found, and the documentation lists them all."""
+
+import pytest
+
+from simulator.ledger import INVARIANTS
+from simulator.mutants import MUTANTS, PAGE
+from simulator.shrink import command, shrink
+from simulator.world import run
+from tests.depth import often
+
+# Found by the first schedules of a run, so that looking for them takes seconds.
+QUICKLY_FOUND = (
+    "a settled message stays in flight: the fast path forgets one of two keys",
+    "a deduplication marker is not set",
+    "a publish wakes nobody",
+    "the ack comes before the handler",
+)
+
+
+@pytest.mark.parametrize("name", [one.name for one in MUTANTS] if often(0, 1) else QUICKLY_FOUND)
+def test_a_planted_bug_is_found(name: str):
+    """An invariant breaks within the first schedules."""
+    (mutant,) = (one for one in MUTANTS if one.name == name)
+    _, outcome = mutant.find(most=often(60, 2000))
+    assert outcome is not None, "the bug was not found"
+
+
+def test_a_failing_schedule_is_shrunk():
+    """The smaller schedule breaks the same invariant, has no more actors or faults, and says how to replay it."""
+    (mutant,) = (one for one in MUTANTS if one.name == "a deduplication marker is not set")
+    _, found = mutant.find(most=60)
+    assert found is not None and found.violation is not None
+    smallest = shrink(found, lambda plan: run(plan, scripts=mutant.scripts()))
+    assert smallest.violation is not None
+    assert smallest.violation.invariant == found.violation.invariant
+    assert len(smallest.plan.actors) <= len(found.plan.actors)
+    assert len(smallest.plan.faults) <= len(found.plan.faults)
+    assert command(smallest.plan).startswith(f"python -m simulator --seed {found.plan.seed}")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: one.name)
+def test_every_planted_bug_still_changes_something(mutant):
+    """The texts that it replaces are still in the scripts."""
+    assert mutant.scripts() or mutant.patch is not type(mutant).patch
+
+
+def test_the_documentation_lists_all_bugs_and_invariants():
+    """The page is written from a run; a new bug or invariant needs another one."""
+    text = PAGE.read_text()
+    for mutant in MUTANTS:
+        assert f"| {mutant.name} |" in text
+    for name, what in INVARIANTS.items():
+        assert f"| {name} | {what} |" in text
