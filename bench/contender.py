@@ -1,9 +1,8 @@
-"""Who competes, and how the driver talks to them."""
+"""The contenders of the benchmark, and the processes that run them."""
 
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,59 +10,78 @@ from select import select
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# Many times what claiming a whole pile takes: whoever is silent for so long has lost a message.
-_PATIENCE_SECONDS = 600
+# Many times longer than the longest request: a worker that takes so long has lost a message.
+_REPLY_TIMEOUT_SECONDS = 600
 
 
 class ContenderFailed(Exception):
-    """A contender could not do what it was asked; the text says which one and why."""
+    """A request to a contender failed. The text says which contender and why."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way of using Redis in an environment, and the raw one that it is compared with."""
+    """A way of using Redis on one interpreter, and the contender that it is compared with.
+
+    A reference is measured in these workloads only, and beside no other measure.
+    """
 
     name: str
     kind: str
     python: str
-    yardstick: str
+    baseline: str
     queue: str
+    workloads: frozenset[str] | None = None
+
+    def does(self, shell: str, workload: str) -> bool:
+        return self.workloads is None or (shell == "sync" and workload in self.workloads)
 
 
-def contenders(peer_python: str | None) -> list[Contender]:
-    """A library is compared with raw redis-py on its own interpreter. All queue names are equally long."""
+_STREAMS = frozenset({"publish", "consume", "publish_batch", "consume_batch"})
+_SOCKET = frozenset({"publish", "dedup", "consume", "publish_batch"})
+
+
+def contenders(hiredis: str, plain: str, peer: str | None) -> list[Contender]:
+    """All contenders, given the interpreters of their environments.
+
+    A library is compared with raw redis-py on the same interpreter. All queue names have the same length, so that none
+    has longer keys.
+    """
     ours = [
-        Contender("raw", "raw", sys.executable, "raw", "queue-1"),
-        Contender("library", "library", sys.executable, "raw", "queue-2"),
+        Contender("raw", "raw", hiredis, "raw", "queue-1"),
+        Contender("library", "library", hiredis, "raw", "queue-2"),
+        Contender("raw, plain", "raw", plain, "raw, plain", "queue-3"),
+        Contender("library, plain", "library", plain, "raw, plain", "queue-4"),
+        Contender("streams", "streams", hiredis, "raw", "queue-5", _STREAMS),
+        Contender("socket", "bare_socket", hiredis, "raw", "queue-6", _SOCKET),
     ]
-    if peer_python is None:
+    if peer is None:
         return ours
     return [
         *ours,
-        Contender("peer raw", "raw", peer_python, "peer raw", "queue-3"),
-        Contender("peer", "library", peer_python, "peer raw", "queue-4"),
+        Contender("peer raw", "raw", peer, "peer raw", "queue-7"),
+        Contender("peer", "library", peer, "peer raw", "queue-8"),
     ]
 
 
 def _environment() -> dict[str, str]:
-    """Without PYTHONPATH, which could put one library in the place of the other."""
+    """The environment without PYTHONPATH, which could replace one library with the other."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 class Worker:
-    """A process of a contender that answers one request at a time."""
+    """A process of a contender. It handles one request at a time."""
 
     def __init__(self, contender: Contender, url: str) -> None:
         self.contender = contender
         self.name = contender.name
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self._process = subprocess.Popen(
             [contender.python, "-m", "bench.worker", contender.kind, url, contender.queue],
             cwd=ROOT,
             env=_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._stderr,
             text=True,
         )
 
@@ -75,37 +93,38 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A pile in flight is dropped with its process, not acknowledged one by one.
+        # Messages in flight are dropped with the process, not acknowledged one by one.
         self._process.kill()
         self._process.communicate()
-        self._complaints.close()
+        self._stderr.close()
 
-    def ask(self, do: str, **arguments: Any) -> Any:
-        self.tell(do, **arguments)
-        return self.answer()
+    def request(self, do: str, **arguments: Any) -> Any:
+        """Send a request and wait for its reply."""
+        self.send(do, **arguments)
+        return self.receive()
 
-    def tell(self, do: str, **arguments: Any) -> None:
-        """Ask now, and take the answer later."""
+    def send(self, do: str, **arguments: Any) -> None:
+        """Send a request. Call `receive` for the reply."""
         assert self._process.stdin is not None
         try:
             print(json.dumps({"do": do, **arguments}), file=self._process.stdin, flush=True)
         except BrokenPipeError:
-            raise self._failed(self._last_words()) from None
+            raise self._failed(self._last_error()) from None
 
-    def answer(self) -> Any:
+    def receive(self) -> Any:
         assert self._process.stdout is not None
-        if not select([self._process.stdout], [], [], _PATIENCE_SECONDS)[0]:
-            raise self._failed(f"no answer in {_PATIENCE_SECONDS} seconds")
+        if not select([self._process.stdout], [], [], _REPLY_TIMEOUT_SECONDS)[0]:
+            raise self._failed(f"no reply within {_REPLY_TIMEOUT_SECONDS} seconds")
         line = self._process.stdout.readline()
-        reply = json.loads(line) if line else {"error": self._last_words()}
+        reply = json.loads(line) if line else {"error": self._last_error()}
         if "error" in reply:
             raise self._failed(reply["error"])
-        return reply["answer"]
+        return reply["result"]
 
     def _failed(self, why: str) -> ContenderFailed:
         return ContenderFailed(f"{self.contender.name}: {why}")
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         self._process.wait()
-        self._complaints.seek(0)
-        return (self._complaints.read().decode(errors="replace").strip().splitlines() or ["it ended"])[-1]
+        self._stderr.seek(0)
+        return (self._stderr.read().decode(errors="replace").strip().splitlines() or ["the process ended"])[-1]

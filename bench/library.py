@@ -1,4 +1,4 @@
-"""A queue library behind the public API that this one and the peer share."""
+"""The queue library as a contender, through the public API that this one and the peer share."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,8 +11,8 @@ import redis_message_queue
 import redis_message_queue.asyncio
 from bench.payload import identity
 
-# A pile is held for as long as the run lasts: its leases must not expire meanwhile.
-_PILE_LEASE_SECONDS = 7200
+# Messages are held until the run ends: their leases must not expire before that.
+_LEASE_SECONDS = 7200
 
 
 _TENANTS = 10
@@ -23,11 +23,11 @@ def _ignore(_: object) -> None:
 
 
 class Checks:
-    """What both colours share."""
+    """The part that the sync and the async queue share."""
 
     _turn = 0
 
-    def _check(self, summary: Any, messages: list[str]) -> None:
+    def _check(self, summary: Any, messages: list[dict[str, Any]]) -> None:
         if summary.handled != len(messages):
             raise RuntimeError(f"{summary.handled} of {len(messages)} messages were handled")
 
@@ -41,36 +41,39 @@ class SyncQueue(Checks):
         self._queue = make(name, client=client, deduplication=False)
         self._once = make(name, client=client, deduplication=True, get_deduplication_key=identity)
 
-    def publish(self, message: str) -> None:
+    def publish(self, message: dict[str, Any]) -> None:
         self._queue.publish(message)
 
-    def publish_once(self, message: str) -> None:
+    def publish_later(self, message: dict[str, Any], seconds: float) -> None:
+        self._queue.publish(message, delay_seconds=seconds)
+
+    def publish_once(self, message: dict[str, Any]) -> None:
         self._once.publish(message)
 
-    def consume(self, _: str) -> None:
+    def consume(self, _: dict[str, Any]) -> None:
         with self._queue.process_message() as message:
             if message is None:
                 raise RuntimeError("the pre-filled queue ran empty")
 
-    def publish_batch(self, messages: list[str]) -> None:
+    def publish_batch(self, messages: list[dict[str, Any]]) -> None:
         self._queue.publish_many(messages)
 
-    def consume_batch(self, messages: list[str]) -> None:
+    def consume_batch(self, messages: list[dict[str, Any]]) -> None:
         with self._queue.process_messages(len(messages)) as batch:
             if len(batch) < len(messages):
                 raise RuntimeError("the pre-filled queue ran empty")
 
-    def run_1(self, messages: list[str]) -> None:
+    def run_1(self, messages: list[dict[str, Any]]) -> None:
         self._check(self._queue.run(_ignore, prefetch=1, until_empty=True), messages)
 
-    def run_100(self, messages: list[str]) -> None:
+    def run_100(self, messages: list[dict[str, Any]]) -> None:
         self._check(self._queue.run(_ignore, prefetch=100, until_empty=True), messages)
 
-    def publish_for_tenants(self, message: str) -> None:
+    def publish_for_tenants(self, message: dict[str, Any]) -> None:
         self._turn = (self._turn + 1) % _TENANTS
         self._queue.publish(message, tenant=f"tenant {self._turn}")
 
-    def consume_of_tenants(self, message: str) -> None:
+    def consume_of_tenants(self, message: dict[str, Any]) -> None:
         self.consume(message)
 
     def listen(self, handle: Callable[[str | bytes], None]) -> None:
@@ -89,36 +92,39 @@ class AsyncQueue(Checks):
         self._queue = make(name, client=client, deduplication=False)
         self._once = make(name, client=client, deduplication=True, get_deduplication_key=identity)
 
-    async def publish(self, message: str) -> None:
+    async def publish(self, message: dict[str, Any]) -> None:
         await self._queue.publish(message)
 
-    async def publish_once(self, message: str) -> None:
+    async def publish_later(self, message: dict[str, Any], seconds: float) -> None:
+        await self._queue.publish(message, delay_seconds=seconds)
+
+    async def publish_once(self, message: dict[str, Any]) -> None:
         await self._once.publish(message)
 
-    async def consume(self, _: str) -> None:
+    async def consume(self, _: dict[str, Any]) -> None:
         async with self._queue.process_message() as message:
             if message is None:
                 raise RuntimeError("the pre-filled queue ran empty")
 
-    async def publish_batch(self, messages: list[str]) -> None:
+    async def publish_batch(self, messages: list[dict[str, Any]]) -> None:
         await self._queue.publish_many(messages)
 
-    async def consume_batch(self, messages: list[str]) -> None:
+    async def consume_batch(self, messages: list[dict[str, Any]]) -> None:
         async with self._queue.process_messages(len(messages)) as batch:
             if len(batch) < len(messages):
                 raise RuntimeError("the pre-filled queue ran empty")
 
-    async def run_1(self, messages: list[str]) -> None:
+    async def run_1(self, messages: list[dict[str, Any]]) -> None:
         self._check(await self._queue.run(_ignore, prefetch=1, until_empty=True), messages)
 
-    async def run_100(self, messages: list[str]) -> None:
+    async def run_100(self, messages: list[dict[str, Any]]) -> None:
         self._check(await self._queue.run(_ignore, prefetch=100, until_empty=True), messages)
 
-    async def publish_for_tenants(self, message: str) -> None:
+    async def publish_for_tenants(self, message: dict[str, Any]) -> None:
         self._turn = (self._turn + 1) % _TENANTS
         await self._queue.publish(message, tenant=f"tenant {self._turn}")
 
-    async def consume_of_tenants(self, message: str) -> None:
+    async def consume_of_tenants(self, message: dict[str, Any]) -> None:
         await self.consume(message)
 
     async def listen(self, handle: Callable[[str | bytes], None]) -> None:
@@ -128,19 +134,19 @@ class AsyncQueue(Checks):
                     return handle(message)
 
 
-class Pile:
-    """Messages in flight: each claimed by a context of its own, so that any of them can be left first."""
+class InFlight:
+    """Messages in flight, each claimed in its own context, so that they can be acknowledged in any order."""
 
     def __init__(self, url: str, name: str) -> None:
         self._queue = redis_message_queue.RedisMessageQueue(
             name,
             client=redis.Redis.from_url(url),
             deduplication=False,
-            visibility_timeout_seconds=_PILE_LEASE_SECONDS,
+            visibility_timeout_seconds=_LEASE_SECONDS,
         )
         self._held: list[AbstractContextManager[str | bytes | None]] = []
 
-    def publish(self, message: str) -> None:
+    def publish(self, message: dict[str, Any]) -> None:
         self._queue.publish(message)
 
     def claim(self) -> None:

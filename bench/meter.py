@@ -1,4 +1,4 @@
-"""The cost of a piece of work: CPU of this process, CPU of the server, and the wall clock."""
+"""Measures the cost of some work: CPU time of this process, CPU time of the server, and wall time."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _EMPTY_RUNS = 50
 
 
 class Meter:
-    """Reads the server's CPU over a connection of its own, and knows what that reading costs."""
+    """Reads the server's CPU time over its own connection, and subtracts the cost of reading it."""
 
     def __init__(self, url: str) -> None:
         self._control = redis.Redis.from_url(url)
@@ -23,7 +23,7 @@ class Meter:
     @contextmanager
     def running(self) -> Iterator[Cost]:
         cost: Cost = {}
-        # The clocks of this process are read inside those of the server, so that they do not see INFO.
+        # Read the clocks of this process last and first, so that they do not include the INFO calls.
         server, wall, client = self._server(), time.perf_counter(), time.process_time()
         yield cost
         cost["client"] = time.process_time() - client

@@ -1,13 +1,14 @@
-"""The peer package in an environment of its own."""
+"""The virtual environment of the peer package."""
 
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from shutil import which
 
 from bench.contender import ROOT
+from bench.environment import HIREDIS
 
 PEER = "redis-message-queue==8.4.2"
 _HOME = ROOT / ".bench" / "peer"
@@ -16,11 +17,11 @@ _RUNS = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))"
 
 
 class NoPeer(Exception):
-    """The peer is left out; the text says why."""
+    """The peer cannot be measured. The text says why."""
 
 
 def peer_python() -> str:
-    """The interpreter of the peer's environment, which is made on the first run."""
+    """The interpreter of the peer's environment, which the first run creates."""
     python = _HOME / "bin" / "python"
     wanted = [PEER, *_same_client()]
     if not _has(python, wanted):
@@ -30,12 +31,9 @@ def peer_python() -> str:
 
 
 def _same_client() -> Iterator[str]:
-    """The redis-py, and the hiredis if there is one, that this library is measured with."""
-    for package in ("redis", "hiredis"):
-        try:
-            yield f"{package}=={version(package)}"
-        except PackageNotFoundError:
-            continue
+    """The redis-py that this library uses, and the hiredis that it is measured with."""
+    yield f"redis=={version('redis')}"
+    yield HIREDIS
 
 
 def _has(python: Path, wanted: list[str]) -> bool:
@@ -52,7 +50,7 @@ def _interpreter() -> str:
 
 
 def _candidates() -> Iterator[str]:
-    """A name on PATH may be a shim that fails, so pyenv's own versions are looked at too."""
+    """Interpreters to try. A name on PATH may be a broken shim, so pyenv's own versions are included."""
     yield sys.executable
     yield from filter(None, map(which, _PYTHONS))
     if which("pyenv"):
@@ -70,4 +68,4 @@ def _works(*command: str) -> bool:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode != 0:
-        raise NoPeer((done.stderr.strip().splitlines() or ["its environment could not be made"])[-1])
+        raise NoPeer((done.stderr.strip().splitlines() or ["its environment could not be created"])[-1])

@@ -1,25 +1,25 @@
-"""Which CPU a process runs on.
+"""The CPUs that client and server run on.
 
-Left to the scheduler, a client and its server sometimes share a CPU and sometimes wake each other across two,
-which changes the CPU time of the same LPUSH by a factor of 1.6: raw redis-py against itself then came out at up to
-1.29. So both placements are measured, each by itself.
+The scheduler sometimes puts a client and its server on one CPU and sometimes on two, which changes the CPU time of the
+same LPUSH by a factor of 1.6: raw redis-py compared with itself then came out at up to 1.29. So both placements are
+measured separately.
 """
 
 import os
 
-# together: the work alone, and the steadier figure. apart: with what it costs to wake another CPU.
+# together: the work alone, and the steadier figure. apart: includes the cost of waking another CPU.
 PLACEMENTS = ("together", "apart")
 FREE = "free"
 
 
 def possible() -> tuple[str, ...]:
-    """Both where the system can pin processes to two CPUs, else whatever the scheduler does."""
+    """Both placements if the system can pin processes to two CPUs, otherwise only `free`."""
     pinnable = hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1
     return PLACEMENTS if pinnable else (FREE,)
 
 
 def place(placement: str, *, client: int, server: int) -> None:
-    """Put two processes, given by their ids, where the placement says."""
+    """Pin the client and the server process, given by their ids, to CPUs."""
     if not hasattr(os, "sched_setaffinity"):
         return
     cpus = sorted(os.sched_getaffinity(0))

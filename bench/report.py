@@ -1,4 +1,4 @@
-"""The tables at the end of a run."""
+"""The tables that a run prints."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from rich.table import Table
 
 from bench.figures import Figures
 
-_NAMES = {
+NAMES = {
     "publish": "publish",
     "dedup": "publish, dedup",
     "duplicate": "publish, a duplicate",
@@ -24,11 +24,12 @@ _NAMES = {
     "dedup key": "a deduplication key",
 }
 _LIBRARIES = ("library", "peer")
-_MET = {True: "[green]met[/]", False: "[red]not met[/]", None: ""}
+_REFERENCES = ("streams", "socket", "peer")
+_MET = {True: "[green]✓[/]", False: "[red]✗[/]", None: ""}
 
 
 def show(results: Figures, console: Console) -> None:
-    """Only what was measured."""
+    """Print a table for each part that was measured."""
     for part, draw in _PARTS.items():
         if results.get(part):
             console.print(draw(results[part]))
@@ -43,35 +44,44 @@ def header(environment: Figures) -> str:
 
 
 def _rates(rows: list[Figures]) -> Table:
-    table = _table("Speed as a ratio to raw redis-py (1.00 is as fast, more is faster)")
+    table = _table("Speed relative to raw redis-py by CPU time of client and server (more is faster)")
     table.add_column("client\nand server")
-    libraries = [name for name in _LIBRARIES if any(name in row["contenders"] for row in rows)]
-    by_clock = [f"{name}\nby {clock}" for name in libraries for clock in ("CPU", "wall")]
-    _columns(table, "raw\nµs CPU", *by_clock, "target\nby CPU", "")
+    _columns(table, "raw\nµs", "library", "target", "", "without\nhiredis", "target", "", *_REFERENCES)
     for row in rows:
         found = row["contenders"]
         raw = f"{found['raw']['cpu_us']:.0f}" if "raw" in found else "-"
-        ratios = [cell for name in libraries for cell in _ratios(found.get(name))]
-        target = _number(row["target"], "≥ {:.2f}"), _MET[row["met"]]
-        table.add_row(_title(row), row["placement"], raw, *ratios, *target)
+        ours = ratio(found.get("library")), _number(row["target"], "{:.2f}"), _MET[row["met"]]
+        plain = ratio(found.get("library, plain")), _number(row["target_plain"], "{:.2f}"), _MET[row["met_plain"]]
+        others = [ratio(found.get(name), spread=False) for name in _REFERENCES]
+        table.add_row(_title(row), row["placement"], raw, *ours, *plain, *others)
     return table
 
 
-def _ratios(figures: Figures | None) -> tuple[str, str]:
+def ratio(figures: Figures | None, *, spread: bool = True) -> str:
+    """How fast by CPU time, and how far the middle half of the rounds spreads."""
     if figures is None:
-        return "-", "-"
-    return f"{figures['cpu_ratio']:.2f} ± {figures['cpu_ratio_spread']:.2f}", f"{figures['wall_ratio']:.2f}"
+        return ""
+    return f"{figures['cpu_ratio']:.2f}" + (f" ± {figures['cpu_ratio_spread']:.2f}" if spread else "")
 
 
 def _latencies(rows: list[Figures]) -> Table:
-    table = _table("From publish to the handler of an idle consumer")
+    table = _table("Delay from publish to the handler of an idle consumer")
     _columns(table, "median\nms", "p99\nms", "median\nto raw", "p99\nto raw", "samples", "target", "")
     for row in rows:
         for name, figures in row["contenders"].items():
             ours = name == "library"
             cells = ("{median_ms:.2f}", "{p99_ms:.2f}", "{times_raw:.2f}", "{p99_times_raw:.2f}", "{samples}")
             target = (f"≤ {row['target']:.2f}", _MET[row["met"]]) if ours else ("", "")
-            table.add_row(f"{row['colour']}: {name}", *(cell.format(**figures) for cell in cells), *target)
+            table.add_row(f"{row['shell']}: {name}", *(cell.format(**figures) for cell in cells), *target)
+    return table
+
+
+def _due(rows: list[Figures]) -> Table:
+    table = _table("Delay from the due time of a delayed message to the handler of an idle consumer")
+    _columns(table, "median\nms", "p90\nms", "samples", "target", "")
+    for row in rows:
+        cells = ("{median_ms:.1f}", "{p90_ms:.1f}", "{samples}", "≤ {target:.0f}")
+        table.add_row(row["shell"], *(cell.format(**row) for cell in cells), _MET[row["met"]])
     return table
 
 
@@ -86,18 +96,18 @@ def _acks(row: Figures) -> Table:
 
 
 def _memory(rows: list[Figures]) -> Table:
-    table = _table("Redis memory, bytes each (in brackets: the sum of MEMORY USAGE)")
+    table = _table("Redis memory in bytes (in brackets: the sum of MEMORY USAGE)")
     libraries = [name for name in _LIBRARIES if name in rows[0]["contenders"]]
     _columns(table, *libraries, "target", "")
     for row in rows:
         cells = ["{used:.0f} ({keys:.0f})".format(**row["contenders"][name]) for name in libraries]
-        table.add_row(_NAMES[row["what"]], *cells, _number(row["target"], "≤ {:.0f}"), _MET[row["met"]])
+        table.add_row(NAMES[row["what"]], *cells, _number(row["target"], "≤ {:.0f}"), _MET[row["met"]])
     return table
 
 
 def spark_table(results: Figures) -> Table:
-    """What was measured of Spark, by the wall clock: its rate over that of whoever it is compared with."""
-    table = _table("Through Spark, messages a second by the wall clock")
+    """The rates of Spark by wall time, and their ratio to what each is compared with."""
+    table = _table("Through Spark, messages per second of wall time")
     _columns(table, "compared\nwith", "Spark", "ratio", "target", "")
     for name, other, own, ratio, target in _spark_rows(results):
         met = None if target is None else round(ratio, 2) >= target
@@ -107,12 +117,12 @@ def spark_table(results: Figures) -> Table:
 
 def _spark_rows(results: Figures) -> Iterator[tuple[str, float, float, float, float | None]]:
     if sink := results.get("sink"):
-        rates = sink["rates"]
-        yield "sink with keys, to the same script by redis-py", rates["raw"], rates["sink"], sink["to_raw"], 0.7
-        yield "sink with keys, to a call a row", rates["naive"], rates["sink"], sink["to_naive"], 20.0
+        raw, own, naive = (sink["rates"][name] for name in ("raw", "sink", "naive"))
+        yield "sink with keys, compared with the same script by redis-py", raw, own, sink["to_raw"], 0.7
+        yield "sink with keys, compared with one call per row", naive, own, sink["to_naive"], 20.0
     for one in results.get("source", []):
-        name = f"source, {one['messages']:,} messages, to LRANGE"
-        # The start of a query is the same for few and for many.
+        name = f"source, {one['messages']:,} messages, compared with LRANGE"
+        # Starting a query takes the same time for few messages and for many, so only the largest has a target.
         target = 0.35 if one is results["source"][-1] else None
         yield name, one["raw"], one["source"], one["to_raw"], target
 
@@ -124,6 +134,7 @@ def _left_out(left_out: dict[str, str]) -> str:
 _PARTS: dict[str, Callable[[Any], RenderableType]] = {
     "rates": _rates,
     "latency": _latencies,
+    "due": _due,
     "ack": _acks,
     "memory": _memory,
     "left_out": _left_out,
@@ -142,8 +153,8 @@ def _columns(table: Table, *names: str) -> None:
 
 
 def _title(row: Figures) -> str:
-    name = _NAMES[row["workload"]]
-    return name if row["colour"] == "sync" else f"asyncio: {name}"
+    name = NAMES[row["workload"]]
+    return name if row["shell"] == "sync" else f"async: {name}"
 
 
 def _number(value: float | None, form: str) -> str:

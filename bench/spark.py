@@ -1,4 +1,4 @@
-"""`python -m bench spark`: what a message costs through Spark, as a ratio to raw redis-py in the same run."""
+"""`python -m bench spark`: measures the Spark sink and source, as a ratio to raw redis-py in the same run."""
 
 import argparse
 import json
@@ -14,34 +14,34 @@ from typing import Any
 import redis
 from rich.console import Console
 
-from bench.payload import payload
+from bench.payload import text
 from bench.report import spark_table
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.envelope import BASE_BYTES, body
-from redis_message_queue.identity import fresh_id
+from redis_message_queue.identity import new_id
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
-from redis_message_queue.protocol.calls import Slot
+from redis_message_queue.protocol.calls import ReplySlot
 from redis_message_queue.scripts import script
 
 QUEUE = "orders"
 BATCH = 1_000
 _FORMAT = "redis_message_queue"
 _KEEP_MS = 60_000
-_TRIGGER = 500_000  # each micro-batch costs Spark half a second beside its messages
+_TRIGGER = 500_000  # large, since each micro-batch costs Spark another half second
 
 
 def main(arguments: list[str]) -> int:
     given = _arguments(arguments)
-    aside = Console(stderr=True)
+    stderr = Console(stderr=True)
     sizes = [given.messages // 4, given.messages // 2, given.messages]
     with EmbeddedRedis() as server:
         from redis_message_queue.spark import session
 
         spark = session("bench", "local[2]")
         try:
-            bench = SparkBench(spark, server, lambda text: aside.print(text))
+            bench = SparkBench(spark, server, stderr.print)
             results: dict[str, Any] = {}
             if given.only != "source":
                 results["sink"] = bench.sink(given.rows, given.rounds)
@@ -55,11 +55,11 @@ def main(arguments: list[str]) -> int:
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench spark", description=__doc__)
-    parser.add_argument("--only", choices=("sink", "source"), help="one of the two alone")
-    parser.add_argument("--rows", type=int, default=200_000, help="rows that the sink publishes in a round")
+    parser.add_argument("--only", choices=("sink", "source"), help="measure only one of them")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows that the sink publishes per round")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the sink")
     parser.add_argument("--messages", type=int, default=1_000_000, help="the largest queue that the source reads")
-    parser.add_argument("--json", action="store_true", help="the results as JSON")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     return parser.parse_args(arguments)
 
 
@@ -70,22 +70,25 @@ def _rate(count: int, work: Callable[[], Any]) -> float:
 
 
 class SparkBench:
-    """One session, one server, and for each row what is compared."""
+    """The measurements with one Spark session and one server."""
 
-    def __init__(self, spark: Any, server: EmbeddedRedis, tell: Callable[[str], None]) -> None:
-        self._spark, self._server, self._tell = spark, server, tell
+    def __init__(self, spark: Any, server: EmbeddedRedis, log: Callable[[str], None]) -> None:
+        self._spark, self._server, self._log = spark, server, log
         self._client = redis.Redis.from_url(server.url)
 
     # -- the sink
 
     def sink(self, count: int, rounds: int) -> dict[str, Any]:
-        """Interleaved: in each round everybody publishes into an empty server; ratios are taken within a round."""
-        messages = [payload(number) for number in range(count)]
+        """Compare the sink with raw redis-py and with one call per row.
+
+        Each publishes to an empty server in each round; ratios are computed within a round.
+        """
+        messages = [text(number) for number in range(count)]
         rows = self._rows(messages)
-        few = max(1, count // 20)  # a call a row would take minutes
+        few = max(1, count // 20)  # one call per row would take minutes
         some = self._rows(messages[:few])
         runs: dict[str, list[float]] = {"raw": [], "sink": [], "naive": []}
-        self._publish(some)  # workers are started once
+        self._publish(some)  # starts the Python workers
         for number in range(1, rounds + 1):
             for name, size, work in (
                 ("raw", count, lambda: publish_raw(self._client, messages)),
@@ -95,7 +98,7 @@ class SparkBench:
                 self._client.flushall()
                 runs[name].append(_rate(size, work))
                 assert self._client.llen(QueueKeys.of(QUEUE).pending) == size, name
-            self._tell(f"sink, round {number}: " + ", ".join(f"{name} {runs[name][-1]:,.0f}/s" for name in runs))
+            self._log(f"sink, round {number}: " + ", ".join(f"{name} {runs[name][-1]:,.0f}/s" for name in runs))
         pairs = list(zip(runs["raw"], runs["sink"], runs["naive"], strict=True))
         return {
             "rows": count,
@@ -118,7 +121,7 @@ class SparkBench:
         url = self._server.url
 
         def each(partition: Iterator[Any]) -> None:
-            # The key stands in the payload: with a function of this module executors would have to find the benchmark.
+            # A lambda, because executors cannot import a function of this module.
             queue = RedisMessageQueue(
                 QUEUE,
                 client=redis.Redis.from_url(url),
@@ -133,21 +136,21 @@ class SparkBench:
     # -- the source
 
     def source(self, sizes: list[int]) -> list[dict[str, Any]]:
-        """A queue of each size, read by LRANGE a thousand at a time, and by a query that ends when it has it all."""
+        """Compare a query that reads a whole queue with LRANGE in pages of a thousand, for each size."""
         self._fill(sizes[0] // 10)
-        self._drain(sizes[0] // 10)  # workers are started once
+        self._drain(sizes[0] // 10)  # starts the Python workers
         found = []
         for size in sizes:
             self._fill(size)
             raw = _rate(size, lambda: read_raw(self._client))
             source = _rate(size, partial(self._drain, size))
             found.append({"messages": size, "raw": raw, "source": source, "to_raw": source / raw})
-            self._tell(f"source, {size:,} messages: raw {raw:,.0f}/s, source {source:,.0f}/s")
+            self._log(f"source, {size:,} messages: raw {raw:,.0f}/s, source {source:,.0f}/s")
         return found
 
     def _fill(self, size: int) -> None:
         self._client.flushall()
-        publish_raw(self._client, (payload(number) for number in range(size)), deduplicated=False)
+        publish_raw(self._client, (text(number) for number in range(size)), deduplicated=False)
 
     def _drain(self, size: int) -> None:
         with tempfile.TemporaryDirectory() as place:
@@ -165,9 +168,9 @@ class SparkBench:
 
 
 def publish_raw(client: Any, messages: Any, deduplicated: bool = True) -> None:
-    """The library's own script with batches of the same size, by redis-py, in one process."""
+    """Call the library's own script with batches of the same size, by redis-py, in one process."""
     keys = QueueKeys.of(QUEUE)
-    enqueue = Slot(keys.reply("bench"), 0, keys, GatewayOptions(), _KEEP_MS).enqueue
+    enqueue = ReplySlot(b"bench", 0, keys, GatewayOptions(), _KEEP_MS).enqueue
     sha = client.script_load(script("enqueue").source)
     numbered, call = iter(enumerate(messages)), 0
     while batch := list(islice(numbered, BATCH)):
@@ -179,12 +182,12 @@ def publish_raw(client: Any, messages: Any, deduplicated: bool = True) -> None:
             for part in ("", place if deduplicated else 0, body(message.encode(), b"", b""))
         ]
         names = (*enqueue.keys, *markers)
-        head = (*enqueue.settings, b"%012d" % call, fresh_id()[:BASE_BYTES], "full")
+        head = (*enqueue.settings, b"%012d" % call, new_id()[:BASE_BYTES], "full")
         client.execute_command("EVALSHA", sha, len(names), *names, *head, *details)
 
 
 def read_raw(client: Any) -> None:
-    """Everything that waits, without taking it away."""
+    """Read every waiting message without removing it."""
     key, start = QueueKeys.of(QUEUE).pending, 0
     while page := client.lrange(key, start, start + BATCH - 1):
         start += len(page)

@@ -1,4 +1,4 @@
-"""One contender in a process of its own: requests come in as JSON lines, what they cost goes out."""
+"""The process of one contender: reads requests as JSON lines from stdin and writes their cost to stdout."""
 
 import asyncio
 import gc
@@ -15,7 +15,7 @@ from typing import Any
 from bench.meter import Cost, Meter
 from bench.payload import number, payload, payloads
 
-# What is done before the clock starts, and what is measured; both get the same messages.
+# The operation before the clock starts, and the operation that is measured. Both get the same messages.
 WORKLOADS = {
     "publish": (None, "publish"),
     "dedup": (None, "publish_once"),
@@ -27,32 +27,38 @@ WORKLOADS = {
     "run_100": ("publish_batch", "run_100"),
     "tenants": ("publish_for_tenants", "consume_of_tenants"),
 }
-# How many messages these get at once; the others get one.
+# How many messages these operations get per call; the others get one.
 _AT_ONCE = {"publish_batch": 100, "consume_batch": 100, "run_1": 10_000, "run_100": 10_000}
-_PACKAGES = {"raw": ("redis", "hiredis"), "library": ("redis", "hiredis", "redis-message-queue")}
+# "library" stands for this package, which runs from the clone, and for the peer, which has the same import name.
+_PACKAGES = {"library": ("redis", "hiredis", "redis-message-queue")}
 
 
 class Worker:
-    """Each public method is a request, its arguments are the rest of the JSON line."""
+    """Each public method is a request. The other fields of the JSON line are its arguments."""
 
     def __init__(self, kind: str, url: str, name: str) -> None:
         self._module, self._kind, self._url = import_module(f"bench.{kind}"), kind, url
         self._meter = Meter(url)
         self._queues = {
             "sync": self._module.SyncQueue(url, name),
-            "asyncio": self._module.AsyncQueue(url, name),
+            "async": self._module.AsyncQueue(url, name),
         }
-        self._each: dict[str, Callable[..., None]] = {"sync": _each, "asyncio": _AsyncEach()}
-        self._piles: dict[str, Any] = {}
+        self._each: dict[str, Callable[..., None]] = {"sync": _each, "async": _AsyncEach()}
+        self._in_flight: dict[str, Any] = {}
 
     def describe(self) -> dict[str, str | None]:
         """The interpreter and the packages that this contender really runs on."""
-        return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES[self._kind]}}
+        return {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in _PACKAGES.get(self._kind, ("redis", "hiredis"))},
+        }
 
-    def slice(self, colour: str, workload: str, count: int) -> Cost:
-        """So many operations of a workload, one after the other."""
-        queue, each, batch = self._queues[colour], self._each[colour], payloads(count)
+    def slice(self, shell: str, workload: str, count: int) -> Cost:
+        """The cost of `count` operations of a workload, one after the other."""
+        queue, each, batch = self._queues[shell], self._each[shell], payloads(count)
         before, measured = WORKLOADS[workload]
+        if before is not None and hasattr(queue, "open_group"):
+            each(queue.open_group, [None])
         if before is not None:
             each(getattr(queue, before), _pieces(before, batch))
         gc.collect()
@@ -60,41 +66,46 @@ class Worker:
             each(getattr(queue, measured), _pieces(measured, batch))
         return cost
 
-    def send(self, colour: str) -> None:
-        """One message that carries the moment of its publish."""
-        self._each[colour](self._queues[colour].publish, [payload(time.monotonic_ns())])
+    def send(self, shell: str) -> None:
+        """Publish one message that contains the current time."""
+        self._each[shell](self._queues[shell].publish, [payload(time.monotonic_ns())])
 
-    def listen(self, colour: str) -> float:
-        """Wait for one message that was sent; the seconds from its publish to its handler."""
+    def send_later(self, shell: str, seconds: float) -> None:
+        """Publish one message with a delay; it contains the time at which it is due."""
+        due = payload(time.monotonic_ns() + int(seconds * 1e9))
+        self._each[shell](lambda message: self._queues[shell].publish_later(message, seconds), [due])
+
+    def listen(self, shell: str) -> float:
+        """Wait for one sent message. Returns the seconds from its publish, or from its due time, to its handler."""
         delays: list[int] = []
 
         def handle(message: str | bytes) -> None:
             delays.append(time.monotonic_ns() - number(message))
 
-        self._each[colour](self._queues[colour].listen, [handle])
+        self._each[shell](self._queues[shell].listen, [handle])
         return delays[0] / 1e9
 
-    def pile(self, name: str, publish: int = 0, claim: int = 0) -> None:
-        """Publish so many messages to a queue of that name, then claim so many and hold them."""
-        if name not in self._piles:
-            self._piles[name] = self._module.Pile(self._url, name)
-        pile = self._piles[name]
-        _each(pile.publish, payloads(publish))
+    def hold(self, name: str, publish: int = 0, claim: int = 0) -> None:
+        """Publish messages to the queue of that name, then claim some and keep them in flight."""
+        if name not in self._in_flight:
+            self._in_flight[name] = self._module.InFlight(self._url, name)
+        queue = self._in_flight[name]
+        _each(queue.publish, payloads(publish))
         for _ in range(claim):
-            pile.claim()
-        # What is held belongs to the benchmark: the collector must not walk it while an ack is measured.
+            queue.claim()
+        # The held contexts belong to the benchmark: the garbage collector must not walk them during an ack.
         gc.freeze()
 
     def ack_oldest(self, name: str, count: int) -> Cost:
-        """Leave the contexts that were entered first."""
-        oldest = self._piles[name].take_oldest(count)
+        """The cost of acknowledging the messages that were claimed first."""
+        oldest = self._in_flight[name].take_oldest(count)
         with self._meter.running() as cost:
             for context in oldest:
                 context.__exit__(None, None, None)
         return cost
 
 
-def _pieces(operation: str, messages: list[str]) -> list[Any]:
+def _pieces(operation: str, messages: list[dict[str, Any]]) -> list[Any]:
     size = _AT_ONCE.get(operation)
     return messages if size is None else [messages[at : at + size] for at in range(0, len(messages), size)]
 
@@ -105,7 +116,7 @@ def _each(operation: Callable[[Any], object], batch: Iterable[Any]) -> None:
 
 
 class _AsyncEach:
-    """The same loop in one task of an event loop that lives as long as the worker."""
+    """The same loop as one task, in an event loop that lives as long as the worker."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -125,19 +136,19 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
+def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"answer": getattr(worker, request.pop("do"))(**request)}
+        return {"result": getattr(worker, request.pop("do"))(**request)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
 def main() -> None:
-    # Ctrl-C is the driver's: it closes this process's input.
+    # The parent handles Ctrl-C and closes this process's input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(*sys.argv[1:])
     for line in sys.stdin:
-        print(json.dumps(_answer(worker, json.loads(line))), flush=True)
+        print(json.dumps(_reply(worker, json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

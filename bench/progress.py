@@ -1,4 +1,4 @@
-"""How far the run is, and who fell out of it on the way."""
+"""The progress bar of a run, and the contenders that failed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from rich.progress import Progress, TaskID
 from bench.contender import ContenderFailed
 
 
-class Course:
-    """A contender that fails at something is left out of that, with a word; the others go on."""
+class RunProgress:
+    """Leaves a failing contender out of that measurement and keeps the reason; the others continue."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -21,7 +21,7 @@ class Course:
         self._task = self._progress.add_task(title, total=steps)
 
     def finish(self) -> None:
-        """Stop the clock of the stage, also where its size was an estimate."""
+        """Complete the bar of the current stage, even if its size was an estimate."""
         if self._task is not None:
             self._progress.update(self._task, total=1, completed=1)
 

@@ -1,8 +1,8 @@
-"""What watching costs: microseconds for an event that is counted, and a message's way through a traced queue.
+"""The cost of metrics and tracing: microseconds per counted event, and per message in a traced queue.
 
-    python -m bench.watching
+    python -m bench.metrics
 
-CPU time of this process, without the server: the median of rounds that take turns, so that a busy moment hits all.
+CPU time of this process, without the server: the median of interleaved rounds, so that a busy moment affects all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def microseconds(work: Callable[[], None], times: int) -> float:
 
 
 def in_turn(works: dict[str, Callable[[], None]], times: int) -> dict[str, float]:
-    """The median of each, in microseconds a time."""
+    """The median of each, in microseconds per call."""
     found: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(ROUNDS):
         for name, work in works.items():
@@ -52,7 +52,7 @@ def in_turn(works: dict[str, Callable[[], None]], times: int) -> dict[str, float
     return {name: statistics.median(each) for name, each in found.items()}
 
 
-def told(listener: Callable[[QueueEvent], None]) -> Callable[[], None]:
+def emit_to(listener: Callable[[QueueEvent], None]) -> Callable[[], None]:
     def work() -> None:
         for _ in range(EVENTS):
             listener(ACK)
@@ -61,13 +61,13 @@ def told(listener: Callable[[QueueEvent], None]) -> Callable[[], None]:
 
 
 def events() -> None:
-    """What `on_event` takes."""
+    """Print the cost of `on_event`."""
     prometheus = QueueMetrics(registry=CollectorRegistry())
     meter = QueueMeter(meter_provider=MeterProvider([InMemoryMetricReader()]))
     where = "files of several processes" if "PROMETHEUS_MULTIPROC_DIR" in os.environ else "memory"
     listeners = {f"Prometheus, in {where}": prometheus.on_event, "OpenTelemetry meter": meter.on_event}
-    for name, figure in in_turn({name: told(each) for name, each in listeners.items()}, EVENTS).items():
-        print(f"{name:<42} {figure:7.1f} µs an event", flush=True)
+    for name, figure in in_turn({name: emit_to(each) for name, each in listeners.items()}, EVENTS).items():
+        print(f"{name:<42} {figure:7.1f} µs per event", flush=True)
 
 
 def through(queue: RedisMessageQueue) -> Callable[[], None]:
@@ -81,12 +81,12 @@ def through(queue: RedisMessageQueue) -> Callable[[], None]:
 
 
 def messages() -> None:
-    """What a publish and its processing take, as a ratio to a queue that nobody watches."""
+    """Print the cost of publishing and processing a message, as a ratio to a queue without an observer."""
     with EmbeddedRedis() as server, server.client() as client:
         metrics = QueueMetrics(registry=CollectorRegistry())
         queues = {
-            "nobody watches": RedisMessageQueue("plain", client=client),
-            "on_event that does nothing": RedisMessageQueue("told", client=client, on_event=lambda event: None),
+            "no observer": RedisMessageQueue("plain", client=client),
+            "on_event that does nothing": RedisMessageQueue("events", client=client, on_event=lambda event: None),
             "Prometheus": RedisMessageQueue("metrics", client=client, on_event=metrics.on_event),
             "get_headers": RedisMessageQueue("headers", client=client, get_headers=lambda: {"traceparent": "x" * 55}),
             "tracing, nothing sampled": QueueTracing(tracer_provider=TracerProvider(ALWAYS_OFF)).trace(
@@ -97,9 +97,9 @@ def messages() -> None:
             ),
         }
         figures = in_turn({name: through(queue) for name, queue in queues.items()}, MESSAGES)
-    plain = figures["nobody watches"]
+    plain = figures["no observer"]
     for name, figure in figures.items():
-        print(f"{name:<42} {figure:7.0f} µs a message, {figure / plain:.2f} of a plain queue", flush=True)
+        print(f"{name:<42} {figure:7.0f} µs per message, {figure / plain:.2f} of a plain queue", flush=True)
 
 
 def main() -> None:
@@ -108,7 +108,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as directory:
         environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": directory}
-        subprocess.run([sys.executable, "-m", "bench.watching"], env=environment, check=True)
+        subprocess.run([sys.executable, "-m", "bench.metrics"], env=environment, check=True)
     messages()
 
 

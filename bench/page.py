@@ -1,0 +1,98 @@
+"""Writes docs/explanation/performance.md: the tables of a run, with its date, machine and versions."""
+
+import platform
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.contender import ROOT
+from bench.figures import Figures
+from bench.report import NAMES, ratio
+
+PATH = Path("docs", "explanation", "performance.md")
+_ROWS = (
+    *(
+        ("sync", "publish"),
+        ("sync", "dedup"),
+        ("sync", "consume"),
+        ("sync", "publish_batch"),
+        ("sync", "consume_batch"),
+    ),
+    *(("async", "publish"), ("async", "consume")),
+)
+_ABOUT = """# Performance
+
+This page shows what a message costs with this library, compared with raw redis-py. The benchmark writes it: run
+`python -m bench --write` on your own machine and server.
+
+A figure is the speed relative to raw redis-py on the same interpreter, by CPU time of client and server together: 1.00
+is as fast, 2.00 takes half of the time. Raw redis-py makes the fewest calls that do the same (`LPUSH`; `LMOVE` and
+`LREM`; pipelines of 100), without leases, idempotence or deduplication across retries. Both encode dicts as JSON with
+the standard library when they publish. The async rows are relative to raw redis-py with asyncio. Streams are `XADD`,
+`XREADGROUP`, `XACK` and `XDEL` through redis-py; the bare socket sends the raw commands without any client. The
+[benchmark's own page](../../bench/README.md) explains how it measures.
+"""
+_WHY = """
+## Where the time goes
+
+A publish asks more of the server than an `LPUSH`: a script that looks for an earlier reply to the same call, checks
+the version of the state, reads the clock and stores its reply. The client saves most of what that costs: it packs the
+command itself, takes an open connection out of redis-py's pool for one exchange, writes to its socket and reads the
+reply without redis-py's command layer, pool and parser. [Decision 19](../decisions/0019-direct-exchanges.md) says how,
+and when redis-py does the work after all: with TLS (sync), a blocking pool, health checks, a client of your own class,
+or `retry_budget_seconds=0`.
+
+`hiredis` makes raw redis-py faster, and this library hardly: it reads the usual replies itself.
+"""
+
+
+def write(results: Figures) -> None:
+    """Replace the page."""
+    (ROOT / PATH).write_text("\n".join(_lines(results)).rstrip() + "\n")
+
+
+def _lines(results: Figures) -> Iterator[str]:
+    environment = results["environment"]
+    versions = environment["contenders"]["library"]
+    yield _ABOUT
+    yield (
+        f"Measured on {datetime.now(UTC):%Y-%m-%d} with {environment['server']}, Python {versions['python']}, redis-py "
+        f"{versions['redis']} and hiredis {versions['hiredis']},"
+    )
+    yield f"on {environment['cpus']} CPUs ({platform.machine()}, {platform.system()}), {environment['rounds']} rounds."
+    yield "Client and server share one CPU, so that the figures contain the work alone. `±` is half of the range of the"
+    yield "middle half of the rounds; the targets are in brackets.\n"
+    if environment["load"] > environment["cpus"]:
+        yield f"The machine was busy with other work: its load average was {environment['load']:g}. Then the caches are"
+        yield "cold and the figures vary. Trust only differences that are larger than their `±`.\n"
+    yield "| | with hiredis | without | Streams | bare socket |"
+    yield "|---|---|---|---|---|"
+    placement = "together" if any(row["placement"] == "together" for row in results["rates"]) else "free"
+    for row in results["rates"]:
+        if (row["shell"], row["workload"]) in _ROWS and row["placement"] == placement:
+            yield _row(row)
+    if results.get("due"):
+        yield "\n## Delays\n"
+        yield "How late a delayed message reaches a consumer that waits for it. This one is by the wall clock, so it"
+        yield "depends on how busy the machine is.\n"
+        yield "| | median | p90 | samples |"
+        yield "|---|---|---|---|"
+        for row in results["due"]:
+            yield f"| {row['shell']} | {row['median_ms']:.1f} ms | {row['p90_ms']:.1f} ms | {row['samples']} |"
+    yield _WHY
+
+
+def _row(row: Figures) -> str:
+    found, name = row["contenders"], NAMES[row["workload"]]
+    cells = [
+        name if row["shell"] == "sync" else f"async: {name}",
+        _with_target(ratio(found.get("library")), row["target"]),
+        _with_target(ratio(found.get("library, plain")), row["target_plain"]),
+        ratio(found.get("streams"), spread=False),
+        ratio(found.get("socket"), spread=False),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _with_target(text: str, target: float | None) -> str:
+    return text if not text or target is None else f"{text} ({target:g})"
