@@ -1,7 +1,7 @@
-"""The pytest plugin: fixtures for tests with queues, each of which imports what it needs when it is asked for.
+"""The pytest plugin: fixtures for tests that use queues.
 
-It stands beside the package and not in it: pytest imports its plugins at every start, and would take the package and
-redis-py along, 0.2 s for runs that have nothing to do with queues.
+It is a module of its own, and each fixture imports what it needs when a test asks for it: pytest loads its plugins at
+every start, and importing the package with redis-py would cost every test run 0.2 s.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from redis_message_queue.embedded import EmbeddedRedis
     from redis_message_queue.testing import Loss
 
-# Text instead of bytes, and no retries of redis-py's own, so that what a test loses comes out at once.
-_CLIENT = {"decode_responses": True, "retry": None}
-# An empty queue answers at once; the default would wait five seconds.
-_IMPATIENT = {"message_wait_interval_seconds": 0}
+# Replies as text, and no retries in redis-py, so that a lost reply fails at once.
+_CLIENT_OPTIONS = {"decode_responses": True, "retry": None}
+# An empty queue returns at once; by default it waits five seconds.
+_QUEUE_OPTIONS = {"message_wait_interval_seconds": 0}
 
 
 @pytest.fixture(scope="session")
 def rmq_server() -> Iterator[EmbeddedRedis]:
-    """A real server on a free port: one for the whole run, or for each worker of pytest-xdist."""
+    """A real Redis or Valkey server on a free port: one for the whole run, or one for each pytest-xdist worker."""
     from redis_message_queue.embedded import EmbeddedRedis
     from redis_message_queue.scripts import all_names, script
 
     with EmbeddedRedis() as server:
         with server.client() as client:
-            # So that each call of a queue is one request from the first, which lose_reply can count.
+            # With its script loaded, each call of a queue is one request, which lose_reply can count.
             for name in all_names():
                 client.script_load(script(name).source)
         yield server
@@ -42,14 +42,14 @@ def rmq_server() -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture
 def _rmq_clean_server(rmq_server: EmbeddedRedis) -> Iterator[EmbeddedRedis]:
-    """The server without what the last test has left there, and running however that test has treated it."""
+    """The server, empty and running, whatever the last test did to it."""
     from redis_message_queue.embedded import EmbeddedRedis
     from redis_message_queue.errors import ConfigurationTypeError
 
     if not isinstance(rmq_server, EmbeddedRedis):
         raise ConfigurationTypeError(
-            f"rmq_server must be an EmbeddedRedis, not {type(rmq_server).__name__}: "
-            "each test begins with removing all data from it"
+            f"rmq_server must be an EmbeddedRedis, not {type(rmq_server).__name__}, "
+            "because each test deletes all data in it first"
         )
     if rmq_server.running:
         rmq_server.resume()
@@ -64,24 +64,24 @@ def _rmq_clean_server(rmq_server: EmbeddedRedis) -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture
 def rmq_client(_rmq_clean_server: EmbeddedRedis) -> Iterator[redis.Redis]:
-    """A client of the emptied server. It reads text, and does not retry by itself."""
-    with _rmq_clean_server.client(**_CLIENT) as client:
+    """A sync client of the empty server. It returns text and does not retry."""
+    with _rmq_clean_server.client(**_CLIENT_OPTIONS) as client:
         yield client
 
 
 @pytest.fixture
 def async_rmq_client(_rmq_clean_server: EmbeddedRedis) -> redis.asyncio.Redis:
-    """The same for asyncio. It keeps no connection open, so it works in any loop and needs no closing."""
-    from redis_message_queue.testing.passing_client import passing_client
+    """An asyncio client of the empty server. It works in any event loop, and you do not have to close it."""
+    from redis_message_queue.testing.short_lived_client import short_lived_client
 
-    return passing_client(_rmq_clean_server, **_CLIENT)
+    return short_lived_client(_rmq_clean_server, **_CLIENT_OPTIONS)
 
 
 @pytest.fixture
 def make_rmq_queue(
     rmq_client: redis.Redis, request: pytest.FixtureRequest
 ) -> Callable[..., redis_message_queue.RedisMessageQueue]:
-    """Makes queue objects with any options; without a name they are objects of one queue, named after the test."""
+    """``make_rmq_queue(name, **options)`` makes a queue object; without a name it is that of the test."""
     from redis_message_queue import RedisMessageQueue
 
     return _maker(RedisMessageQueue, rmq_client, request)
@@ -91,7 +91,7 @@ def make_rmq_queue(
 def make_async_rmq_queue(
     async_rmq_client: redis.asyncio.Redis, request: pytest.FixtureRequest
 ) -> Callable[..., redis_message_queue.asyncio.RedisMessageQueue]:
-    """The same for asyncio."""
+    """``make_async_rmq_queue(name, **options)`` makes an asyncio queue; without a name it is that of the test."""
     from redis_message_queue.asyncio import RedisMessageQueue
 
     return _maker(RedisMessageQueue, async_rmq_client, request)
@@ -100,7 +100,7 @@ def make_async_rmq_queue(
 def _maker(kind: Any, client: Any, request: pytest.FixtureRequest) -> Callable[..., Any]:
     def make(name: str | None = None, **options: Any) -> Any:
         if "gateway" not in options:
-            options = {"client": client, **_IMPATIENT} | options
+            options = {"client": client, **_QUEUE_OPTIONS} | options
         return kind(request.node.name if name is None else name, **options)
 
     return make
@@ -108,21 +108,21 @@ def _maker(kind: Any, client: Any, request: pytest.FixtureRequest) -> Callable[.
 
 @pytest.fixture
 def rmq_queue(make_rmq_queue: Callable[..., Any]) -> redis_message_queue.RedisMessageQueue:
-    """An empty queue with the default options, except that it does not wait for messages."""
+    """An empty queue, named after the test. It has the default options, but does not wait for messages."""
     queue: redis_message_queue.RedisMessageQueue = make_rmq_queue()
     return queue
 
 
 @pytest.fixture
 def async_rmq_queue(make_async_rmq_queue: Callable[..., Any]) -> redis_message_queue.asyncio.RedisMessageQueue:
-    """The same for asyncio."""
+    """An empty asyncio queue, named after the test. It has the default options, but does not wait for messages."""
     queue: redis_message_queue.asyncio.RedisMessageQueue = make_async_rmq_queue()
     return queue
 
 
 @pytest.fixture
 def fast_forward(_rmq_clean_server: EmbeddedRedis) -> Iterator[Callable[..., None]]:
-    """``fast_forward(seconds, *queues)`` lets time pass on the server, or for these queues alone; in both colours."""
+    """``fast_forward(seconds, *queues)`` lets time pass on the server, or for these sync or async queues only."""
     from redis_message_queue.testing import fast_forward
 
     with _rmq_clean_server.client() as client:
@@ -131,7 +131,7 @@ def fast_forward(_rmq_clean_server: EmbeddedRedis) -> Iterator[Callable[..., Non
 
 @pytest.fixture
 def lose_reply() -> Iterator[Callable[..., Loss]]:
-    """``lose_reply(queue_or_client, of="publish")`` loses a reply in this test; it fails if nothing was lost."""
+    """``lose_reply(queue_or_client, of="publish")`` loses a reply. The test fails if nothing was lost."""
     from redis_message_queue.testing import lose_reply
 
     yield from _losing(lose_reply)
@@ -139,7 +139,7 @@ def lose_reply() -> Iterator[Callable[..., Loss]]:
 
 @pytest.fixture
 def lose_request() -> Iterator[Callable[..., Loss]]:
-    """``lose_request(queue_or_client, of="publish")``: the same with a request that never arrives."""
+    """``lose_request(queue_or_client, of="publish")`` loses a request. The test fails if nothing was lost."""
     from redis_message_queue.testing import lose_request
 
     yield from _losing(lose_request)

@@ -1,4 +1,4 @@
-"""How much is tried: `make test` tries enough to find what is likely, `make full` everything."""
+"""How much the tests try: `make test` enough to find likely errors, `make full` much more."""
 
 import os
 
@@ -7,5 +7,5 @@ FULL = os.environ.get(SETTING) == "full"
 
 
 def often(usually: int, in_full: int) -> int:
-    """How often something random or large is tried."""
+    """How often to try something random or large."""
     return in_full if FULL else usually

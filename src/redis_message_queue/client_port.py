@@ -1,4 +1,4 @@
-"""What the ports of both shells share: the client, its settings, and the sorting of its errors."""
+"""The part of a port that the sync and the async package share."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from weakref import WeakKeyDictionary
 from redis import exceptions
 
 from redis_message_queue import attempt_limits, wire
-from redis_message_queue.attempt_limits import Limited
+from redis_message_queue.attempt_limits import AttemptLimits
+from redis_message_queue.errors import RedisMessageQueueError
 from redis_message_queue.identity import process, restart_ids
-from redis_message_queue.protocol.port import attempt_ends_at
+from redis_message_queue.protocol.port import Argument, Call, Command, attempt_ends_at
 
-LISTENING_SECONDS = 5.0  # how long we listen for one answer with a client that has no socket_timeout
-_TRUSTED_SECONDS = 30.0  # a name may lead to another server one day, for one client and not for the other
+REPLY_TIMEOUT_SECONDS = 5.0  # how long we wait for one reply with a client that has no socket_timeout
+_TRUSTED_SECONDS = 30.0  # a host name may lead to another server later, and for one of two clients only
 
 
-class _Seen(NamedTuple):
-    """When two clients were seen to reach one server, and who was the primary of each then, by their Sentinels."""
+class _SameServer(NamedTuple):
+    """When two clients were found to reach one server, and which primary each Sentinel named then."""
 
     primaries: tuple[Any, Any]
     at: float
@@ -31,7 +32,7 @@ def _pool(client: Any) -> Any:
 
 
 class ClientPort:
-    """The half of a port that knows a client and does not talk to it."""
+    """Knows a client's settings and errors; the subclasses send commands."""
 
     _plain_client: ClassVar[type]
     _plain_pools: ClassVar[tuple[type, ...]]
@@ -39,39 +40,39 @@ class ClientPort:
 
     def __init__(self, client: Any, *, pack_by_hand: bool = True, client_retries: bool = False) -> None:
         self._client = client
-        # Clients that were seen to lead where ours does, by what they are: settings alone do not tell.
-        self._same_place: WeakKeyDictionary[Any, _Seen] = WeakKeyDictionary()
-        self.born_in = process()
-        # So that a queue made after a snapshot was restored shares nothing with those in other copies of the process.
+        # The clients that were found to reach our server; their settings alone do not show that.
+        self._same_place: WeakKeyDictionary[Any, _SameServer] = WeakKeyDictionary()
+        self.owner_pid = process()
+        # A queue that is made after a snapshot was restored must share no ids with other copies of the process.
         restart_ids()
         plain = wire.is_plain(client, self._plain_client, self._plain_pools, self._plain_connections)
         self._packs_by_hand = plain and pack_by_hand
         timeout = wire.socket_timeout(client)
-        self.socket_timeout = LISTENING_SECONDS if timeout is None else timeout
+        self.socket_timeout = REPLY_TIMEOUT_SECONDS if timeout is None else timeout
         self.retry_window = wire.retry_window(client)
         self.decodes = wire.decodes(client)
         self.is_cluster = wire.is_cluster(client)
-        self._client_retries = client_retries  # whether the client's own Retry is all there is
-        self._read_seconds = LISTENING_SECONDS if timeout is None else math.inf
-        self._usual = Limited(client_retries, math.inf, self._read_seconds)
+        self._client_retries = client_retries  # whether the client's own Retry applies to our calls
+        self._read_seconds = REPLY_TIMEOUT_SECONDS if timeout is None else math.inf
+        self._usual = AttemptLimits(client_retries, math.inf, self._read_seconds)
         attempt_limits.limit(client)
 
     @functools.cached_property
     def address(self) -> str:
         return wire.address(self._client)
 
-    def _attempt(self) -> Limited:
-        """A block in which the client keeps to the limits of one attempt of ours."""
+    def _attempt(self) -> AttemptLimits:
+        """Return a block in which the client keeps the limits of one attempt of ours."""
         until = attempt_ends_at()
         if until is None and not self._usual.is_timed:
             return self._usual
-        return Limited(self._client_retries, math.inf if until is None else until, self._read_seconds)
+        return AttemptLimits(self._client_retries, math.inf if until is None else until, self._read_seconds)
 
     @staticmethod
     def _has_answered(error: exceptions.RedisError) -> bool:
-        """Whether somebody has reached the server although we got no connection for now.
+        """Return whether the server can be reached although we got no connection.
 
-        Either the pool has none to spare, because all are in use, or the server answers that it is busy or loading.
+        Either all connections of the pool are in use, or the server replied that it is busy or loading.
         """
         if isinstance(error, exceptions.MaxConnectionsError) or "No connection available" in str(error):
             return True
@@ -90,7 +91,21 @@ class ClientPort:
 
     def note_the_same(self, other: Any) -> None:
         primaries = wire.primary_of(self._client), wire.primary_of(other._client)
-        self._same_place[other._client] = _Seen(primaries, time.monotonic())
+        self._same_place[other._client] = _SameServer(primaries, time.monotonic())
+
+    async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        raise NotImplementedError
+
+    async def _result(self, answer: Any, call: Call) -> Any:
+        if isinstance(answer, exceptions.NoScriptError):
+            return await self._call_or_error(call)
+        return wire.translated(answer, call[0].script.name) if isinstance(answer, exceptions.ResponseError) else answer
+
+    async def _call_or_error(self, call: Call) -> Any:
+        try:
+            return await self.call(*call)
+        except (exceptions.RedisError, RedisMessageQueueError) as error:
+            return error
 
     def is_transient(self, error: BaseException) -> bool:
         return wire.is_transient(error)

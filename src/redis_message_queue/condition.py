@@ -1,10 +1,10 @@
-"""Conditions on a message, as operators write them: `tenant == 'acme' and 'timeout' in error`.
+"""Conditions on messages, as operators write them: `tenant == 'acme' and 'timeout' in error`.
 
-The text is read by Python's own parser and turned into the parts below, of which a condition can have no others:
-everything else is refused. Nothing of it is ever run as Python, and nothing of it reaches another language as text.
-There are no loops, no arithmetic and no patterns, so a condition costs no more than its length.
+Python's parser reads the text, and `condition` turns it into the parts below; everything else is refused. The text is
+never run as Python, and never passed to another language. There are no loops, no arithmetic and no patterns, so the
+cost of a condition is bounded by its length.
 
-A condition can be asked about a record, or be translated part by part, as `redis_message_queue.spark` does for columns.
+You can apply a condition to a record, or translate it part by part, as `redis_message_queue.spark` does for columns.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ast
 import json
 import operator
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,27 +21,28 @@ from enum import StrEnum
 from typing import Any
 
 from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.plain_values import is_text, plain
 
-CAN = (
-    "and, or, not, ==, !=, <, <=, >, >=, in, not in, is None, texts, numbers, lists of them, json['name'], and of "
-    "texts .lower(), .startswith('...') and .endswith('...')"
+ALLOWED = (
+    "and, or, not, ==, !=, <, <=, >, >=, in, not in, is None, texts, numbers, lists of these, json['name'], "
+    ".lower(), .startswith('...') and .endswith('...')"
 )
 
 
 class Kind(StrEnum):
-    """What is known of a value before there is one."""
+    """The type of a value, as far as the text of a condition tells it."""
 
     NUMBER = "number"
     TEXT = "text"
     TIME = "time"
-    ANY = "any"  # of JSON, and True and False
+    ANY = "any"  # of JSON, or True or False
     NONE = "None"
     TRUTH = "yes or no"
     LIST = "list"
 
 
-# What a record of `redis_message_queue.messages` has, and `json`, which is its payload parsed. Only what is delayed is
-# due at a time.
+# The fields of a record of `redis_message_queue.messages`, and `json`, the parsed payload. Only a delayed message has
+# `due_at`.
 RECORD: Mapping[str, Kind] = {
     "payload": Kind.TEXT,
     "json": Kind.ANY,
@@ -65,40 +67,44 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_METHODS: Mapping[str, int] = {"lower": 0, "startswith": 1, "endswith": 1}  # of texts, with so many texts in brackets
-_MOST_PARTS = 200  # of a condition: each may be inside another, and Python's stack has an end
-_LONGEST = 10_000
+_METHODS: Mapping[str, int] = {
+    "lower": 0,
+    "startswith": 1,
+    "endswith": 1,
+}  # the methods of texts, and how many arguments they have
+_MAX_PARTS = 200  # parts can be nested, and Python's stack is limited
+_MAX_LENGTH = 10_000
 
 
-# -- what a condition is made of
+# -- the parts of a condition
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Something that has a value for each record, and its kind, which is known before."""
+class Part(ABC):
+    """A part of a condition: it has a kind, and a value for each record."""
 
     kind: Kind
-    said: str  # as it was written, for errors
+    source: str  # as it was written, for errors
 
+    @abstractmethod
     def value(self, record: Any) -> Any:
-        """What it is for a record, which has its fields as attributes."""
-        raise NotImplementedError
+        """Return the value for this record, which has its fields as attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field(Part):
-    """What a record says of itself; `said` is its name."""
+    """A field of the record; `source` is its name."""
 
     def value(self, record: Any) -> Any:
-        if self.said == "json":
+        if self.source == "json":
             return _parsed_json(record.payload)
-        found = getattr(record, self.said)
-        return _text(found) if self.said == "payload" else found
+        found = getattr(record, self.source)
+        return _text(found) if self.source == "payload" else found
 
 
 @dataclass(frozen=True, slots=True)
 class Constant(Part):
-    """A text, a number, a time, True, False, None or a list of such."""
+    """A text, a number, a time, True, False, None, or a list of these."""
 
     constant: Any
 
@@ -108,7 +114,7 @@ class Constant(Part):
 
 @dataclass(frozen=True, slots=True)
 class Item(Part):
-    """A part of JSON, by its name or its place."""
+    """An item of JSON, by its name or its index."""
 
     container: Part
     place: int | str
@@ -137,7 +143,7 @@ class Method(Part):
 
 @dataclass(frozen=True, slots=True)
 class Together(Part):
-    """`and` if every part must hold, else `or`."""
+    """`and` if ``every`` part must be true, else `or`."""
 
     every: bool
     parts: tuple[Part, ...]
@@ -158,7 +164,7 @@ class Negation(Part):
 
 @dataclass(frozen=True, slots=True)
 class Equality(Part):
-    """Whether two values are the same; None is equal to None alone."""
+    """`==`. None is equal only to None."""
 
     left: Part
     right: Part
@@ -169,7 +175,7 @@ class Equality(Part):
 
 @dataclass(frozen=True, slots=True)
 class Order(Part):
-    """`<`, `<=`, `>` or `>=`. What is not known is neither more nor less; nor is a text of JSON than a number."""
+    """`<`, `<=`, `>` or `>=`. It is false if a value is None, or if the values of JSON cannot be compared."""
 
     left: Part
     sign: str
@@ -184,7 +190,7 @@ class Order(Part):
 
 @dataclass(frozen=True, slots=True)
 class Membership(Part):
-    """Whether a text is in a text, or anything in a list. In what is not known there is nothing."""
+    """`in`: a text in a text, or a value in a list. It is false if the right side is None."""
 
     left: Part
     right: Part
@@ -198,52 +204,59 @@ class Membership(Part):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Says for a record whether it holds."""
+    """A condition: call it with a record to get True or False."""
 
-    text: str  # as Python would write it: two conditions of one text choose the same
+    text: str  # normalised: two conditions with the same text select the same records
     part: Part
 
     def __call__(self, record: Any) -> bool:
         return bool(self.part.value(record))
 
 
-# -- reading one
+# -- parsing
 
 
 def condition(text: str, fields: Mapping[str, Kind] = RECORD, *, option: str = "--where") -> Condition:
-    """What the text says about these fields; what could not be meant is refused at once, under the option's name."""
+    """Parse a condition on these fields.
+
+    Raises:
+        ConfigurationError: The text is not a condition. The error begins with the name of the ``option``.
+    """
     try:
         tree = _parsed(text)
         return Condition(ast.unparse(tree), _Reader(fields).truth(tree))
-    except _RefusedError as refused:
-        raise ConfigurationError(f"{option}: {refused}") from None
+    except _NotACondition as error:
+        raise ConfigurationError(f"{option}: {error}") from None
 
 
-class _RefusedError(Exception):
-    """Why a text is no condition."""
+class _NotACondition(Exception):
+    """Why a text is not a condition."""
 
 
 def _parsed(text: str) -> ast.expr:
-    if not text.strip() or len(text) > _LONGEST:
-        raise _RefusedError(f"a condition has 1 to {_LONGEST:,} characters")
+    if not is_text(text):
+        raise _NotACondition(f"a condition must be a str, not {type(text).__name__}")
+    text = plain(text)
+    if not text.strip() or len(text) > _MAX_LENGTH:
+        raise _NotACondition(f"a condition must have 1 to {_MAX_LENGTH:,} characters")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escapes in texts, for programmers
+            warnings.simplefilter("ignore")  # about escapes in texts
             tree = ast.parse(text.replace("\n", " ").strip(), mode="eval")
-            if "\n" in text:  # it may go over several lines, as it may in brackets
+            if "\n" in text:  # several lines are allowed, as in brackets
                 tree = ast.parse(f"({text}\n)", mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        what = error.msg if isinstance(error, SyntaxError) else "it is too deep, or is no plain text"
-        raise _RefusedError(
-            f"it cannot be read: {what}; write it like tenant == 'acme' and 'timeout' in error"
+        what = error.msg if isinstance(error, SyntaxError) else "it is nested too deeply, or contains a null character"
+        raise _NotACondition(
+            f"the condition cannot be parsed: {what}; write it like tenant == 'acme' and 'timeout' in error"
         ) from None
-    if sum(1 for _ in ast.walk(tree)) > _MOST_PARTS:
-        raise _RefusedError(f"it has more than {_MOST_PARTS} parts")
+    if sum(1 for _ in ast.walk(tree)) > _MAX_PARTS:
+        raise _NotACondition(f"the condition has more than {_MAX_PARTS} parts; make it shorter")
     return tree.body
 
 
 class _Reader:
-    """Makes parts of what Python's parser has found, as far as a condition can have it."""
+    """Turns the nodes of Python's parser into parts."""
 
     def __init__(self, fields: Mapping[str, Kind]) -> None:
         self._fields = fields
@@ -251,42 +264,42 @@ class _Reader:
     def truth(self, node: ast.expr) -> Part:
         part = self.part(node)
         if part.kind is not Kind.TRUTH:
-            raise _RefusedError(f"{part.said} is no condition; compare it with something")
+            raise _NotACondition(f"{part.source} is not a condition; compare it with a value")
         return part
 
     def part(self, node: ast.expr) -> Part:
-        said = ast.unparse(node)
+        source = ast.unparse(node)
         match node:
             case ast.BoolOp(op=op, values=values):
-                return Together(Kind.TRUTH, said, isinstance(op, ast.And), tuple(self.truth(one) for one in values))
+                return Together(Kind.TRUTH, source, isinstance(op, ast.And), tuple(self.truth(one) for one in values))
             case ast.UnaryOp(op=ast.Not(), operand=inside):
-                return Negation(Kind.TRUTH, said, self.truth(inside))
+                return Negation(Kind.TRUTH, source, self.truth(inside))
             case ast.Compare():
-                return self._comparison(node, said)
+                return self._comparison(node, source)
             case ast.Name(id=name):
                 return self._field(name)
             case ast.Constant() | ast.UnaryOp(op=ast.USub(), operand=ast.Constant()) | ast.List() | ast.Tuple():
-                return _constant(node, said)
+                return _constant(node, source)
             case ast.Subscript(value=container, slice=ast.Constant(value=int() | str() as place)):
-                return _item(self.part(container), place, said)
+                return _item(self.part(container), place, source)
             case ast.Call(func=ast.Attribute(value=of, attr=name), args=arguments, keywords=[]) if name in _METHODS:
-                return _method(self.part(of), name, tuple(self.part(one) for one in arguments), said)
-        raise _RefusedError(f"{said} is not among what a condition can have: {CAN}")
+                return _method(self.part(of), name, tuple(self.part(one) for one in arguments), source)
+        raise _NotACondition(f"{source} is not allowed in a condition; allowed are {ALLOWED}")
 
     def _field(self, name: str) -> Part:
         if name not in self._fields:
-            raise _RefusedError(f"a record has no {name!r}; it has {', '.join(sorted(self._fields))}")
+            raise _NotACondition(f"a record has no field {name!r}; its fields are {', '.join(sorted(self._fields))}")
         return Field(self._fields[name], name)
 
-    def _comparison(self, node: ast.Compare, said: str) -> Part:
-        """A chain like `1 < delivery_count < 5` holds if each link does."""
+    def _comparison(self, node: ast.Compare, source: str) -> Part:
+        """A chain like `1 < delivery_count < 5` is true if each comparison is."""
         operands = [self.part(one) for one in (node.left, *node.comparators)]
         pairs = zip(node.ops, operands, operands[1:], strict=False)
-        links = tuple(_link(one, left, right, said) for one, left, right in pairs)
-        return links[0] if len(links) == 1 else Together(Kind.TRUTH, said, True, links)
+        comparisons = tuple(_comparison(one, left, right, source) for one, left, right in pairs)
+        return comparisons[0] if len(comparisons) == 1 else Together(Kind.TRUTH, source, True, comparisons)
 
 
-def _constant(node: ast.expr, said: str) -> Constant:
+def _constant(node: ast.expr, source: str) -> Constant:
     value = ast.literal_eval(node) if _is_plain(node) else ...
     kinds = {str: Kind.TEXT, int: Kind.NUMBER, float: Kind.NUMBER, bool: Kind.ANY, type(None): Kind.NONE}
     if isinstance(value, list | tuple) and all(type(one) in kinds for one in value):
@@ -294,11 +307,11 @@ def _constant(node: ast.expr, said: str) -> Constant:
     elif type(value) in kinds:
         kind = kinds[type(value)]
     else:
-        raise _RefusedError(f"{said} is no text, number, True, False, None or list of such")
+        raise _NotACondition(f"{source} is not a text, number, True, False, None, or a list of these")
     for one in value if isinstance(value, list) else (value,):
         if isinstance(one, str) and not _is_unicode(one):
-            raise _RefusedError(f"{one!r} is no text: half of a character")
-    return Constant(kind, said, value)
+            raise _NotACondition(f"{one!r} is not a valid text: it contains a lone surrogate")
+    return Constant(kind, source, value)
 
 
 def _is_plain(node: ast.expr) -> bool:
@@ -318,51 +331,53 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _item(container: Part, place: int | str, said: str) -> Part:
+def _item(container: Part, place: int | str, source: str) -> Part:
     if container.kind is not Kind.ANY or isinstance(container, Constant):
-        raise _RefusedError(f"{said}: only json has parts that are asked for by name")
-    return Item(Kind.ANY, said, container, place)
+        raise _NotACondition(f"{source}: only json and headers have items")
+    return Item(Kind.ANY, source, container, place)
 
 
-def _method(of: Part, name: str, arguments: tuple[Part, ...], said: str) -> Part:
+def _method(of: Part, name: str, arguments: tuple[Part, ...], source: str) -> Part:
     if any(one.kind not in (Kind.TEXT, Kind.ANY) for one in (of, *arguments)):
-        raise _RefusedError(f"{said}: .{name}() is for texts")
+        raise _NotACondition(f"{source}: .{name}() works only on texts")
     if len(arguments) != _METHODS[name]:
-        raise _RefusedError(f"{said}: .{name}() takes {_METHODS[name]} texts")
-    return Method(Kind.TEXT if name == "lower" else Kind.TRUTH, said, name, of, arguments)
+        raise _NotACondition(f"{source}: .{name}() takes {_METHODS[name]} arguments")
+    return Method(Kind.TEXT if name == "lower" else Kind.TRUTH, source, name, of, arguments)
 
 
-def _link(op: ast.cmpop, left: Part, right: Part, said: str) -> Part:
+def _comparison(op: ast.cmpop, left: Part, right: Part, source: str) -> Part:
     left, right = _as_times(left, right)
     if isinstance(op, ast.In | ast.NotIn):
-        return _negated_if(isinstance(op, ast.NotIn), _membership(left, right, said))
+        return _negated_if(isinstance(op, ast.NotIn), _membership(left, right, source))
     if isinstance(op, ast.Is | ast.IsNot) and right.kind is not Kind.NONE:
-        raise _RefusedError(f"`is` goes with None; write {left.said} == {right.said}")
+        raise _NotACondition(f"`is` works only with None; write {left.source} == {right.source}")
     if isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
         _check_kinds(left, right, {Kind.NONE, Kind.ANY})
-        return _negated_if(isinstance(op, ast.NotEq | ast.IsNot), Equality(Kind.TRUTH, said, left, right))
+        return _negated_if(isinstance(op, ast.NotEq | ast.IsNot), Equality(Kind.TRUTH, source, left, right))
     _check_kinds(left, right, {Kind.ANY})
-    return Order(Kind.TRUTH, said, left, _ORDERS[type(op)], right)
+    return Order(Kind.TRUTH, source, left, _ORDERS[type(op)], right)
 
 
 def _negated_if(negated: bool, part: Part) -> Part:
-    return Negation(Kind.TRUTH, part.said, part) if negated else part
+    return Negation(Kind.TRUTH, part.source, part) if negated else part
 
 
-def _membership(left: Part, right: Part, said: str) -> Part:
+def _membership(left: Part, right: Part, source: str) -> Part:
     texts = (Kind.TEXT, Kind.ANY)
     if right.kind not in (*texts, Kind.LIST) or (right.kind is Kind.TEXT and left.kind not in texts):
-        raise _RefusedError(f"{left.said} cannot be in {right.said}; a text can be in a text, and anything in a list")
-    return Membership(Kind.TRUTH, said, left, right)
+        raise _NotACondition(f"{left.source} cannot be in {right.source}; use a text in a text, or a value in a list")
+    return Membership(Kind.TRUTH, source, left, right)
 
 
 def _check_kinds(left: Part, right: Part, fitting: set[Kind]) -> None:
     if left.kind is not right.kind and not {left.kind, right.kind} & fitting:
-        raise _RefusedError(f"{left.said} is a {left.kind} and {right.said} a {right.kind}; they cannot be compared")
+        raise _NotACondition(
+            f"{left.source} is a {left.kind} and {right.source} a {right.kind}; they cannot be compared"
+        )
 
 
 def _as_times(left: Part, right: Part) -> tuple[Part, Part]:
-    """A text that is compared with a time is one, and so are those of a list in which a time is looked for."""
+    """Turn a text that is compared with a time into a time, and the texts of a list that may contain a time."""
     if left.kind is Kind.TIME and right.kind in (Kind.TEXT, Kind.LIST):
         return left, _time(right)
     if left.kind is Kind.TEXT and right.kind is Kind.TIME:
@@ -372,26 +387,28 @@ def _as_times(left: Part, right: Part) -> tuple[Part, Part]:
 
 def _time(part: Part) -> Part:
     if not isinstance(part, Constant):
-        raise _RefusedError(f"{part.said} is no time")
+        raise _NotACondition(f"{part.source} is not a time")
     if part.kind is Kind.LIST:
         times = [_moment(one, repr(one)) if isinstance(one, str) else one for one in part.constant]
-        return Constant(Kind.LIST, part.said, times)
-    return Constant(Kind.TIME, part.said, _moment(part.constant, part.said))
+        return Constant(Kind.LIST, part.source, times)
+    return Constant(Kind.TIME, part.source, _moment(part.constant, part.source))
 
 
-def _moment(text: str, said: str) -> datetime:
+def _moment(text: str, source: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC) if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
-        raise _RefusedError(f"{said} is no time; write it like '2030-01-31' or '2030-01-31T12:00:00+00:00'") from None
+        raise _NotACondition(
+            f"{source} is not a time; write it like '2030-01-31' or '2030-01-31T12:00:00+00:00'"
+        ) from None
 
 
-# -- what a payload says
+# -- payloads
 
 
 def _text(payload: Any) -> str | None:
-    """None where it is no text."""
+    """Return the payload as text, None if it is not text."""
     if isinstance(payload, bytes | bytearray):
         try:
             return payload.decode()

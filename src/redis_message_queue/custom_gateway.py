@@ -1,4 +1,4 @@
-"""What every gateway is asked before a queue works behind it: its properties, and the shape of its operations."""
+"""Checks a custom gateway before a queue uses it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from redis_message_queue.checks import flag, lease, text, whole_number
 from redis_message_queue.errors import ConfigurationError, GatewayContractError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
-from redis_message_queue.protocol.foreign import ForeignStore
+from redis_message_queue.protocol.custom_gateway import CustomGatewayStore
 from redis_message_queue.protocol.port import Runtime
 from redis_message_queue.protocol.store import Store
 
-# How the queue calls each operation.
+# How many positional arguments, and which keyword arguments, the queue calls each operation with.
 OPERATIONS: dict[str, tuple[int, tuple[str, ...]]] = {
     "publish_message": (3, ()),
     "add_message": (2, ()),
@@ -27,37 +27,39 @@ PUBLISHING = frozenset({"publish_message", "add_message"})
 
 
 class GatewayContract:
-    """The half of the contract that has no colour: what a gateway says about itself."""
+    """What a gateway says about itself, in the sync and in the async package."""
 
     _serves: str | None = None
 
-    # A subclass may say it with a property, a class attribute or an attribute of the object: type checkers allow all
-    # three over a property, Python over a plain value.
+    # A subclass may use a property, a class attribute or an attribute of the object. Type checkers allow all three over
+    # a property, Python allows them over a plain value.
     if TYPE_CHECKING:
 
         @property
         def message_visibility_timeout_seconds(self) -> float | None:
-            """The length of a lease. A gateway that leases must say so, or its tokens are not asked for."""
+            """The length of a lease in seconds. Set it if the gateway leases, or its lease tokens are not used."""
 
         @property
         def max_delivery_count(self) -> int | None:
-            """How often the gateway delivers a message before it moves it to the dead letters."""
+            """How many times the gateway delivers a message before it moves it to the dead letters."""
 
         @property
         def dead_letter_queue(self) -> str | None:
-            """Where it moves them."""
+            """The key of the dead-letter list."""
 
         @property
         def is_redis_cluster(self) -> bool:
-            """Whether the keys of a queue must share a slot."""
+            """Whether the keys of a queue must share a hash slot."""
     else:
         message_visibility_timeout_seconds = max_delivery_count = dead_letter_queue = None
         is_redis_cluster = False
 
 
 def refuse_another_queue(gateway: GatewayContract, name: str) -> None:
-    """One with a delivery limit serves one queue."""
-    # The dead-letter list is the gateway's: two queues behind it would mix their dead.
+    """Raise if a gateway with a delivery limit serves another queue already.
+
+    The gateway has one dead-letter list, and two queues would mix their dead letters.
+    """
     if gateway.max_delivery_count is not None and gateway._serves not in (None, name):
         raise ConfigurationError(
             f"this gateway has max_delivery_count and serves the queue {gateway._serves!r} already; "
@@ -66,12 +68,14 @@ def refuse_another_queue(gateway: GatewayContract, name: str) -> None:
 
 
 def note_queue(gateway: GatewayContract, name: str) -> None:
-    """Note whose gateway this is."""
+    """Note which queue the gateway serves."""
     object.__setattr__(gateway, "_serves", name)  # also where a subclass is a frozen dataclass
 
 
-def foreign_store(gateway: GatewayContract, runtime: Runtime, name: str, separator: str, *, awaits: bool) -> Store:
-    """The messages of one queue behind a custom gateway, once that has shown what it says it is."""
+def custom_gateway_store(
+    gateway: GatewayContract, runtime: Runtime, name: str, separator: str, *, awaits: bool
+) -> Store:
+    """Return the store of a queue that uses a custom gateway; raise if the gateway breaks its contract."""
     check_operations(gateway, awaits=awaits)
     timeout, limit = gateway.message_visibility_timeout_seconds, gateway.max_delivery_count
     dead_letter, cluster = gateway.dead_letter_queue, gateway.is_redis_cluster
@@ -85,11 +89,11 @@ def foreign_store(gateway: GatewayContract, runtime: Runtime, name: str, separat
         raise GatewayContractError(f"{type(gateway).__name__}: {error}") from error
     options = GatewayOptions(message_visibility_timeout_seconds=timeout)
     keys = QueueKeys.of(name, separator=separator, dead_letter=dead_letter, hash_tag=cluster)
-    return ForeignStore(gateway, runtime, keys, options)
+    return CustomGatewayStore(gateway, runtime, keys, options)
 
 
 def check_operations(gateway: GatewayContract, *, awaits: bool) -> None:
-    """A wrong shape should fail where the queue is made, not when its first lease must be renewed."""
+    """Raise for a missing operation or a wrong signature, before the first call of it would fail."""
     for name, (positional, keywords) in OPERATIONS.items():
         operation = getattr(gateway, name, None)
         if not callable(operation):
@@ -105,7 +109,7 @@ def check_operations(gateway: GatewayContract, *, awaits: bool) -> None:
             )
         try:
             signature = inspect.signature(operation)
-        except ValueError:  # a compiled function that does not tell
+        except ValueError:  # a compiled function without a signature
             continue
         try:
             signature.bind(*range(positional), **dict.fromkeys(keywords))
@@ -117,7 +121,7 @@ def check_operations(gateway: GatewayContract, *, awaits: bool) -> None:
 
 
 def overridden(gateway: Any, built_in: type) -> frozenset[str]:
-    """The operations of a built-in gateway that a subclass, or the object itself, does in its own way."""
+    """Return the operations of a built-in gateway that a subclass, or the object itself, overrides."""
     return frozenset(
         name
         for name in OPERATIONS

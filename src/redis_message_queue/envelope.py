@@ -1,18 +1,19 @@
-"""Bytes to message and back: what is stored in Redis for each message, and what may be stored at all.
+"""The stored form of a message: how it is encoded, decoded and checked.
 
 A stored message is one string::
 
     flags (1 byte) | id (16) | published_at (8, microseconds, big-endian) | [tenant] | [extras] | payload
 
-A tenant has one byte of length before it, extras two: a small JSON object that travels with the payload. The
-publish script writes the time in the middle, because only the server's clock counts. 25 bytes of
-header beside a 198-byte payload keep a pending message under 240 bytes of Redis memory.
+The length of a tenant takes one byte, that of the extras two. The extras are a small JSON object that travels with
+the payload. The publish script fills in the time, because only the server's clock counts. With a header of 25 bytes, a
+pending message with a 198-byte payload takes less than 240 bytes of Redis memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,28 +23,44 @@ from redis_message_queue.errors import (
     PayloadTypeError,
     PayloadValueError,
 )
+from redis_message_queue.plain_values import is_text
 
 HAS_TENANT = 0x01
-HAS_ENTRY = 0x02  # set by the scripts once a message has numbers of its own in the deliveries hash
+HAS_ENTRY = 0x02  # set by the scripts once a message has a field in the deliveries hash
 HAS_EXTRAS = 0x04
-LAST_FLAGS = 0x87  # with all of them
+LAST_FLAGS = 0x87  # all flags set
 MAX_TENANT_BYTES = 255
 MAX_EXTRAS_BYTES = 65_535
 ID_BYTES = 16
-NONCE_BYTES = 20  # host, process and slot of a claim, and its number: see lua/lib/nonce.lua
+NONCE_BYTES = 20  # host, process and slot of a claim, and its number: see lua/claim.lua
 TOKEN_BYTES = ID_BYTES + NONCE_BYTES  # a member of `leases`
-BASE_BYTES = 14  # of the ids of a chunk, which are the same; the place in the chunk follows
+BASE_BYTES = 14  # the part that all ids of a chunk share; the position in the chunk follows
 TIME_AT = 1 + ID_BYTES
 HEADER_BYTES = TIME_AT + 8
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _encode_canonically = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
 ).encode
 
 
+def _one_pass_encoder() -> Callable[[Any], str]:
+    """Return an encoder of dicts that is made once: `JSONEncoder.encode` makes one for each message.
+
+    It does not look for a structure that contains itself, and ends in a RecursionError there.
+    """
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # not CPython
+        return _encoder.encode
+    encode = make(None, _encoder.default, json.encoder.encode_basestring, None, ": ", ", ", False, False, False)
+    return lambda message: "".join(encode(message, 0))
+
+
+_encode = _one_pass_encoder()
+
+
 class Envelope:
-    """A stored message, opened as far as it is looked into: most handlers want the payload alone."""
+    """A stored message, decoded on demand: most handlers need only the payload."""
 
     __slots__ = ("stored",)
 
@@ -77,25 +94,38 @@ class Envelope:
 
     @property
     def extras(self) -> dict[str, Any]:
-        """What travels with the payload, such as the id of the message that this one repeats; {} if it is no object."""
+        """What travels with the payload, such as headers; {} if it is not a JSON object."""
         if not self.stored[0] & HAS_EXTRAS:
             return {}
         start = HEADER_BYTES + (1 + self.stored[HEADER_BYTES] if self.stored[0] & HAS_TENANT else 0)
         length = int.from_bytes(self.stored[start : start + 2], "big")
         try:
             extras = json.loads(self.stored[start + 2 : start + 2 + length])
-        except (ValueError, RecursionError):  # somebody else's bytes
+        except (ValueError, RecursionError):  # bytes that another program wrote
             return {}
         return extras if isinstance(extras, dict) else {}
 
 
+def is_message(stored: bytes) -> bool:
+    """Return whether these bytes are a stored message: the scripts decide in the same way (lua/lib/envelope.lua)."""
+    # The first byte of the time is 0 for some thousand years to come, and rarely so in bytes that are not ours.
+    if len(stored) < HEADER_BYTES or not 0x80 <= stored[0] <= LAST_FLAGS or stored[TIME_AT] != 0:
+        return False
+    at = HEADER_BYTES
+    if stored[0] & HAS_TENANT:
+        at += 1 + stored[at] if at < len(stored) else len(stored)
+    if stored[0] & HAS_EXTRAS:
+        at += 2 + int.from_bytes(stored[at : at + 2], "big") if at + 2 <= len(stored) else len(stored)
+    return at <= len(stored)
+
+
 def head(message_id: bytes) -> bytes:
-    """What stands before the time stamp of a message with a payload alone."""
+    """The bytes before the time stamp, for a message without tenant and extras."""
     return b"\x80" + message_id
 
 
 def body(payload: bytes, tenant: bytes = b"", extras: bytes = b"") -> bytes:
-    """Flags, and what follows the time stamp."""
+    """The flags, followed by the bytes after the time stamp."""
     flags = 0x80 | (HAS_TENANT if tenant else 0) | (HAS_EXTRAS if extras else 0)
     parts = [bytes((flags,))]
     if tenant:
@@ -106,8 +136,8 @@ def body(payload: bytes, tenant: bytes = b"", extras: bytes = b"") -> bytes:
 
 
 def tenant_name(tenant: Any) -> bytes:
-    """A tenant's name as UTF-8, or a typed error that says which names there are."""
-    if not isinstance(tenant, str):
+    """A tenant's name as UTF-8, or a typed error that says which names are allowed."""
+    if not is_text(tenant):
         raise PayloadTypeError(f"tenant must be a str, not {type(tenant).__name__}")
     name = _to_utf8(tenant, "tenant")
     if not name or len(name) > MAX_TENANT_BYTES:
@@ -116,13 +146,13 @@ def tenant_name(tenant: Any) -> bytes:
 
 
 def tenant_text(name: bytes) -> str:
-    """A tenant as people read it. Somebody else may have written bytes that are no UTF-8: they are shown as `\\xff`."""
+    """A tenant's name as text. Bytes that are not UTF-8, written by another program, are shown as `\\xff`."""
     return name.decode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadRules:
-    """What a queue lets in, and how it becomes bytes."""
+    """Which payloads a queue accepts, and how they are encoded."""
 
     strict_types: bool = False
     max_bytes: int | None = None
@@ -148,15 +178,18 @@ class PayloadRules:
         return payload
 
     def _encode_dict(self, message: dict[str, Any]) -> str:
-        # With a depth limit the walk goes first: the encoder would recurse into a hostile structure.
+        # Check the depth before encoding: the encoder would recurse into a hostile structure.
         if self.max_depth is not None:
             self._inspect(message)
         try:
-            text = _encode(message)
+            try:
+                text = _encode(message)
+            except RecursionError:
+                text = _encoder.encode(message)  # which tells whether it contains itself
         except RecursionError:
             raise PayloadTooDeepError("message nests deeper than Python can encode; flatten it") from None
         except TypeError as error:
-            self._inspect(message)  # knows the path where it is a matter of strict types
+            self._inspect(message)  # names the path, if strict types are the reason
             raise PayloadTypeError(f"message cannot be written as JSON: {error}") from error
         except ValueError as error:
             raise PayloadValueError(f"message cannot be written as JSON: {error}") from error
@@ -165,7 +198,7 @@ class PayloadRules:
         return text
 
     def _inspect(self, message: dict[str, Any]) -> None:
-        """Walk the message with the path in hand, and raise at the first thing that must not be there."""
+        """Raise at the first value that is not allowed, and name its path."""
         limit = _DEEPEST if self.max_depth is None else self.max_depth
         waiting: list[tuple[Any, _Path]] = [(message, _Path(None, "", 1))]
         while waiting:
@@ -184,18 +217,18 @@ class PayloadRules:
                 waiting.extend((inner, path.down(place)) for place, inner in enumerate(value))
             elif self.strict_types and not _is_native(value):
                 raise PayloadTypeError(
-                    f"value at {path} is a {type(value).__name__}, which JSON does not give back unchanged; "
+                    f"value at {path} is a {type(value).__name__}, which JSON cannot represent exactly; "
                     "strict_payload_types allows None, bool, int, float, str, list and dict"
                 )
 
 
-# The walk of a structure that contains itself must end somewhere; json's own encoder gives up earlier.
+# Ends the walk of a structure that contains itself; json's own encoder gives up earlier.
 _DEEPEST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """Where in a message we are; spelled out only for an error."""
+    """A place in a message; formatted only for an error."""
 
     parent: _Path | None
     step: str | int
@@ -217,22 +250,32 @@ def _is_native(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
+_TEXT = frozenset((str,))
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+
+
 def _has_only_text_keys(message: dict[Any, Any]) -> bool:
-    """json.dumps turns other keys into strings without a word; this quick look costs about 1 µs a dict."""
+    """json.dumps silently turns other keys into strings; this check costs less than 1 µs for each dict or list."""
     waiting: list[Any] = [message]
-    while waiting:
-        value = waiting.pop()
+    for value in waiting:
         if isinstance(value, dict):
-            if not all(isinstance(key, str) for key in value):
+            if not _TEXT.issuperset(map(type, value)) and not all(isinstance(key, str) for key in value):
                 return False
-            value = value.values()
-        waiting.extend(inner for inner in value if isinstance(inner, dict | list | tuple))
+            inner: Iterable[Any] = value.values()
+        elif isinstance(value, list | tuple):
+            inner = value
+        else:
+            continue
+        if not _SCALARS.issuperset(map(type, inner)):
+            waiting += [one for one in inner if type(one) not in _SCALARS]
     return True
 
 
 def _to_utf8(text: str, what: str = "message") -> bytes:
     try:
-        return text.encode()
+        return str.encode(text)  # a subclass may have an `encode` of its own
+    except TypeError:
+        raise PayloadTypeError(f"{what} must be a str, not {type(text).__name__}") from None
     except UnicodeEncodeError as error:
         raise PayloadValueError(
             f"{what} has a lone surrogate at position {error.start}, which UTF-8 cannot carry; "
@@ -243,10 +286,10 @@ def _to_utf8(text: str, what: str = "message") -> bytes:
 def content_key(message: str | dict[str, Any]) -> str:
     """The deduplication key of a message without a key function: the SHA-256 of its canonical content.
 
-    A dict counts by what it holds, not by the order of its keys.
+    The order of keys in a dict does not matter.
     """
     try:
         text = message if isinstance(message, str) else _encode_canonically(message)
     except RecursionError:
         raise PayloadTooDeepError("message nests deeper than Python can encode; flatten it") from None
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(str.encode(text)).hexdigest()

@@ -1,4 +1,4 @@
-"""What can go wrong, sorted by what the caller can do about it."""
+"""The errors of this library, sorted by what the caller can do about them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import redis.exceptions
 
 
 class RedisMessageQueueError(Exception):
-    """Everything that this library raises by itself; catch it to catch them all.
+    """The base class of all errors of this library.
 
-    ``queue``, ``message_id`` and ``operation`` say where it happened, as far as that is known.
+    ``queue``, ``message_id`` and ``operation`` say where it happened, if that is known.
     """
 
     def __init__(
@@ -25,29 +25,29 @@ class RedisMessageQueueError(Exception):
         self.operation = operation
 
     def locate(self, queue: str, operation: str) -> None:
-        """Fill in what was not known where it was raised."""
+        """Fill in what was not known where the error was raised."""
         self.queue = self.queue or queue
         self.operation = self.operation or operation
 
 
 class ConfigurationError(RedisMessageQueueError, ValueError):
-    """An option has a value that cannot work, or two options contradict each other: change the call."""
+    """An option or argument has a value that cannot work, or two of them contradict each other: change the call."""
 
 
 class ConfigurationTypeError(ConfigurationError, TypeError):
-    """An option has a value of the wrong type: change the call."""
+    """An option does not exist or has a value of the wrong type: change the call."""
 
 
 class GatewayContractError(RedisMessageQueueError, TypeError):
-    """A custom gateway does not keep its side of the contract, or is asked for what it does not offer."""
+    """A custom gateway breaks its contract, or does not support what it is asked for."""
 
 
 class PayloadTypeError(RedisMessageQueueError, TypeError):
-    """The message holds a value that JSON cannot carry unchanged: convert it before publishing."""
+    """The message has a value that JSON cannot represent unchanged: convert it before you publish."""
 
 
 class PayloadValueError(RedisMessageQueueError, ValueError):
-    """The message has the right type and no encoding: a lone surrogate, a NaN, a structure inside itself."""
+    """The message cannot be encoded: it has a lone surrogate, a NaN or a structure that contains itself."""
 
 
 class PayloadTooLargeError(RedisMessageQueueError, ValueError):
@@ -59,38 +59,38 @@ class PayloadTooDeepError(RedisMessageQueueError, ValueError):
 
 
 class QueueBackpressureError(RedisMessageQueueError):
-    """The queue is full and nothing was published, or of `publish_many` only what ``results`` say: try again later."""
+    """The queue is full and nothing was published (`publish_many`: only what ``results`` say): try again later."""
 
 
 class PublishNotConfirmedError(RedisMessageQueueError):
-    """Replicas or the disk did not confirm a publish in time: it may be there; repeat it with ``repeat_of``."""
+    """Replicas or the disk did not confirm a publish in time: it may be stored; repeat it with ``repeat_of``."""
 
     dropped: tuple[str, ...] = ()  # the ids of messages that had to leave for it
     sent: object = None  # what `publish(..., repeat_of=error)` needs to send the very same again
 
 
 class QueueDrainedError(RedisMessageQueueError):
-    """This queue object has been drained: publish through another one."""
+    """This queue object was drained: publish through another one."""
 
 
 class LeaseLostError(RedisMessageQueueError):
-    """The message is not this handler's any more: another consumer may have it, and nothing was changed."""
+    """The lease of the message was lost: another consumer may have it, and nothing was changed."""
 
 
 class CleanupFailedError(RedisMessageQueueError):
-    """The handler succeeded and the acknowledgement did not: the message may be delivered again."""
+    """The handler succeeded, but Redis did not confirm the ack or `complete()`: the message may be delivered again."""
 
 
 class CorruptMessageError(RedisMessageQueueError, ValueError):
-    """What Redis holds is not a message of this library: it was put among the dead letters unread."""
+    """A value in Redis is not a message of this library: it was moved to the dead letters unread."""
 
 
 class LuaScriptError(RedisMessageQueueError, redis.exceptions.ResponseError):
-    """Redis refused a script, and nothing was changed: the text and the cause say why."""
+    """Redis refused a script, and nothing was changed: the text says why."""
 
 
 class StateVersionError(RedisMessageQueueError, RuntimeError):
-    """A newer release has written what Redis holds of this queue, and nothing was changed: upgrade this library."""
+    """A newer release wrote the state of this queue, and nothing was changed: upgrade this library."""
 
 
 class NotPermittedError(LuaScriptError, redis.exceptions.NoPermissionError):
@@ -101,7 +101,7 @@ class NotPermittedError(LuaScriptError, redis.exceptions.NoPermissionError):
 
 
 class RetryBudgetExhaustedError(RedisMessageQueueError, redis.exceptions.RedisError):
-    """Redis could not be reached within the retry budget: the outcome of the call is unknown, its cause is attached."""
+    """Redis could not be reached within the retry budget: the outcome of the call is unknown; its cause is attached."""
 
 
 class EmbeddedServerError(RedisMessageQueueError, RuntimeError):
@@ -113,40 +113,40 @@ class MissingExtraError(RedisMessageQueueError, ImportError):
 
 
 class JavaError(RedisMessageQueueError, RuntimeError):
-    """Spark has no Java to run on, or one that is too old or broken: the text says what was found and what would do."""
+    """Spark found no Java, or one that is too old or broken: the text says what was found and what to install."""
 
 
 class ConsumerGroupBusyError(RedisMessageQueueError):
-    """Another streaming query holds the consumer group and goes on renewing it: stop it, or use another group."""
+    """Another streaming query holds the consumer group: stop it, or use another group."""
 
 
 class ConsumerGroupLostError(RedisMessageQueueError):
-    """Another streaming query has taken the consumer group over, and nothing was changed: this one must end."""
+    """Another streaming query has acquired the consumer group, and nothing was changed: stop this one."""
 
 
 class DataLossError(RedisMessageQueueError):
-    """Messages that a streaming query is to read are not there any more: the text says which, and what would do."""
+    """Messages that a streaming query must read do not exist any more: the text says which, and what to do."""
 
 
 class JournalError(RedisMessageQueueError):
-    """A queue has no journal, or one that cannot be read: the text says what was found and what would do."""
+    """A queue has no journal, or one that cannot be read: the text says what was found and what to do."""
 
 
 class JobError(RedisMessageQueueError):
-    """A job of the data pipeline could not do its work: the text says what was in the way."""
+    """A job of the data pipeline failed: the text says why."""
 
 
 class ArchiveError(JobError):
-    """The archive and the journal do not fit together, or the archive is not one: the text says what would do."""
+    """The archive does not match the journal, or is not an archive: the text says what to do."""
 
 
 class ArchiveConflictError(ArchiveError):
-    """Another run has changed the archive meanwhile, and nothing was changed by this one: run it again."""
+    """Another run changed the archive at the same time, and this one changed nothing: run it again."""
 
 
 class SelectionError(JobError, ValueError):
-    """A selection or a source of rows cannot be read: the text has Spark's reason and the columns there are."""
+    """A condition or a source of rows cannot be read: the text has Spark's reason and the columns that exist."""
 
 
-class RehearsalError(RedisMessageQueueError, AssertionError):
-    """A fault that a test has planned did not happen as planned, so the test shows nothing: the text says what did."""
+class FaultInjectionError(RedisMessageQueueError, AssertionError):
+    """A fault that a test planned did not happen, so the test proves nothing. The text says what happened instead."""

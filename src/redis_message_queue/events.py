@@ -1,4 +1,4 @@
-"""What can happen to a message, as ``on_event`` tells it."""
+"""The events that ``on_event`` receives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class EventOperation(StrEnum):
-    """What was done; the value is what metrics and logs show."""
+    """What happened. Metrics and logs show the value."""
 
     PUBLISH = "publish"
     PUBLISH_DEDUP_HIT = "publish_dedup_hit"
@@ -20,7 +20,7 @@ class EventOperation(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     RETRIED = "retried"
-    GIVEN_BACK = "given_back"
+    REQUEUED = "requeued"
     REDRIVEN = "redriven"
     HANDED_OFF = "handed_off"
     DLQ = "dlq"
@@ -44,7 +44,7 @@ class EventOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEvent:
-    """One thing that happened. Payloads are never part of it, and a lease token only as a hash."""
+    """One thing that happened to a message. It never contains a payload, and a lease token only as a hash."""
 
     queue: str
     operation: EventOperation
@@ -55,4 +55,4 @@ class QueueEvent:
     attempt: int | None = None
     duration_seconds: float | None = None
     error: BaseException | None = None
-    exception_type: str | None = None  # the class name of ``error``: fit for a label, where its text is not
+    exception_type: str | None = None  # the class name of ``error``; safe as a metric label, unlike its text

@@ -1,4 +1,4 @@
-"""Which process this is, and names that nobody else has: after any fork, and after a snapshot was restored."""
+"""Gives each process an identity of its own, even after a fork or a restored snapshot."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pathlib import Path
 
 _MASK = (1 << 128) - 1
 _PID_BITS = 32
-_ORPHANED_LOCK_SECONDS = 1.0  # a thread that lives holds none of these locks for longer than microseconds
+_ORPHANED_LOCK_SECONDS = 1.0  # a running thread holds these locks for microseconds only
 
 AfterFork = Callable[[float], None]
-"""Puts something right in a forked child. Until the given monotonic time, a lock may belong to a thread that lives."""
+"""Repairs something in a forked child. Until the given monotonic time, a lock may belong to a running thread."""
 
 
 class _Process:
-    """Compares the real process id at each use: not every server that forks runs Python's fork hooks (uWSGI)."""
+    """Compares the real process id at each use, because some servers fork without Python's fork hooks (uWSGI)."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -33,7 +33,7 @@ class _Process:
         os.register_at_fork(after_in_child=self._after_hooked_fork)
 
     def number(self) -> int:
-        """The process id, and in the high bits how often a snapshot of this process was restored."""
+        """Return the process id, with the number of restored snapshots in its high bits."""
         pid = os.getpid()
         if pid != self._pid:
             self._after_unhooked_fork(pid)
@@ -43,12 +43,12 @@ class _Process:
         self._callbacks.append(callback)
 
     def after_copy(self, callback: Callable[[], None]) -> None:
-        """For what must differ between copies of a process, whether a fork made them or a snapshot."""
+        """Call back in each copy of the process, whether a fork or a snapshot made it."""
         self._callbacks.append(lambda _: callback())
         self._after_restore.append(callback)
 
     def after_restore(self) -> None:
-        """Let nothing that was counted before the snapshot be counted on."""
+        """Let nothing continue a count from before the snapshot."""
         self._restored += 1 << _PID_BITS
         for callback in self._after_restore:
             callback()
@@ -60,7 +60,7 @@ class _Process:
         self._pid = os.getpid()
 
     def _after_unhooked_fork(self, pid: int) -> None:
-        """Found out at the first use; by then the child may have threads, and the others wait for the first one."""
+        """Run the callbacks at the first use; by then the child may have threads, and they wait for the first one."""
         with self._guards.setdefault(pid, threading.RLock()):
             if pid != self._pid:
                 for callback in self._callbacks:
@@ -69,17 +69,17 @@ class _Process:
 
 
 class _Sequence:
-    """Walks through all 128-bit numbers from a random start in random odd steps, so none comes twice.
+    """Counts through all 128-bit numbers from a random start in random odd steps, so none comes twice.
 
-    A tenth of the price of `os.urandom` for each message, which cost 2.7 of the 6 µs that a publish spends
-    outside redis-py.
+    It costs a tenth of an `os.urandom` for each message, which took 2.7 of the 6 µs that a publish spends outside
+    redis-py.
     """
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """A new start: two processes must not walk the same way."""
+        """Choose a new start and step: two processes must not count through the same numbers."""
         start = int.from_bytes(os.urandom(16), "big")
         step = int.from_bytes(os.urandom(16), "big") | 1
         self._numbers = itertools.count(start, step)
@@ -90,7 +90,7 @@ class _Sequence:
 
 
 def free_if_orphaned(lock: threading.Lock | threading.RLock, deadline: float) -> None:
-    """Open a lock in a forked child if its holder did not come along: nobody would ever release it."""
+    """Open a lock in a forked child if its holder is a thread of the parent, which will never release it here."""
     if lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
         lock.release()
     else:
@@ -103,53 +103,53 @@ after_fork = _process.after_fork
 after_copy = _process.after_copy
 _ids = _Sequence()
 after_copy(_ids.restart)
-fresh_id = _ids.next
+new_id = _ids.next
 restart_ids = _ids.restart
 
 
 def after_restore() -> None:
-    """Call this first in a process that was restored from a snapshot, if it may be restored more than once.
+    """Call this first in a process that was restored from a snapshot, if the snapshot may be restored more than once.
 
-    Copies of one process would give out the same message ids and reuse each other's call numbers, so that a publish of
-    one copy would be taken for a repetition of the other's. After this call each copy has its own. Blocking queues go
-    on working, with new connections; asyncio queues raise `ConfigurationError`: make the client and the queue anew.
+    Copies of one process would use the same message ids and call numbers, so Redis would take a publish of one copy for
+    a retry of the other's. After this call each copy has its own. Sync queues continue, with new connections.
+    Async queues raise `ConfigurationError`: make the client and the queue again.
     """
     _process.after_restore()
 
 
 @cache
 def host() -> bytes:
-    """Four bytes that tell where a process number means something: this boot of this machine, or this container."""
+    """Return four bytes for the place in which process ids are unique: this boot of this machine, or this container."""
     parts = [socket.gethostname()]
-    with suppress(OSError):  # where there is no /proc, the name alone must do
+    with suppress(OSError):  # without /proc, the host name alone has to do
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
         parts.append(os.readlink("/proc/self/ns/pid"))
     return hashlib.sha256("|".join(parts).encode()).digest()[:4]
 
 
 def slot_name() -> bytes:
-    """Which host, which process, and what no other slot has: fifteen bytes."""
+    """Return fifteen bytes: the host, the process, and random bytes that no other slot has."""
     return host() + os.getpid().to_bytes(4, "big") + os.urandom(7)
 
 
 def is_of_this_host(slot_name: bytes) -> bool:
-    """Whether its process runs, or ran, where this one does."""
+    """Return whether the slot's process runs, or ran, on this host."""
     return slot_name[:4] == host()
 
 
 def is_of_this_process(slot_name: bytes) -> bool:
-    """Whether it is one of ours."""
+    """Return whether the slot belongs to this process."""
     return slot_name[:8] == host() + os.getpid().to_bytes(4, "big")
 
 
 def is_gone(slot_name: bytes) -> bool:
-    """Whether its process ran on this host and has ended."""
+    """Return whether the slot's process ran on this host and has ended."""
     if not is_of_this_host(slot_name):
         return False
     try:
         os.kill(int.from_bytes(slot_name[4:8], "big"), 0)
     except ProcessLookupError:
         return True
-    except (PermissionError, OverflowError):  # somebody else's, or no process number at all
+    except (PermissionError, OverflowError):  # another user's process, or no process id at all
         return False
     return False

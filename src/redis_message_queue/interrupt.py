@@ -1,4 +1,4 @@
-"""The stop signals a waiting consumer looks at between two claims."""
+"""The stop signals that a consumer checks between two claims."""
 
 import inspect
 import os
@@ -10,10 +10,11 @@ from types import FrameType
 from typing import Any, Protocol
 
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.plain_values import brief, plain
 
 _Disposition = Callable[[int, FrameType | None], Any] | int | None
 
-# Windows has no SIGHUP, so the platform is asked.
+# Windows has no SIGHUP.
 DEFAULT_SIGNALS: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
@@ -21,11 +22,11 @@ _UNCATCHABLE = {getattr(signal, name) for name in ("SIGKILL", "SIGSTOP") if hasa
 
 
 class BaseGracefulInterruptHandler(ABC):
-    """Subclass this to stop consumers from a source of your own."""
+    """Subclass this to stop consumers in your own way."""
 
     @abstractmethod
     def is_interrupted(self) -> bool:
-        """Whether to stop. Asked often, from any thread, so answer at once."""
+        """Whether consumers should stop. Called often and from any thread, so it must return at once."""
 
 
 class _HasIsSet(Protocol):
@@ -33,17 +34,17 @@ class _HasIsSet(Protocol):
 
 
 class EventDrivenInterruptHandler(BaseGracefulInterruptHandler):
-    """Stops consumers when an event of yours is set: a threading, asyncio or multiprocessing Event.
+    """Stops consumers when you set an event: a threading, asyncio or multiprocessing Event.
 
-    The choice when a framework owns the process's signals: set the event in its shutdown hook.
+    Use it when a framework owns the signals of the process, and set the event in its shutdown hook.
     """
 
     def __init__(self, event: _HasIsSet) -> None:
         is_set = getattr(event, "is_set", None)
-        # A class would fail on the first look; a coroutine is always true and would stop at once.
+        # A class would fail at the first check. A coroutine is always true, and would stop the consumer at once.
         if isinstance(event, type) or not callable(is_set) or inspect.iscoroutinefunction(is_set):
             raise ConfigurationTypeError(
-                f"event must be an object with a plain is_set() method, not {event!r}; "
+                f"event must be an object with a plain is_set() method, not {brief(event)}; "
                 "pass a threading.Event(), an asyncio.Event() or a multiprocessing.Event()"
             )
         self._event = event
@@ -53,20 +54,20 @@ class EventDrivenInterruptHandler(BaseGracefulInterruptHandler):
 
 
 class GracefulInterruptHandler(BaseGracefulInterruptHandler):
-    """Stops consumers on the first SIGINT, SIGTERM or SIGHUP; the same signal again acts as if unhandled.
+    """Stops consumers on the first SIGINT, SIGTERM or SIGHUP; the same signal again has its default effect.
 
-    The first of each signal only flips the flag, so work in progress finishes. The second of the same signal
-    gets the default: KeyboardInterrupt for Ctrl+C, the end of the process for SIGTERM. A different signal is
-    a first one, because supervisors send SIGTERM along with a terminal's SIGINT or their own SIGHUP. (Linux
-    drops default actions for PID 1: a container without an init is not ended by a second SIGTERM.)
+    The first signal only sets a flag, so work in progress finishes. The same signal a second time has its
+    default effect: KeyboardInterrupt for Ctrl+C, the end of the process for SIGTERM. Each signal counts
+    separately, because supervisors send SIGTERM along with a terminal's SIGINT or their own SIGHUP. (Linux
+    ignores default actions for PID 1, so a second SIGTERM does not end a container without an init.)
 
-    Signals belong to the process: all of them must be at Python's default, or nothing is installed and a
-    ConfigurationError (a ValueError) says which one is taken. Construct it in the main thread, before
-    `asyncio.run` takes SIGINT.
+    Signals belong to the process. All of them must have Python's default handler; otherwise nothing is
+    installed, and a ConfigurationError (a ValueError) says which one is taken. Construct it in the main
+    thread, before `asyncio.run` takes SIGINT.
     """
 
     def __init__(self, signals: Iterable[int] = DEFAULT_SIGNALS) -> None:
-        # No threading.Event: a signal handler that waits for a lock its own thread holds never returns.
+        # No threading.Event: a signal handler that waits for a lock of its own thread never returns.
         self._received: set[int] = set()
         chosen = _checked(signals)
         if threading.current_thread() is not threading.main_thread():
@@ -83,16 +84,16 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
             raise
 
     def is_interrupted(self) -> bool:
-        """Whether an owned signal has arrived; once True it stays True."""
+        """Whether one of the signals has arrived. Once True, it stays True."""
         return bool(self._received)
 
     def reset(self) -> None:
-        """Give the signals back their default, except those that somebody else has taken over since.
+        """Restore the default handlers, except for signals that have a different handler by now.
 
-        May be called any number of times, in the main thread. `is_interrupted()` keeps its answer: a loop
-        told to stop is not revived. A forked child calls this on the handler it inherited, then constructs
-        its own; the parent's stays in force in the parent. A signal that reached the child before that is
-        seen on the inherited handler only.
+        You can call this any number of times, in the main thread. It does not change `is_interrupted()`: a
+        stopped loop stays stopped. In a forked child, call it on the inherited handler and then construct a
+        new one; the parent keeps its own. The inherited handler alone reports a signal that reached the child
+        before that.
         """
         for signum, former in self._former.items():
             if signal.getsignal(signum) == self._on_signal:
@@ -112,11 +113,11 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
 
 def _checked(signals: Iterable[int]) -> list[int]:
     if isinstance(signals, str | bytes) or not isinstance(signals, Iterable):
-        raise ConfigurationTypeError(f"signals must be a collection such as (signal.SIGTERM,), not {signals!r}")
+        raise ConfigurationTypeError(f"signals must be a collection such as (signal.SIGTERM,), not {brief(signals)}")
     chosen = list(signals)
     for signum in chosen:
         if isinstance(signum, bool) or not isinstance(signum, int):
-            raise ConfigurationTypeError(f"signals must hold signals such as signal.SIGTERM, not {signum!r}")
+            raise ConfigurationTypeError(f"signals must hold signals such as signal.SIGTERM, not {brief(signum)}")
         if signum not in signal.valid_signals() - _UNCATCHABLE:
             raise ConfigurationError(f"signals: {_name(signum)} cannot be handled on this platform; leave it out")
     if not chosen:
@@ -125,7 +126,7 @@ def _checked(signals: Iterable[int]) -> list[int]:
 
 
 def _default_of(signum: int) -> _Disposition:
-    """The signal's present disposition, which has to be Python's default."""
+    """The signal's current handler, which must be Python's default."""
     current = signal.getsignal(signum)
     if current == signal.SIG_DFL or (signum == signal.SIGINT and current is signal.default_int_handler):
         return current
@@ -151,4 +152,4 @@ def _name(signum: int) -> str:
     try:
         return signal.Signals(signum).name
     except ValueError:  # real-time signals have numbers only
-        return f"signal {signum}"
+        return f"signal {brief(plain(signum))}"

@@ -1,94 +1,115 @@
-"""Every Redis key of a queue: its name, its type, and one sentence."""
+"""The Redis keys of a queue: the name, the type and the content of each."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 from redis_message_queue.errors import ConfigurationError
 
 
 class KeyKind(NamedTuple):
-    """One row of the key map: the last word of the name, the Redis type, what it holds."""
+    """One row of the key map: the end of the key's name, its Redis type and what it holds."""
 
     word: str
     type: str
     holds: str
 
 
-# The key map of the documentation is made from this table; a test keeps it true.
+# The reference page "Keys in Redis" is generated from this table, and a test compares it with a real server.
 KEY_MAP = (
-    KeyKind("pending", "LIST", "stored messages that wait, pushed left, taken right"),
+    KeyKind("pending", "LIST", "Messages that are waiting. Producers push on the left, consumers pop from the right."),
     KeyKind(
-        "processing", "HASH", "id, or token where there are no leases, to stored message, for everything in flight"
+        "processing", "HASH", "Messages in flight: message id (without leases: claim token) to the stored message."
     ),
     KeyKind(
         "leases",
         "ZSET",
-        "token (id of the message and nonce of the claim) by deadline, in microseconds of the server's clock; beside "
-        "them alarms: `d` when a delay ends, `r` while tenants wait",
+        "Claim tokens (message id plus the nonce of the claim), scored by the time the lease ends in microseconds of "
+        "the server's clock. Two more members are alarms: `d` for the next delayed message, `r` while tenants wait.",
     ),
     KeyKind(
         "deliveries",
         "HASH",
-        "id to attempts, delivery count and failures, from the moment a message comes back or is taken over",
+        "Message id to attempts, delivery count and failures. A message gets a field when it is requeued, retried or "
+        "reclaimed.",
     ),
-    KeyKind("delayed", "ZSET", "id by due time, for messages that wait for their time or their next attempt"),
-    KeyKind("later", "HASH", "id to stored message, for these"),
-    KeyKind("tenants", "ZSET", "the tenants with work, by virtual time"),
-    KeyKind("line::<tenant>", "LIST", "what `pending` is, for one tenant"),
-    KeyKind("returned::<tenant>", "ZSET", "token by deadline, for a tenant's messages whose lease ran out"),
-    KeyKind("size", "STRING", "how many messages wait in the lines of tenants"),
+    KeyKind("delayed", "ZSET", "Ids of messages that wait for their time or their next attempt, scored by that time."),
+    KeyKind("delayed_messages", "HASH", "Message id to the stored message, for every id in `delayed`."),
+    KeyKind("tenant_ring", "ZSET", "Tenants that have messages waiting, scored by virtual time."),
+    KeyKind("tenant_pending::<tenant>", "LIST", "The waiting messages of one tenant, ordered as in `pending`."),
+    KeyKind(
+        "expired::<tenant>", "ZSET", "Claim tokens of a tenant's messages whose lease ran out, scored by that time."
+    ),
+    KeyKind("tenant_backlog", "STRING", "The number of messages that wait in all tenant queues together."),
     KeyKind(
         "longest",
         "STRING, TTL",
-        "the tenant with the longest line when messages were dropped last, where more than 100 tenants wait",
+        "The tenant that had the longest queue at the last drop. Used only while more than 100 tenants wait.",
     ),
-    KeyKind("weights", "HASH", "tenant to weight, for those whose weight is not 1"),
-    KeyKind("completed", "LIST", "raw payloads of handled messages, newest left"),
-    KeyKind("failed", "LIST", "raw payloads of messages whose handler raised, newest left"),
-    KeyKind("dlq", "LIST", "raw payloads of messages that were delivered too often, newest left"),
+    KeyKind("weights", "HASH", "Tenant to weight, for every tenant whose weight is not 1."),
+    KeyKind("completed", "LIST", "Payloads of handled messages, newest on the left."),
+    KeyKind("failed", "LIST", "Payloads of messages whose handler raised, newest on the left."),
+    KeyKind("dlq", "LIST", "Payloads of dead letters, newest on the left."),
     KeyKind(
-        "records::<list>", "LIST", "beside each of these lists: ids, counts, times, errors, and which payload is meant"
+        "records::<list>",
+        "LIST",
+        "The ids, counts, times and errors that belong to the payloads in one of these three lists.",
     ),
-    KeyKind("deduplication::<key>", "STRING, TTL", "the id of the message that has this key; it suppresses others"),
-    KeyKind("tenant_deduplication::<length>:<tenant>:<key>", "STRING, TTL", "the same within one tenant"),
-    KeyKind("reply::<caller>", "STRING, TTL", "number and answer of that caller's last call"),
-    KeyKind("bell", "LIST", "at most one token: there is work"),
-    KeyKind("journal", "STREAM", "what has happened to the messages of this queue, where it has a journal"),
+    KeyKind(
+        "deduplication::<key>",
+        "STRING, TTL",
+        "The id of the message that was published with this deduplication key. While it exists, other messages with "
+        "the key are suppressed.",
+    ),
+    KeyKind(
+        "tenant_deduplication::<length>:<tenant>:<key>", "STRING, TTL", "The same for a message that has a tenant."
+    ),
+    KeyKind(
+        "reply::<caller>",
+        "STRING, TTL",
+        "The number and the reply of a caller's last call, so that a repeated call gets the same reply.",
+    ),
+    KeyKind("wakeup", "LIST", "At most one wake-up token, which a waiting consumer pops when there is work."),
+    KeyKind("journal", "STREAM", "The state changes of this queue's messages, if the queue has a journal."),
     KeyKind(
         "meta",
         "HASH",
-        "the `version` of what is stored and the number of `partitions`; of a journal its rules, its identity, the "
-        "serial number of its last entry, and what is archived",
+        "The `version` of the stored format and the number of `partitions`. With a journal also its rules, its "
+        "identity, the serial number of its last entry and how far it is archived.",
     ),
-    KeyKind("watch", "STRING, TTL", "somebody is awake when the next lease ends"),
+    KeyKind("timer_owner", "STRING, TTL", "Exists while one consumer is set to wake up when the next lease ends."),
     KeyKind(
         "group::<group>",
         "HASH",
-        "how far a streaming query has come: its `epoch`, its `holder` and until when (`deadline`), the numbers of its "
-        "claims up to which they are `sealed`, `acked`, `cleared` and `released`, and for each number what lies there",
+        "The progress of a streaming query: its `epoch`, its `holder` and the `deadline` of that holder, the last "
+        "claim numbers that are `sealed`, `acked`, `cleared` and `released`, and the contents of each claim.",
     ),
     KeyKind(
         "group::<group>::<number>",
         "LIST",
-        "the messages of one claim of a streaming query in their order, with the delivery count before those whose "
-        "count is not 1",
+        "The messages of one claim of a streaming query, in order. A delivery count other than 1 precedes its message.",
     ),
     KeyKind(
-        "groups", "HASH", "consumer group to how many messages lie in its claims; under the empty name all of them"
+        "groups",
+        "HASH",
+        "Consumer group to the number of messages in its claims. The empty field holds the total.",
     ),
-    KeyKind("backfill::<name>", "HASH, TTL", "file to size and time of change, for those that a backfill is done with"),
+    KeyKind("backfill::<name>", "HASH, TTL", "File to size and modification time, for every file a backfill has read."),
 )
 
 
-# What may follow a queue's name and separator; none of them can be a part of another queue's name.
+USUAL_SEPARATOR = "::"
+
+# A queue name must not contain one of these after a separator: its keys would look like another queue's.
 RESERVED_WORDS = tuple(sorted({kind.word.partition("::")[0] for kind in KEY_MAP}))
 
 
 def hash_tag_of(key: str) -> str | None:
-    """The part of a key that decides its cluster slot, where braces mark one."""
+    """The hash tag of a key, which decides its cluster slot, or None if the key has none."""
     start = key.find("{")
     end = key.find("}", start + 1)
     return key[start + 1 : end] if start >= 0 and start + 1 < end else None
@@ -96,7 +117,7 @@ def hash_tag_of(key: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
-    """The names of one queue's keys; ``queue.key`` for the operator."""
+    """The names of one queue's keys. Available as ``queue.key``."""
 
     prefix: str
     separator: str
@@ -107,12 +128,12 @@ class QueueKeys:
     dead_letter: str
     leases: str
     deliveries: str
-    bell: str
-    watch: str
+    wakeup: str
+    timer_owner: str
     delayed: str
-    later: str
-    tenants: str
-    size: str
+    delayed_messages: str
+    tenant_ring: str
+    tenant_backlog: str
     weights: str
     longest: str
     groups: str
@@ -121,11 +142,11 @@ class QueueKeys:
 
     @classmethod
     def of(
-        cls, name: str, *, separator: str = "::", dead_letter: str | None = None, hash_tag: bool = False
+        cls, name: str, *, separator: str = USUAL_SEPARATOR, dead_letter: str | None = None, hash_tag: bool = False
     ) -> QueueKeys:
-        """The keys of the queue ``name``; with ``hash_tag`` all of them in one cluster slot.
+        """The keys of the queue ``name``; with ``hash_tag`` all of them share one cluster slot.
 
-        Raises `ConfigurationError` for a name or a dead-letter list that another key could be mistaken for.
+        Raises `ConfigurationError` if the name or the dead-letter list could clash with another key.
         """
         refuse_reserved_words(name, separator)
         prefix = tagged(name) if hash_tag else name
@@ -136,8 +157,8 @@ class QueueKeys:
         return cls.unchecked(prefix, separator=separator, dead_letter=dead_letter)
 
     @classmethod
-    def unchecked(cls, prefix: str, *, separator: str = "::", dead_letter: str | None = None) -> QueueKeys:
-        """The keys that begin with ``prefix``, whatever it is."""
+    def unchecked(cls, prefix: str, *, separator: str = USUAL_SEPARATOR, dead_letter: str | None = None) -> QueueKeys:
+        """The keys that begin with ``prefix``, which is not checked."""
 
         def key(word: str) -> str:
             return f"{prefix}{separator}{word}"
@@ -152,12 +173,12 @@ class QueueKeys:
             dead_letter=dead_letter or key("dlq"),
             leases=key("leases"),
             deliveries=key("deliveries"),
-            bell=key("bell"),
-            watch=key("watch"),
+            wakeup=key("wakeup"),
+            timer_owner=key("timer_owner"),
             delayed=key("delayed"),
-            later=key("later"),
-            tenants=key("tenants"),
-            size=key("size"),
+            delayed_messages=key("delayed_messages"),
+            tenant_ring=key("tenant_ring"),
+            tenant_backlog=key("tenant_backlog"),
             weights=key("weights"),
             longest=key("longest"),
             groups=key("groups"),
@@ -168,32 +189,32 @@ class QueueKeys:
     def _sibling(self, *words: str) -> str:
         return self.separator.join((self.prefix, *words))
 
-    def line(self, tenant: str) -> str:
-        """The line of one tenant."""
-        return self._sibling("line", tenant)
+    def tenant_pending(self, tenant: str) -> str:
+        """The waiting messages of one tenant."""
+        return self._sibling("tenant_pending", tenant)
 
-    def returned(self, tenant: str) -> str:
+    def expired(self, tenant: str) -> str:
         """The messages of one tenant whose lease ran out."""
-        return self._sibling("returned", tenant)
+        return self._sibling("expired", tenant)
 
     def records(self, list: str) -> str:
-        """What is remembered beside the payloads of ``completed``, ``failed``, ``dlq``, or of any list by its key."""
+        """The records that belong to the payloads of ``completed``, ``failed``, ``dlq`` or any other list."""
         words = {self.completed: "completed", self.failed: "failed", self.dead_letter: "dlq"}
         return self._sibling("records", words.get(list, list))
 
     def deduplication(self, key: str, tenant: str | None = None) -> str:
-        """The key that remembers a published deduplication key, for messages of this tenant or without one."""
+        """The key that remembers a deduplication key, for messages of this tenant or of none."""
         if tenant is None:
             return self._sibling("deduplication", key)
-        # The length keeps tenant and key apart, whatever is in them, and the word the keys of no tenant.
+        # The length separates tenant and key, whatever they contain. The other word keeps apart keys without a tenant.
         return self._sibling("tenant_deduplication", f"{len(tenant)}:{tenant}:{key}")
 
     def reply(self, caller: str) -> str:
-        """The key that remembers the answer to a caller's last call."""
+        """The key that remembers the reply to a caller's last call."""
         return self._sibling("reply", caller)
 
     def group(self, group: str) -> str:
-        """What is known of a consumer group."""
+        """The progress of a consumer group."""
         return self._sibling("group", group)
 
     def members(self, group: str, number: int) -> str:
@@ -201,17 +222,29 @@ class QueueKeys:
         return self._sibling("group", group, str(number))
 
     def backfill(self, name: str) -> str:
-        """What a backfill is done with."""
+        """The files that a backfill has read."""
         return self._sibling("backfill", name)
 
 
+def script_keys(keys: QueueKeys, names: Sequence[str], **given: str) -> tuple[str, ...]:
+    """The keys that the header of a script names, in its order, without the last ones that each call brings itself.
+
+    ``given`` has those that are not the same for every caller, such as its ``reply``.
+    """
+    known = {name: getattr(keys, name) for name in keys.__slots__} | {"dlq": keys.dead_letter} | given
+    found = tuple(known[name] for name in takewhile(known.__contains__, names))
+    if not known.keys().isdisjoint(names[len(found) :]):
+        raise KeyError(names[len(found)])
+    return found
+
+
 def siblings(key: str) -> QueueKeys:
-    """The keys of the queue that has ``key`` as one of its own; an unknown name is taken as the queue's."""
+    """The keys of the queue that ``key`` belongs to. A key that is not recognised is taken as a queue's name."""
     for word in ("pending", "processing", "completed", "failed", "dlq"):
         if key.endswith(word) and len(key) > len(word) and not key[-len(word) - 1].isalnum():
             head = key[: -len(word)]
-            # The usual separator, or whatever stands there; a brace belongs to the name.
-            separator = "::" if head.endswith("::") else head[len(_without_marks(head)) :]
+            # The usual separator, or any other punctuation; a brace belongs to the name.
+            separator = USUAL_SEPARATOR if head.endswith(USUAL_SEPARATOR) else head[len(_without_marks(head)) :]
             return QueueKeys.unchecked(head[: -len(separator)], separator=separator)
     return QueueKeys.unchecked(key)
 
@@ -223,48 +256,50 @@ def _without_marks(text: str) -> str:
 
 
 def refuse_reserved_words(name: str, separator: str) -> None:
-    """Raise for a queue name whose keys could be those of another queue, as `jobs::line` is a key of `jobs`."""
+    """Raise for a queue name whose keys could belong to another queue: `jobs::tenant_pending` is a key of `jobs`."""
     whole = name + separator  # every key begins with it
     words = "|".join(map(re.escape, RESERVED_WORDS))
-    found = re.search(f"{re.escape(separator)}({words})(?={re.escape(separator)})", whole)
-    if found is not None:
-        raise ConfigurationError(
-            f"name {name!r} has the separator {separator!r} followed by the reserved word {found[1]!r}, and its keys "
-            f"could be mistaken for keys of the queue {name[: found.start()]!r}; use another name, for example "
-            f"{name.replace(separator, '-')!r}"
-        )
+    for mark in (separator, USUAL_SEPARATOR):  # another queue may use the usual one
+        found = re.search(f"{re.escape(mark)}({words})(?={re.escape(mark)})", whole)
+        if found is not None:
+            other = f"name, for example {name.replace(mark, '-')!r}" if mark in name else "key_separator"
+            raise ConfigurationError(
+                f"name {name!r} with the separator {separator!r} has {mark!r} followed by the reserved word "
+                f"{found[1]!r}, so its keys could clash with keys of the queue {whole[: found.start()]!r}; "
+                f"use another {other}"
+            )
 
 
 def _refuse_other_keys(dead_letter: str, prefix: str, separator: str) -> None:
-    """Raise for a dead-letter list that is one of the queue's other keys."""
+    """Raise if the dead-letter list is one of the queue's other keys."""
     begin = prefix + separator
     word = dead_letter.removeprefix(begin).partition(separator)[0] if dead_letter.startswith(begin) else ""
     if word in RESERVED_WORDS and dead_letter != f"{begin}dlq":
         raise ConfigurationError(
-            f"dead_letter_queue {dead_letter!r} is a key that the queue itself uses ({word!r}); dead letters need a "
-            f"list of their own: leave the option out for {begin + 'dlq'!r}, or give a name that no other key has"
+            f"dead_letter_queue {dead_letter!r} is a key that the queue itself uses ({word!r}); "
+            f"leave the option out to use {begin + 'dlq'!r}, or choose a name that no other key has"
         )
 
 
 def tagged(name: str) -> str:
-    """A name whose keys share a cluster slot; a name with a tag of its own keeps it."""
+    """The name with a hash tag, so that its keys share a cluster slot. A name that has a tag keeps it."""
     if hash_tag_of(name) is not None:
         return name
     if "{" in name or "}" in name:
         raise ConfigurationError(
             f"name {name!r} has braces that are no hash tag; on a cluster use a name without braces, "
-            "or with one whole tag such as '{orders}'"
+            "or with one complete tag such as '{orders}'"
         )
     return f"{{{name}}}"
 
 
 def _tagged_sibling(dead_letter: str, name: str, prefix: str, separator: str) -> str:
-    """A dead-letter name in the queue's own slot, or an error that says which would do."""
+    """The dead-letter name in the queue's own slot, or an error that suggests one."""
     if hash_tag_of(dead_letter) == hash_tag_of(prefix):
         return dead_letter
     if dead_letter.startswith(name + separator):
         return prefix + dead_letter[len(name) :]
     raise ConfigurationError(
-        f"dead_letter_queue {dead_letter!r} lies in another cluster slot than the queue {name!r}; "
+        f"dead_letter_queue {dead_letter!r} is in another cluster slot than the queue {name!r}; "
         f"use a name that begins with {name + separator!r} or has the hash tag {{{hash_tag_of(prefix)}}}"
     )

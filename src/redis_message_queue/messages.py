@@ -1,4 +1,4 @@
-"""What a handler receives."""
+"""Messages as handlers and operators see them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Held(Protocol):
     def delivery_count(self) -> int | None: ...
 
 
-class Hold(Protocol):
-    """Whoever holds it for the handler."""
+class Holder(Protocol):
+    """The consumer that holds a message for its handler."""
 
     @property
     def queue_name(self) -> str: ...
@@ -41,78 +41,77 @@ class Hold(Protocol):
 
 
 class ReceivedMessage(ProcessBound):
-    """A message in the hands of a handler, and what is known about its delivery."""
+    """A message that a handler is working on, with what is known about its delivery."""
 
-    __slots__ = ("_claim", "_hold", "payload")
+    __slots__ = ("_claim", "_holder", "payload")
 
-    def __init__(self, payload: str | bytes, claim: Held, hold: Hold) -> None:
+    def __init__(self, payload: str | bytes, claim: Held, holder: Holder) -> None:
         self.payload = payload
         self._claim = claim
-        self._hold = hold
+        self._holder = holder
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}, delivery {self.delivery_count}>"
 
     @property
     def id(self) -> str:
-        """32 hexadecimal digits, the same in every delivery and in the events of this message."""
+        """The id of the message: 32 hexadecimal digits, the same in every delivery and every event."""
         return self._claim.message_id
 
     @property
     def queue(self) -> str:
-        """The name of the queue that it came from."""
-        return self._hold.queue_name
+        """The name of the queue that it was claimed from."""
+        return self._holder.queue_name
 
     @property
     def tenant(self) -> str | None:
-        """Whose message it is, if it was published for a tenant."""
+        """The tenant that it was published for, or None."""
         return self._claim.envelope.tenant
 
     @property
     def delivery_count(self) -> int:
-        """How often it has been delivered, this time included."""
+        """How often it was delivered, including this time. `max_delivery_count` limits this number."""
         return self._claim.delivery_count or 0
 
     @property
     def attempt(self) -> int:
-        """Which delivery of this message this is, from 1; retries count, and so do deliveries after a crash."""
+        """Which attempt this is, counted from 1, with retries and deliveries after a crash."""
         return self._claim.attempt
 
     @property
     def published_at(self) -> datetime:
-        """When Redis took it, by the server's clock, in UTC."""
+        """When it was published, by the clock of the Redis server, in UTC."""
         return moment(self._claim.envelope.published_at)
 
     @property
     def replay_of(self) -> str | None:
-        """The id of the dead message that this one repeats."""
-        replayed: str | None = self._claim.envelope.extras.get("replay_of")
-        return replayed
+        """The id of the dead letter that was redriven as this message, or None."""
+        return headers.replay_of(self._claim.envelope.extras)
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the publisher's ``get_headers`` gave it to travel with; the same in every delivery and after a redrive.
+        """The headers that the publisher's ``get_headers`` returned, or an empty dict.
 
-        {} without any. They are input like the payload: anybody who can write to Redis can write them.
+        They are the same in every delivery and after a redrive. Treat them as input, like the payload.
         """
-        return headers.found_in(self._claim.envelope.extras)
+        return headers.decode(self._claim.envelope.extras)
 
     @property
     def lease_lost(self) -> bool:
-        """Whether another consumer may have this message by now: a handler that sees this should stop.
+        """Whether another consumer may have this message by now. A handler that sees True should stop.
 
-        True when a renewal was refused, and when the lease has run out by this process's own clock.
+        It is True when a renewal was refused, or when the lease has expired by the clock of this process.
         """
-        return self._hold.is_lost(self._claim)
+        return self._holder.is_lost(self._claim)
 
     def json(self) -> Any:
-        """The payload, parsed."""
+        """Return the payload, parsed as JSON."""
         return json.loads(self.payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRecord:
-    """What an operator sees of a message: where it has been and why. None stands for what is not known."""
+    """What is known about a message, for operators. Fields that are not known are None."""
 
     payload: str | bytes | None = None
     id: str | None = None
@@ -131,7 +130,7 @@ class MessageRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """How many messages are where."""
+    """How many messages a queue has, by where they are."""
 
     pending: int
     processing: int
@@ -145,7 +144,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveSummary:
-    """What became of the dead letters that were looked at."""
+    """What a redrive did."""
 
     matched: int
     redriven: int
@@ -154,15 +153,17 @@ class RedriveSummary:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedMessage:
-    """What a custom gateway hands over for a message that it has leased: how it is stored, and whose lease it is."""
+    """A leased message of a custom gateway: what is stored, and the token of its lease."""
 
     stored_message: str | bytes
     lease_token: str
 
 
-_LAST = datetime.max.replace(tzinfo=UTC)
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 def moment(seconds: float) -> datetime:
-    """A time of the server's clock, as people read it."""
+    """A time of the server's clock, as people read it; a damaged one is the first or the last time that there is."""
+    if seconds != seconds or seconds <= _FIRST.timestamp():
+        return _FIRST
     return datetime.fromtimestamp(seconds, UTC) if seconds < _LAST.timestamp() else _LAST

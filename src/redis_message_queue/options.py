@@ -1,22 +1,35 @@
-"""What a user can set: frozen, and checked once, at the door.
+"""The options of queues and gateways: each is declared, described and checked here, and nowhere else.
 
-Each option is explained where it stands; the reference page is made from here.
+Constructors, `help()`, the reference page, the command line and the Spark options take names, types, defaults and
+descriptions from these declarations.
 """
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Final, Literal, get_args
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, get_args, get_type_hints
 
-from redis_message_queue.checks import MILLISECOND, flag, function, lease, number, text, whole_number
+from redis_message_queue.checks import MILLISECOND, flag, function, lease, number, refuse_unknown, text, whole_number
 from redis_message_queue.envelope import PayloadRules, tenant_name
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, RedisMessageQueueError
+from redis_message_queue.events import QueueEvent
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
+from redis_message_queue.plain_values import brief, is_text, plain
 from redis_message_queue.retry_policy import RetryPolicy
 
 OverloadPolicy = Literal["raise", "block", "drop_oldest"]
-Journal = bool | Literal["payload"]
+JournalMode = bool | Literal["payload"]
+LeaseSeconds = Annotated[
+    float | None,
+    "The length of a lease. A message that is neither settled nor renewed in time is delivered again. None means "
+    "at-most-once delivery: a message whose consumer crashes is lost.",
+]
+DeliveryLimit = Annotated[
+    int | None, "How often a message is delivered before it goes to the dead letters instead. None sets no limit."
+]
 _POLICIES: Final = get_args(OverloadPolicy)
 
 
@@ -31,78 +44,80 @@ DEFAULT_VISIBILITY_TIMEOUT_SECONDS = 300
 DEFAULT_MAX_DELIVERY_COUNT: Final = ImplicitDefault(10)
 DEFAULT_TRACKING_LENGTH = 1_000
 DEFAULT_DEDUPLICATION_SECONDS = 3600
-DEFAULT_WAIT_SECONDS = 5.0
 DEFAULT_RETRY_BUDGET_SECONDS = 120.0
-DEFAULT_RETRY_INITIAL_DELAY_SECONDS = 0.01
-DEFAULT_RETRY_MAX_DELAY_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayOptions:
-    """How messages are kept in Redis, and how long one tries to reach it."""
+@dataclass(frozen=True, kw_only=True)
+class StorageOptions:
+    """How messages are kept in Redis, and how long a call tries to reach it: for queues and gateways alike."""
 
-    retry_budget_seconds: Annotated[
-        float,
-        "how long a call is repeated after transient errors, counted from its first attempt; 0 for a single attempt, "
-        "which the client's own `Retry` may repeat",
-    ] = DEFAULT_RETRY_BUDGET_SECONDS
-    retry_initial_delay_seconds: Annotated[
-        float, "the first pause between two attempts; each further one is twice as long, half of it chance"
-    ] = DEFAULT_RETRY_INITIAL_DELAY_SECONDS
-    retry_max_delay_seconds: Annotated[float, "the longest pause between two attempts"] = (
-        DEFAULT_RETRY_MAX_DELAY_SECONDS
-    )
-    message_deduplication_log_ttl_seconds: Annotated[
-        float, "how long a published deduplication key suppresses its repetition"
-    ] = DEFAULT_DEDUPLICATION_SECONDS
     message_wait_interval_seconds: Annotated[
         float,
-        "how long `process_message()` waits for a message before it gives None; 0 to look once. When Redis is out of "
-        "reach it takes the time of one answer longer",
-    ] = DEFAULT_WAIT_SECONDS
-    message_visibility_timeout_seconds: Annotated[
-        float | None,
-        "length of a lease: a message not settled or renewed in time is delivered again; None for at-most-once",
-    ] = None
-    max_delivery_count: Annotated[
-        int | None, "how often a message is delivered before it goes to the dead letters; None for any number"
-    ] = None
-    dead_letter_queue: Annotated[str | None, "the key of the dead-letter list, if it is not `<name>::dlq`"] = None
-    max_dead_letter_length: Annotated[int | None, "how many dead letters are kept, the newest; None for all"] = None
-    max_pending_length: Annotated[int | None, "how many messages may wait; None for any number"] = None
-    max_pending_per_tenant: Annotated[
-        int | None, "how many may wait in the line of one tenant; None for any number"
-    ] = None
-    tenant_weights: Annotated[
-        Mapping[str, int] | None, "how many turns a tenant has in a round, where that is not 1; kept in Redis for all"
+        "How long `process_message()` waits for a message before it returns None; 0 looks once. While Redis cannot be "
+        "reached, the call takes up to one socket timeout longer.",
+    ] = 5.0
+    max_dead_letter_length: Annotated[
+        int | None, "How many dead letters to keep. The oldest are deleted beyond that. None keeps all."
     ] = None
     message_ttl_seconds: Annotated[
-        float | None, "a message older than this is not delivered and goes to the dead letters; None for any age"
+        float | None,
+        "The longest a message may wait, counted from when it was published. An older one goes to the dead letters "
+        "instead of a handler. None sets no limit.",
     ] = None
-    journal: Annotated[
-        Journal,
-        "tell a stream what happens to each message, whoever does it; `payload` tells payloads too",
-    ] = False
-    max_journal_length: Annotated[
-        int, "how many entries the journal keeps; of what an archive has not read, ten times as many"
-    ] = 1_000_000
+    tenant_weights: Annotated[
+        Mapping[str, int] | None,
+        "How many messages of a tenant are served per round, for tenants that get more than one. Stored in Redis, so "
+        "the weights apply to all consumers.",
+    ] = None
+    message_deduplication_log_ttl_seconds: Annotated[
+        float, "The deduplication window: for this long, a message with the same key is suppressed."
+    ] = DEFAULT_DEDUPLICATION_SECONDS
+    max_pending_length: Annotated[int | None, "How many messages may wait in the queue. None sets no limit."] = None
+    max_pending_per_tenant: Annotated[int | None, "How many messages of one tenant may wait. None sets no limit."] = (
+        None
+    )
     pending_overload_policy: Annotated[
-        OverloadPolicy, "what a publish does at that limit: `raise`, `block` or `drop_oldest`"
+        OverloadPolicy,
+        "What `publish()` does when the queue is full: `raise` raises `QueueBackpressureError`, `block` waits for "
+        "room, `drop_oldest` deletes the oldest message of the longest tenant queue.",
     ] = "raise"
     pending_overload_block_timeout_seconds: Annotated[
-        float, "how long a blocked publish waits for room, retries included"
+        float,
+        'With `pending_overload_policy="block"`: how long `publish()` waits for room, retries included, before it '
+        "raises `QueueBackpressureError`.",
     ] = 1.0
+    journal: Annotated[
+        JournalMode,
+        'Record every state change of a message in a Redis stream. With `"payload"` the payloads are recorded too.',
+    ] = False
+    max_journal_length: Annotated[
+        int, "How many entries the journal keeps. Entries that no archive has read yet are kept ten times as long."
+    ] = 1_000_000
     confirm_replicas: Annotated[
-        int | None, "how many replicas must have a message before `publish()` returns (`WAIT`); None to ask nobody"
+        int | None,
+        "How many replicas must have a message before `publish()` returns (`WAIT`). None does not wait for any.",
     ] = None
     confirm_fsync: Annotated[
-        bool, "a message must be on the server's disk before `publish()` returns (`WAITAOF`), on the replicas' too"
+        bool,
+        "Wait until a message is on the server's disk before `publish()` returns (`WAITAOF`), and on the disks of "
+        "`confirm_replicas` replicas.",
     ] = False
     confirm_timeout_seconds: Annotated[
-        float, "how long that may take before `PublishNotConfirmedError` says that it is not known"
+        float, "How long to wait for that confirmation before `publish()` raises `PublishNotConfirmedError`."
     ] = 1.0
+    retry_budget_seconds: Annotated[
+        float,
+        "How long a call is retried after transient errors, counted from its first attempt. 0 makes one attempt, "
+        "which the client's own `Retry` may repeat.",
+    ] = DEFAULT_RETRY_BUDGET_SECONDS
+    retry_initial_delay_seconds: Annotated[
+        float, "The pause before the first retry. Each further pause is twice as long, and half of it is random."
+    ] = 0.01
+    retry_max_delay_seconds: Annotated[float, "The longest pause between two retries."] = 5.0
     hash_tag: Annotated[
-        bool | None, "put the name into braces, so that all keys share a cluster slot; None does it for cluster clients"
+        bool | None,
+        "Put the queue's name into braces, so that all its keys share one cluster slot. None does so for cluster "
+        "clients only.",
     ] = None
 
     def __post_init__(self) -> None:
@@ -111,13 +126,11 @@ class GatewayOptions:
         number("retry_max_delay_seconds", self.retry_max_delay_seconds)
         number("message_deduplication_log_ttl_seconds", self.message_deduplication_log_ttl_seconds, least=MILLISECOND)
         number("message_wait_interval_seconds", self.message_wait_interval_seconds, least=0)
-        lease("message_visibility_timeout_seconds", self.message_visibility_timeout_seconds)
         number("pending_overload_block_timeout_seconds", self.pending_overload_block_timeout_seconds)
         number("confirm_timeout_seconds", self.confirm_timeout_seconds, least=MILLISECOND)
         flag("confirm_fsync", self.confirm_fsync)
         number("message_ttl_seconds", self.message_ttl_seconds, optional=True, least=MILLISECOND)
         for name in (
-            "max_delivery_count",
             "max_dead_letter_length",
             "max_pending_length",
             "max_pending_per_tenant",
@@ -125,37 +138,51 @@ class GatewayOptions:
         ):
             whole_number(name, getattr(self, name), optional=True)
         whole_number("max_journal_length", self.max_journal_length)
-        if not (isinstance(self.journal, bool) or self.journal == "payload"):
-            raise ConfigurationError(f"journal must be True, False or 'payload', not {self.journal!r}")
+        if not (isinstance(self.journal, bool) or (is_text(self.journal) and self.journal == "payload")):
+            raise ConfigurationError(f"journal must be True, False or 'payload', not {brief(self.journal)}")
         if self.tenant_weights is not None:
             _check_weights(self.tenant_weights)
-        if self.dead_letter_queue is not None:
-            text("dead_letter_queue", self.dead_letter_queue)
         if self.hash_tag is not None:
             flag("hash_tag", self.hash_tag)
-        self._check_combinations()
+        self._check_storage()
 
-    def _check_combinations(self) -> None:
+    def _check_storage(self) -> None:
         if self.retry_initial_delay_seconds > self.retry_max_delay_seconds:
             raise ConfigurationError(
                 f"retry_initial_delay_seconds ({self.retry_initial_delay_seconds}) is longer than "
                 f"retry_max_delay_seconds ({self.retry_max_delay_seconds}); the first pause must be the shortest"
             )
-        if self.max_delivery_count is not None and self.message_visibility_timeout_seconds is None:
-            raise ConfigurationError(
-                f"max_delivery_count={self.max_delivery_count} needs a visibility timeout: without one a message "
-                "is never delivered twice; set the timeout, or max_delivery_count=None"
-            )
-        if not isinstance(self.pending_overload_policy, str) or self.pending_overload_policy not in _POLICIES:
-            wrong = ConfigurationError if isinstance(self.pending_overload_policy, str) else ConfigurationTypeError
+        if not is_text(self.pending_overload_policy) or self.pending_overload_policy not in _POLICIES:
+            wrong = ConfigurationError if is_text(self.pending_overload_policy) else ConfigurationTypeError
             raise wrong(
                 f"pending_overload_policy must be 'raise', 'block' or 'drop_oldest', "
-                f"not {self.pending_overload_policy!r}"
+                f"not {brief(self.pending_overload_policy)}"
             )
         if self.pending_overload_policy != "raise" and not (self.max_pending_length or self.max_pending_per_tenant):
             raise ConfigurationError(
                 f"pending_overload_policy={self.pending_overload_policy!r} needs max_pending_length: "
                 "without a limit there is nothing to wait for or to drop from"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayOptions(StorageOptions):
+    """The options of a gateway."""
+
+    message_visibility_timeout_seconds: LeaseSeconds = None
+    max_delivery_count: DeliveryLimit = None
+    dead_letter_queue: Annotated[str | None, "The key of the dead-letter list, if it is not `<name>::dlq`."] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lease("message_visibility_timeout_seconds", self.message_visibility_timeout_seconds)
+        whole_number("max_delivery_count", self.max_delivery_count, optional=True)
+        if self.dead_letter_queue is not None:
+            text("dead_letter_queue", self.dead_letter_queue)
+        if self.max_delivery_count is not None and self.message_visibility_timeout_seconds is None:
+            raise ConfigurationError(
+                f"max_delivery_count={self.max_delivery_count} needs a visibility timeout: without one a message "
+                "is never delivered twice; set the timeout, or max_delivery_count=None"
             )
         if self.pending_overload_policy == "drop_oldest" and self.max_delivery_count is not None:
             raise ConfigurationError(
@@ -164,47 +191,62 @@ class GatewayOptions:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QueueOptions:
     """What a queue does around its gateway: names, tracking, payload rules, heartbeats, callbacks."""
 
-    name: Annotated[str, "the name of the queue, and the beginning of all its keys"]
-    key_separator: Annotated[str, "what stands between the parts of a key"] = "::"
-    deduplication: Annotated[bool, "suppress a message whose key was published within the window"] = False
+    name: Annotated[str, "The name of the queue. All its Redis keys begin with it."] = field(kw_only=False)
+    deduplication: Annotated[
+        bool, "Suppress a message whose deduplication key was published within the deduplication window."
+    ] = False
     get_deduplication_key: Annotated[
-        Callable[[Any], Any] | None, "gives the key of a message; without it the SHA-256 of its content is the key"
+        Callable[[Any], Any] | None,
+        "Called with each message to get its deduplication key. Without it, the SHA-256 of the content is the key.",
     ] = None
-    enable_completed_queue: Annotated[bool, "keep the payloads of handled messages"] = False
-    enable_failed_queue: Annotated[bool, "keep the payloads of messages whose handler raised"] = False
-    max_completed_length: Annotated[int | None, "how many handled payloads are kept, the newest; None for all"] = (
-        DEFAULT_TRACKING_LENGTH
-    )
-    max_failed_length: Annotated[int | None, "how many failed payloads are kept, the newest; None for all"] = (
-        DEFAULT_TRACKING_LENGTH
-    )
     heartbeat_interval_seconds: Annotated[
-        float | None, "renew the lease this often while a handler works; less than half of the visibility timeout"
-    ] = None
-    retry_policy: Annotated[
-        RetryPolicy | None, "another attempt, later, for a message whose handler raised; None for none"
+        float | None,
+        "Renew the lease this often while a handler runs. Must be less than half of the visibility timeout. None sends "
+        "no heartbeats.",
     ] = None
     max_processing_seconds: Annotated[
-        float | None, "stop renewing after this time, so that a hung handler loses its message"
+        float | None,
+        "Stop renewing the lease of a handler that runs longer than this, so that a hung handler loses its message.",
     ] = None
     on_heartbeat_failure: Annotated[
-        Callable[[], Any] | None, "called when a heartbeat ends because its lease could not be renewed"
+        Callable[[], Any] | None, "Called when a lease was lost or could not be renewed while its handler runs."
     ] = None
-    strict_payload_types: Annotated[bool, "refuse values in a dict that JSON would not give back unchanged"] = False
-    max_payload_bytes: Annotated[int | None, "refuse payloads of more bytes than this"] = None
-    max_payload_depth: Annotated[int | None, "refuse dicts that nest deeper than this"] = None
+    retry_policy: Annotated[
+        RetryPolicy | None,
+        "When to retry a message whose handler raised. None does not retry: the message fails at once.",
+    ] = None
+    enable_completed_queue: Annotated[bool, "Keep the payloads of handled messages in the `completed` list."] = False
+    max_completed_length: Annotated[int | None, "How many handled payloads to keep, newest first. None keeps all."] = (
+        DEFAULT_TRACKING_LENGTH
+    )
+    enable_failed_queue: Annotated[bool, "Keep the payloads of messages whose handler raised in the `failed` list."] = (
+        False
+    )
+    max_failed_length: Annotated[int | None, "How many failed payloads to keep, newest first. None keeps all."] = (
+        DEFAULT_TRACKING_LENGTH
+    )
+    strict_payload_types: Annotated[
+        bool, "Refuse dicts with values that JSON cannot represent exactly, such as tuples."
+    ] = False
+    max_payload_bytes: Annotated[int | None, "Refuse messages that are larger than this. None sets no limit."] = None
+    max_payload_depth: Annotated[int | None, "Refuse dicts that nest deeper than this. None sets no limit."] = None
     interrupt: Annotated[
-        BaseGracefulInterruptHandler | None, "a stop signal that waiting consumers and blocked publishers look at"
+        BaseGracefulInterruptHandler | None,
+        "A stop signal, for example `GracefulInterruptHandler()`: consumers then claim nothing more, and a publish "
+        "that waits for room ends with an error.",
     ] = None
-    on_event: Annotated[Callable[[Any], Any] | None, "called with a `QueueEvent` for everything that happens"] = None
+    on_event: Annotated[
+        Callable[[QueueEvent], Any] | None, "Called with a `QueueEvent` for every operation of this object."
+    ] = None
     get_headers: Annotated[
         Callable[[], Any] | None,
-        "asked at each publish for headers, a mapping of str to str that travels with the message",
+        "Called at each publish to get headers: a mapping of str to str that is delivered with the message.",
     ] = None
+    key_separator: Annotated[str, "What separates the parts of a Redis key."] = "::"
 
     def __post_init__(self) -> None:
         text("name", self.name)
@@ -273,8 +315,8 @@ class QueueOptions:
                 )
         if overload_policy == "drop_oldest" and self.deduplication:
             raise ConfigurationError(
-                "pending_overload_policy='drop_oldest' cannot stand beside deduplication: a dropped message would "
-                "leave its key behind and suppress its own repetition; use 'raise' or 'block'"
+                "pending_overload_policy='drop_oldest' cannot be combined with deduplication: the key of a dropped "
+                "message would remain and suppress the same message when it is published again; use 'raise' or 'block'"
             )
 
     @property
@@ -283,59 +325,128 @@ class QueueOptions:
         return PayloadRules(self.strict_payload_types, self.max_payload_bytes, self.max_payload_depth)
 
 
-# What a queue's constructor hands on to its gateway; the one name that differs there stands apart.
-_GATEWAY_NAMES = (
-    "retry_budget_seconds",
-    "retry_initial_delay_seconds",
-    "retry_max_delay_seconds",
-    "message_deduplication_log_ttl_seconds",
-    "message_wait_interval_seconds",
-    "max_delivery_count",
-    "max_dead_letter_length",
-    "max_pending_length",
-    "max_pending_per_tenant",
-    "tenant_weights",
-    "message_ttl_seconds",
-    "journal",
-    "max_journal_length",
-    "pending_overload_policy",
-    "pending_overload_block_timeout_seconds",
-    "confirm_replicas",
-    "confirm_fsync",
-    "confirm_timeout_seconds",
-    "hash_tag",
-)
+@dataclass(frozen=True, kw_only=True)
+class QueueArguments(QueueOptions, StorageOptions):
+    """Everything that the constructor of a queue takes."""
+
+    client: Annotated[
+        Any, "A redis-py client with a connection pool: sync for the sync queue, async for the async one."
+    ] = None
+    gateway: Annotated[
+        Any, "A `RedisGateway` or a gateway of your own, with its own client and options. Replaces `client`."
+    ] = None
+    visibility_timeout_seconds: LeaseSeconds = DEFAULT_VISIBILITY_TIMEOUT_SECONDS
+    max_delivery_count: DeliveryLimit = DEFAULT_MAX_DELIVERY_COUNT
+
+    def __post_init__(self) -> None:
+        QueueOptions.__post_init__(self)
+        if (self.client is None) == (self.gateway is None):
+            raise ConfigurationError("give the queue a client or a gateway, and only one of them")
+
+    def gateway_options(self) -> GatewayOptions:
+        """The options of a gateway for ``client``."""
+        timeout, limit = self.visibility_timeout_seconds, self.max_delivery_count
+        lease("visibility_timeout_seconds", timeout)
+        if limit is DEFAULT_MAX_DELIVERY_COUNT:
+            # The default limit must not forbid at-most-once delivery.
+            limit = None if timeout is None else int(limit)
+        shared = {one.name: getattr(self, one.name) for one in fields(StorageOptions)}
+        return GatewayOptions(message_visibility_timeout_seconds=timeout, max_delivery_count=limit, **shared)
+
+    def refuse_beside_gateway(self) -> None:
+        """Raise for options that only ``gateway`` can honour; values that equal the default are let through."""
+        for one in options_of_gateway():
+            value = getattr(self, one.name)
+            if value is one.default or (type(value) in (bool, int, float, str) and value == one.default):
+                continue
+            there = f"message_{one.name}" if one.name == "visibility_timeout_seconds" else one.name
+            raise ConfigurationError(
+                f"{one.name}={brief(value)} has no effect with gateway=; set it on the gateway: "
+                f"RedisGateway({there}={brief(value)})"
+            )
 
 
-def queue_options(given: Mapping[str, Any]) -> QueueOptions:
-    """The queue's own options, out of everything its constructor was given."""
-    return QueueOptions(**{field.name: given[field.name] for field in fields(QueueOptions)})
+@dataclass(frozen=True, kw_only=True)
+class GatewayArguments(GatewayOptions):
+    """Everything that the constructor of a gateway takes."""
+
+    redis_client: Annotated[
+        Any, "A redis-py client with a connection pool: sync for the sync gateway, async for the async one."
+    ]
 
 
-def client_options(given: Mapping[str, Any]) -> GatewayOptions:
-    """The gateway options of a queue that was given a bare client, with the defaults that belong to that path."""
-    handed_on = {name: given[name] for name in _GATEWAY_NAMES}
-    timeout = given["visibility_timeout_seconds"]
-    lease("visibility_timeout_seconds", timeout)
-    if handed_on["max_delivery_count"] is DEFAULT_MAX_DELIVERY_COUNT:
-        # A limit that nobody asked for must not forbid at-most-once.
-        handed_on["max_delivery_count"] = None if timeout is None else int(DEFAULT_MAX_DELIVERY_COUNT)
-    return GatewayOptions(message_visibility_timeout_seconds=timeout, **handed_on)
+def options_of_gateway() -> list[Field[Any]]:
+    """The options of a queue that belong to its gateway, where it is given one."""
+    own = {"client", "gateway", *(one.name for one in fields(QueueOptions))}
+    return [one for one in fields(QueueArguments) if one.name not in own]
 
 
-def refuse_beside_gateway(given: Mapping[str, Any]) -> None:
-    """Raise for queue-level options that only the gateway can honour; spelled-out defaults are let through."""
-    usual = {field.name: field.default for field in fields(GatewayOptions)}
-    usual["visibility_timeout_seconds"] = DEFAULT_VISIBILITY_TIMEOUT_SECONDS
-    usual["max_delivery_count"] = DEFAULT_MAX_DELIVERY_COUNT
-    for name in ("visibility_timeout_seconds", *_GATEWAY_NAMES):
-        value = given[name]
-        if value == usual[name]:
-            continue
-        there = f"message_{name}" if name == "visibility_timeout_seconds" else name
-        raise ConfigurationError(
-            f"{name}={value!r} has no effect beside gateway=; set it on the gateway: RedisGateway({there}={value!r})"
-        )
+P = ParamSpec("P")
+
+
+def constructor(
+    arguments: Callable[P, Any],
+) -> Callable[[Callable[[Any, Any], None]], Callable[Concatenate[Any, P], None]]:
+    """Turn an ``__init__`` that takes checked arguments into one that takes what their class declares.
+
+    The signature and the docstring that `help()` shows come from the declaration, and a misspelt option gets an error
+    that names the nearest one.
+    """
+
+    def decorate(initialize: Callable[[Any, Any], None]) -> Callable[Concatenate[Any, P], None]:
+        owner = initialize.__qualname__.partition(".")[0]
+        signature = signature_of(arguments)
+
+        def __init__(self: Any, /, *given: P.args, **options: P.kwargs) -> None:
+            refuse_unknown(owner, options, signature.parameters)
+            try:
+                signature.bind(self, *given, **options)
+            except TypeError as error:
+                raise TypeError(f"{owner}(): {error}") from None
+            initialize(self, arguments(*map(_plain, given), **{name: _plain(one) for name, one in options.items()}))
+
+        __init__.__doc__ = _described(arguments)
+        __init__.__qualname__, __init__.__module__ = initialize.__qualname__, initialize.__module__
+        __init__.__signature__ = signature  # type: ignore[attr-defined]  # documented for `inspect.signature`
+        return __init__
+
+    return decorate
+
+
+def _plain(value: Any) -> Any:
+    """The value of an option without its subclass; a default that is one stays what it is."""
+    return value if isinstance(value, ImplicitDefault) else plain(value)
+
+
+def descriptions(declaration: Any) -> dict[str, str]:
+    """What each option of a declaration does, by its name."""
+    described: dict[str, str] = {}
+    for one in reversed(declaration.__mro__):
+        for name, hint in get_type_hints(one, include_extras=True).items():
+            if get_args(hint) and hasattr(hint, "__metadata__"):
+                described[name] = hint.__metadata__[0]
+    return described
+
+
+def signature_of(declaration: Any) -> inspect.Signature:
+    """The signature of a constructor: the queue and its server first, then the options as they are declared."""
+    hints, declared = get_type_hints(declaration), {one.name: one for one in fields(declaration)}
+    order = ["name", "client", "gateway", "redis_client"]
+    order += [name for one in declaration.__mro__ for name in getattr(one, "__annotations__", ()) if name not in order]
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    for one in (declared[name] for name in dict.fromkeys(order) if name in declared):
+        kind = inspect.Parameter.KEYWORD_ONLY if one.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        default = inspect.Parameter.empty if one.default is MISSING else one.default
+        parameters.append(inspect.Parameter(one.name, kind, default=default, annotation=hints[one.name]))
+    return inspect.Signature(parameters, return_annotation=None)
+
+
+def _described(declaration: Any) -> str:
+    """The docstring of a constructor."""
+    described, rows = descriptions(declaration), ["Check the options; nothing is sent to Redis yet.", "", "Args:"]
+    for name in list(signature_of(declaration).parameters)[1:]:
+        rows.append(textwrap.fill(f"    {name}: {described[name]}", 110, subsequent_indent=" " * 8))
+    return "\n".join(rows)
 
 
 _HEAVIEST = 1_000
@@ -349,6 +460,6 @@ def _check_weights(weights: Any) -> None:
             tenant_name(tenant)
         except RedisMessageQueueError as error:
             raise ConfigurationError(f"tenant_weights: {error}") from None
-        whole_number(f"the weight of {tenant!r} in tenant_weights", weight)
+        whole_number(f"the weight of {brief(tenant)} in tenant_weights", weight)
         if weight > _HEAVIEST:
-            raise ConfigurationError(f"a weight in tenant_weights is at most {_HEAVIEST:,}, not {weight}")
+            raise ConfigurationError(f"a weight in tenant_weights is at most {_HEAVIEST:,}, not {brief(weight)}")

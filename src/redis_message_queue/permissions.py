@@ -1,4 +1,4 @@
-"""Which Redis commands each role needs: those that its scripts call, and those that are sent to Redis directly."""
+"""The Redis commands that each role needs, for the access rules of its Redis user."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ SCRIPTED = ("EVAL", "EVALSHA")
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a user of Redis does with a queue."""
+    """What a Redis user may do with a queue."""
 
     name: str
     does: str
     scripts: tuple[str, ...]
-    sent: tuple[str, ...]  # besides the scripts
+    sent: tuple[str, ...]  # commands outside of scripts
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """Everything that the user must be permitted to run, in the order of the alphabet."""
+        """All commands that the user must be allowed to run, sorted."""
         called = {command for name in self.scripts for command in script(name).commands}
         return tuple(sorted(called.union(self.sent)))
 
     def rules(self, queue: str, separator: str = "::") -> str:
-        """What ACL SETUSER wants for it, from keys to commands."""
+        """Return the rules for ACL SETUSER: keys, channels and commands."""
         commands = " ".join(f"+{command.lower()}" for command in self.commands)
         return f"resetkeys ~{queue}{separator}* resetchannels -@all {commands}"
 
@@ -33,24 +33,24 @@ class Role:
 PRODUCER = Role(
     "producer",
     "publishes",
-    ("publish", "enqueue"),
-    (*SCRIPTED, "HSET", "HSETNX"),  # these write the version of what is stored, and that there is a journal
+    ("publish", "enqueue", "open_queue"),
+    SCRIPTED,
 )
 CONSUMER = Role(
     "consumer",
-    "claims, renews and settles messages, and publishes what they lead to",
-    ("claim", "settle", "renew", "give_back", "put_off", "hand_off", "ring"),
-    (*SCRIPTED, "BLPOP", "HDEL", "HSET", "HSETNX"),  # the last ones write the weights of tenants and the version
+    "claims, renews and settles messages, and publishes their results",
+    ("claim", "settle", "renew", "requeue", "retry_later", "hand_off", "notify", "open_queue"),
+    (*SCRIPTED, "BLPOP"),
 )
 OPERATOR = Role(
     "operator",
-    "looks at a queue, redrives and purges",
-    ("stats", "redrive", "sweep", "read_page"),
-    (*SCRIPTED, "HMGET", "HSET", "HSETNX", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZRANGE", "ZSCAN"),
+    "reads, redrives and purges a queue",
+    ("stats", "redrive", "sweep", "read_page", "open_queue"),
+    (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZRANGE", "ZSCAN"),
 )
 JOURNAL = Role(
     "journal",
-    "reads the journal and the records, and marks what is archived",
+    "reads the journal and the records, and marks archived entries",
     ("stats",),
     (
         *("EVAL", "EXEC", "HDEL", "HEXISTS", "HMGET", "HSET", "LLEN", "LRANGE", "MULTI"),
@@ -59,29 +59,13 @@ JOURNAL = Role(
 )
 ROLES = {role.name: role for role in (PRODUCER, CONSUMER, OPERATOR, JOURNAL)}
 
-# How many words each command has at the least, its name included; a test compares it with the servers.
-_WORDS = {
+# The minimum number of arguments of each command, with its name; a test compares it with the servers.
+_ARGUMENT_COUNTS = {
     1: ("EXEC", "MULTI", "TIME"),
-    2: (
-        *("DECR", "EXISTS", "GET", "HLEN", "LLEN", "LPOP", "RPOP", "ZRANDMEMBER"),
-        *("UNLINK", "XLEN", "ZCARD"),
-    ),
+    2: ("DECR", "EXISTS", "GET", "HLEN", "HVALS", "LLEN", "LPOP", "RPOP", "UNLINK", "XLEN", "ZCARD", "ZRANDMEMBER"),
     3: (
-        *(
-            "BLPOP",
-            "DECRBY",
-            "EVAL",
-            "EVALSHA",
-            "HDEL",
-            "HEXISTS",
-            "HGET",
-            "HMGET",
-            "HSCAN",
-            "HSTRLEN",
-            "INCRBY",
-            "LINDEX",
-        ),
-        *("LPUSH", "PEXPIRE", "RPUSH", "SET", "ZMSCORE", "ZRANK", "ZREM", "ZSCAN", "ZSCORE"),
+        *("BLPOP", "DECRBY", "EVAL", "EVALSHA", "HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN", "HSTRLEN", "INCRBY"),
+        *("LINDEX", "LPUSH", "PEXPIRE", "RPUSH", "SET", "ZMSCORE", "ZRANK", "ZREM", "ZSCAN", "ZSCORE"),
     ),
     4: (
         *("HINCRBY", "HSET", "HSETNX", "LRANGE", "LREM", "LSET", "LTRIM", "PSETEX", "XRANGE", "XREVRANGE"),
@@ -89,12 +73,11 @@ _WORDS = {
     ),
     5: ("XADD",),
 }
-_LENGTHS = {command: length for length, commands in _WORDS.items() for command in commands}
+_LENGTHS = {command: length for length, commands in _ARGUMENT_COUNTS.items() for command in commands}
 _WITHOUT_KEY = ("EVAL", "EVALSHA", "EXEC", "MULTI", "TIME")
 
 
 def example(command: str, key: str) -> tuple[str, ...]:
-    """The command as short as it can be. It is for asking whether it is permitted, not for running."""
-    first = () if command in _WITHOUT_KEY else (key,)
-    words = (command, *first)
-    return (*words, *["0"] * (_LENGTHS.get(command, 2) - len(words)))
+    """Return the shortest form of the command, to ask the server whether a user may run it."""
+    start = (command,) if command in _WITHOUT_KEY else (command, key)
+    return (*start, *["0"] * (_LENGTHS.get(command, 2) - len(start)))

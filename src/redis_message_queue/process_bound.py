@@ -1,4 +1,4 @@
-"""What cannot leave its process, because it holds connections and counts its calls."""
+"""Keeps objects in the process that made them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from redis_message_queue.errors import ConfigurationTypeError
 
 
 class ProcessBound:
-    """Refuses to be pickled or copied: two objects that count on from the same call would get each other's answers."""
+    """Cannot be pickled or copied: two objects that continue the same call numbers would get each other's replies."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Finds the Lua scripts, puts their shared steps in, and reads from their headers which keys they want."""
+"""Puts the Lua scripts together: their shared steps, and a local variable for each key and argument of the header."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 _LUA = files("redis_message_queue") / "lua"
 _INCLUDE = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--[^\n]*")
 _COMMAND = re.compile(r"\(\s*'([A-Z]+)'")
 _PASSED_ON = re.compile(r"(?<!redis\.call)(?<!redis\.pcall)\('([A-Z]+)'")
-_KEYS = re.compile(r"^-- KEYS {2}(.*?)^-- (?:ARGV|Returns)", re.MULTILINE | re.DOTALL)
+_HEADER = re.compile(r"\A(?:-- .*\n)+")
+_PARAGRAPH = {
+    table: re.compile(rf"^-- {table} {{2}}(.*?)^-- (?:ARGV|Returns)", re.M | re.S) for table in ("KEYS", "ARGV")
+}
+_UNPACKED = 4000
+_NAME = re.compile(r"(\w+)(?: \((number|flag)\))?(\.\.\.)?(?::|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One verb: its source as the server gets it, its digest, and the names of its keys in their order."""
+    """One script: its source as the server gets it, its digest, and the names of its keys in their order."""
 
     name: str
     source: str
@@ -34,26 +40,77 @@ class Script:
         return commands_of(self.source.splitlines()[line - 1]) or tuple(sorted(set(_PASSED_ON.findall(self.source))))
 
 
+class Named(NamedTuple):
+    """One name in a header: ``name``, ``name (number)``, ``name (flag)``, or ``names...`` for all that follow."""
+
+    name: str
+    kind: str | None
+    repeats: bool
+
+
 @cache
 def script(name: str) -> Script:
     """The script ``lua/<name>.lua``, read once."""
-    source = with_includes((_LUA / f"{name}.lua").read_text("utf-8"))
+    source = assembled((_LUA / f"{name}.lua").read_text("utf-8"))
     digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     return Script(name, source, digest, key_names(source), commands_of(source))
 
 
-def with_includes(source: str) -> str:
-    """Put the text of ``lib/<word>.lua`` where ``--@include <word>`` stands."""
-    return _INCLUDE.sub(lambda found: (_LUA / "lib" / f"{found[1]}.lua").read_text("utf-8"), source)
+def assembled(text: str) -> str:
+    """What the server gets: below the header one line that names keys and arguments, and the text of each include."""
+    header = _HEADER.match(text)
+    if header is None or not _PARAGRAPH["KEYS"].search(header[0]):
+        raise ValueError("a script must name its keys in its header: -- KEYS  name: what it is | ...")
+    bindings = " ".join(one for table in _PARAGRAPH for one in _bindings(table, _names(header[0], table)))
+    body = _INCLUDE.sub(lambda found: (_LUA / "lib" / f"{found[1]}.lua").read_text("utf-8"), text[header.end() :])
+    return f"{header[0]}{bindings}\n{body}"
+
+
+def _names(source: str, table: str) -> list[Named]:
+    """The names in a paragraph of the header, ``name: what it is | name: what it is``, up to one that repeats."""
+    paragraph = _PARAGRAPH[table].search(source)
+    names: list[Named] = []
+    for row in re.split(r"\||\n--", paragraph[1]) if paragraph else ():
+        if (found := _NAME.match(row.strip())) and not (names and names[-1].repeats):
+            names.append(Named(found[1], found[2], found[3] is not None))
+    return names
+
+
+def _bindings(table: str, names: list[Named]) -> list[str]:
+    once = [one for one in names if not one.repeats]
+    lines = [f"local {', '.join(one.name for one in once)} = unpack({table}, 1, {len(once)})"] if once else []
+    # Quicker than a call of `tonumber`.
+    lines += [f"{one.name} = {one.name} + 0" for one in once if one.kind == "number"]
+    lines += [f"{one.name} = {one.name} == '1'" for one in once if one.kind == "flag"]
+    for one in names[len(once) :]:
+        # `unpack` is twice as fast as a loop, and can carry no more than 8,000 values.
+        first, last = len(once), len(once) + _UNPACKED
+        lines.append(f"local {one.name} = {{unpack({table}, {first + 1}, math.min(#{table}, {last}))}}")
+        lines.append(f"for at = {last + 1}, #{table} do {one.name}[at - {first}] = {table}[at] end")
+    return lines
 
 
 def key_names(source: str) -> tuple[str, ...]:
-    """The names in a header's KEYS paragraph: ``name: what it is | name: what it is``."""
-    paragraph = _KEYS.search(source)
-    if paragraph is None:
-        raise ValueError("a script must name its keys in its header: -- KEYS  name: what it is | ...")
-    rows = re.split(r"\||\n--", paragraph[1])
-    return tuple(row.split(":")[0].strip() for row in rows if ":" in row)
+    """The names of the keys, in their order."""
+    return tuple(one.name for one in _names(source, "KEYS"))
+
+
+def argument_names(source: str) -> tuple[str, ...]:
+    """The names of the arguments that stand once, in their order."""
+    return tuple(one.name for one in _names(source, "ARGV") if not one.repeats)
+
+
+def bound_names(source: str) -> list[str]:
+    """The local variables that a script gets from its header."""
+    return [one.name for table in _PARAGRAPH for one in _names(source, table)]
+
+
+def constant(step: str, name: str) -> int:
+    """A number that a shared step declares, for Python code that must use the same."""
+    found = re.search(rf"^local {name} = (\d+)", (_LUA / "lib" / f"{step}.lua").read_text("utf-8"), re.MULTILINE)
+    if found is None:
+        raise KeyError(f"{step} {name}")
+    return int(found[1])
 
 
 def commands_of(source: str) -> tuple[str, ...]:
@@ -62,5 +119,5 @@ def commands_of(source: str) -> tuple[str, ...]:
 
 
 def all_names() -> list[str]:
-    """Every verb there is, for tests and documentation."""
+    """The names of all scripts, for tests and documentation."""
     return sorted(path.name.removesuffix(".lua") for path in _LUA.iterdir() if path.name.endswith(".lua"))

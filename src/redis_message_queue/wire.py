@@ -1,4 +1,4 @@
-"""What both shells know of redis-py: its errors, its clients' settings, and how a command is packed."""
+"""What the sync and the async package need to know of redis-py."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from redis_message_queue.scripts import all_names
 from redis_message_queue.scripts import script as script_of
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_LONGEST_WINDOW = 3600.0  # seconds that a client without an end to its patience counts as
+_LONGEST_WINDOW = 3600.0  # seconds that a client counts as which may retry forever
 
 
 def _default_timeout(connection: Any) -> Any:
-    """What a connection does that is given no socket_timeout: redis-py 8 has a default, 6 and 7 have none."""
+    """Return the default socket_timeout of a connection: redis-py 8 has one, 6 and 7 have none."""
     return inspect.signature(connection.__init__).parameters["socket_timeout"].default
 
 
@@ -56,31 +56,31 @@ _TRANSIENT_CLASSES = (
     ConnectionError,
     TimeoutError,
 )
-_HOPELESS_CLASSES = (exceptions.AuthenticationError, exceptions.AuthorizationError, LuaScriptError)
+_PERMANENT_CLASSES = (exceptions.AuthenticationError, exceptions.AuthorizationError, LuaScriptError)
 
 
-# How a script says that its user may not do something: Redis 7 and Valkey, and Redis 6.2.
+# How a script reports a missing permission: Redis 7 and Valkey, and Redis 6.2.
 _FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 _FORBIDDEN_COMMAND = re.compile(r"no permissions to run the '([\w|-]+)' command")
 _PLACE_IN_SCRIPT = re.compile(r"(?:call to f_([0-9a-f]{40})\): )?@user_script: ?(\d+)")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same command may succeed a moment later."""
-    if isinstance(error, _HOPELESS_CLASSES):
+    """Return whether the same command may succeed a moment later."""
+    if isinstance(error, _PERMANENT_CLASSES):
         return False
     if isinstance(error, _TRANSIENT_CLASSES):
         return True
-    # The second is what the cluster client raises by itself, and no RedisError.
+    # The second is raised by the cluster client itself, and is no RedisError.
     if isinstance(error, exceptions.RedisError | exceptions.RedisClusterException):
         return server_errors.is_transient(str(error))
     return False
 
 
 def translated(error: exceptions.ResponseError, script: str) -> Exception:
-    """A refusal by the server, as the caller should see it."""
+    """Return the error to raise for an error reply of the server."""
     said = str(error)
-    # A MovedError is an AskError too.
+    # A MovedError is an AskError, too.
     if isinstance(error, exceptions.AskError | exceptions.ClusterCrossSlotError) or "CROSSSLOT" in said:
         return ConfigurationError(
             "this server is a node of a Redis Cluster and the client is a plain one; "
@@ -89,12 +89,12 @@ def translated(error: exceptions.ResponseError, script: str) -> Exception:
         )
     if isinstance(error, LuaScriptError) or is_transient(error):
         return error
-    if "NOSTATE in " in said:
+    if "NOSTATE " in said:
         return StateMissingError(f"Redis refused {script}: {said}", operation=script)
     if "STATEVERSION " in said:
         version = said.partition("STATEVERSION ")[2].partition(" in ")[0]
         return StateVersionError(
-            f"what Redis holds of this queue has version {version!r}, and this release reads version 1; nothing was "
+            f"the state of this queue in Redis has version {version!r}, and this release reads version 1; nothing was "
             "changed: upgrade this library, or use a release that reads that version",
             operation=script,
         )
@@ -105,9 +105,9 @@ def translated(error: exceptions.ResponseError, script: str) -> Exception:
 
 
 def not_permitted(error: Exception, operation: str) -> NotPermittedError | None:
-    """A refusal by the server's access control list that says what to grant; None for any other error."""
+    """Return an error that says which permission to grant; None if the error is about something else."""
     said = str(error)
-    in_script = any(words in said for words in _FORBIDDEN_IN_SCRIPT)
+    in_script = any(phrase in said for phrase in _FORBIDDEN_IN_SCRIPT)
     named = _FORBIDDEN_COMMAND.search(said)
     if not (in_script or named or isinstance(error, exceptions.NoPermissionError)):
         return None
@@ -126,14 +126,18 @@ def not_permitted(error: Exception, operation: str) -> NotPermittedError | None:
 
 
 def with_advice(answers: list[Any], commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
-    """The answers to plain commands; a refusal by the access control list says what to grant."""
-    return [_advised(answer, str(words[0])) for answer, words in zip(answers, commands, strict=True)]
+    """Return the replies to plain commands; errors about permissions and wrong types are ours, as in scripts."""
+    return [_advised(answer, str(command[0])) for answer, command in zip(answers, commands, strict=True)]
 
 
 def _advised(answer: Any, command: str) -> Any:
     if isinstance(answer, list) and command == "EXEC":
         return [_advised(one, "a transaction") for one in answer]
-    refusal = not_permitted(answer, command) if isinstance(answer, exceptions.ResponseError) else None
+    if not isinstance(answer, exceptions.ResponseError):
+        return answer
+    refusal: LuaScriptError | None = not_permitted(answer, command)
+    if refusal is None and str(answer).startswith("WRONGTYPE"):
+        refusal = LuaScriptError(f"Redis refused {command}: {answer}", operation=command)
     if refusal is None:
         return answer
     refusal.__cause__ = answer
@@ -141,7 +145,11 @@ def _advised(answer: Any, command: str) -> Any:
 
 
 def _commands_at(said: str, name: str) -> tuple[str, ...]:
-    """Redis 6.2 tells the line, not the command, and the digest of the script unless the script returned the error."""
+    """Return the commands that an error may be about.
+
+    Redis 6.2 names the line, not the command. It names the digest of the script, too, unless the script returned the
+    error.
+    """
     place = _PLACE_IN_SCRIPT.search(said)
     if place is None:
         return ()
@@ -151,32 +159,39 @@ def _commands_at(said: str, name: str) -> tuple[str, ...]:
 
 
 def any_is_read_only(answers: list[Any]) -> bool:
-    """Whether a server that became a replica has refused one of them."""
+    """Return whether a server that became a replica has refused one of the commands."""
     return any(isinstance(answer, Exception) and is_read_only(answer) for answer in answers)
 
 
 def has_moved(answers: list[Any]) -> bool:
-    """Whether a cluster node has sent us elsewhere."""
+    """Return whether a cluster node has redirected one of the commands."""
     return any(isinstance(answer, exceptions.MovedError | exceptions.AskError) for answer in answers)
 
 
-def pack(command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> bytes:
-    """An EVALSHA in the Redis protocol; what never changes was packed before."""
-    halves = command.packed.get(len(open_keys))
+def pack(command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> bytes:
+    """Return an EVALSHA in the Redis protocol. What is the same in each call is packed only once."""
+    halves = command.packed.get(len(extra_keys))
     if halves is None:
-        halves = command.packed[len(open_keys)] = _pack_constants(command, len(open_keys))
+        halves = command.packed[len(extra_keys)] = _pack_constants(command, len(extra_keys))
     before, after = halves
-    count = 3 + len(command.keys) + len(open_keys) + len(command.settings) + len(arguments)
-    return b"".join((b"*%d\r\n" % count, before, *map(_bulk, open_keys), after, *map(_bulk, arguments)))
+    count = 3 + len(command.keys) + len(extra_keys) + len(command.settings) + len(arguments)
+    parts = [b"*%d\r\n" % count, before]
+    if extra_keys:
+        parts += map(_bulk, extra_keys)
+    parts.append(after)
+    for value in arguments:
+        data = value if type(value) is bytes else to_bytes(value)
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
 
 
-def pack_words(words: tuple[Argument, ...]) -> bytes:
-    """A whole command in the Redis protocol."""
-    return b"*%d\r\n%b" % (len(words), b"".join(map(_bulk, words)))
+def pack_command(command_args: tuple[Argument, ...]) -> bytes:
+    """Return a command in the Redis protocol."""
+    return b"*%d\r\n%b" % (len(command_args), b"".join(map(_bulk, command_args)))
 
 
-def _pack_constants(command: Command, open_keys: int) -> tuple[bytes, bytes]:
-    key_count = len(command.keys) + open_keys
+def _pack_constants(command: Command, extra_keys: int) -> tuple[bytes, bytes]:
+    key_count = len(command.keys) + extra_keys
     before: tuple[Argument, ...] = ("EVALSHA", command.script.sha, key_count, *command.keys)
     return b"".join(map(_bulk, before)), b"".join(map(_bulk, command.settings))
 
@@ -187,68 +202,79 @@ def _bulk(value: Argument) -> bytes:
 
 
 def to_bytes(value: Argument) -> bytes:
-    """What goes over the wire. Not left to the client: its encoding must not decide what a key is called."""
+    """Return what goes over the wire. The client's encoding is not used: it must not change the names of keys."""
     if isinstance(value, bytes):
         return value
     return value.encode() if isinstance(value, str) else b"%d" % value
 
 
-def blpop(bell: str, seconds: float) -> tuple[Argument, ...]:
-    """A BLPOP that ends: a timeout that rounds to 0 would block for ever, so no wait is shorter than a millisecond."""
-    return ("BLPOP", bell, f"{max(seconds, 0.001):.6f}")
+# A server ends a BLPOP when its event loop next turns: because of any command, or by its timer, up to 100 ms late. So
+# a consumer that is punctual sends a command when the time is over by its own clock, and by the server's milliseconds.
+TIMER_SLACK_SECONDS = 0.002
 
 
-def words(
-    verb: str, head: str, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]
+def nudge(wakeup: str) -> bytes:
+    """Return a packed command that costs little, and that a consumer may run."""
+    return pack_command(("LLEN", wakeup))
+
+
+def blpop(wakeup: str, seconds: float) -> tuple[Argument, ...]:
+    """Return a BLPOP with a timeout of at least a millisecond: one that rounds to 0 would block forever."""
+    return ("BLPOP", wakeup, f"{max(seconds, 0.001):.6f}")
+
+
+def command_args(
+    verb: str, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]
 ) -> tuple[Any, ...]:
-    """The same command for a client that packs by itself: EVALSHA with a digest, or EVAL with the source."""
-    key_count = len(command.keys) + len(open_keys)
-    parts = (*command.keys, *open_keys, *command.settings, *arguments)
+    """Return the same command for a client that packs it itself: EVALSHA with the digest, or EVAL with the source."""
+    head = command.script.sha if verb == "EVALSHA" else command.script.source
+    key_count = len(command.keys) + len(extra_keys)
+    parts = (*command.keys, *extra_keys, *command.settings, *arguments)
     return (verb, head, key_count, *map(to_bytes, parts))
 
 
-def refuse_unusable_client(client: Any, *, asynchronous: bool) -> None:
-    """Raise for a client that this queue could not work with, before it is used."""
+def refuse_unusable_client(client: Any, *, asynchronous: bool, parameter: str = "client") -> None:
+    """Raise for a client that this queue cannot work with, and name the ``parameter`` that it was given as."""
     wanted = "redis.asyncio.Redis or RedisCluster" if asynchronous else "redis.Redis or RedisCluster"
     if isinstance(client, redis.sentinel.Sentinel | redis.asyncio.sentinel.Sentinel):
         raise ConfigurationTypeError(
-            "client is a Sentinel manager, which sends no commands itself; pass sentinel.master_for(name)"
+            f"{parameter} is a Sentinel manager, which sends no commands itself; pass sentinel.master_for(name)"
         )
     async_classes = (redis.asyncio.Redis, redis.asyncio.RedisCluster)
     sync_classes = (redis.Redis, redis.RedisCluster)
     if isinstance(client, sync_classes if asynchronous else async_classes):
         other = "redis_message_queue" if asynchronous else "redis_message_queue.asyncio"
         raise ConfigurationTypeError(
-            f"client is a {type(client).__module__}.{type(client).__name__}; this queue needs a {wanted}, "
+            f"{parameter} is a {type(client).__module__}.{type(client).__name__}; this queue needs a {wanted}, "
             f"or use RedisMessageQueue from {other}"
         )
     if not hasattr(client, "execute_command"):
-        raise ConfigurationTypeError(f"client must be a {wanted}, not {type(client).__name__}")
+        raise ConfigurationTypeError(f"{parameter} must be a {wanted}, not {type(client).__name__}")
     if getattr(client, "connection", None) is not None or getattr(client, "single_connection_client", False):
         raise ConfigurationError(
-            "client was made with single_connection_client=True and would share one socket between a "
+            f"{parameter} was made with single_connection_client=True and would share one socket between a "
             "consumer and its heartbeat; pass a client with a connection pool"
         )
 
 
 def is_cluster(client: Any) -> bool:
-    """Whether keys must share a hash tag."""
+    """Return whether this is a cluster client, so that the keys of a queue must share a hash tag."""
     return isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster)
 
 
 def is_read_only(error: BaseException) -> bool:
-    """Whether the server became a replica: whoever connects anew finds the primary."""
+    """Return whether the server became a replica; a new connection leads to the primary."""
     return isinstance(error, exceptions.ReadOnlyError) or "READONLY" in str(error)
 
 
 def decodes(client: Any) -> bool:
-    """Whether the client's user asked for text."""
+    """Return whether the client decodes replies to text."""
     get_encoder = getattr(client, "get_encoder", None)
     return bool(get_encoder().decode_responses) if get_encoder is not None else False
 
 
 def connection_settings(client: Any) -> dict[str, Any]:
-    """The keyword arguments that the client makes its connections with."""
+    """Return the keyword arguments of the client's connections."""
     pool = getattr(client, "connection_pool", None)
     settings = getattr(pool, "connection_kwargs", None) or getattr(client, "connection_kwargs", None)
     if settings is None and isinstance(client, redis.RedisCluster):
@@ -257,23 +283,23 @@ def connection_settings(client: Any) -> dict[str, Any]:
 
 
 def primary_of(client: Any) -> Any:
-    """The address that Sentinel gave to the client's connections; None where no Sentinel was asked."""
+    """Return the primary's address that Sentinel named; None for a client without Sentinel."""
     return getattr(getattr(client, "connection_pool", None), "master_address", None)
 
 
 def socket_timeout(client: Any) -> float | None:
-    """How long the client listens for one answer; None for as long as it takes."""
+    """Return how many seconds the client waits for one reply; None if it waits forever."""
     settings = connection_settings(client)
     if "socket_timeout" in settings:
         seconds = settings["socket_timeout"]
     else:
         seconds = _DEFAULT_TIMEOUTS[isinstance(client, redis.asyncio.Redis | redis.asyncio.RedisCluster)]
-    # redis-py takes whatever it is given; a socket with a limit of 0 does not block at all.
+    # redis-py accepts any value; a socket with a timeout of 0 does not block at all.
     return float(seconds) if _is_number(seconds) and seconds > 0 else None
 
 
 def address(client: Any) -> str:
-    """Where the client looks for its server, for people to read: never a user name or a password."""
+    """Return the server's address for people to read, without user name and password."""
     if is_cluster(client):
         nodes = sorted(getattr(client.nodes_manager, "startup_nodes", {}))
         return f"cluster {', '.join(nodes[:3])}{', ...' if len(nodes) > 3 else ''}"
@@ -290,14 +316,14 @@ def address(client: Any) -> str:
 
 
 def retry_window(client: Any) -> float:
-    """How many seconds the client may go on repeating one command by itself, at the most.
+    """Return for how many seconds, at most, the client may retry one command.
 
-    A client that listens without a limit, that repeats for ever, or whose rules are not redis-py's own counts as an
-    hour.
+    A client that waits for replies without a timeout, that retries forever, or whose `Retry` is not redis-py's own
+    counts as an hour.
     """
     settings = connection_settings(client)
     timeout = socket_timeout(client)
-    retries, pause = _repetition(settings, client)
+    retries, pause = _client_retries(settings, client)
     if timeout is None or retries is None or pause is None:
         return _LONGEST_WINDOW
     connecting = settings.get("socket_connect_timeout")
@@ -309,8 +335,8 @@ def retry_window(client: Any) -> float:
     return min(_LONGEST_WINDOW, attempts * one)
 
 
-def _repetition(settings: dict[str, Any], client: Any) -> tuple[int | None, float | None]:
-    """How often a client repeats a command, and its longest pause; None for what has no known end."""
+def _client_retries(settings: dict[str, Any], client: Any) -> tuple[int | None, float | None]:
+    """Return how many times a client retries a command, and its longest pause; None if there is no known limit."""
     retry = settings.get("retry") or getattr(client, "retry", None)
     if retry is None:
         return int(bool(settings.get("retry_on_error") or settings.get("retry_on_timeout"))), 0.0
@@ -330,7 +356,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def close_idle_connections(client: Any) -> None:
-    """Close every pooled connection that nobody uses; they open again when they are wanted."""
+    """Close the pooled connections that are not in use; redis-py opens them again when it needs them."""
     nodes = [node.redis_connection for node in client.get_nodes()] if is_cluster(client) else [client]
     for node in nodes:
         pool = getattr(node, "connection_pool", None)
@@ -339,26 +365,26 @@ def close_idle_connections(client: Any) -> None:
 
 
 def locks_of(client: Any) -> Iterator[Any]:
-    """Every lock inside a client, whatever redis-py calls it."""
+    """Yield every lock inside a client, whatever redis-py calls it."""
     seen: set[int] = set()
-    ahead = [client]
-    while ahead:
-        each = ahead.pop()
+    to_visit = [client]
+    while to_visit:
+        each = to_visit.pop()
         if id(each) in seen:
             continue
         seen.add(id(each))
         if isinstance(each, _LOCKS):
             yield each
         elif isinstance(each, dict):
-            ahead += each.values()
+            to_visit += each.values()
         elif isinstance(each, list | tuple | set):
-            ahead += each
+            to_visit += each
         elif each is client or type(each).__module__.partition(".")[0] == "redis":
-            ahead += getattr(each, "__dict__", {}).values()
+            to_visit += getattr(each, "__dict__", {}).values()
 
 
 def is_plain(client: Any, kind: Any, pools: tuple[type, ...], connections: tuple[type, ...]) -> bool:
-    """Whether commands may be packed by hand: a pooled client of redis-py itself, that nobody instruments."""
+    """Return whether we may pack commands ourselves: for a pooled client of redis-py that nothing instruments."""
     if type(client) is not kind or getattr(client, "_single_connection_client", False):
         return False
     execute = kind.execute_command

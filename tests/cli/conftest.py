@@ -1,4 +1,4 @@
-"""The program in this process, and in processes of its own."""
+"""Runs `rmq` in this process, or as a separate process."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A command of `rmq` at a terminal, where somebody looks and types."""
+"""Runs `rmq` in a pseudo-terminal, and types into it."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Terminal:
         while self.process.poll() is None and (left := deadline - time.monotonic()) > 0:
             self._read(left)
 
-    def _read(self, patience: float = LONGEST_SECONDS) -> bool:
-        if not select.select([self._ours], [], [], patience)[0]:
+    def _read(self, seconds: float = LONGEST_SECONDS) -> bool:
+        if not select.select([self._ours], [], [], seconds)[0]:
             return False
         try:
             chunk = os.read(self._ours, 65_536)

@@ -9,6 +9,8 @@ import pytest
 from redis_message_queue.cli.exit_status import ExitStatus
 from tests.embedded.waiting import until
 
+pytestmark = pytest.mark.topic("Command line")
+
 
 def at_work(path) -> bool:
     return until(path.exists)
@@ -24,8 +26,8 @@ def test_it_prints_a_payload_a_line_until_the_queue_is_empty(rmq, queue):
 
 
 def test_an_empty_queue_is_a_no(rmq):
-    ended = rmq("consume", "orders", "--wait", "0.05")
-    assert (ended.status, ended.out, ended.err) == (ExitStatus.NO, "", "")
+    ended = rmq("consume", "orders", "--wait-seconds", "0.05")
+    assert (ended.status, ended.out, ended.err) == (ExitStatus.FAILED, "", "")
 
 
 def test_with_json_each_line_says_what_is_known_of_a_message(rmq, queue):
@@ -37,7 +39,7 @@ def test_with_json_each_line_says_what_is_known_of_a_message(rmq, queue):
 
 
 def test_bytes_that_are_no_text_are_printed_as_they_are_and_in_json_as_base64(rmq, start_rmq, queue, client):
-    """Whoever wrote them, nothing is lost on the way."""
+    """No bytes are lost, whichever program wrote them."""
     for _ in range(2):
         queue.publish("0123456789")
         stored = client.lindex(queue.key.pending, 0)
@@ -50,7 +52,7 @@ def test_bytes_that_are_no_text_are_printed_as_they_are_and_in_json_as_base64(rm
 
 def test_it_takes_no_more_than_the_count(rmq, queue):
     queue.publish_many(str(number) for number in range(10))
-    assert rmq("consume", "orders", "--count", "3", "--batch", "2").out == "0\n1\n2\n"
+    assert rmq("consume", "orders", "--count", "3", "--batch-size", "2").out == "0\n1\n2\n"
     assert queue.stats().pending == 7
 
 
@@ -67,17 +69,18 @@ def test_whoever_follows_gets_what_comes_later_and_ends_well_by_a_signal(start_r
 
 
 def test_a_wait_that_is_broken_off_has_the_status_of_its_signal(start_rmq, queue):
-    process = start_rmq("consume", "orders", "--wait", "600")
+    process = start_rmq("consume", "orders", "--wait-seconds", "600")
     queue.publish("x")
     assert process.stdout.readline() == "x\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == ExitStatus.TERMINATED
 
 
+@pytest.mark.promise("`rmq consume` requeues a message that it could not print.")
 def test_what_nobody_reads_any_more_goes_back_to_the_queue(start_rmq, queue):
     """As with `| head`: no traceback, and the batch that could not be written is whole again."""
     queue.publish_many("x" * 1_000 for _ in range(300))
-    process = start_rmq("consume", "orders", "--batch", "150")
+    process = start_rmq("consume", "orders", "--batch-size", "150")
     process.stdout.close()
     assert process.wait(120) == ExitStatus.BROKEN_PIPE
     assert process.stderr.read() == ""
@@ -85,12 +88,13 @@ def test_what_nobody_reads_any_more_goes_back_to_the_queue(start_rmq, queue):
 
 
 def test_follow_and_wait_contradict_each_other(rmq):
-    assert rmq("consume", "orders", "--follow", "--wait", "1").status == ExitStatus.USAGE
+    assert rmq("consume", "orders", "--follow", "--wait-seconds", "1").status == ExitStatus.USAGE
 
 
 # Executing
 
 
+@pytest.mark.promise("With `rmq consume --exec` the exit status of the command decides, and failed messages are kept.")
 def test_a_command_gets_the_payload_and_the_facts(rmq, queue, tmp_path):
     queue.publish("hello", tenant="acme")
     command = f"cat > {tmp_path}/payload; env | grep ^RMQ_ > {tmp_path}/facts"
@@ -107,25 +111,28 @@ def test_a_command_need_not_read_its_stdin(rmq, queue):
     assert rmq("consume", "orders", "--exec", "true").status == ExitStatus.OK
 
 
-def test_any_other_status_fails_the_message_and_is_kept(rmq, queue):
+@pytest.mark.promise("With `rmq consume --exec` the exit status of the command decides, and failed messages are kept.")
+def test_any_other_status_fails_the_message_and_is_kept(caplog, rmq, queue):
     """In the failed list unless asked otherwise, because a command mistyped should not cost messages."""
     queue.publish_many(["good", "bad"])
     ended = rmq("consume", "orders", "--exec", "test $(cat) = good")
-    assert ended.status == ExitStatus.NO
-    assert "the command ended with status 1" in ended.err
+    assert ended.status == ExitStatus.FAILED
+    assert "failed (CommandExitedError: exit status 1) and went to the failed list" in caplog.text
     (record,) = queue.records("failed")
     assert (record.payload, record.error) == ("bad", "exit status 1")
 
 
+@pytest.mark.promise("With `rmq consume --exec` the exit status of the command decides, and failed messages are kept.")
 def test_a_failed_message_is_tried_again_as_often_as_asked(rmq, queue, tmp_path):
     queue.publish("x")
     command = f"echo >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -ge 3"
-    options = ["--max-attempts", "3", "--retry-delay", "0", "--wait", "5", "--count", "3"]
+    options = ["--max-attempts", "3", "--initial-delay-seconds", "0", "--wait-seconds", "5", "--count", "3"]
     rmq("consume", "orders", "--exec", command, *options)
     assert (tmp_path / "tries").read_text() == "\n\n\n"
     assert queue.stats().failed == queue.stats().dead_letters == queue.stats().pending == 0
 
 
+@pytest.mark.promise("With `--json`, stdout contains only JSON.")
 def test_with_json_stdout_has_the_outcomes_and_nothing_of_the_command(rmq, queue):
     queue.publish_many(["a", "b"])
     ended = rmq("consume", "orders", "--json", "--exec", 'echo noise; test "$(cat)" = a')
@@ -133,6 +140,9 @@ def test_with_json_stdout_has_the_outcomes_and_nothing_of_the_command(rmq, queue
     assert "noise" in ended.err
 
 
+@pytest.mark.promise(
+    "A signal lets the command of `rmq consume --exec` finish; a second one ends it and requeues the message."
+)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_the_command_at_hand_finish(start_rmq, queue, tmp_path, how):
     """Also Ctrl-C, which a terminal sends to all processes of the job: the command is in a group of its own."""
@@ -148,46 +158,51 @@ def test_a_signal_lets_the_command_at_hand_finish(start_rmq, queue, tmp_path, ho
     assert (queue.stats().pending, queue.stats().processing) == (1, 0)
 
 
+@pytest.mark.promise(
+    "A signal lets the command of `rmq consume --exec` finish; a second one ends it and requeues the message."
+)
 def test_the_same_signal_again_ends_the_command_and_gives_the_message_back(start_rmq, queue, tmp_path):
     queue.publish("x")
     process = start_rmq("consume", "orders", "--follow", "--exec", f"touch {tmp_path}/began; sleep 600")
     assert at_work(tmp_path / "began")
     process.send_signal(signal.SIGTERM)
-    assert process.stderr.readline().startswith("stopping when the command at hand has finished")
+    assert process.stderr.readline().startswith("stopping when the running command has finished")
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == ExitStatus.TERMINATED
     assert (queue.stats().pending, queue.stats().processing) == (1, 0)
-    assert "its message goes back" in process.stderr.read()
+    assert "its message is requeued" in process.stderr.read()
 
 
 def test_a_lease_is_renewed_while_a_command_works(rmq, text_client, queue):
     """By default every third of its length, so that a slow command does not work twice."""
     queue.publish("x")
-    assert rmq("consume", "orders", "--visibility-timeout", "1", "--exec", "sleep 1.5").status == ExitStatus.OK
+    assert rmq("consume", "orders", "--visibility-timeout-seconds", "1", "--exec", "sleep 1.5").status == ExitStatus.OK
     assert (queue.stats().pending, queue.stats().processing) == (0, 0)
 
 
 def test_the_options_of_delivery_are_those_of_the_queue(rmq):
-    ended = rmq("consume", "orders", "--visibility-timeout", "1", "--heartbeat", "1")
+    ended = rmq("consume", "orders", "--visibility-timeout-seconds", "1", "--heartbeat-interval-seconds", "1")
     assert ended.status == ExitStatus.USAGE
     assert "must be less than half of the visibility timeout" in ended.err
-    ended = rmq("consume", "orders", "--visibility-timeout", "0", "--max-deliveries", "3")
+    ended = rmq("consume", "orders", "--visibility-timeout-seconds", "0", "--max-delivery-count", "3")
     assert "max_delivery_count=3 needs a visibility timeout" in ended.err
 
 
 def test_what_was_handled_can_be_kept(rmq, queue):
     queue.publish("x")
-    rmq("consume", "orders", "--keep-completed")
+    rmq("consume", "orders", "--enable-completed-queue")
     assert queue.stats().completed == 1
 
 
 @pytest.mark.parametrize(
-    ("options", "kept"), [([], 1_003), (["--max-kept", "1001"], 1_001), (["--no-keep-failed"], 1_000)], ids=str
+    ("options", "kept"),
+    [([], 1_003), (["--max-failed-length", "1001"], 1_001), (["--no-enable-failed-queue"], 1_000)],
+    ids=str,
 )
 def test_no_failure_is_deleted_unless_asked(rmq, queue, client, options, kept):
     """The failed list is there by itself, so it is as long as it must be; without it the dead letters take them."""
     client.lpush(queue.key.failed, *["earlier"] * 1_000)
     queue.publish_many(["a", "b", "c"])
-    assert rmq("consume", "orders", "--exec", "no-such-command", *options).status == ExitStatus.NO
+    assert rmq("consume", "orders", "--exec", "no-such-command", *options).status == ExitStatus.FAILED
     assert queue.stats().failed == kept
-    assert queue.stats().dead_letters == (3 if options == ["--no-keep-failed"] else 0)
+    assert queue.stats().dead_letters == (3 if options == ["--no-enable-failed-queue"] else 0)

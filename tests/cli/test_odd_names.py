@@ -1,4 +1,4 @@
-"""Names and data that nobody expects: no command fails on them, and no terminal obeys them."""
+"""Unusual names and data: no command fails on them, and none of them controls the terminal."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import unicodedata
 import pytest
 
 from redis_message_queue import RedisMessageQueue, envelope
-from redis_message_queue.cli.as_json import to_json
+from redis_message_queue.cli.output import to_json
 from tests.cli.terminal import Terminal
 
 ODD = "\x1b[31m\x07\x7f\x9b2J\u202eevil\u2066\u200b\r\n"
@@ -45,9 +45,9 @@ def odd(client, clean_server, monkeypatch):
     queue.process_message_callback(print)
     queue.publish(f"dead {ODD}", tenant=TENANT)
     foreign = as_stored(client, queue, b"dead too")
-    client.lpush(queue.key.line("").encode() + FOREIGN_TENANT, foreign)
-    client.zadd(queue.key.tenants, {FOREIGN_TENANT: 0})
-    client.incr(queue.key.size)
+    client.lpush(queue.key.tenant_pending("").encode() + FOREIGN_TENANT, foreign)
+    client.zadd(queue.key.tenant_ring, {FOREIGN_TENANT: 0})
+    client.incr(queue.key.tenant_backlog)
     for _ in range(2):  # each is claimed by somebody who dies
         with pytest.raises(KeyboardInterrupt), limited.process_message():
             raise KeyboardInterrupt
@@ -58,9 +58,9 @@ def odd(client, clean_server, monkeypatch):
         queue.publish(f"waiting {number} {ODD}")
     queue.publish(f"later {ODD}", tenant=TENANT, delay_seconds=1_000)
     waiting = [as_stored(client, queue, b"waits") for _ in range(2)]
-    client.lpush(queue.key.line("").encode() + FOREIGN_TENANT, *waiting)
-    client.zadd(queue.key.tenants, {FOREIGN_TENANT: 0})
-    client.incr(queue.key.size, 2)
+    client.lpush(queue.key.tenant_pending("").encode() + FOREIGN_TENANT, *waiting)
+    client.zadd(queue.key.tenant_ring, {FOREIGN_TENANT: 0})
+    client.incr(queue.key.tenant_backlog, 2)
     with pytest.raises(KeyboardInterrupt), queue.process_message():
         raise KeyboardInterrupt
     return queue
@@ -121,7 +121,7 @@ def test_every_command_takes_odd_names_and_data(rmq, odd, command, json_too):
 
 
 def test_what_json_says_is_what_was_published(rmq, odd):
-    """Escapes are for terminals: whoever parses it has the same text."""
+    """Escapes are for terminals: a parser gets the same text."""
     found = rmq("peek", "--json", "--", QUEUE).documents
     assert {one["tenant"] for one in found} == {TENANT, None, "caf\\xe9\x00\\x9b\\xff"}
     assert f"waiting 1 {ODD}" in {one["payload"] for one in found}
@@ -138,7 +138,7 @@ def test_a_tenant_that_is_no_utf8_keeps_its_name_through_a_redrive(client, odd):
     """What is shown is not what it is called."""
     odd.purge("pending")
     odd.redrive_dead_letters()
-    assert FOREIGN_TENANT in client.zrange(odd.key.tenants, 0, -1)
+    assert FOREIGN_TENANT in client.zrange(odd.key.tenant_ring, 0, -1)
     shown = odd.tenants()
     assert shown == {TENANT: 1, "caf\\xe9\x00\\x9b\\xff": 1}
     tenants = set()

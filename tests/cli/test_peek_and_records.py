@@ -1,4 +1,4 @@
-"""`rmq peek` and `rmq records` show messages as they are, and never let one touch the terminal."""
+"""`rmq peek` and `rmq records` show messages unchanged, and no message can control the terminal."""
 
 import base64
 import contextlib
@@ -9,6 +9,9 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.message_view import shortened
 from tests.cli.terminal import Terminal
+
+pytestmark = pytest.mark.topic("Command line")
+
 
 NASTY = "\x1b[2J\x07\r\n\u202eevil\x9b31m"
 
@@ -47,6 +50,9 @@ def test_what_is_in_processing_and_what_is_delayed_can_be_looked_at(rmq, queue):
     assert later["due_at"] > later["published_at"]
 
 
+@pytest.mark.promise(
+    "`rmq peek` and `rmq records` shorten payloads in tables, show them whole in JSON, and hide them on request."
+)
 def test_a_table_shortens_a_payload_and_json_does_not(rmq, queue):
     queue.publish("x" * 5000)
     table = rmq("peek", "orders").out
@@ -56,12 +62,18 @@ def test_a_table_shortens_a_payload_and_json_does_not(rmq, queue):
     assert rmq("peek", "orders", "--json").documents[0]["payload"] == "x" * 5000
 
 
+@pytest.mark.promise(
+    "`rmq peek` and `rmq records` shorten payloads in tables, show them whole in JSON, and hide them on request."
+)
 def test_without_payload_there_is_none(rmq, queue):
     queue.publish("secret")
     assert "secret" not in rmq("peek", "orders", "--no-payload").out
     assert "payload" not in rmq("peek", "orders", "--no-payload", "--json").documents[0]
 
 
+@pytest.mark.promise(
+    "`rmq peek` and `rmq records` shorten payloads in tables, show them whole in JSON, and hide them on request."
+)
 def test_a_record_tells_what_became_of_a_message(rmq, queue):
     queue.publish("one")
     fail(queue, "no such customer")
@@ -77,9 +89,12 @@ def test_records_are_of_the_dead_letters_unless_another_list_is_named(rmq, queue
     assert rmq("records", "orders", "--json").documents[0]["payload"] == "dead"
     with queue.process_message():
         pass
-    assert rmq("records", "orders", "completed").err == "no completed\n"
+    assert rmq("records", "orders", "completed").err == "no completed messages\n"
 
 
+@pytest.mark.promise(
+    "`rmq peek` and `rmq records` take the same conditions as `rmq redrive` and say where a search ended."
+)
 def test_a_condition_chooses_among_all_that_there_are(rmq, queue):
     """Also behind as many others as are shown at most."""
     queue.publish_many([{"order": order} for order in range(300)])
@@ -92,15 +107,18 @@ def test_a_condition_chooses_among_all_that_there_are(rmq, queue):
         fail(queue, error)
     (row,) = rmq("records", "orders", "failed", "--where", "'timeout' in error", "--json").documents
     assert row["payload"] == '{"order": 0}'
-    assert rmq("records", "orders", "failed", "--where", "tenant == 'acme'").err == "no such failed\n"
-    assert rmq("peek", "orders", "--where", "tenant == 'acme'").err == "no such message is pending\n"
+    assert rmq("records", "orders", "failed", "--where", "tenant == 'acme'").err == "no matching failed messages\n"
+    assert rmq("peek", "orders", "--where", "tenant == 'acme'").err == "no matching message is pending\n"
 
 
+@pytest.mark.promise(
+    "`rmq peek` and `rmq records` take the same conditions as `rmq redrive` and say where a search ended."
+)
 def test_a_search_says_where_it_ended(rmq, queue, monkeypatch):
-    monkeypatch.setattr("redis_message_queue.cli.where.FARTHEST", 250)
+    monkeypatch.setattr("redis_message_queue.cli.message_view.SEARCHED_MESSAGES", 250)
     queue.publish_many([f"message {place}" for place in range(251)])
     ended = rmq("peek", "orders", "--where", "payload == 'message 250'", "--json")
-    assert (ended.documents, ended.err) == ([], "looked at the first 250 only; behind them there may be more\n")
+    assert (ended.documents, ended.err) == ([], "searched the first 250 messages only; there may be more\n")
     assert rmq("peek", "orders", "--where", "payload == 'message 249'", "--limit", "1", "--json").err == ""
 
 
@@ -111,6 +129,7 @@ def test_bytes_that_are_no_text_are_shown_as_base64(rmq, queue, client):
     assert f"base64:{encoded}" in rmq("records", "orders").out
 
 
+@pytest.mark.promise("Control characters in a payload, a tenant name or an error never reach the terminal.")
 def test_control_characters_never_reach_the_terminal(clean_server, queue):
     """Neither those of a payload, nor of a tenant's name, nor of an error."""
     queue.publish(NASTY, tenant=f"t{NASTY}")
@@ -136,8 +155,8 @@ def test_an_empty_place_is_told_on_stderr_and_is_no_failure(rmq):
         (["peek", "orders", "--limit", "0"], "--limit"),
         (["peek", "orders", "--limit", "10001"], "--limit"),
         (["peek", "orders", "delayed", "--tenant", "acme"], "--tenant"),
-        (["peek", "orders", "--where", "tenant"], "--where: tenant is no condition"),
-        (["records", "orders", "--where", "due_at is None"], "--where: a record has no 'due_at'"),
+        (["peek", "orders", "--where", "tenant"], "--where: tenant is not a condition"),
+        (["records", "orders", "--where", "due_at is None"], "--where: a record has no field 'due_at'"),
     ],
 )
 def test_a_question_that_has_no_answer_is_refused(rmq, words, told):

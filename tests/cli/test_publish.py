@@ -1,4 +1,4 @@
-"""rmq publish: from arguments, files and pipes, counted, once each."""
+"""rmq publish: publishes arguments, files and pipes, each message once, and counts them."""
 
 import io
 import json
@@ -9,6 +9,8 @@ import pytest
 
 from redis_message_queue.cli.exit_status import ExitStatus
 from tests.embedded.waiting import until
+
+pytestmark = pytest.mark.topic("Command line")
 
 
 def payloads(queue) -> list[str]:
@@ -23,6 +25,7 @@ def stdin(monkeypatch):
     return give
 
 
+@pytest.mark.promise("`rmq publish` reads arguments, files and pipes, and publishes piped lines as they arrive.")
 def test_each_argument_is_a_message(rmq, queue):
     ended = rmq("publish", "orders", "one", "two words", '{"three": 3}', "--json")
     assert ended.documents == [{"queue": "orders", "published": 3, "suppressed": 0}]
@@ -38,6 +41,7 @@ def test_without_json_it_says_the_same_in_lines(rmq):
     ]
 
 
+@pytest.mark.promise("`rmq publish` reads arguments, files and pipes, and publishes piped lines as they arrive.")
 def test_each_line_of_stdin_is_a_message(rmq, queue, stdin):
     """Without its end, whichever that is; empty lines are none; the last needs no end."""
     stdin("one\r\n\n äöü \nlast".encode())
@@ -49,10 +53,13 @@ def test_more_lines_than_one_read_or_one_batch_takes_arrive_in_order(rmq, queue,
     lines = [f"{number} {'x' * 200}" for number in range(900)]
     path = tmp_path / "lines.txt"
     path.write_text("\n".join(lines) + "\n" + "y" * 200_000)
-    assert rmq("publish", "orders", "--file", str(path), "--many", "70", "--json").documents[0]["published"] == 901
+    assert (
+        rmq("publish", "orders", "--file", str(path), "--batch-size", "70", "--json").documents[0]["published"] == 901
+    )
     assert payloads(queue) == [*lines, "y" * 200_000]
 
 
+@pytest.mark.promise("`rmq publish` reads arguments, files and pipes, and publishes piped lines as they arrive.")
 def test_a_json_file_is_its_elements(rmq, queue, tmp_path):
     """Objects and texts as they are, everything else as its JSON."""
     path = tmp_path / "orders.json"
@@ -66,7 +73,7 @@ def test_a_json_file_is_its_elements(rmq, queue, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("x.json", b'[{"a": 1},\n oops]', "is no JSON at line 2, column 2"),
+        ("x.json", b'[{"a": 1},\n oops]', "is not JSON at line 2, column 2"),
         ("x.txt", b"fine\n\xff\xfe\n", "line 2 of"),
     ],
 )
@@ -78,6 +85,7 @@ def test_a_file_that_cannot_be_read_is_told_with_its_place(rmq, queue, tmp_path,
     assert payloads(queue) == []
 
 
+@pytest.mark.promise("`rmq publish` reads arguments, files and pipes, and publishes piped lines as they arrive.")
 def test_what_a_pipe_brings_is_published_when_it_comes(start_rmq, queue):
     """Not when there is enough for a batch: a log that is followed may be silent for hours."""
     process = start_rmq("publish", "orders", "--json", stdin=subprocess.PIPE)
@@ -90,7 +98,7 @@ def test_what_a_pipe_brings_is_published_when_it_comes(start_rmq, queue):
 
 def test_tenant_and_delay_go_with_the_messages(rmq, queue):
     rmq("publish", "orders", "a", "b", "--tenant", "acme")
-    rmq("publish", "orders", "c", "--delay", "600")
+    rmq("publish", "orders", "c", "--delay-seconds", "600")
     rmq("publish", "orders", "d", "--at", "2099-01-01T00:00:00+00:00")
     assert queue.tenants() == {"acme": 2}
     assert [one.payload for one in queue.peek(source="delayed")] == ["c", "d"]
@@ -98,7 +106,7 @@ def test_tenant_and_delay_go_with_the_messages(rmq, queue):
 
 def test_duplicates_are_suppressed_and_counted_and_no_failure(rmq, queue, stdin):
     stdin(b"a\na\nb\n")
-    assert rmq("publish", "orders", "--dedup", "--json").documents[0] == {
+    assert rmq("publish", "orders", "--deduplication", "--json").documents[0] == {
         "queue": "orders",
         "published": 2,
         "suppressed": 1,
@@ -117,14 +125,14 @@ def test_a_field_of_the_message_can_be_its_key(rmq, queue, stdin):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a", "b", "--dedup-key", "k"], "goes with one MESSAGE"),
-        (["a", "--dedup", "--dedup-key", "k"], "choose one"),
+        (["a", "b", "--dedup-key", "k"], "works with one MESSAGE"),
+        (["a", "--deduplication", "--dedup-key", "k"], "use only one"),
         (["a", "--file", "b"], "give messages or a file"),
-        (["a", "--dedup-key-field", "id"], "a message is no JSON object"),
-        (['{"a": 1}', "--dedup-key-field", "id"], "a message has no text or number there"),
-        (["a", "--at", "tomorrow"], "'tomorrow' is no time"),
+        (["a", "--dedup-key-field", "id"], "a message is not a JSON object"),
+        (['{"a": 1}', "--dedup-key-field", "id"], "a message has no text or number in this field"),
+        (["a", "--at", "tomorrow"], "'tomorrow' is not a time"),
         (["a", "--tenant", ""], "tenant must have 1 to 255 bytes"),
-        (["a", "--when-full", "block"], "needs max_pending_length"),
+        (["a", "--pending-overload-policy", "block"], "needs max_pending_length"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_nothing_is_published(rmq, queue, arguments, said):
@@ -134,11 +142,12 @@ def test_what_cannot_be_meant_is_refused_and_nothing_is_published(rmq, queue, ar
     assert queue.stats().pending == 0
 
 
+@pytest.mark.promise("`rmq publish` reports how many messages it published, even if it ends early.")
 def test_a_full_queue_is_a_no_that_says_how_far_it_came(rmq, queue, stdin):
     """What was published before it is on stdout, so that a script can go on from there."""
     stdin(b"".join(b"%d\n" % number for number in range(10)))
-    ended = rmq("publish", "orders", "--max-pending", "4", "--json")
-    assert ended.status == ExitStatus.NO
+    ended = rmq("publish", "orders", "--max-pending-length", "4", "--json")
+    assert ended.status == ExitStatus.FAILED
     assert ended.documents == [{"queue": "orders", "published": 8 // 2, "suppressed": 0}]
     assert "the queue is full" in ended.err
     assert queue.stats().pending == 4

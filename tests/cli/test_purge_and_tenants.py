@@ -1,4 +1,4 @@
-"""`rmq purge` asks before it removes anything, and `rmq tenants` shows who waits."""
+"""`rmq purge` asks before it removes anything, and `rmq tenants` shows the waiting tenants."""
 
 import subprocess
 import sys
@@ -9,6 +9,8 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus
 from tests.cli.terminal import Terminal
 from tests.embedded.waiting import until
+
+pytestmark = pytest.mark.topic("Command line")
 
 
 @pytest.fixture
@@ -49,6 +51,7 @@ def test_what_a_consumer_without_leases_left_behind_are_orphans(rmq, text_client
     assert careless.stats().processing == 0
 
 
+@pytest.mark.promise("`rmq purge` shows the count and asks for confirmation; without a terminal it requires `--yes`.")
 def test_where_nobody_can_be_asked_it_refuses(start_rmq, clean_server, queue):
     process = start_rmq("purge", "orders", "pending")
     out, complaints = process.communicate(timeout=120)
@@ -59,6 +62,7 @@ def test_where_nobody_can_be_asked_it_refuses(start_rmq, clean_server, queue):
     assert queue.stats().pending == 3
 
 
+@pytest.mark.promise("`rmq purge` shows the count and asks for confirmation; without a terminal it requires `--yes`.")
 @pytest.mark.parametrize(("answer", "status", "left"), [("n", 1, 3), ("", 1, 3), ("y", 0, 0)])
 def test_at_a_terminal_it_says_how_many_and_asks(clean_server, queue, answer, status, left):
     with Terminal("purge", "orders", "pending", "--url", clean_server.url) as terminal:
@@ -92,6 +96,7 @@ def test_what_cannot_be_removed_is_refused(rmq, queue, words, told):
     assert queue.stats().pending == 3
 
 
+@pytest.mark.promise("`rmq tenants` shows the backlog, the weight and the oldest message of each tenant.")
 def test_tenants_have_a_row_each_and_messages_without_one_have_the_last(rmq, queue, text_client):
     heavy = RedisMessageQueue("orders", client=text_client, tenant_weights={"bolt": 3})
     heavy.publish_many(["one", "two", "three"], tenant="bolt")
@@ -106,6 +111,7 @@ def test_tenants_have_a_row_each_and_messages_without_one_have_the_last(rmq, que
     assert all(row["oldest_pending_seconds"] >= 0 for row in rows)
 
 
+@pytest.mark.promise("`rmq tenants` shows the backlog, the weight and the oldest message of each tenant.")
 def test_an_age_is_that_of_the_first_in_line(rmq, text_client):
     queue = RedisMessageQueue("orders", client=text_client)
     queue.publish("old", tenant="acme")
@@ -116,7 +122,7 @@ def test_an_age_is_that_of_the_first_in_line(rmq, text_client):
 
 def test_a_queue_where_nobody_waits_is_told_on_stderr(rmq):
     ended = rmq("tenants", "orders")
-    assert (ended.status, ended.out, ended.err) == (ExitStatus.OK, "", "nobody waits\n")
+    assert (ended.status, ended.out, ended.err) == (ExitStatus.OK, "", "no tenant has pending messages\n")
 
 
 def test_the_number_of_rows_is_bounded(rmq, text_client):

@@ -1,10 +1,12 @@
-"""`rmq redrive` sends dead letters back: all, some by a condition, some by their ids."""
+"""`rmq redrive` publishes dead letters again: all of them, by a condition, or by id."""
 
 import pytest
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus
 from tests.embedded.waiting import until
+
+pytestmark = pytest.mark.topic("Command line")
 
 
 @pytest.fixture
@@ -36,6 +38,9 @@ def test_all_dead_letters_go_back(rmq, queue):
     assert (queue.stats().pending, queue.stats().dead_letters) == (3, 0)
 
 
+@pytest.mark.promise(
+    "`rmq redrive` selects by condition, ids and limit; a dry run shows what would move and changes nothing."
+)
 def test_a_condition_chooses(rmq, queue):
     ended = rmq("redrive", "orders", "--where", "tenant == 'acme' or payload.startswith('th')")
     assert ended.status == ExitStatus.OK
@@ -43,16 +48,22 @@ def test_a_condition_chooses(rmq, queue):
     assert [record.payload for record in queue.records()] == ["two"]
 
 
+@pytest.mark.promise(
+    "`rmq redrive` selects by condition, ids and limit; a dry run shows what would move and changes nothing."
+)
 def test_a_limit_takes_the_oldest(rmq, queue):
     oldest = queue.records()[-1].payload
     rmq("redrive", "orders", "--limit", "1")
     assert [message.payload for message in queue.peek()] == [oldest]
 
 
+@pytest.mark.promise(
+    "`rmq redrive` selects by condition, ids and limit; a dry run shows what would move and changes nothing."
+)
 def test_ids_choose_and_one_that_is_not_there_is_told(rmq, queue):
     wanted = queue.records()[0]
     ended = rmq("redrive", "orders", "--ids", f"{wanted.id},{'f' * 32}", "--json")
-    assert ended.status == ExitStatus.NO
+    assert ended.status == ExitStatus.FAILED
     assert ended.documents[0]["redriven"] == 1
     assert "f" * 32 in ended.err
     assert wanted.id not in ended.err
@@ -66,6 +77,9 @@ def test_ids_may_be_given_again_and_in_capitals(rmq, queue):
     assert queue.stats().pending == 2
 
 
+@pytest.mark.promise(
+    "`redrive_failed()` republishes the failed list as `redrive_dead_letters()` republishes dead letters."
+)
 def test_failed_messages_go_back_by_choice(rmq, queue, text_client):
     """And the dead letters stay."""
     failing = RedisMessageQueue("orders", client=text_client, enable_failed_queue=True)
@@ -80,17 +94,20 @@ def test_failed_messages_go_back_by_choice(rmq, queue, text_client):
     assert [record.id for record in queue.records("failed")] == [kept.id]
     assert queue.stats().dead_letters == 3
     missing = rmq("redrive", "orders", "--from", "failed", "--ids", queue.records()[0].id)
-    assert missing.status == ExitStatus.NO
+    assert missing.status == ExitStatus.FAILED
     assert "failed messages" in missing.err
     assert rmq("redrive", "orders", "--from", "completed").status == ExitStatus.USAGE
 
 
+@pytest.mark.promise(
+    "`rmq redrive` selects by condition, ids and limit; a dry run shows what would move and changes nothing."
+)
 def test_a_dry_run_shows_what_would_go_and_changes_nothing(rmq, queue):
     ended = rmq("redrive", "orders", "--dry-run", "--where", "tenant is None")
     assert "two" in ended.out
     assert "three" in ended.out
     assert "one" not in ended.out
-    assert ended.err == "2 would go; nothing was changed\n"
+    assert ended.err == "2 would be redriven; nothing was changed\n"
     assert queue.stats().dead_letters == 3
     rows = rmq("redrive", "orders", "--dry-run", "--json", "--no-payload").documents
     assert {row["id"] for row in rows} == {record.id for record in queue.records()}
@@ -103,7 +120,7 @@ def test_a_long_dry_run_shows_the_oldest_hundred_and_says_how_many_more(rmq, tex
     assert "letter 000" in ended.out
     assert "letter 099" in ended.out
     assert "letter 100" not in ended.out
-    assert ended.err == "and 50 more\n150 would go; nothing was changed\n"
+    assert ended.err == "and 50 more\n150 would be redriven; nothing was changed\n"
 
 
 def test_a_letter_whose_content_was_published_again_can_stay(rmq, queue, text_client):
@@ -119,6 +136,9 @@ def test_what_is_no_id_is_refused(rmq, wrong):
     assert "32 hexadecimal digits" in ended.err
 
 
+@pytest.mark.promise(
+    "A condition of `rmq redrive` is never run as Python, and an invalid one is refused before any change."
+)
 def test_a_wrong_condition_is_refused_before_anything_is_changed(rmq, queue):
     ended = rmq("redrive", "orders", "--where", "tenant = 'acme'")
     assert ended.status == ExitStatus.USAGE

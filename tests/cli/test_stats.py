@@ -1,4 +1,4 @@
-"""`rmq stats` counts what is where, once or again and again, for people and for scripts."""
+"""`rmq stats` counts messages, once or repeatedly, for people and for scripts."""
 
 import itertools
 import signal
@@ -7,10 +7,11 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.cli.stats.look import Look, Watch
-from redis_message_queue.cli.stats.screen import short_age, sparkline
-from redis_message_queue.cli.stopping import StopSignals
+from redis_message_queue.cli.stats import QueueCounts, StatsWatch, sparkline
+from redis_message_queue.cli.stop_signals import StopSignals
 from tests.cli.terminal import Terminal
+
+pytestmark = pytest.mark.topic("Command line")
 
 
 @pytest.fixture
@@ -43,6 +44,9 @@ def test_several_queues_are_rows_of_one_table(rmq, queue):
     assert second.split()[:2] == ["mails", "0"]
 
 
+@pytest.mark.promise(
+    "`rmq stats --watch` shows counts, rates and ages on a terminal, and writes one JSON line per sample elsewhere."
+)
 def test_without_a_terminal_each_look_of_a_watch_is_a_line_of_json(rmq, queue):
     rows = rmq("stats", "orders", "--every", "0.1", "--count", "3").documents
     assert [row["pending"] for row in rows] == [3, 3, 3]
@@ -51,14 +55,19 @@ def test_without_a_terminal_each_look_of_a_watch_is_a_line_of_json(rmq, queue):
     assert rows[0]["at"] < rows[1]["at"] < rows[2]["at"]
 
 
+@pytest.mark.promise(
+    "`rmq stats --watch` shows counts, rates and ages on a terminal, and writes one JSON line per sample elsewhere."
+)
 def test_rates_are_the_changes_between_two_looks(queue):
-    watch = Watch({"orders": queue}, 0.001, 2, StopSignals())
-    looks = watch.go_on()
-    first: Look = next(looks)
+    poller = StatsWatch({"orders": queue}, 0.001, 2, StopSignals())
+    samples = poller.poll()
+    first: QueueCounts = next(samples)
     queue.publish_many(["four", "five"])
-    second: Look = next(looks)
-    assert watch.changes("orders")["pending"] == pytest.approx(2 / (second.clock - first.clock))
-    assert watch.course("orders", "pending") == [3, 5]
+    second: QueueCounts = next(samples)
+    changes = poller.changes("orders")
+    assert changes is not None
+    assert changes["pending"] == pytest.approx(2 / (second.clock - first.clock))
+    assert poller.history("orders", "pending") == [3, 5]
 
 
 def test_a_watch_goes_on_until_ctrl_c_which_is_its_usual_end(start_rmq, clean_server, queue):
@@ -81,6 +90,9 @@ def test_a_watch_of_so_many_looks_that_is_broken_off_says_so_by_its_status(start
     assert process.returncode == ExitStatus.TERMINATED
 
 
+@pytest.mark.promise(
+    "`rmq stats --watch` shows counts, rates and ages on a terminal, and writes one JSON line per sample elsewhere."
+)
 def test_at_a_terminal_the_table_lives_and_the_cursor_comes_back(clean_server, queue):
     with Terminal("stats", "orders", "--every", "0.1", "--url", clean_server.url) as terminal:
         terminal.wait_for("+0.0")
@@ -112,8 +124,3 @@ def test_a_curve_has_its_highest_bar_for_the_most_and_its_lowest_for_nothing():
     bars = [sparkline([value, 7]) for value in range(8)]
     assert bars == sorted(bars)
     assert len(set(itertools.chain(*bars))) == 8
-
-
-def test_an_age_is_told_to_the_second():
-    assert short_age(3725.9) == "1:02:05"
-    assert short_age(90_000) == "1 day, 1:00:00"

@@ -1,4 +1,4 @@
-"""rmq worker: a function in processes that drain on a signal and come back after a crash."""
+"""rmq worker: runs a function in processes that drain on a signal and are restarted after a crash."""
 
 import json
 import os
@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.cli.worker import reference
+from redis_message_queue.cli.worker.process import load_reference
 from redis_message_queue.errors import ConfigurationError
 from tests.embedded.waiting import until
+
+pytestmark = pytest.mark.topic("Command line")
+
 
 HANDLERS = """
 import asyncio, os, pathlib, time
@@ -100,13 +103,15 @@ def test_it_gives_every_message_to_the_function(worker, queue, tmp_path, argumen
     queue.publish_many(str(number) for number in range(8))
     out, err = finish(process := worker(*arguments, "--until-empty", "--json"))
     assert (process.returncode, err) == (ExitStatus.OK, "")
-    assert json.loads(out) == {"handled": 8, "failed": 0, "given_back": 0}
+    assert json.loads(out) == {"handled": 8, "failed": 0, "requeued": 0}
     assert handled(tmp_path) == [str(number) for number in range(8)]
     assert queue.stats().processing == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("handler", ["handlers:slow", "handlers:slow_later"])
+@pytest.mark.promise("On SIGTERM and SIGINT, `rmq worker` lets handlers finish and requeues prefetched messages.")
+@pytest.mark.parametrize(
+    ("handler", "how"), [("handlers:slow", signal.SIGTERM), ("handlers:slow_later", signal.SIGINT)]
+)
 def test_a_signal_lets_handlers_finish_and_gives_back_the_rest(worker, queue, tmp_path, handler, how):
     queue.publish_many(["a", "b", "c"])
     process = worker(handler, "orders", "--prefetch", "3", "--ready-file", "ready")
@@ -122,6 +127,7 @@ def test_a_signal_lets_handlers_finish_and_gives_back_the_rest(worker, queue, tm
     assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2"]
 
 
+@pytest.mark.promise("On SIGTERM and SIGINT, `rmq worker` lets handlers finish and requeues prefetched messages.")
 def test_a_queue_object_of_the_users_is_drained_too(worker, queue, tmp_path):
     queue.publish_many(["a", "b"])
     process = worker("handlers:slow", "--queue", "queues:queue", "--prefetch", "2")
@@ -134,6 +140,7 @@ def test_a_queue_object_of_the_users_is_drained_too(worker, queue, tmp_path):
     assert (queue.stats().pending, queue.stats().processing) == (1, 0)
 
 
+@pytest.mark.promise("On a second signal, or after its grace period, `rmq worker` stops without waiting for handlers.")
 @pytest.mark.parametrize("handler", ["handlers:slow", "handlers:slow_later"])
 def test_the_same_signal_again_does_not_wait(worker, queue, tmp_path, handler):
     """What is being handled is left to its lease."""
@@ -149,26 +156,29 @@ def test_the_same_signal_again_does_not_wait(worker, queue, tmp_path, handler):
     assert queue.stats().processing == 1
 
 
+@pytest.mark.promise("On a second signal, or after its grace period, `rmq worker` stops without waiting for handlers.")
 def test_a_stop_hurries_when_its_grace_is_over(worker, queue, tmp_path):
     queue.publish("a")
-    process = worker("handlers:slow", "orders", "--grace", "0.1")
+    process = worker("handlers:slow", "orders", "--grace-seconds", "0.1")
     assert until((tmp_path / "began").exists)
     process.send_signal(signal.SIGTERM)
     finish(process)
     assert process.returncode == ExitStatus.TERMINATED
 
 
+@pytest.mark.promise("`rmq worker` restarts a crashed process, and no process outlives its supervisor.")
 def test_a_process_that_crashed_is_started_again(worker, queue, tmp_path):
     """And the message that it held comes back when its lease ends."""
     queue.publish("a")
-    process = worker("handlers:crash_once", "orders", "--visibility-timeout", "0.5")
+    process = worker("handlers:crash_once", "orders", "--visibility-timeout-seconds", "0.5")
     assert until(lambda: handled(tmp_path) == ["a"])
-    assert process.stderr.readline() == "process 1 ended with status 9; it starts again in 0.5 s\n"
+    assert process.stderr.readline() == "process 1 exited with status 9; restarting it in 0.5 s\n"
     process.send_signal(signal.SIGTERM)
     finish(process)
     assert process.returncode == ExitStatus.OK
 
 
+@pytest.mark.promise("`rmq worker` restarts a crashed process, and no process outlives its supervisor.")
 def test_no_process_outlives_its_supervisor(worker, queue, tmp_path):
     """However that ends: they stop as on SIGTERM."""
     queue.publish("a")
@@ -188,19 +198,20 @@ def is_gone(process_id: int) -> bool:
     return Path(f"/proc/{process_id}/stat").read_text().split()[2] == "Z"
 
 
-def test_what_a_handler_raised_is_logged_by_its_place_and_not_by_its_words(worker, queue):
-    """They may quote a payload; --tracebacks shows them."""
+@pytest.mark.promise("`rmq worker` logs each failed message once, and where its handler raised only if you ask for it.")
+def test_a_failed_message_is_logged_once_and_tracebacks_say_where(worker, queue):
+    """The line of the queue has the type and the text of the exception."""
     queue.publish("a")
     process = worker("handlers:fail", "orders", "--until-empty")
     out, err = finish(process)
-    assert process.returncode == ExitStatus.NO
-    assert "ValueError at" in err
-    assert "handlers.py:" in err
-    assert "hunter2" not in out + err
+    assert process.returncode == ExitStatus.FAILED
+    assert (out + err).count("(ValueError: hunter2)") == 1
+    assert "handlers.py" not in err
     queue.publish("a")
-    assert "ValueError: hunter2" in finish(worker("handlers:fail", "orders", "--until-empty", "--tracebacks"))[1]
+    assert "handlers.py" in finish(worker("handlers:fail", "orders", "--until-empty", "--tracebacks"))[1]
 
 
+@pytest.mark.promise("`rmq` never prints a password in a URL or passes it on a command line.")
 def test_the_url_does_not_stand_on_a_command_line(worker, queue, tmp_path, clean_server):
     """Where everybody on the machine could read it."""
     queue.publish("a")
@@ -219,7 +230,7 @@ def test_the_url_does_not_stand_on_a_command_line(worker, queue, tmp_path, clean
         (["nowhere:note", "orders"], "there is no module nowhere"),
         (["handlers:nothing", "orders"], "handlers has no nothing"),
         (["handlers:os", "orders"], "cannot be called"),
-        (["handlers:note_later", "--queue", "queues:queue"], "is async and queues:queue is a blocking queue"),
+        (["handlers:note_later", "--queue", "queues:queue"], "is async and queues:queue is a sync queue"),
         (["handlers:note", "--queue", "handlers:note"], "cannot be called without arguments"),
         (["handlers:note", "--queue", "queues:url"], "it must be a RedisMessageQueue"),
     ],
@@ -238,7 +249,7 @@ def test_a_mistake_that_a_process_finds_ends_all_of_them_with_one_line(worker, a
         (["handlers:note"], ExitStatus.USAGE),
         (["handlers:note", "orders", "--queue", "queues:queue"], ExitStatus.USAGE),
         (["handlers:note", "--queue", "queues:queue", "--max-attempts", "3"], ExitStatus.USAGE),
-        (["handlers:note", "orders", "--heartbeat", "900"], ExitStatus.USAGE),
+        (["handlers:note", "orders", "--heartbeat-interval-seconds", "900"], ExitStatus.USAGE),
         (["handlers:note", "orders", "--url", "redis://localhost:1"], ExitStatus.SERVER),
     ],
 )
@@ -252,7 +263,7 @@ def test_a_module_that_raises_is_told_with_the_place(tmp_path, monkeypatch):
     (tmp_path / "broken_module.py").write_text("x = 1\nraise KeyError('y')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"importing broken_module raised KeyError: 'y' \(.*, line 2\)"):
-        reference.load("the handler", "broken_module:x")
+        load_reference("the handler", "broken_module:x")
 
 
 @pytest.mark.parametrize("how", [["orders"], ["--queue", "queues:queue"]], ids=str)

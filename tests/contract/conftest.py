@@ -1,4 +1,4 @@
-"""Every test that asks for a shell runs once for each: the body is a coroutine, and this runs it."""
+"""Runs every test that uses a shell once with each: the body is a coroutine."""
 
 import inspect
 import threading

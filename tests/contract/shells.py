@@ -1,4 +1,4 @@
-"""One way to write a test for both shells: the blocking queue behind awaitable methods, the asyncio queue as it is."""
+"""One way to write a test for both shells: the sync queue with awaitable methods, the async queue as it is."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ from redis_message_queue.envelope import TOKEN_BYTES
 from redis_message_queue.events import QueueEvent
 
 # Longer than anything here should take, however busy the machine is; a test that waits this long has failed.
-PATIENCE_SECONDS = 60.0
+LIMIT_SECONDS = 120.0
 
 # Long names of options that many tests need.
 SHORT_NAMES = {"wait": "message_wait_interval_seconds", "window": "message_deduplication_log_ttl_seconds"}
+
+# Long enough that no lease ends by itself here; renewals come often.
+BEATING = {"visibility_timeout_seconds": 60, "heartbeat_interval_seconds": 0.05}
 
 
 @dataclass(frozen=True)
@@ -66,20 +69,29 @@ class SubclassedAsyncRedis(redis.asyncio.Redis):
     """The same for asyncio."""
 
 
+def script_name(sha: str) -> str:
+    """The name of the script with this hash."""
+    from tests.faults.proxy import our_scripts
+
+    return our_scripts()[sha]
+
+
 class Losses:
     """What happens to the scripts that a client sends: one fate each, in turn; afterwards all is well."""
 
     def __init__(self) -> None:
         self._fates: list[str] = []
+        self._only: str | None = None
         self.sent = 0
 
     def reply(self, times: int = 1) -> None:
         """The server does its work and the answer is lost."""
         self._fates += ["reply"] * times
 
-    def request(self, times: int = 1) -> None:
-        """The server never hears of it."""
+    def request(self, times: int = 1, *, only: str | None = None) -> None:
+        """The server never hears of it; with `only`, calls of other scripts pass meanwhile."""
         self._fates += ["request"] * times
+        self._only = only
 
     def pass_on(self, times: int = 1) -> None:
         """Nothing happens to it."""
@@ -88,17 +100,23 @@ class Losses:
     def heal(self) -> None:
         """The connection is good again."""
         self._fates.clear()
+        self._only = None
 
-    def before(self, command: str) -> None:
-        if command in ("EVALSHA", "EVAL"):
+    def before(self, command: str, *arguments: Any) -> None:
+        if self._concerns(command, arguments):
             self.sent += 1
             if self._fates[:1] == ["request"]:
                 self._fates.pop(0)
                 raise redis.exceptions.ConnectionError("cut before the request")
 
-    def after(self, command: str) -> None:
-        if command in ("EVALSHA", "EVAL") and self._fates and self._fates.pop(0) == "reply":
+    def after(self, command: str, *arguments: Any) -> None:
+        if self._concerns(command, arguments) and self._fates and self._fates.pop(0) == "reply":
             raise redis.exceptions.ConnectionError("cut after the execution")
+
+    def _concerns(self, command: str, arguments: tuple[Any, ...]) -> bool:
+        if command not in ("EVALSHA", "EVAL"):
+            return False
+        return self._only is None or (command == "EVALSHA" and script_name(arguments[0]) == self._only)
 
 
 class LossyRedis(redis.Redis):
@@ -107,9 +125,9 @@ class LossyRedis(redis.Redis):
     losses: Losses
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        self.losses.before(args[0])
+        self.losses.before(*args)
         answer = super().execute_command(*args, **options)
-        self.losses.after(args[0])
+        self.losses.after(*args)
         return answer
 
 
@@ -119,9 +137,9 @@ class LossyAsyncRedis(redis.asyncio.Redis):
     losses: Losses
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        self.losses.before(args[0])
+        self.losses.before(*args)
         answer = await super().execute_command(*args, **options)
-        self.losses.after(args[0])
+        self.losses.after(*args)
         return answer
 
 
@@ -174,7 +192,7 @@ class Sent:
         self.seconds = time.monotonic() - self._started
         with self._server.client() as client:
             client.echo("end of the observation")
-        self._reader.join(PATIENCE_SECONDS)
+        self._reader.join(LIMIT_SECONDS)
         self._monitor.__exit__(*error)
         self._client.close()
 
@@ -190,8 +208,14 @@ class Sent:
         """The verbs alone."""
         return [line.split(" ", 1)[0] for line in self.lines]
 
+    @property
+    def scripts(self) -> list[str]:
+        """The names of the scripts that were called, in order; other commands are left out."""
+        words = [line.split(" ", 2) for line in self.lines]
+        return [script_name(word[1].strip('"')) for word in words if word[0] == "EVALSHA"]
 
-async def until(happened: Callable[[], Any], within_seconds: float = PATIENCE_SECONDS) -> bool:
+
+async def until(happened: Callable[[], Any], within_seconds: float = LIMIT_SECONDS) -> bool:
     """Wait without blocking tasks; whether it happened in time."""
     deadline = time.monotonic() + within_seconds
     while not happened():
@@ -359,7 +383,7 @@ class Shell(ABC):
         return Events(awaited=self.name == "asyncio")
 
     def callback(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A plain function in the colour that this shell documents for callbacks."""
+        """A plain function as this shell documents callbacks: sync or async."""
         if self.name == "sync":
             return function
 
@@ -389,9 +413,9 @@ class Shell(ABC):
         return list(self.redis.lrange(key, 0, -1))
 
     def leftovers(self, queue: Any) -> set[bytes]:
-        """The keys of a queue besides its bell, its reply cache, its version and the records beside its lists."""
+        """The keys of a queue without its wake-up key, reply cache, version and the records beside its lists."""
         prefix = f"{queue.key.prefix}{queue.key.separator}"
-        spared = tuple(f"{prefix}{word}".encode() for word in ("bell", "reply", "records", "meta"))
+        spared = tuple(f"{prefix}{word}".encode() for word in ("wakeup", "reply", "records", "meta"))
         return {key for key in self.redis.keys("*") if not key.startswith(spared)}
 
     @property
@@ -495,7 +519,7 @@ class SyncShell(Shell):
 
     async def _close(self) -> None:
         for thread in self._threads:
-            thread.join(2 * PATIENCE_SECONDS)
+            thread.join(2 * LIMIT_SECONDS)
         for client in self._clients:
             client.close()
         assert not [thread for thread in self._threads if thread.is_alive()], "a thread outlived its test"
@@ -506,8 +530,13 @@ class AsyncioShell(Shell):
     module = redis_message_queue.asyncio
     other_module = redis_message_queue
 
+    def __init__(self, server: EmbeddedRedis, onlooker: redis.Redis, wiring: Wiring) -> None:
+        super().__init__(server, onlooker, wiring)
+        self._beside: list[asyncio.Task[Any]] = []
+
     def beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
-        return self._runner.get_loop().create_task(work())
+        self._beside.append(task := self._runner.get_loop().create_task(work()))
+        return task
 
     def _facade(self, queue: Any) -> AsyncioQueue:
         return AsyncioQueue(queue)
@@ -527,7 +556,8 @@ class AsyncioShell(Shell):
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        # Also those that have failed: unseen exceptions would be reported while another test runs.
+        await asyncio.gather(*left, *self._beside, return_exceptions=True)
         for client in self._clients:
             await client.aclose()
 
@@ -558,6 +588,20 @@ async def claim_and_die(queue: Any) -> Any:
         return message
 
 
+async def take_over(shell: Shell, message: Any) -> None:
+    """Its lease ends, and another consumer takes it and keeps it."""
+    thief, taken = shell.queue(wait=0), []
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while message.id not in taken:
+        assert time.monotonic() < deadline, "the message cannot be taken over"
+        # As if the lease had run out; if a renewal was quicker, once more.
+        shell.redis.zadd(thief.key.leases, dict.fromkeys(shell.leases(thief, message.id), 1) or {b"": 1}, xx=True)
+        with contextlib.suppress(Died):
+            async with thief.process_messages(1) as batch:
+                taken += [stolen.id for stolen in batch]
+                raise Died
+
+
 async def take(queue: Any) -> Any:
     """Claim a message and ack it."""
     async with queue.process_message() as message:
@@ -573,17 +617,18 @@ async def fail(queue: Any, error: Exception) -> Any:
     return message
 
 
-def only_woken(shell: Shell, name: str = "q", **options: Any) -> Any:
+def only_woken(shell: Shell, name: str = "q", *, connections: int = 100, **options: Any) -> Any:
     """A queue whose consumers would look for themselves long after the test has given up: they have to be woken."""
-    seconds = 3 * PATIENCE_SECONDS
+    seconds = 3 * LIMIT_SECONDS
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redis_message_queue.protocol.claim, "_SLICE_SECONDS", seconds)
-        client = shell.new_client(socket_timeout=None)  # which would be a limit of its sleep, too
+        # A shorter timeout would end the sleep, and so would none at all: our reads then end after five seconds.
+        client = shell.new_client(socket_timeout=3 * seconds, max_connections=connections)
         return shell.queue(name, client=client, **{"wait": seconds} | options)
 
 
 class Awaited:
-    """The methods of a queue, a tenant or a message of either colour, awaitable in both."""
+    """The methods of a sync or an async queue, tenant or message, awaitable for both."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing.queue if isinstance(thing, BlockingQueue | AsyncioQueue) else thing

@@ -1,4 +1,4 @@
-"""A handler as a function: called with one message, and judged by how it returns."""
+"""`process_message_callback()` calls a handler with one message, and settles it by how the handler ends."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,16 @@ import pytest
 
 from tests.contract.shells import Shell, asyncio_only, take
 
+pytestmark = pytest.mark.topic("Callbacks as handlers")
 
+
+@pytest.mark.promise(
+    "`process_message_callback(handler)` claims at most one message, calls the handler with it, and acks when it "
+    "returns."
+)
+@pytest.mark.promise(
+    "`process_message_callback()` returns `True` if it handled a message and `False` if there was none."
+)
 async def test_true_for_a_message_and_false_for_none(shell: Shell) -> None:
     """The handler sees the payload once; an empty poll does not call it."""
     queue = shell.queue(wait=0)
@@ -20,6 +29,10 @@ async def test_true_for_a_message_and_false_for_none(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "`process_message_callback(handler)` claims at most one message, calls the handler with it, and acks when it "
+    "returns."
+)
 @pytest.mark.parametrize("returned", [None, False, True, 0, "text", ValueError("returned, not raised")])
 async def test_what_a_handler_returns_does_not_matter(shell: Shell, returned: Any) -> None:
     """A normal return acks."""
@@ -29,6 +42,10 @@ async def test_what_a_handler_returns_does_not_matter(shell: Shell, returned: An
     assert shell.listed(queue.key.completed) == [b"a"]
 
 
+@pytest.mark.promise(
+    "`process_message_callback(handler)` claims at most one message, calls the handler with it, and acks when it "
+    "returns."
+)
 async def test_one_message_a_call(shell: Shell) -> None:
     """The rest stays in the line."""
     queue = shell.queue()
@@ -40,6 +57,7 @@ async def test_one_message_a_call(shell: Shell) -> None:
     assert shell.pending(queue) == 2
 
 
+@pytest.mark.promise("An exception in a handler fails the message and reaches the caller.")
 async def test_a_handler_that_raises_takes_the_failure_path(shell: Shell) -> None:
     """Its exception reaches the caller as the very object."""
     queue = shell.queue(enable_failed_queue=True)
@@ -55,6 +73,10 @@ async def test_a_handler_that_raises_takes_the_failure_path(shell: Shell) -> Non
     assert shell.listed(queue.key.failed) == [b"a"]
 
 
+@pytest.mark.promise(
+    "A handler that ends with `KeyboardInterrupt`, `SystemExit`, `GeneratorExit` or a cancellation leaves its message "
+    "to the lease."
+)
 @pytest.mark.parametrize("sudden", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
 async def test_a_sudden_end_of_a_handler_leaves_the_message(shell: Shell, sudden: type[BaseException]) -> None:
     """As in a block: nothing is acked and nothing failed."""
@@ -69,7 +91,7 @@ async def test_a_sudden_end_of_a_handler_leaves_the_message(shell: Shell, sudden
     assert shell.leftovers(queue) == {b"q::processing", b"q::leases"}
 
 
-async def test_a_handlers_stop_async_iteration_comes_out_as_itself(shell: Shell) -> None:
+async def test_a_handlers_stop_async_iteration_reaches_the_caller(shell: Shell) -> None:
     """It means nothing to a queue."""
     queue = shell.queue(enable_failed_queue=True)
     await queue.publish("a")
@@ -104,7 +126,7 @@ async def test_a_handlers_stop_iteration_is_not_mistaken_for_a_return(shell: She
     assert events.the("failed").exception_type == "StopIteration"
 
 
-async def test_a_handler_may_ask_for_its_message(shell: Shell) -> None:
+async def test_a_handler_can_call_current_message(shell: Shell) -> None:
     """current_message() works in a callback, too."""
     queue = shell.queue()
     await queue.publish("a")
@@ -114,6 +136,7 @@ async def test_a_handler_may_ask_for_its_message(shell: Shell) -> None:
     assert queue.current_message() is None
 
 
+@pytest.mark.promise("A handler that is not callable is refused before a message is claimed.")
 @pytest.mark.parametrize("handler", [None, "handler", 7, object()])
 async def test_what_cannot_be_called_is_refused_before_a_message_is_claimed(shell: Shell, handler: Any) -> None:
     """A TypeError that names the parameter."""
@@ -160,6 +183,11 @@ def callable_object(done: list[Any]) -> Any:
     return Handler()
 
 
+@pytest.mark.promise(
+    "In the sync queue, a handler that returns an awaitable raises `TypeError`, and its message returns when the "
+    "lease ends."
+)
+@pytest.mark.promise("The async queue accepts plain and `async def` handlers and awaits them before it acks.")
 @pytest.mark.parametrize("kind", [coroutine_function, function_of_an_awaitable, callable_object])
 async def test_an_async_handler_is_awaited_or_refused_but_never_dropped(shell: Shell, kind: Any) -> None:
     """The asyncio queue awaits it before it acks. The sync queue raises TypeError and leaves the message in
@@ -182,6 +210,7 @@ async def test_an_async_handler_is_awaited_or_refused_but_never_dropped(shell: S
     assert await take(queue) == b"a"
 
 
+@pytest.mark.promise("The async queue accepts plain and `async def` handlers and awaits them before it acks.")
 @asyncio_only
 async def test_an_async_handler_is_finished_before_its_message_is_acked(shell: Shell) -> None:
     """While it waits for something, the message is in processing."""
@@ -198,6 +227,7 @@ async def test_an_async_handler_is_finished_before_its_message_is_acked(shell: S
     assert shell.processing(queue) == 0
 
 
+@pytest.mark.promise("An exception in a handler fails the message and reaches the caller.")
 @asyncio_only
 async def test_what_an_async_handler_raises_takes_the_failure_path(shell: Shell) -> None:
     """After its first await as well as before."""

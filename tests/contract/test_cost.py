@@ -1,4 +1,4 @@
-"""What an operation costs does not grow with what is in flight, what waits, or what was kept."""
+"""The cost of an operation does not grow with the number of messages."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from tests.contract.shells import Shell, claim_and_die, fail, take
+
+pytestmark = pytest.mark.topic("Cost and memory")
 
 FEW, MANY = 10, 2_000
 FULL = 100
@@ -65,6 +67,7 @@ OPERATIONS: dict[str, Callable[[Shell, Any], Awaitable[Any]]] = {
 }
 
 
+@pytest.mark.promise("Claim, ack, nack, renewal and reclaim cost the same with many messages as with few.")
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_an_operation_takes_the_same_steps_beside_many_as_beside_few(shell: Shell, operation: str) -> None:
     """The same commands, as often; and none of them walks through a whole key."""
@@ -79,6 +82,7 @@ async def test_an_operation_takes_the_same_steps_beside_many_as_beside_few(shell
     assert sum(spent[0].values()) < 30
 
 
+@pytest.mark.promise("Claim, ack, nack, renewal and reclaim cost the same with many messages as with few.")
 async def test_taking_over_an_expired_message_takes_the_same_steps_beside_many_as_beside_few(shell: Shell) -> None:
     """One lease has run out among thousands that run."""
     spent = []
@@ -93,6 +97,7 @@ async def test_taking_over_an_expired_message_takes_the_same_steps_beside_many_a
     assert spent[0].keys() & LINEAR == set()
 
 
+@pytest.mark.promise("Claim, ack, nack, renewal and reclaim cost the same with many messages as with few.")
 async def test_a_renewal_takes_the_same_steps_beside_many_as_beside_few(shell: Shell) -> None:
     """A heartbeat touches the lease of its own message."""
     for count in (FEW, MANY):

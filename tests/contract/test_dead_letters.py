@@ -1,4 +1,4 @@
-"""A message that was delivered too often is put aside, where people can look at it."""
+"""A message that was delivered too often goes to the dead letters."""
 
 import asyncio
 import logging
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract.shells import PATIENCE_SECONDS, Shell, claim_and_die, fail, holding, take, until
+from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, fail, holding, take, until
+
+pytestmark = pytest.mark.topic("Dead letters")
 
 
 async def deliver(shell: Shell, queue: Any, times: int) -> None:
@@ -16,6 +18,10 @@ async def deliver(shell: Shell, queue: Any, times: int) -> None:
         shell.lapse(queue)
 
 
+@pytest.mark.promise("A message over its delivery limit is skipped, and the same claim returns the next message.")
+@pytest.mark.promise(
+    "A message that has been delivered `max_delivery_count` times is dead-lettered instead of being delivered again."
+)
 async def test_after_the_last_delivery_a_message_goes_to_the_dead_letters(shell: Shell) -> None:
     """As its raw payload, with nothing of it left elsewhere; the claim that found it goes on to the next message."""
     events = shell.events()
@@ -31,7 +37,8 @@ async def test_after_the_last_delivery_a_message_goes_to_the_dead_letters(shell:
     assert await take(queue) is None
 
 
-async def test_the_event_of_a_dead_letter_says_which_and_how_often(shell: Shell) -> None:
+@pytest.mark.promise("A dead-lettered message emits `dlq` with its id and delivery count.")
+async def test_the_event_of_a_dead_letter_has_its_id_and_delivery_count(shell: Shell) -> None:
     """Its id and the number of deliveries that it had."""
     events = shell.events()
     queue = shell.queue(wait=0, max_delivery_count=3, on_event=events.listen)
@@ -42,6 +49,7 @@ async def test_the_event_of_a_dead_letter_says_which_and_how_often(shell: Shell)
     assert (told.message_id, told.delivery_count) == (events.the("publish").message_id, 3)
 
 
+@pytest.mark.promise("With `max_delivery_count=1` a message is delivered once.")
 async def test_a_limit_of_one_delivers_once(shell: Shell) -> None:
     """Any return leads to the dead letters."""
     queue = shell.queue(wait=0, max_delivery_count=1)
@@ -51,6 +59,7 @@ async def test_a_limit_of_one_delivers_once(shell: Shell) -> None:
     assert shell.listed(queue.key.dead_letter) == [b"a"]
 
 
+@pytest.mark.promise("With `client=` the delivery limit is 10 by default; `None` removes it.")
 async def test_ten_deliveries_are_the_default(shell: Shell) -> None:
     """On a queue made with a bare client."""
     queue = shell.queue()
@@ -62,6 +71,7 @@ async def test_ten_deliveries_are_the_default(shell: Shell) -> None:
     assert shell.listed(queue.key.dead_letter) == [b"a"]
 
 
+@pytest.mark.promise("With `client=` the delivery limit is 10 by default; `None` removes it.")
 async def test_none_delivers_without_end(shell: Shell) -> None:
     """Also on a gateway, whose default that is."""
     for queue in (
@@ -74,6 +84,7 @@ async def test_none_delivers_without_end(shell: Shell) -> None:
             assert queue.current_message().delivery_count == 16
 
 
+@pytest.mark.promise("The last allowed delivery can still succeed.")
 async def test_an_ack_at_the_last_delivery_is_in_time(shell: Shell) -> None:
     """The limit counts deliveries, not failures: the last one may succeed."""
     queue = shell.queue(wait=0, max_delivery_count=2)
@@ -83,6 +94,7 @@ async def test_an_ack_at_the_last_delivery_is_in_time(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("The delivery count is stored in Redis with the message.")
 async def test_the_count_goes_with_the_message(shell: Shell) -> None:
     """Into the completed or the failed list, after any number of deliveries: nothing of it is left."""
     queue = shell.queue(wait=0, max_delivery_count=5, enable_completed_queue=True, enable_failed_queue=True)
@@ -94,7 +106,8 @@ async def test_the_count_goes_with_the_message(shell: Shell) -> None:
     assert shell.leftovers(queue) == {b"q::completed", b"q::failed"}
 
 
-async def test_a_handlers_exception_is_no_matter_of_dead_letters(shell: Shell) -> None:
+@pytest.mark.promise("Without a retry policy, an exception in `process_message()` never makes a dead letter.")
+async def test_an_exception_in_a_handler_makes_no_dead_letter(shell: Shell) -> None:
     """It removes the message, or keeps it in the failed list, in the first delivery and in the last."""
     queue = shell.queue(wait=0, max_delivery_count=1, enable_failed_queue=True)
     await queue.publish("a")
@@ -103,15 +116,7 @@ async def test_a_handlers_exception_is_no_matter_of_dead_letters(shell: Shell) -
     assert shell.listed(queue.key.dead_letter) == []
 
 
-async def test_a_lowered_limit_counts_the_deliveries_before_it(shell: Shell) -> None:
-    """The count is in Redis, so the next claim with the lower limit buries the message."""
-    await shell.queue().publish("a")
-    await deliver(shell, shell.queue(), 3)
-    strict = shell.queue(wait=0, max_delivery_count=2)
-    assert await take(strict) is None
-    assert shell.listed(strict.key.dead_letter) == [b"a"]
-
-
+@pytest.mark.promise("A dead letter is the raw payload, so equal payloads are indistinguishable in the list.")
 async def test_identical_payloads_stand_side_by_side_newest_left(shell: Shell) -> None:
     """A dead letter is the payload and nothing else."""
     queue = shell.queue(wait=0, max_delivery_count=1)
@@ -123,6 +128,7 @@ async def test_identical_payloads_stand_side_by_side_newest_left(shell: Shell) -
     assert shell.listed(queue.key.dead_letter) == [b"other", b"same", b"same"]
 
 
+@pytest.mark.promise("`max_dead_letter_length` limits the dead-letter list.")
 async def test_the_list_may_be_limited(shell: Shell) -> None:
     """max_dead_letter_length keeps the newest; without it every one stays."""
     for options, kept in (({"max_dead_letter_length": 2}, [b"d", b"c"]), ({}, [b"d", b"c", b"b", b"a"])):
@@ -136,8 +142,9 @@ async def test_the_list_may_be_limited(shell: Shell) -> None:
         assert shell.listed(queue.key.dead_letter) == kept
 
 
+@pytest.mark.promise("A failed cleanup emits `cleanup_failed`, and a failed trim `trim_failed`.")
 async def test_trimming_the_list_is_best_effort(shell: Shell, user_without_ltrim: dict[str, str]) -> None:
-    """Where it fails the message is buried all the same, the claim goes on, and an event tells of it."""
+    """If it fails, the message is a dead letter nevertheless, the claim continues, and an event reports it."""
     events = shell.events()
     client = shell.new_client(**user_without_ltrim)
     queue = shell.queue(client=client, wait=0, max_delivery_count=1, max_dead_letter_length=1, on_event=events.listen)
@@ -152,7 +159,8 @@ async def test_trimming_the_list_is_best_effort(shell: Shell, user_without_ltrim
     assert events.names == [*("dlq/success", "dlq/success", "trim_failed/failure", "claim/success", "ack/success")]
 
 
-async def test_a_consumer_is_never_told_empty_while_a_good_message_waits(shell: Shell) -> None:
+@pytest.mark.promise("A claim never returns empty while a deliverable message exists.")
+async def test_a_claim_is_never_empty_while_a_deliverable_message_waits(shell: Shell) -> None:
     """Behind more poison than one script may clear away, one call still finds it."""
     queue = shell.queue(wait=0, max_delivery_count=1)
     for _ in range(1_050):
@@ -164,6 +172,8 @@ async def test_a_consumer_is_never_told_empty_while_a_good_message_waits(shell: 
     assert shell.redis.llen(queue.key.dead_letter) == 1_050
 
 
+@pytest.mark.promise("The deduplication window outlives the message, whether it was acked, failed or dead-lettered.")
+@pytest.mark.promise("A dead letter never returns to the queue on its own.")
 async def test_a_dead_message_is_not_suppressed_twice_nor_delivered_again(shell: Shell) -> None:
     """It is terminal: no claim brings it back, and its deduplication window goes on."""
     queue = shell.queue(wait=0, max_delivery_count=1, deduplication=True)
@@ -174,7 +184,8 @@ async def test_a_dead_message_is_not_suppressed_twice_nor_delivered_again(shell:
     assert await take(queue) is None
 
 
-async def test_the_last_holder_is_fenced_off_when_its_message_is_buried(shell: Shell) -> None:
+@pytest.mark.promise("When a message is dead-lettered, its last consumer loses its lease.")
+async def test_the_last_consumer_is_fenced_off_when_its_message_is_dead_lettered(shell: Shell) -> None:
     """Its late ack finds nothing to do."""
     events = shell.events()
     queue = shell.queue(wait=0, max_delivery_count=1, on_event=events.listen, enable_completed_queue=True)
@@ -186,8 +197,9 @@ async def test_the_last_holder_is_fenced_off_when_its_message_is_buried(shell: S
     assert shell.leftovers(queue) == {b"q::dlq"}
 
 
+@pytest.mark.promise("A dead-letter key of the wrong type makes the claim fail and loses nothing.")
 async def test_a_wrong_typed_dead_letter_key_fails_the_claim_and_loses_nothing(shell: Shell) -> None:
-    """Fail closed: the poison is still in processing when the key is mended."""
+    """Fail closed: the poison is still in processing when the key is repaired."""
     queue = shell.queue(wait=0, max_delivery_count=1)
     await queue.publish("a")
     await deliver(shell, queue, 1)
@@ -200,6 +212,7 @@ async def test_a_wrong_typed_dead_letter_key_fails_the_claim_and_loses_nothing(s
     assert shell.listed(queue.key.dead_letter) == [b"a"]
 
 
+@pytest.mark.promise("A gateway with a delivery limit serves one queue only.")
 async def test_one_gateway_with_a_delivery_limit_serves_one_queue(shell: Shell) -> None:
     """Dead letters are the gateway's, so a second queue on it is refused; without a limit it may serve many."""
     limited = shell.gateway(message_visibility_timeout_seconds=300, max_delivery_count=3, dead_letter_queue="a::dlq")
@@ -215,6 +228,10 @@ async def test_one_gateway_with_a_delivery_limit_serves_one_queue(shell: Shell) 
 # At most once
 
 
+@pytest.mark.promise(
+    "With `visibility_timeout_seconds=None` a message is delivered at most once and stays in `processing` after a "
+    "crash."
+)
 async def test_without_a_visibility_timeout_a_message_is_delivered_at_most_once(shell: Shell) -> None:
     """A dead consumer's message stays in processing, with nothing beside it, and nobody gets it again."""
     queue = shell.queue(wait=0, visibility_timeout_seconds=None, max_delivery_count=None)
@@ -228,6 +245,10 @@ async def test_without_a_visibility_timeout_a_message_is_delivered_at_most_once(
     assert shell.processing(queue) == 1
 
 
+@pytest.mark.promise(
+    "With `visibility_timeout_seconds=None` a message is delivered at most once and stays in `processing` after a "
+    "crash."
+)
 async def test_without_a_visibility_timeout_ack_and_failure_work_as_ever(shell: Shell) -> None:
     """Completed and failed lists included."""
     queue = shell.queue(visibility_timeout_seconds=None, enable_completed_queue=True, enable_failed_queue=True)
@@ -238,8 +259,11 @@ async def test_without_a_visibility_timeout_ack_and_failure_work_as_ever(shell: 
     assert shell.leftovers(queue) == {b"q::completed", b"q::failed"}
 
 
+@pytest.mark.promise(
+    "A delivery limit needs a visibility timeout: without one the default is ignored and an explicit limit is refused."
+)
 async def test_at_most_once_makes_the_defaulted_limit_inert_and_an_explicit_one_an_error(shell: Shell) -> None:
-    """Nobody asked for the default; whoever asks for a limit needs a lease for it."""
+    """The default needs no lease; a limit that the user sets does."""
     assert shell.queue(visibility_timeout_seconds=None)
     assert shell.queue(visibility_timeout_seconds=None, max_delivery_count=None)
     for limit in (1, 10):
@@ -249,6 +273,7 @@ async def test_at_most_once_makes_the_defaulted_limit_inert_and_an_explicit_one_
         shell.gateway(max_delivery_count=3)
 
 
+@pytest.mark.promise("With `gateway=` the queue has no lease and no delivery limit unless the gateway sets them.")
 async def test_a_gateway_is_at_most_once_unless_it_is_given_a_timeout(shell: Shell) -> None:
     """The queue's own defaults are not copied into it, also where they are spelled out."""
     gateway = shell.gateway(message_wait_interval_seconds=0)
@@ -258,13 +283,14 @@ async def test_a_gateway_is_at_most_once_unless_it_is_given_a_timeout(shell: She
     assert shell.leftovers(queue) == {b"q::processing"}
 
 
+@pytest.mark.promise("A dead letter is reported by event and log immediately, even while the consumer keeps waiting.")
 @pytest.mark.parametrize("way", ["process_message", "run"])
 async def test_a_dead_letter_is_reported_while_the_consumer_that_found_it_waits_on(
     shell: Shell, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The event and the log line come with the answer that says it, and not when the wait is over."""
     events = shell.events()
-    queue = shell.queue(wait=30 * PATIENCE_SECONDS, max_delivery_count=1, on_event=events.listen)
+    queue = shell.queue(wait=30 * LIMIT_SECONDS, max_delivery_count=1, on_event=events.listen)
     await queue.publish("a")
     await claim_and_die(queue)
     with caplog.at_level(logging.WARNING, "redis_message_queue"):
@@ -277,5 +303,5 @@ async def test_a_dead_letter_is_reported_while_the_consumer_that_found_it_waits_
         assert not waiting.done()
     assert events.the("publish").message_id in caplog.text
     await queue.drain(timeout=0)
-    shell.redis.lpush(queue.key.bell, "1")
+    shell.redis.lpush(queue.key.wakeup, "1")
     await waiting

@@ -1,9 +1,8 @@
-"""Time: a delayed message waits in Redis until it is due, and one that has grown too old is not delivered."""
+"""A delayed message waits in Redis until it is due."""
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -12,10 +11,10 @@ import pytest
 
 from redis_message_queue import RetryPolicy
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.protocol import claim
+from tests.contract.blocked_consumers import BlockedConsumer, blocked_clients, blocked_consumer, take_all
 from tests.contract.shells import (
     EVERY_WIRING,
-    PATIENCE_SECONDS,
+    LIMIT_SECONDS,
     SHELLS,
     Awaited,
     Sent,
@@ -27,6 +26,8 @@ from tests.contract.shells import (
     take,
     until,
 )
+
+pytestmark = pytest.mark.topic("Delays")
 
 every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 
@@ -50,64 +51,17 @@ TIMES_TO_REFUSE: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-async def take_all(queue: Any, count: int) -> list[Any]:
-    return [await take(queue) for _ in range(count)]
+# Due times
 
 
-class Sleeper:
-    """A consumer that sleeps until it is woken: it would look for itself long after the test has given up."""
-
-    SLICE_SECONDS = 3 * PATIENCE_SECONDS
-
-    def __init__(self, shell: Shell, name: str = "q", **options: Any) -> None:
-        self._shell = shell
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(claim, "_SLICE_SECONDS", self.SLICE_SECONDS)
-            client = shell.new_client(socket_timeout=3 * self.SLICE_SECONDS)  # it would be a limit of its sleep, too
-            self.queue = shell.queue(name, client=client, **{"wait": self.SLICE_SECONDS} | options)
-        assert self.queue.queue._protocol.store.claimer._slice == self.SLICE_SECONDS
-
-    async def sleep(self, work: Callable[[Any], Coroutine[Any, Any, Any]] = take) -> None:
-        """Begin, and return when Redis says that one more client is blocked."""
-        before = blocked_clients(self._shell)
-        self._taking = asyncio.ensure_future(self._shell.beside(lambda: work(self.queue)))
-        assert await until(lambda: blocked_clients(self._shell) == before + 1), "it does not sleep"
-
-    @property
-    def is_awake(self) -> bool:
-        return self._taking.done()
-
-    async def wakes(self) -> Any:
-        """What it took."""
-        done, _ = await asyncio.wait({self._taking}, timeout=PATIENCE_SECONDS)
-        if not done:
-            self._shell.redis.lpush(self.queue.key.bell, "1")  # so that it ends with the test
-            await asyncio.wait({self._taking}, timeout=PATIENCE_SECONDS)
-        assert done, "nobody woke it"
-        return self._taking.result()
-
-
-async def sleeper(shell: Shell, name: str = "q", **options: Any) -> Sleeper:
-    """Somebody who is asleep."""
-    one = Sleeper(shell, name, **options)
-    await one.sleep()
-    return one
-
-
-def blocked_clients(shell: Shell) -> int:
-    return int(shell.redis.info("clients")["blocked_clients"])
-
-
-# Later
-
-
+@pytest.mark.promise("`delay_seconds` and `at` deliver a message when it is due by the server's clock, not earlier.")
 @every_wiring
 async def test_a_delayed_message_is_delivered_when_it_is_due(shell: Shell) -> None:
     """Not before, by the server's clock; then once, as any other, over every kind of connection."""
     queue = shell.queue(wait=0)
     published = shell.server_time
     assert await queue.publish({"n": 1}, delay_seconds=0.05) is True
-    waiting = shell.queue(wait=PATIENCE_SECONDS)
+    waiting = shell.queue(wait=LIMIT_SECONDS)
     async with waiting.process_message() as message:
         arrived = shell.server_time
         received = waiting.current_message()
@@ -118,7 +72,8 @@ async def test_a_delayed_message_is_delivered_when_it_is_due(shell: Shell) -> No
     assert shell.leftovers(queue) == set()
 
 
-async def test_until_it_is_due_nobody_gets_it(shell: Shell) -> None:
+@pytest.mark.promise("`delay_seconds` and `at` deliver a message when it is due by the server's clock, not earlier.")
+async def test_a_delayed_message_is_not_delivered_early(shell: Shell) -> None:
     """It is neither pending nor in flight; who looks sees what it is and when it comes."""
     queue = shell.queue(wait=0)
     await queue.publish("later", delay_seconds=1_000)
@@ -132,6 +87,7 @@ async def test_until_it_is_due_nobody_gets_it(shell: Shell) -> None:
     assert seen.published_at <= before
 
 
+@pytest.mark.promise("`at` accepts any time zone; a time in the past and a delay of 0 are due immediately.")
 async def test_a_time_is_a_delay_in_other_words(shell: Shell) -> None:
     """In whatever zone it is told; what is past is due at once."""
     queue = shell.queue(wait=0)
@@ -145,7 +101,8 @@ async def test_a_time_is_a_delay_in_other_words(shell: Shell) -> None:
         assert await take(queue) == b"past"
 
 
-async def test_no_delay_is_none(shell: Shell) -> None:
+@pytest.mark.promise("`at` accepts any time zone; a time in the past and a delay of 0 are due immediately.")
+async def test_a_delay_of_zero_is_due_immediately(shell: Shell) -> None:
     """Zero, and less than the clock can tell, mean at once, in the order of publishing."""
     queue = shell.queue(wait=0)
     for number, delay in enumerate((None, 0, 0.0, 1e-9)):
@@ -153,8 +110,11 @@ async def test_no_delay_is_none(shell: Shell) -> None:
     assert await take_all(queue, 5) == [b"0", b"1", b"2", b"3", None]
 
 
+@pytest.mark.promise(
+    "Delayed messages arrive in the order of their due times, behind messages that are already pending."
+)
 async def test_the_first_to_be_due_is_the_first_to_come(shell: Shell) -> None:
-    """Whenever they were published; and behind what waits in the line when their time comes."""
+    """Whenever they were published; and behind what waits in the queue when their time comes."""
     queue = shell.queue(wait=0)
     for delay in (300, 100, 200):
         await queue.publish(str(delay), delay_seconds=delay)
@@ -164,6 +124,7 @@ async def test_the_first_to_be_due_is_the_first_to_come(shell: Shell) -> None:
     assert await take_all(queue, 5) == [b"in the line", b"100", b"200", b"300", None]
 
 
+@pytest.mark.promise("A due time in the far future does not break the operator tools.")
 async def test_far_away_is_not_too_far(shell: Shell) -> None:
     """The latest time that there is can be given, and is what those see who look; what is sooner comes before it."""
     queue, last = shell.queue(wait=0), datetime.max.replace(tzinfo=UTC)
@@ -181,6 +142,7 @@ async def test_far_away_is_not_too_far(shell: Shell) -> None:
     assert await take(queue) == b"now"
 
 
+@pytest.mark.promise("A delayed batch stays in order, even if thousands of messages are due at the same time.")
 async def test_a_batch_is_delayed_together(shell: Shell) -> None:
     """In its order, when it is due; more than a thousand at once are no obstacle, and nobody is told empty before."""
     queue = shell.queue(wait=0)
@@ -196,13 +158,14 @@ async def test_a_batch_is_delayed_together(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("A delayed message is delivered once, however many consumers are waiting.")
 async def test_each_is_delivered_once_among_many_consumers(shell: Shell) -> None:
     """However many are awake when it is due."""
     publisher = shell.queue()
     expected = Counter(b"%d" % number for number in range(60))
 
     async def consume() -> list[Any]:
-        queue, taken = shell.queue(client=shell.new_client(), wait=PATIENCE_SECONDS), []
+        queue, taken = shell.queue(client=shell.new_client(), wait=LIMIT_SECONDS), []
         while (message := await take(queue)) not in (None, b"stop"):
             taken.append(message)
         return taken
@@ -217,15 +180,18 @@ async def test_each_is_delivered_once_among_many_consumers(shell: Shell) -> None
     assert shell.leftovers(publisher) == set()
 
 
-# Who is asleep
+# Waking consumers
 
 
+@pytest.mark.promise(
+    "An idle consumer wakes when a delay ends, even if it was waiting before the message was published."
+)
 async def test_an_idle_consumer_wakes_when_a_delay_ends(shell: Shell) -> None:
     """Also if it went to sleep before the message was published; meanwhile it asks nothing."""
-    queue, consumer = shell.queue(), Sleeper(shell)
+    queue, consumer = shell.queue(), BlockedConsumer(shell)
     await queue.publish("warm-up", delay_seconds=0.001)  # loads the scripts
-    assert await take(shell.queue(wait=PATIENCE_SECONDS)) == b"warm-up"
-    shell.redis.delete(queue.key.bell)
+    assert await take(shell.queue(wait=LIMIT_SECONDS)) == b"warm-up"
+    shell.redis.delete(queue.key.wakeup)
     with Sent(shell.server) as sent:
         await consumer.sleep()
         await queue.publish("later", delay_seconds=0.6)
@@ -237,30 +203,34 @@ async def test_an_idle_consumer_wakes_when_a_delay_ends(shell: Shell) -> None:
     assert talk.count("EVALSHA") == talk.count("BLPOP") + 3
 
 
+@pytest.mark.promise(
+    "An idle consumer wakes when a delay ends, even if it was waiting before the message was published."
+)
 async def test_what_is_due_sooner_wakes_who_waits_for_what_is_later(shell: Shell) -> None:
     """The earliest decides; the consumer is not bound to the delay that it knew of."""
     queue = shell.queue()
-    # One that nobody waits for yet, and one that the sleeper is on watch for: its wait would end when that is due.
-    for text, delay in (("tomorrow", 86_400), ("in a while", Sleeper.SLICE_SECONDS - 5)):
+    # One far away, and one that the consumer is the timer owner for: its wait would end when that is due.
+    for text, delay in (("tomorrow", 86_400), ("in a while", BlockedConsumer.SLICE_SECONDS - 5)):
         await queue.publish(text, delay_seconds=delay)
-        shell.redis.delete(queue.key.bell)
-        consumer = await sleeper(shell)
-        assert shell.redis.exists(queue.key.watch) == (text == "in a while")
+        shell.redis.delete(queue.key.wakeup)
+        consumer = await blocked_consumer(shell)
+        assert shell.redis.exists(queue.key.timer_owner) == (text == "in a while")
         await queue.publish("soon", delay_seconds=0.05)
         assert await consumer.wakes() == b"soon"
     assert (await Awaited(queue).stats()).delayed == 2
 
 
-async def test_whatever_becomes_the_next_rings(shell: Shell) -> None:
+async def test_a_new_earliest_due_time_wakes_a_consumer(shell: Shell) -> None:
     """So that nobody sleeps past it; a later one disturbs nobody."""
     queue = shell.queue()
-    for delay, rings in ((100, 1), (200, 0), (50, 1), (60, 0), (40, 1)):
+    for delay, tokens in ((100, 1), (200, 0), (50, 1), (60, 0), (40, 1)):
         await queue.publish("m", delay_seconds=delay)
-        assert shell.redis.llen(queue.key.bell) == rings, delay
-        shell.redis.delete(queue.key.bell)
+        assert shell.redis.llen(queue.key.wakeup) == tokens, delay
+        shell.redis.delete(queue.key.wakeup)
 
 
-async def test_a_line_that_is_never_empty_does_not_keep_out_what_is_due(shell: Shell) -> None:
+@pytest.mark.promise("A queue that is never empty still delivers due messages.")
+async def test_a_queue_that_is_never_empty_still_delivers_due_messages(shell: Shell) -> None:
     """The first claim after its time lets it in, behind those who wait."""
     queue = shell.queue(wait=0)
     await queue.publish("due", delay_seconds=0.02)
@@ -272,10 +242,11 @@ async def test_a_line_that_is_never_empty_does_not_keep_out_what_is_due(shell: S
     assert (await take_all(queue, 5))[-1] == b"due"
 
 
+@pytest.mark.promise("Messages that are due at the same time wake as many consumers.")
 async def test_of_many_sleepers_each_gets_one(shell: Shell) -> None:
-    """Whoever wakes passes the work on: two that are due together wake two, and the others sleep until theirs."""
+    """Wake-ups are chained: two messages that are due together wake two consumers, and the others sleep on."""
     queue = shell.queue()
-    asleep = [await sleeper(shell) for _ in range(4)]
+    asleep = [await blocked_consumer(shell) for _ in range(4)]
     await queue.publish_many(["a", "b"], delay_seconds=0.1)
     woken = await until(lambda: sum(one.is_awake for one in asleep) == 2)
     assert woken, f"{sum(one.is_awake for one in asleep)} are awake"
@@ -284,21 +255,23 @@ async def test_of_many_sleepers_each_gets_one(shell: Shell) -> None:
     assert sorted([await one.wakes() for one in asleep]) == [b"a", b"b", b"c", b"d"]
 
 
-# Where it waits
+# Storage
 
 
+@pytest.mark.promise("A delayed message is stored in Redis and survives a server crash with an append-only file.")
 async def test_it_waits_in_redis_and_not_with_its_publisher(shell: Shell) -> None:
-    """Who published it may be gone; either colour delivers what the other one has delayed."""
+    """Who published it may be gone; sync and async queues deliver what the other has delayed."""
     other_client = shell.server.client() if shell.name == "asyncio" else shell.server.async_client()
     publisher = shell.other_module.RedisMessageQueue("q", client=other_client)
     assert await Awaited(publisher).publish("left behind", delay_seconds=0.05) is True
     assert await Awaited(publisher).drain() is True
     await (other_client.aclose() if shell.name == "sync" else Awaited(other_client).close())
-    assert await take(shell.queue(wait=PATIENCE_SECONDS)) == b"left behind"
+    assert await take(shell.queue(wait=LIMIT_SECONDS)) == b"left behind"
 
 
+@pytest.mark.promise("A delayed message is stored in Redis and survives a server crash with an append-only file.")
 @pytest.mark.parametrize("shell_name", SHELLS)
-def test_it_survives_the_death_of_the_server(shell_name: str, start_server: Any) -> None:
+def test_a_delayed_message_survives_a_server_crash(shell_name: str, start_server: Any) -> None:
     """With an append-only file what waited for its time or its next attempt before a crash comes after it, once, in its
     order, and with as many attempts as it had left."""
     server: EmbeddedRedis = start_server(append_only=True, config={"appendfsync": "always"})
@@ -338,9 +311,10 @@ def test_it_survives_the_death_of_the_server(shell_name: str, start_server: Any)
             shell.close()
 
 
-# Together with the rest
+# With other features
 
 
+@pytest.mark.promise("Delays work without leases.")
 async def test_without_leases_delays_work_as_well(shell: Shell) -> None:
     """A queue with at-most-once delivery wakes for them, too."""
     queue = shell.queue(visibility_timeout_seconds=None)
@@ -350,6 +324,7 @@ async def test_without_leases_delays_work_as_well(shell: Shell) -> None:
     assert shell.redis.hlen(queue.key.processing) == 0
 
 
+@pytest.mark.promise("The deduplication window of a delayed message starts when it is published.")
 async def test_a_duplicate_of_a_delayed_message_is_one(shell: Shell) -> None:
     """The window begins when it is published, and the duplicate may be delayed or not."""
     queue = shell.queue(wait=0, deduplication=True)
@@ -360,6 +335,7 @@ async def test_a_duplicate_of_a_delayed_message_is_one(shell: Shell) -> None:
     assert (await Awaited(queue).stats()).delayed == 2
 
 
+@pytest.mark.promise("A delayed publish that is retried after a lost reply stores one message.")
 async def test_a_lost_answer_delays_one_message(shell: Shell) -> None:
     """However often the call is sent."""
     client = shell.lossy_client()
@@ -373,8 +349,9 @@ async def test_a_lost_answer_delays_one_message(shell: Shell) -> None:
     assert (await Awaited(queue).stats()).delayed == 4
 
 
+@pytest.mark.promise("A delayed message that is due is leased, redelivered and dead-lettered like any other.")
 async def test_a_delayed_message_that_comes_back_is_ordinary(shell: Shell) -> None:
-    """Once delivered it is leased, reclaimed and buried as any other."""
+    """Once delivered it is leased, reclaimed and dead-lettered as any other."""
     queue = shell.queue(wait=0, max_delivery_count=2)
     await queue.publish("poison", delay_seconds=100)
     shell.ripen(queue)
@@ -386,8 +363,9 @@ async def test_a_delayed_message_that_comes_back_is_ordinary(shell: Shell) -> No
     assert shell.leftovers(queue) == {b"q::dlq"}
 
 
+@pytest.mark.promise("An invalid delay or time is refused by name before anything is written.")
 @pytest.mark.parametrize(("details", "kind", "word"), TIMES_TO_REFUSE, ids=str)
-async def test_a_time_that_is_none_is_refused(
+async def test_an_invalid_time_is_refused(
     shell: Shell, details: dict[str, Any], kind: type[Exception], word: str
 ) -> None:
     """By every call that takes one, with a typed error that names it, before anything is written."""
@@ -405,205 +383,10 @@ async def test_a_time_that_is_none_is_refused(
     assert shell.is_empty
 
 
+@pytest.mark.promise("Delays are refused with a custom gateway before it is called.")
 async def test_a_custom_gateway_cannot_delay(shell: Shell) -> None:
     """It says so, and is not asked."""
     queue = shell.queue(gateway=silent_gateway(shell))
     for details in ({"delay_seconds": 1}, {"at": datetime.now(UTC)}):
         with pytest.raises(shell.module.GatewayContractError, match=r"custom gateway \(Mine\)"):
             await queue.publish("m", **details)
-
-
-# Too late
-
-
-def age(shell: Shell, queue: Any, tenant: str = "") -> None:
-    """Everything that waits, is delayed or is in flight was published an hour earlier than it was."""
-
-    def aged(stored: bytes) -> bytes:
-        published = int.from_bytes(stored[17:25], "big") - 3_600_000_000
-        return stored[:17] + published.to_bytes(8, "big") + stored[25:]
-
-    for key in (queue.key.pending, queue.key.line(tenant)):
-        for place, stored in enumerate(shell.redis.lrange(key, 0, -1)):
-            shell.redis.lset(key, place, aged(stored))
-    for key in (queue.key.processing, queue.key.later):
-        for message_id, stored in shell.redis.hgetall(key).items():
-            shell.redis.hset(key, message_id, aged(stored))
-
-
-async def test_a_message_that_is_too_old_is_not_delivered(shell: Shell) -> None:
-    """It goes to the dead letters with that reason, its id and its tenant; the claim goes on to a younger one."""
-    queue = shell.queue(wait=0, message_ttl_seconds=1_800)
-    await queue.publish("old")
-    await queue.publish("old too", tenant="a")
-    age(shell, queue, "a")
-    await queue.publish("young")
-    assert await take_all(queue, 2) == [b"young", None]
-    letters = {letter.payload: letter for letter in await Awaited(queue).records("dead_letters")}
-    assert letters.keys() == {b"old", b"old too"}
-    assert {letter.reason for letter in letters.values()} == {"expired"}
-    assert (letters[b"old too"].tenant, letters[b"old"].tenant) == ("a", None)
-    assert all(letter.delivery_count == 0 and letter.id for letter in letters.values())
-    assert shell.leftovers(queue) == {b"q::dlq"}
-
-
-async def test_the_claim_of_a_queue_decides_what_is_too_old(shell: Shell) -> None:
-    """A queue object without a limit, or with a longer one, still delivers it."""
-    for number in range(3):
-        await shell.queue(str(number)).publish("m")
-        age(shell, shell.queue(str(number)))
-    assert await take(shell.queue("0", wait=0, message_ttl_seconds=7_200)) == b"m"
-    assert await take(shell.queue("1", wait=0)) == b"m"
-    assert await take(shell.queue("2", wait=0, message_ttl_seconds=1_800)) is None
-
-
-async def test_the_age_is_measured_in_parts_of_a_second(shell: Shell) -> None:
-    """By the server's clock, without anybody's help."""
-    queue = shell.queue(wait=0, message_ttl_seconds=0.05)
-    await queue.publish("old")
-    await asyncio.sleep(0.1)
-    assert await take(queue) is None
-    assert shell.listed(queue.key.dead_letter) == [b"old"]
-
-
-async def test_each_expired_message_has_an_event(shell: Shell) -> None:
-    """As every dead letter has, and a batch has none of them."""
-    events = shell.events()
-    queue = shell.queue(wait=0, message_ttl_seconds=1_800, on_event=events.listen)
-    await queue.publish_many(["a", "b", "c"])
-    ids = [event.message_id for event in events.of("publish")]
-    age(shell, queue)
-    async with queue.process_messages(10) as batch:
-        assert list(batch) == []
-    assert [event.message_id for event in events.of("dlq")] == ids
-    assert shell.listed(queue.key.dead_letter) == [b"c", b"b", b"a"]
-    assert shell.leftovers(queue) == {b"q::dlq"}
-
-
-@pytest.mark.parametrize("options", [{"max_delivery_count": None}, {"visibility_timeout_seconds": None}], ids=str)
-async def test_age_needs_neither_a_delivery_limit_nor_leases(shell: Shell, options: dict[str, Any]) -> None:
-    """The dead letters are there for it in any case."""
-    queue = shell.queue(wait=0, message_ttl_seconds=1_800, **options)
-    await queue.publish("old")
-    age(shell, queue)
-    assert await take(queue) is None
-    (letter,) = await Awaited(queue).records("dead_letters")
-    assert (letter.payload, letter.reason) == (b"old", "expired")
-
-
-async def test_a_message_that_comes_back_too_old_is_not_delivered_again(shell: Shell) -> None:
-    """Its age counts from its publishing, whatever has happened since; its holder may still settle it until then."""
-    queue = shell.queue(wait=0, message_ttl_seconds=1_800, enable_completed_queue=True)
-    await queue.publish_many(["slow", "lost"])
-    async with queue.process_message() as message:
-        assert (message, await claim_and_die(queue)) == (b"slow", b"lost")
-        age(shell, queue)
-    assert shell.listed(queue.key.completed) == [b"slow"]
-    shell.lapse(queue)
-    assert await take(queue) is None
-    (letter,) = await Awaited(queue).records("dead_letters")
-    assert (letter.payload, letter.reason, letter.delivery_count) == (b"lost", "expired", 1)
-    assert shell.leftovers(queue) == {b"q::completed", b"q::dlq"}
-
-
-async def test_the_age_of_a_delayed_message_counts_from_its_publishing(shell: Shell) -> None:
-    """While it is delayed it stays, whatever its age; when it is due it is delivered if it is young enough."""
-    queue = shell.queue(wait=0, message_ttl_seconds=1_800)
-    await queue.publish("old", delay_seconds=100)
-    await queue.publish("old too", delay_seconds=100, tenant="a")
-    age(shell, queue, "a")
-    await queue.publish("young", delay_seconds=200)
-    assert await take(queue) is None
-    stats = await Awaited(queue).stats()
-    assert (stats.delayed, stats.dead_letters) == (3, 0)
-    shell.ripen(queue)
-    assert await take_all(queue, 2) == [b"young", None]
-    letters = await Awaited(queue).records("dead_letters")
-    assert {(one.payload, one.tenant, one.reason) for one in letters} == {
-        (b"old", None, "expired"),
-        (b"old too", "a", "expired"),
-    }
-    assert shell.leftovers(queue) == {b"q::dlq"}
-
-
-async def test_a_message_that_grows_too_old_between_two_attempts_has_no_other(shell: Shell) -> None:
-    """Its pause does not stop its age; the record says that it expired, and how often it was delivered."""
-    policy = RetryPolicy(initial_delay_seconds=100, jitter=0)
-    queue = shell.queue(wait=0, message_ttl_seconds=1_800, retry_policy=policy)
-    await queue.publish("old")
-    assert await fail(queue, ValueError()) == b"old"
-    age(shell, queue)
-    await queue.publish("young")
-    assert await fail(queue, ValueError()) == b"young"
-    assert (await Awaited(queue).stats()).delayed == 2
-    shell.ripen(queue)
-    assert await take_all(queue, 2) == [b"young", None]
-    (letter,) = await Awaited(queue).records("dead_letters")
-    assert (letter.payload, letter.reason, letter.error) == (b"old", "expired", None)
-    assert shell.leftovers(queue) == {b"q::dlq"}
-
-
-@pytest.mark.parametrize("options", [{}, {"prefetch": 10}, {"batch_size": 10}], ids=str)
-async def test_the_loop_handles_nothing_that_is_too_old(shell: Shell, options: dict[str, Any]) -> None:
-    """However it claims; what has expired is told of, and not counted as handled or failed."""
-    events, handled = shell.events(), []
-    queue = shell.queue(message_ttl_seconds=1_800, on_event=events.listen)
-    await queue.publish_many(["old", "older"])
-    await queue.publish("old too", tenant="a")
-    age(shell, queue, "a")
-    await queue.publish_many(["young", "younger"])
-
-    def handle(given: Any) -> None:
-        handled.extend(one.payload for one in (given if isinstance(given, list) else [given]))
-
-    summary = await queue.run(handle, until_empty=True, **options)
-    assert (summary.handled, summary.failed, summary.given_back) == (2, 0, 0)
-    assert handled == [b"young", b"younger"]
-    assert len(events.of("dlq")) == 3
-    assert sorted(shell.listed(queue.key.dead_letter)) == [b"old", b"old too", b"older"]
-
-
-@pytest.mark.parametrize("way", ["publish", "publish_many", "tenant", "complete"])
-async def test_a_delay_beyond_the_life_of_a_message_is_refused(shell: Shell, way: str) -> None:
-    """It could never be delivered; nothing is published, and a shorter delay is fine. `at` is a delay as well."""
-    source, queue = shell.queue("source"), shell.queue(message_ttl_seconds=60, deduplication=True)
-    await source.publish("m")
-
-    async def publish(**when: Any) -> Any:
-        if way == "publish":
-            return await queue.publish("a", **when)
-        if way == "publish_many":
-            return await queue.publish_many(["a", "b"], **when)
-        if way == "tenant":
-            return await Awaited(queue.queue.tenant("acme")).publish("a", **when)
-        async with source.process_messages(1) as batch:
-            return await Awaited(batch[0]).complete(publish=[(queue.queue, "a", when)])
-
-    now = shell.server_time
-    for when in ({"delay_seconds": 60}, {"delay_seconds": 86_400}, {"at": now + timedelta(seconds=3_600)}):
-        with pytest.raises(shell.module.ConfigurationError, match="message_ttl_seconds=60") as refused:
-            await publish(**when)
-        assert next(iter(when)) in str(refused.value)
-        assert refused.value.queue == "q"
-    assert shell.redis.keys("q::*") == [b"q::meta"]
-    await publish(**({"at": now + timedelta(seconds=30)} if way == "publish" else {"delay_seconds": 30}))
-    assert (await Awaited(queue).stats()).delayed >= 1
-
-
-async def test_a_first_retry_beyond_the_life_of_a_message_is_refused(shell: Shell) -> None:
-    """As short as chance may make it. Later pauses may be longer: then its age ends the attempts."""
-    for policy in (RetryPolicy(initial_delay_seconds=60, jitter=0), RetryPolicy(initial_delay_seconds=200, jitter=0.5)):
-        with pytest.raises(shell.module.ConfigurationError, match="retry_policy waits at least"):
-            shell.queue(message_ttl_seconds=60, retry_policy=policy)
-        gateway = shell.gateway(message_ttl_seconds=60)
-        with pytest.raises(shell.module.ConfigurationError, match="message_ttl_seconds"):
-            shell.queue(gateway=gateway, retry_policy=policy)
-    shell.queue(message_ttl_seconds=60, retry_policy=RetryPolicy(initial_delay_seconds=59, jitter=0))
-    shell.queue(message_ttl_seconds=60, retry_policy=RetryPolicy(initial_delay_seconds=100, jitter=0.5))
-
-
-@pytest.mark.parametrize("life", [0, -1, 0.0001, math.nan, math.inf, True, "1"])
-async def test_a_life_that_is_none_is_refused(shell: Shell, life: Any) -> None:
-    """A number of seconds, and a millisecond at least."""
-    with pytest.raises(shell.module.ConfigurationError, match="message_ttl_seconds"):
-        shell.queue(message_ttl_seconds=life)

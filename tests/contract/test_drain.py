@@ -1,4 +1,4 @@
-"""A drained queue object takes nothing new, waits for what is under way, and gives back what it may hold."""
+"""A drained queue object refuses new work, waits for calls under way, and requeues what it may hold."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,9 @@ import pytest
 import redis
 
 from redis_message_queue import ConfigurationError, QueueBackpressureError, QueueDrainedError
-from tests.contract.shells import PATIENCE_SECONDS, Shell, take, until
+from tests.contract.shells import LIMIT_SECONDS, Shell, take, until
+
+pytestmark = pytest.mark.topic("Draining")
 
 
 async def leave_a_claim_unsure(shell: Shell, **options: Any) -> Any:
@@ -24,6 +26,7 @@ async def leave_a_claim_unsure(shell: Shell, **options: Any) -> Any:
     return queue
 
 
+@pytest.mark.promise('After a drain, `publish()` raises `QueueDrainedError("queue is drained")` and writes nothing.')
 async def test_a_drained_queue_refuses_to_publish(shell: Shell) -> None:
     """Nothing is written, and the error says what happened, exactly so."""
     queue = shell.queue()
@@ -35,6 +38,9 @@ async def test_a_drained_queue_refuses_to_publish(shell: Shell) -> None:
     assert shell.pending(queue) == 0
 
 
+@pytest.mark.promise(
+    "After a drain, `process_message()` gives `None` immediately and `process_message_callback()` returns `False`."
+)
 async def test_a_drained_queue_claims_nothing_and_does_not_wait(shell: Shell) -> None:
     """The message is there for others; no event tells of a look that was not taken."""
     events = shell.events()
@@ -44,10 +50,11 @@ async def test_a_drained_queue_claims_nothing_and_does_not_wait(shell: Shell) ->
     events.clear()
     started = time.monotonic()
     assert await take(queue) is None
-    assert time.monotonic() - started < PATIENCE_SECONDS
+    assert time.monotonic() - started < LIMIT_SECONDS
     assert (shell.pending(queue), events.names) == (1, [])
 
 
+@pytest.mark.promise("Draining affects one queue object only: other objects, and new ones, keep working.")
 async def test_the_state_is_the_objects_own(shell: Shell) -> None:
     """Nothing is written to Redis: another object on the same keys goes on."""
     drained, other = shell.queue(), shell.queue()
@@ -58,6 +65,7 @@ async def test_the_state_is_the_objects_own(shell: Shell) -> None:
     assert await take(other) == b"a"
 
 
+@pytest.mark.promise("`drain()` is also called `close()` in the sync queue and `aclose()` in the async queue.")
 async def test_close_and_aclose_are_other_names_for_drain(shell: Shell) -> None:
     """Each shell has the name that its users expect."""
     queue = shell.queue()
@@ -68,7 +76,8 @@ async def test_close_and_aclose_are_other_names_for_drain(shell: Shell) -> None:
     assert queue.queue.is_drained
 
 
-async def test_a_claim_that_nobody_saw_goes_back_to_the_head_of_the_line(shell: Shell) -> None:
+@pytest.mark.promise("A drain returns unconfirmed claims to the front of the queue without counting a delivery.")
+async def test_a_drain_returns_an_unconfirmed_claim_to_the_front(shell: Shell) -> None:
     """At once, in its old place, and without counting as a delivery."""
     queue = await leave_a_claim_unsure(shell)
     other = shell.queue()
@@ -80,7 +89,8 @@ async def test_a_claim_that_nobody_saw_goes_back_to_the_head_of_the_line(shell: 
         assert other.current_message().delivery_count == 1
 
 
-async def test_a_claim_that_was_found_is_told_as_reclaimed_and_the_drain_itself_is_not(shell: Shell) -> None:
+@pytest.mark.promise("A drain has no event of its own; a claim that it recovers emits `claim_reclaim`.")
+async def test_a_recovered_claim_emits_claim_reclaim_and_the_drain_emits_nothing(shell: Shell) -> None:
     """Draining has no events of its own."""
     events = shell.events()
     queue = await leave_a_claim_unsure(shell, on_event=events.listen)
@@ -89,8 +99,9 @@ async def test_a_claim_that_was_found_is_told_as_reclaimed_and_the_drain_itself_
     assert events.names == ["claim_reclaim/success"]
 
 
-async def test_a_timeout_of_zero_only_shuts_and_looks(shell: Shell) -> None:
-    """It says that a claim is in doubt, and does not ask."""
+@pytest.mark.promise("`drain(timeout=0)` stops accepting work and returns immediately without a call to Redis.")
+async def test_a_timeout_of_zero_returns_immediately(shell: Shell) -> None:
+    """It says that a claim is unconfirmed, and does not ask Redis."""
     queue = await leave_a_claim_unsure(shell)
     assert await queue.drain(timeout=0) is False
     assert shell.processing(queue) == 1
@@ -99,8 +110,12 @@ async def test_a_timeout_of_zero_only_shuts_and_looks(shell: Shell) -> None:
     assert await queue.drain(timeout=0) is True
 
 
+@pytest.mark.promise(
+    "`drain()` returns `True` when nothing is unconfirmed or running, `False` on timeout or without Redis; you can "
+    "call it again."
+)
 async def test_a_drain_that_cannot_reach_redis_says_so_and_can_be_repeated(shell: Shell) -> None:
-    """The claim stays in doubt until it could be asked."""
+    """The claim stays unconfirmed until Redis answers."""
     queue = await leave_a_claim_unsure(shell)
     losses = queue.queue._protocol.store.port._client.losses
     losses.request(times=50)
@@ -110,6 +125,8 @@ async def test_a_drain_that_cannot_reach_redis_says_so_and_can_be_repeated(shell
     assert shell.pending(queue) == 1
 
 
+@pytest.mark.promise("A drain ends a blocked publish, with or without an interrupt handler.")
+@pytest.mark.promise("A drain interrupts a publish that waits for room.")
 async def test_a_publisher_that_waits_for_room_is_interrupted(shell: Shell) -> None:
     """The drain does not sit out its block timeout, and the publisher is told that nothing was published."""
     queue = shell.queue(
@@ -126,6 +143,7 @@ async def test_a_publisher_that_waits_for_room_is_interrupted(shell: Shell) -> N
     assert shell.pending(queue) == 1
 
 
+@pytest.mark.promise("A drain waits for a publish that has started and refuses later ones.")
 async def test_a_drain_waits_for_a_publish_under_way(shell: Shell) -> None:
     """It returns when the message is in, not before."""
     entered, free = asyncio.Event(), asyncio.Event()
@@ -133,7 +151,7 @@ async def test_a_drain_waits_for_a_publish_under_way(shell: Shell) -> None:
 
     def key_of_a_slow_thinker(message: str) -> str:
         loop.call_soon_threadsafe(entered.set)
-        asyncio.run_coroutine_threadsafe(free.wait(), loop).result(PATIENCE_SECONDS)
+        asyncio.run_coroutine_threadsafe(free.wait(), loop).result(LIMIT_SECONDS)
         return message
 
     async def awaited_key(message: str) -> str:
@@ -145,7 +163,7 @@ async def test_a_drain_waits_for_a_publish_under_way(shell: Shell) -> None:
     queue = shell.queue(deduplication=True, get_deduplication_key=slow)
     publisher = shell.beside(lambda: queue.publish("a"))
     await entered.wait()
-    draining = shell.beside(lambda: queue.drain(timeout=PATIENCE_SECONDS))
+    draining = shell.beside(lambda: queue.drain(timeout=LIMIT_SECONDS))
     await until(lambda: queue.queue.is_draining)
     await asyncio.sleep(0.05)
     assert not queue.queue.is_drained
@@ -155,6 +173,7 @@ async def test_a_drain_waits_for_a_publish_under_way(shell: Shell) -> None:
     assert shell.pending(queue) == 1
 
 
+@pytest.mark.promise("You can call `drain()` from a signal handler, a callback or a message handler.")
 async def test_a_drain_from_inside_a_publish_neither_hangs_nor_lies(shell: Shell) -> None:
     """Its own publish is not over yet, so not everything is; the publish goes through, and then it is."""
     answers: list[bool] = []
@@ -171,8 +190,9 @@ async def test_a_drain_from_inside_a_publish_neither_hangs_nor_lies(shell: Shell
     assert await queue.drain() is True
 
 
+@pytest.mark.promise("A drain neither cancels handlers nor waits for them; they settle their messages as usual.")
 async def test_a_drain_from_inside_a_handler_leaves_the_message_to_it(shell: Shell) -> None:
-    """It is not in doubt: the handler has it, and acknowledges it afterwards."""
+    """It is not unconfirmed: the handler has it, and acknowledges it afterwards."""
     queue = shell.queue()
     await queue.publish("a")
     async with queue.process_message() as message:
@@ -183,13 +203,14 @@ async def test_a_drain_from_inside_a_handler_leaves_the_message_to_it(shell: She
 
 
 async def test_two_drains_at_once_agree(shell: Shell) -> None:
-    """Both wait until the claim in doubt has been asked."""
+    """Both wait until Redis has answered about the unconfirmed claim."""
     queue = await leave_a_claim_unsure(shell)
     answers = await asyncio.gather(*(shell.beside(lambda: queue.drain(timeout=10)) for _ in range(2)))
     assert answers == [True, True]
     assert (shell.pending(queue), shell.processing(queue)) == (1, 0)
 
 
+@pytest.mark.promise("The timeout of a drain is in monotonic seconds and is validated.")
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), True, "5"])
 async def test_a_timeout_is_a_number_of_seconds(shell: Shell, timeout: Any) -> None:
     """A wrong one shuts nothing."""
@@ -199,6 +220,7 @@ async def test_a_timeout_is_a_number_of_seconds(shell: Shell, timeout: Any) -> N
     assert not queue.queue.is_draining
 
 
+@pytest.mark.promise("A drain ends a waiting claim.")
 async def test_a_waiting_consumer_leaves_when_its_queue_is_drained(shell: Shell) -> None:
     """Within about a second, and with nothing."""
     queue = shell.queue(wait=60)
@@ -206,4 +228,4 @@ async def test_a_waiting_consumer_leaves_when_its_queue_is_drained(shell: Shell)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.shield(consumer), 0.1)
     await queue.drain()
-    assert await asyncio.wait_for(consumer, PATIENCE_SECONDS) is None
+    assert await asyncio.wait_for(consumer, LIMIT_SECONDS) is None

@@ -1,4 +1,4 @@
-"""The exceptions of the library: what each one is, and what it knows."""
+"""The exceptions of the library: their types and attributes."""
 
 import copy
 import pickle
@@ -10,6 +10,8 @@ import redis_message_queue
 import redis_message_queue.asyncio
 from redis_message_queue import RedisMessageQueueError
 from tests.contract.shells import Shell, take
+
+pytestmark = pytest.mark.topic("Errors")
 
 # Each error and what else it is, so that code which catches the older class goes on working.
 TREE = {
@@ -32,7 +34,7 @@ TREE = {
     "CorruptMessageError": (ValueError,),
     "EmbeddedServerError": (RuntimeError,),
     "MissingExtraError": (ImportError,),
-    "RehearsalError": (AssertionError,),
+    "FaultInjectionError": (AssertionError,),
     "JavaError": (RuntimeError,),
     "ConsumerGroupBusyError": (),
     "ConsumerGroupLostError": (),
@@ -46,14 +48,21 @@ TREE = {
 every_error = pytest.mark.parametrize("name", TREE)
 
 
+@pytest.mark.promise("Every error of the library is a `RedisMessageQueueError`.")
+@pytest.mark.promise(
+    "`ConfigurationError` is a `ValueError`, `GatewayContractError` a `TypeError`, `LuaScriptError` a redis-py "
+    "`ResponseError`."
+)
+@pytest.mark.promise("`PayloadTooLargeError` and `PayloadTooDeepError` are `ValueError`s.")
 @every_error
-def test_every_error_has_the_one_root_and_what_it_is_besides(name: str) -> None:
+def test_every_error_has_the_common_base_and_its_builtin_base(name: str) -> None:
     """Catching RedisMessageQueueError catches them all."""
     kind = getattr(redis_message_queue, name)
     for base in (RedisMessageQueueError, Exception, *TREE[name]):
         assert issubclass(kind, base)
 
 
+@pytest.mark.promise("Every error of the library is a `RedisMessageQueueError`.")
 def test_the_tree_is_complete() -> None:
     """Every public error is in the table above, and the two modules share them."""
     public = {name for name in redis_message_queue.__all__ if name.endswith("Error")}
@@ -62,6 +71,7 @@ def test_the_tree_is_complete() -> None:
         assert getattr(redis_message_queue, name) is getattr(redis_message_queue.asyncio, name)
 
 
+@pytest.mark.promise("Errors name the queue, the message and the operation where they are known.")
 @every_error
 def test_every_error_can_say_where_it_happened(name: str) -> None:
     """queue, message_id and operation, each None where it is not known."""
@@ -91,6 +101,7 @@ def test_every_error_says_in_its_docstring_what_to_do(name: str) -> None:
 # Where they come from
 
 
+@pytest.mark.promise("Errors name the queue, the message and the operation where they are known.")
 async def test_every_refusal_of_a_queue_knows_its_queue_and_operation(shell: Shell) -> None:
     """By the name that the user gave, also where the keys carry a hash tag."""
     options = {"hash_tag": True, "wait": 0}
@@ -115,6 +126,7 @@ async def test_every_refusal_of_a_queue_knows_its_queue_and_operation(shell: She
         assert (refusal.value.queue, refusal.value.operation) == (name, "publish"), kind
 
 
+@pytest.mark.promise("Errors name the queue, the message and the operation where they are known.")
 async def test_a_refused_claim_and_a_refused_ack_know_their_queue_and_operation(shell: Shell) -> None:
     """And the ack its message."""
     queue = shell.queue("orders", hash_tag=True, wait=0)

@@ -1,4 +1,4 @@
-"""An asyncio queue belongs to the event loop that it was first used on: on another one it is refused."""
+"""An async queue belongs to the event loop that it was first used on, and refuses any other."""
 
 import asyncio
 import subprocess
@@ -14,6 +14,8 @@ from redis_message_queue import ConfigurationError
 from redis_message_queue.asyncio import RedisGateway, RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.contract.shells import SubclassedAsyncRedis
+
+pytestmark = pytest.mark.topic("Event loops")
 
 Work = Callable[[Any], Coroutine[Any, Any, Any]]
 
@@ -57,6 +59,9 @@ def keys(server: EmbeddedRedis) -> dict[bytes, bytes]:
         return {key: onlooker.dump(key) for key in onlooker.keys("*")}
 
 
+@pytest.mark.promise(
+    "An async queue belongs to the event loop of its first use; on another loop it sends nothing and raises an error."
+)
 @pytest.mark.parametrize("use", USES)
 def test_a_queue_is_refused_on_a_second_loop(clean_server: EmbeddedRedis, client: Any, use: str) -> None:
     """Nothing is sent, and the first loop goes on."""
@@ -86,6 +91,9 @@ for _ in range(2):
 """
 
 
+@pytest.mark.promise(
+    "An async queue belongs to the event loop of its first use; on another loop it sends nothing and raises an error."
+)
 def test_a_queue_is_refused_after_its_loop_has_ended(clean_server: EmbeddedRedis) -> None:
     """Its connections were left open, and nobody can read from them any more. In a process of its own, as they leak."""
     command = [sys.executable, "-W", "ignore", "-c", LEFT_OPEN, clean_server.url]
@@ -96,6 +104,9 @@ def test_a_queue_is_refused_after_its_loop_has_ended(clean_server: EmbeddedRedis
         assert onlooker.llen("jobs::pending") == 1
 
 
+@pytest.mark.promise(
+    "An async queue belongs to the event loop of its first use; on another loop it sends nothing and raises an error."
+)
 def test_a_queue_is_refused_on_the_loop_of_another_thread(
     clean_server: EmbeddedRedis, client: Any, first: asyncio.Runner
 ) -> None:
@@ -121,6 +132,9 @@ def test_a_queue_is_refused_on_the_loop_of_another_thread(
     assert refused[0].queue == "jobs"
 
 
+@pytest.mark.promise(
+    "An async queue belongs to the event loop of its first use; on another loop it sends nothing and raises an error."
+)
 def test_a_client_that_is_open_on_another_loop_is_refused(
     clean_server: EmbeddedRedis, client: Any, first: asyncio.Runner
 ) -> None:
@@ -136,6 +150,9 @@ def test_a_client_that_is_open_on_another_loop_is_refused(
     first.run(client.aclose())
 
 
+@pytest.mark.promise(
+    "You can create an async queue outside of a loop, and use it on a new loop after closing its client on the old one."
+)
 def test_a_queue_outlives_a_loop_on_which_its_client_was_closed(clean_server: EmbeddedRedis, client: Any) -> None:
     """It may be made outside of any loop, too."""
     queue = RedisMessageQueue("jobs", client=client)

@@ -1,4 +1,4 @@
-"""on_event tells everything that happens, when it has happened, where the caller is, and never what is in a message."""
+"""`on_event` reports everything that happens, after it happened, in the caller's thread or task, without payloads."""
 
 import asyncio
 import dataclasses
@@ -13,12 +13,14 @@ import pytest
 from redis_message_queue import EventOperation, EventOutcome, QueueEvent
 from tests.contract.shells import Shell, claim_and_die, fail, sync_only, take, until
 
+pytestmark = pytest.mark.topic("Events")
+
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 OPERATIONS = {
     *("publish", "publish_dedup_hit", "dropped"),
     *("claim", "claim_empty", "claim_reclaim"),
-    *("ack", "nack", "completed", "failed", "retried", "given_back", "redriven", "handed_off", "dlq"),
+    *("ack", "nack", "completed", "failed", "retried", "requeued", "redriven", "handed_off", "dlq"),
     *("lease_renew", "stale_lease_ack", "stale_lease_nack", "stale_lease_renew"),
     *("cleanup_failed", "trim_failed", "retry_attempt", "retry_exhausted"),
 }
@@ -27,6 +29,7 @@ OPERATIONS = {
 # What is told
 
 
+@pytest.mark.promise("Operations, outcomes and exception class names are plain words that fit metric labels.")
 def test_operations_and_outcomes_are_plain_words() -> None:
     """Fit for a metric's label: they are strings, and print as their value."""
     assert {str(operation) for operation in EventOperation} == OPERATIONS
@@ -34,6 +37,7 @@ def test_operations_and_outcomes_are_plain_words() -> None:
     assert EventOperation.ACK == "ack" and f"{EventOutcome.SUCCESS}" == "success"
 
 
+@pytest.mark.promise("`on_event` receives a frozen `QueueEvent` for everything that happens to messages.")
 def test_an_event_is_a_frozen_record() -> None:
     """A callback may keep it or hand it to another thread."""
     event = QueueEvent(queue="q", operation=EventOperation.ACK, outcome=EventOutcome.SUCCESS)
@@ -45,7 +49,8 @@ def test_an_event_is_a_frozen_record() -> None:
         event.queue = "other"  # type: ignore[misc]  # wrong on purpose
 
 
-async def test_the_story_of_a_handled_message(shell: Shell) -> None:
+@pytest.mark.promise("A handled message emits `publish`, `claim`, `ack`, and `completed` if it is kept.")
+async def test_events_of_a_handled_message(shell: Shell) -> None:
     """Published, claimed, acked, and kept where that is asked for: one id all along."""
     events = shell.events()
     queue = shell.queue("orders", on_event=events.listen, enable_completed_queue=True)
@@ -57,7 +62,8 @@ async def test_the_story_of_a_handled_message(shell: Shell) -> None:
     assert all(event.error is None and event.exception_type is None for event in events.all)
 
 
-async def test_the_story_of_a_failed_message(shell: Shell) -> None:
+@pytest.mark.promise("A failed message emits `failed` with the handler's error, then `nack`.")
+async def test_events_of_a_failed_message(shell: Shell) -> None:
     """The handler's error belongs to `failed`; `nack` says that the cleanup is done, with a failed list or without."""
     for options in ({}, {"enable_failed_queue": True}):
         events = shell.events()
@@ -71,7 +77,8 @@ async def test_the_story_of_a_failed_message(shell: Shell) -> None:
         assert events.the("nack").error is None
 
 
-async def test_the_story_of_a_message_that_came_back(shell: Shell) -> None:
+@pytest.mark.promise("A redelivered message emits `claim_reclaim` before `claim`.")
+async def test_events_of_a_redelivered_message(shell: Shell) -> None:
     """claim_reclaim goes before the claim, and both know the number of the delivery."""
     events = shell.events()
     queue = shell.queue(on_event=events.listen)
@@ -85,6 +92,9 @@ async def test_the_story_of_a_message_that_came_back(shell: Shell) -> None:
     assert [event.delivery_count for event in events.all] == [None, 1, 2, 2, 2]
 
 
+@pytest.mark.promise(
+    "A suppressed publish emits `publish_dedup_hit` and an empty claim `claim_empty`, both with the outcome skipped."
+)
 async def test_a_suppressed_publish_and_an_empty_claim_are_skipped(shell: Shell) -> None:
     """Nothing went wrong, and nothing was done."""
     events = shell.events()
@@ -95,7 +105,7 @@ async def test_a_suppressed_publish_and_an_empty_claim_are_skipped(shell: Shell)
     assert events.names == ["claim_empty/skipped", "publish/success", "publish_dedup_hit/skipped"]
 
 
-async def test_durations_are_told_where_something_took_time(shell: Shell) -> None:
+async def test_events_of_slow_operations_have_a_duration(shell: Shell) -> None:
     """Publish and claim by their round trips, ack and nack by how long the message was held."""
     events = shell.events()
     queue = shell.queue(on_event=events.listen, wait=0)
@@ -113,6 +123,7 @@ async def test_durations_are_told_where_something_took_time(shell: Shell) -> Non
     assert events.the("nack").duration_seconds >= 0.05
 
 
+@pytest.mark.promise("You can correlate events by `message_id` and `lease_token_hash`.")
 async def test_a_lease_is_named_by_a_hash_that_settles_nothing(shell: Shell) -> None:
     """The same in all events of one delivery, another one in the next, and none before a claim."""
     events = shell.events()
@@ -128,6 +139,7 @@ async def test_a_lease_is_named_by_a_hash_that_settles_nothing(shell: Shell) -> 
     assert events.all[0].message_id not in (first, second)
 
 
+@pytest.mark.promise("Events carry `lease_token_hash` only while the message is leased.")
 @pytest.mark.parametrize("lease", [300, None], ids=["leased", "at most once"])
 async def test_only_where_there_is_a_lease_events_name_one(shell: Shell, lease: Any) -> None:
     """Everything that happens to a claimed message in a queue without leases has no hash."""
@@ -148,6 +160,7 @@ async def test_only_where_there_is_a_lease_events_name_one(shell: Shell, lease: 
 # When it is told
 
 
+@pytest.mark.promise("Events are emitted after the commit; `failed` is emitted before the cleanup.")
 async def test_events_follow_the_commit_and_failed_goes_before_the_cleanup(shell: Shell) -> None:
     """What each callback finds in Redis at its moment."""
     found: list[tuple[str, int, int, int, int]] = []
@@ -174,7 +187,8 @@ async def test_events_follow_the_commit_and_failed_goes_before_the_cleanup(shell
     ]
 
 
-async def test_the_claim_is_told_before_the_handler_runs(shell: Shell) -> None:
+@pytest.mark.promise("Events are emitted after the commit; `failed` is emitted before the cleanup.")
+async def test_the_claim_event_comes_before_the_handler_runs(shell: Shell) -> None:
     """And the ack before the caller goes on."""
     events = shell.events()
     queue = shell.queue(on_event=events.listen)
@@ -187,6 +201,7 @@ async def test_the_claim_is_told_before_the_handler_runs(shell: Shell) -> None:
 # Where it is told
 
 
+@pytest.mark.promise("Event callbacks run in the caller's thread or task with its context, also on failures.")
 async def test_callbacks_run_where_the_caller_is(shell: Shell) -> None:
     """In the caller's thread or task, with the caller's context variables, on every path."""
     seen: list[tuple[str, Any, Any, Any]] = []
@@ -210,6 +225,7 @@ async def test_callbacks_run_where_the_caller_is(shell: Shell) -> None:
     assert {(bound, thread, task) for _, bound, thread, task in seen} == {here}
 
 
+@pytest.mark.promise("Event callbacks run in the caller's thread or task with its context, also on failures.")
 async def test_callbacks_run_where_the_caller_is_when_things_go_wrong(shell: Shell) -> None:
     """Lost tries, a claim found again, dead letters, dropped messages, stale ends and failed cleanups as well."""
     seen: list[tuple[str, Any, Any, Any]] = []
@@ -254,6 +270,7 @@ async def test_callbacks_run_where_the_caller_is_when_things_go_wrong(shell: She
     assert {(bound, thread, task) for _, bound, thread, task in seen} == {here}
 
 
+@pytest.mark.promise("Event callbacks run in the caller's thread or task with its context, also on failures.")
 async def test_what_a_handler_binds_is_seen_by_the_events_of_its_end(shell: Shell) -> None:
     """A span that is opened in the block is current when the ack is told."""
     seen: dict[str, Any] = {}
@@ -267,7 +284,10 @@ async def test_what_a_handler_binds_is_seen_by_the_events_of_its_end(shell: Shel
     assert seen == {"publish": None, "claim": None, "ack": "inside"}
 
 
-async def test_heartbeats_are_told_from_a_thread_or_task_of_their_own(shell: Shell) -> None:
+@pytest.mark.promise(
+    "Heartbeat events come from a thread without the caller's context, or from a task with a copy of it."
+)
+async def test_heartbeat_events_come_from_their_own_thread_or_task(shell: Shell) -> None:
     """A thread knows nothing of the caller's context; a task has a copy of what was bound when the handler began."""
     seen: list[tuple[Any, Any, Any]] = []
 
@@ -293,6 +313,7 @@ async def test_heartbeats_are_told_from_a_thread_or_task_of_their_own(shell: She
         assert task is not asyncio.current_task()
 
 
+@pytest.mark.promise("You can correlate events by `message_id` and `lease_token_hash`.")
 async def test_heartbeat_events_name_the_message_and_the_lease(shell: Shell) -> None:
     """So that they can be brought together with the rest."""
     events = shell.events()
@@ -308,6 +329,7 @@ async def test_heartbeat_events_name_the_message_and_the_lease(shell: Shell) -> 
 # A callback's own mistakes
 
 
+@pytest.mark.promise("An exception in an event callback is logged with a warning and affects nothing else.")
 async def test_a_callback_that_raises_disturbs_nothing(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
     """Each of its errors is logged and warned about, and every operation ends as it would have."""
 
@@ -332,6 +354,7 @@ async def test_a_callback_that_raises_disturbs_nothing(shell: Shell, caplog: pyt
     assert "LookupError" in caplog.text
 
 
+@pytest.mark.promise("An exception in an event callback is logged with a warning and affects nothing else.")
 async def test_a_callback_that_raises_disturbs_nothing_where_warnings_are_errors(shell: Shell) -> None:
     """As in this very test run."""
 
@@ -344,6 +367,7 @@ async def test_a_callback_that_raises_disturbs_nothing_where_warnings_are_errors
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("An exception in an event callback is logged with a warning and affects nothing else.")
 async def test_a_callback_that_raises_does_not_end_a_heartbeat(shell: Shell) -> None:
     """The lease is renewed again and again, and each of the callback's errors is warned about."""
     told: list[str] = []
@@ -363,6 +387,7 @@ async def test_a_callback_that_raises_does_not_end_a_heartbeat(shell: Shell) -> 
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("An exception in an event callback is logged with a warning and affects nothing else.")
 async def test_a_callback_may_raise_the_end_of_an_iteration(shell: Shell) -> None:
     """StopIteration is an exception like any other here."""
 
@@ -376,6 +401,7 @@ async def test_a_callback_may_raise_the_end_of_an_iteration(shell: Shell) -> Non
         assert await take(queue) == b"a"
 
 
+@pytest.mark.promise("The sync queue takes a plain event callback; the async queue takes an async or a plain one.")
 async def test_an_async_callback_belongs_to_the_asyncio_queue(shell: Shell) -> None:
     """There it is awaited, as a plain one is called; the sync queue refuses it at construction."""
     seen: list[str] = []
@@ -399,8 +425,9 @@ async def test_an_async_callback_belongs_to_the_asyncio_queue(shell: Shell) -> N
         assert seen == ["publish", "publish", "plain publish"]
 
 
+@pytest.mark.promise("The sync queue takes a plain event callback; the async queue takes an async or a plain one.")
 @sync_only
-async def test_a_sync_callback_that_hands_back_a_coroutine_is_told_so(shell: Shell) -> None:
+async def test_a_sync_callback_that_returns_a_coroutine_is_reported(shell: Shell) -> None:
     """A lambda around an async function cannot be seen through at construction; it is reported, not dropped."""
 
     async def listen(event: QueueEvent) -> None:
@@ -430,8 +457,9 @@ async def test_a_callback_may_use_the_queue_itself(shell: Shell) -> None:
 # What is never told
 
 
+@pytest.mark.promise("No event, error or log line contains a payload.")
 async def test_no_payload_in_any_event_or_log_line(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
-    """On the good paths and on the bad ones; a handler's own error object is its own affair."""
+    """On the good paths and on the bad ones; what a handler's own error says is its own affair."""
     events = shell.events()
     options: dict[str, Any] = {"on_event": events.listen, "wait": 0, "max_delivery_count": 2}
     queue = shell.queue(**options, deduplication=True, enable_completed_queue=True, enable_failed_queue=True)
@@ -447,7 +475,7 @@ async def test_no_payload_in_any_event_or_log_line(shell: Shell, caplog: pytest.
         for text in ("s3cret", "s3cret", "s3cret 2", "s3cret 3"):
             await queue.publish(text)
         await take(queue)
-        await fail(queue, ValueError("about s3cret"))
+        await fail(queue, ValueError("why"))
         async with queue.process_message():  # comes too late, with its ack
             shell.lapse(queue)
             await claim_and_die(queue)

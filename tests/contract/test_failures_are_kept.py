@@ -1,4 +1,4 @@
-"""A message whose handler failed for good can be found somewhere, or the log says that it cannot and what to change."""
+"""A message that failed for good is in some list, or the log says that it is not and what to change."""
 
 import asyncio
 import logging
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract.shells import Shell, fail
+from tests.contract.shells import Shell, claim_and_die, fail, take
+
+pytestmark = pytest.mark.topic("The consumer loop")
 
 WAYS = ["run", "process_messages"]
 every_limit = pytest.mark.parametrize(
@@ -33,6 +35,10 @@ async def fail_all(queue: Any, way: str, count: int) -> None:
             failed += len(batch)
 
 
+@pytest.mark.promise(
+    "A message that finally fails in `run()` or `process_messages()` is dead-lettered unless the queue has a failed "
+    "list."
+)
 @every_limit
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_fails_in_a_loop_or_a_batch_goes_to_the_dead_letters(
@@ -52,6 +58,10 @@ async def test_what_fails_in_a_loop_or_a_batch_goes_to_the_dead_letters(
     assert all(str(letter.id) in caplog.text for letter in letters)
 
 
+@pytest.mark.promise(
+    "A message that finally fails in `run()` or `process_messages()` is dead-lettered unless the queue has a failed "
+    "list."
+)
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_failed_list_takes_what_fails_in_a_loop_or_a_batch(shell: Shell, way: str) -> None:
     """The queue has one because somebody asked for it, so nothing goes to the dead letters."""
@@ -61,6 +71,10 @@ async def test_a_failed_list_takes_what_fails_in_a_loop_or_a_batch(shell: Shell,
     assert shell.leftovers(queue) == {b"q::failed"}
 
 
+@pytest.mark.promise(
+    "A message that finally fails in `run()` or `process_messages()` is dead-lettered unless the queue has a failed "
+    "list."
+)
 async def test_no_failure_of_a_loop_is_deleted(shell: Shell) -> None:
     """The cap is that of a list which the user has enabled; the dead letters have none by themselves."""
     queue = shell.queue(wait=0)
@@ -69,6 +83,10 @@ async def test_no_failure_of_a_loop_is_deleted(shell: Shell) -> None:
     assert shell.redis.llen(queue.key.dead_letter) == 1_200
 
 
+@pytest.mark.promise(
+    "When `process_message()` removes a failed message, it logs its id, the exception and the option that would keep "
+    "it."
+)
 async def test_a_single_failure_that_is_kept_nowhere_is_an_error_in_the_log(
     shell: Shell, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -84,6 +102,10 @@ async def test_a_single_failure_that_is_kept_nowhere_is_an_error_in_the_log(
         assert str(word) in line
 
 
+@pytest.mark.promise(
+    "When `process_message()` removes a failed message, it logs its id, the exception and the option that would keep "
+    "it."
+)
 @pytest.mark.parametrize("kept", [{"enable_failed_queue": True}, {"retry_policy": None}], ids=str)
 async def test_a_single_failure_that_is_kept_is_no_error(
     shell: Shell, kept: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -99,6 +121,7 @@ async def test_a_single_failure_that_is_kept_is_no_error(
     assert shell.leftovers(queue)
 
 
+@pytest.mark.promise("Failures that a full failed or dead-letter list drops are logged.")
 @pytest.mark.parametrize("way", [*WAYS, "process_message"])
 async def test_failures_that_a_full_list_deletes_are_logged(
     shell: Shell, way: str, caplog: pytest.LogCaptureFixture
@@ -124,6 +147,7 @@ async def test_failures_that_a_full_list_deletes_are_logged(
     assert shell.listed(queue.key.completed) == [b"z"]
 
 
+@pytest.mark.promise("Failures that a full failed or dead-letter list drops are logged.")
 async def test_trimmed_dead_letters_are_logged_too(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
     """Where failures go there and the user has set a limit."""
     queue = shell.queue(wait=0, max_dead_letter_length=1)
@@ -132,6 +156,44 @@ async def test_trimmed_dead_letters_are_logged_too(shell: Shell, caplog: pytest.
         await fail_all(queue, "run", 2)
     assert "max_dead_letter_length" in caplog.text
     assert shell.listed(queue.key.dead_letter) == [b"b"]
+
+
+@pytest.mark.promise("Failures that a full failed or dead-letter list drops are logged.")
+@pytest.mark.parametrize("lost_replies", [0, 1])
+async def test_dead_letters_that_a_claim_deletes_are_logged(
+    shell: Shell, lost_replies: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages that were delivered too often push out older ones; a lost reply does not hide that."""
+    client = shell.lossy_client()
+    queue = shell.queue(client=client, wait=0, max_delivery_count=1, max_dead_letter_length=1)
+    await queue.publish_many(list("abc"))
+    for _ in range(3):
+        await claim_and_die(queue)
+    shell.lapse(queue)
+    client.losses.reply(lost_replies)
+    with caplog.at_level(logging.WARNING, "redis_message_queue"):
+        assert await take(queue) is None
+    (full,) = [record.getMessage() for record in caplog.records if "is full" in record.getMessage()]
+    assert full.startswith("q: the dead-letter list is full, so its 2 oldest messages were deleted")
+    assert "max_dead_letter_length" in full
+    assert shell.listed(queue.key.dead_letter) == [b"c"]
+
+
+@pytest.mark.promise("Failures that a full failed or dead-letter list drops are logged.")
+async def test_dead_letters_that_an_undecodable_message_pushes_out_are_logged(
+    shell: Shell, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The claim that cannot read a message moves it to the dead letters, whose oldest has to leave."""
+    raw = shell.queue(wait=0, max_dead_letter_length=1)
+    for text in "ab":
+        await raw.publish(text)
+        stored = shell.redis.rpop(raw.key.pending)
+        shell.redis.rpush(raw.key.pending, stored[:-1] + b"\xff")
+        client = shell.new_client(decode_responses=True)
+        with caplog.at_level(logging.WARNING, "redis_message_queue"):
+            assert await take(shell.queue(client=client, wait=0, max_dead_letter_length=1)) is None
+    assert caplog.text.count("the dead-letter list is full, so its 1 oldest messages were deleted") == 1
+    assert shell.listed(raw.key.dead_letter) == [b"\xff"]
 
 
 PROGRAM = """
@@ -163,6 +225,7 @@ blocking(sys.argv[1]) if sys.argv[2] == "sync" else asyncio.run(awaiting(sys.arg
 """
 
 
+@pytest.mark.promise("Without logging configured, warnings and errors appear on stderr.")
 async def test_a_program_without_logging_set_up_sees_its_failures_on_stderr(shell: Shell) -> None:
     """Python's own last resort writes them: nothing of the library's stands in its way."""
     ended = await asyncio.to_thread(
@@ -175,4 +238,5 @@ async def test_a_program_without_logging_set_up_sees_its_failures_on_stderr(shel
     assert ended.returncode == 0, ended.stderr
     (letter,) = await shell.queue().records("dead_letters")
     assert "was removed because its handler raised ValueError: no such order" in ended.stderr
-    assert f"message {letter.id} went to the dead letters" in ended.stderr
+    failed = f"q: message {letter.id} failed (ValueError: no such order) and went to the dead letters (failed)"
+    assert failed in ended.stderr

@@ -1,4 +1,4 @@
-"""Consume, process, produce without a gap: a message is acknowledged and its results are published in one step."""
+"""A message is acknowledged and its results are published in one step."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ import pytest
 import redis
 import redis.asyncio
 
+from tests.contract.blocked_consumers import blocked_consumer
 from tests.contract.shells import (
     EVERY_WIRING,
     Awaited,
@@ -22,7 +23,8 @@ from tests.contract.shells import (
     take,
     until,
 )
-from tests.contract.test_delays import sleeper
+
+pytestmark = pytest.mark.topic("Hand-off")
 
 every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 
@@ -50,6 +52,9 @@ async def waiting(queue: Any) -> list[bytes]:
 # In one step
 
 
+@pytest.mark.promise(
+    "`message.complete(publish=[(queue, payload), ...])` acks the message and publishes its results in one script."
+)
 @every_wiring
 async def test_results_enter_their_queues_when_the_message_leaves(shell: Shell) -> None:
     """In their order, over every kind of connection; the block has nothing left to acknowledge."""
@@ -67,6 +72,9 @@ async def test_results_enter_their_queues_when_the_message_leaves(shell: Shell) 
     assert record.claimed_at <= record.finished_at
 
 
+@pytest.mark.promise(
+    "`message.complete(publish=[(queue, payload), ...])` acks the message and publishes its results in one script."
+)
 async def test_it_is_one_round_trip(shell: Shell) -> None:
     """Whatever the number of queues and results; leaving the block sends nothing more."""
     queue, one, other = shell.queue(), shell.queue("one"), shell.queue("other", deduplication=True)
@@ -79,12 +87,13 @@ async def test_it_is_one_round_trip(shell: Shell) -> None:
     assert [word for word in sent.commands if word != "ECHO"] == ["EVALSHA"] * 2  # the claim, and the hand-off
 
 
-async def test_every_way_to_a_message_leads_to_a_hand_off(shell: Shell) -> None:
+@pytest.mark.promise("You can call `complete()` in a block, a callback, a batch and `run()`.")
+async def test_every_kind_of_consumer_can_hand_off(shell: Shell) -> None:
     """process_message with current_message(), a callback, a batch, and the loop with one message or a list."""
     queue, results = shell.queue(wait=0, enable_completed_queue=True), shell.queue("results", wait=0)
 
     def publish(message: Any) -> Any:
-        """What it returns is None or a coroutine, by its colour."""
+        """Returns None, or a coroutine if it is async."""
         return message.complete(publish=[(results.queue, f"of {message.payload.decode()}")])
 
     await queue.publish_many(["a", "b", "c", "d", "e", "f"])
@@ -95,7 +104,7 @@ async def test_every_way_to_a_message_leads_to_a_hand_off(shell: Shell) -> None:
         for message in batch:
             await complete(message, (results, f"of {message.payload.decode()}"))
     summary = await queue.run(publish, prefetch=5, until_empty=True)
-    assert (summary.handled, summary.failed, summary.given_back) == (2, 0, 0)
+    assert (summary.handled, summary.failed, summary.requeued) == (2, 0, 0)
     assert await waiting(results) == [b"of %c" % letter for letter in b"abcdef"]
     assert [one.decode() for one in shell.listed(queue.key.completed)] == list("fedcba")
 
@@ -107,6 +116,9 @@ async def test_every_way_to_a_message_leads_to_a_hand_off(shell: Shell) -> None:
     assert (await Awaited(queue).stats()).processing == 0
 
 
+@pytest.mark.promise(
+    "`complete()` without results acks immediately; what the block does afterwards does not affect the message."
+)
 async def test_completing_without_results_is_an_ack(shell: Shell) -> None:
     """Now, and not when the block ends: what the block does afterwards is no matter of this message."""
     queue = shell.queue(enable_completed_queue=True, enable_failed_queue=True)
@@ -121,8 +133,11 @@ async def test_completing_without_results_is_an_ack(shell: Shell) -> None:
     assert shell.listed(queue.key.failed) == []
 
 
+@pytest.mark.promise(
+    "`complete()` without results acks immediately; what the block does afterwards does not affect the message."
+)
 async def test_the_rest_of_a_batch_goes_its_own_way(shell: Shell) -> None:
-    """An exception gives back what was not completed, and nothing else."""
+    """An exception requeues what was not completed, and nothing else."""
     queue, results = shell.queue(wait=0), shell.queue("results")
     await queue.publish_many(["a", "b", "c"])
     with pytest.raises(LookupError):
@@ -133,6 +148,7 @@ async def test_the_rest_of_a_batch_goes_its_own_way(shell: Shell) -> None:
     assert await waiting(results) == [b"of b"]
 
 
+@pytest.mark.promise("A message can be completed once, and only inside its block.")
 async def test_a_message_is_completed_once(shell: Shell) -> None:
     """The second time is refused, with nothing published; so are an ack and a failure after it."""
     queue, results = shell.queue(), shell.queue("results")
@@ -150,17 +166,18 @@ async def test_a_message_is_completed_once(shell: Shell) -> None:
     assert await waiting(results) == [b"first"]
 
 
+@pytest.mark.promise("A message can be completed once, and only inside its block.")
 async def test_after_the_block_there_is_nothing_to_complete(shell: Shell) -> None:
-    """A message that was acknowledged, failed or given back is not its handler's any more."""
+    """A message that was acknowledged, failed or requeued is not its handler's any more."""
     queue, results = shell.queue(), shell.queue("results")
     await queue.publish_many(["a", "b"])
     async with queue.process_messages(1) as batch:
         acknowledged = batch[0]
     with pytest.raises(LookupError):
         async with queue.process_messages(1) as batch:
-            given_back = batch[0]
+            requeued = batch[0]
             raise LookupError
-    for message in (acknowledged, given_back):
+    for message in (acknowledged, requeued):
         with pytest.raises(shell.module.LeaseLostError):
             await complete(message, (results, "late"))
     assert await waiting(results) == []
@@ -170,6 +187,7 @@ async def test_after_the_block_there_is_nothing_to_complete(shell: Shell) -> Non
 # The rules of the targets
 
 
+@pytest.mark.promise("A hand-off suppresses a duplicate at its target and still succeeds.")
 async def test_a_duplicate_at_a_target_is_no_refusal(shell: Shell) -> None:
     """It is suppressed there, inside one hand-off as well; the message and the other results go their way."""
     events = shell.events()
@@ -184,6 +202,9 @@ async def test_a_duplicate_at_a_target_is_no_refusal(shell: Shell) -> None:
     assert (await Awaited(queue).stats()).processing == 0
 
 
+@pytest.mark.promise(
+    "A full target refuses the whole hand-off immediately, whatever its overload policy; the message stays leased."
+)
 async def test_a_full_target_refuses_everything(shell: Shell) -> None:
     """The message stays in hand, under its lease, and nothing has changed anywhere; later it may go."""
     queue, free = shell.queue(), shell.queue("free", deduplication=True)
@@ -202,6 +223,9 @@ async def test_a_full_target_refuses_everything(shell: Shell) -> None:
     assert (await waiting(free), await waiting(full)) == ([b"a"], [b"b", b"c"])
 
 
+@pytest.mark.promise(
+    "A full target refuses the whole hand-off immediately, whatever its overload policy; the message stays leased."
+)
 @pytest.mark.parametrize("policy", ["raise", "block"])
 async def test_a_full_target_refuses_at_once_whatever_it_does_with_publishers(shell: Shell, policy: str) -> None:
     """Nobody waits inside a script; and the limit of one tenant counts, too."""
@@ -217,7 +241,8 @@ async def test_a_full_target_refuses_at_once_whatever_it_does_with_publishers(sh
     assert (await Awaited(full).stats()).pending == 3
 
 
-async def test_a_target_that_drops_its_oldest_drops_it_and_tells(shell: Shell) -> None:
+@pytest.mark.promise("A target with `drop_oldest` drops its oldest message and emits the event.")
+async def test_a_target_with_drop_oldest_drops_its_oldest_and_emits_the_event(shell: Shell) -> None:
     """The same rule as for a publish, and the same event, at each target for its own."""
     queue = shell.queue()
     events = [shell.events(), shell.events()]
@@ -240,6 +265,7 @@ async def test_a_target_that_drops_its_oldest_drops_it_and_tells(shell: Shell) -
     assert [[event.message_id for event in heard.of("dropped")] for heard in events] == [[one] for one in oldest]
 
 
+@pytest.mark.promise("A result can have a tenant or a delay, and a tenant can be the target.")
 async def test_a_result_may_be_for_a_tenant_and_for_later(shell: Shell) -> None:
     """The options of publish, in a third place; a queue's tenant may be named as the target, too."""
     queue, results = shell.queue(), shell.queue("results", wait=0)
@@ -261,7 +287,8 @@ async def test_a_result_may_be_for_a_tenant_and_for_later(shell: Shell) -> None:
     assert (await Awaited(queue).stats()).tenants == 0
 
 
-async def test_a_tenants_line_is_a_target(shell: Shell) -> None:
+@pytest.mark.promise("A result can have a tenant or a delay, and a tenant can be the target.")
+async def test_a_tenant_can_be_a_target(shell: Shell) -> None:
     """What queue.tenant() gives publishes for that tenant here as well, and never into the common line."""
     queue, results = shell.queue(), shell.queue("results")
     await queue.publish("m")
@@ -270,41 +297,44 @@ async def test_a_tenants_line_is_a_target(shell: Shell) -> None:
     assert await Awaited(results).tenants() == {"acme": 1}
 
 
+@pytest.mark.promise("A hand-off wakes a waiting consumer of each target.")
 async def test_a_sleeping_consumer_of_the_target_is_woken(shell: Shell) -> None:
     """As by a publish, for each target: for what waits, what is delayed, and what is a tenant's."""
     queue = shell.queue()
     await queue.publish("m")
     details = {"one": {}, "other": {"delay_seconds": 0.05}, "third": {"tenant": "new"}}
-    asleep = {name: await sleeper(shell, name) for name in details}
+    asleep = {name: await blocked_consumer(shell, name) for name in details}
     await hand_off(queue, *((shell.queue(name), f"for {name}", options) for name, options in details.items()))
     for name, one in asleep.items():
         assert await one.wakes() == f"for {name}".encode()
 
 
+@pytest.mark.promise("A hand-off wakes a waiting consumer of each target.")
 async def test_results_for_several_wake_several(shell: Shell) -> None:
-    """Whoever is woken and leaves work behind passes it on."""
+    """A woken consumer that leaves messages behind wakes up the next."""
     queue = shell.queue()
     await queue.publish("m")
-    asleep = [await sleeper(shell, "results") for _ in range(2)]
+    asleep = [await blocked_consumer(shell, "results") for _ in range(2)]
     results = shell.queue("results")
     await hand_off(queue, (results, "1"), (results, "2"))
     assert sorted([await one.wakes() for one in asleep]) == [b"1", b"2"]
 
 
-async def test_each_target_has_its_bell_rung(shell: Shell) -> None:
+async def test_each_target_gets_a_wakeup(shell: Shell) -> None:
     """If there was nothing before: for what waits, for a tenant, and for what is due first."""
     queue = shell.queue()
     targets = {name: shell.queue(name) for name in ("line", "tenant", "later", "busy")}
     await targets["busy"].publish("m")
     await queue.publish("m")
     for target in targets.values():
-        shell.redis.delete(target.key.bell)
+        shell.redis.delete(target.key.wakeup)
     details = {"tenant": {"tenant": "t"}, "later": {"delay_seconds": 100}}
     await hand_off(queue, *((target, "r", details.get(name, {})) for name, target in targets.items()))
-    rung = {name: shell.redis.llen(target.key.bell) for name, target in targets.items()}
-    assert rung == {"line": 1, "tenant": 1, "later": 1, "busy": 0}
+    tokens = {name: shell.redis.llen(target.key.wakeup) for name, target in targets.items()}
+    assert tokens == {"line": 1, "tenant": 1, "later": 1, "busy": 0}
 
 
+@pytest.mark.promise("A message can be handed off to its own queue and needs no room there while it leaves.")
 async def test_a_message_may_be_handed_to_its_own_queue(shell: Shell) -> None:
     """Its result is a new message at the tail, with a fresh id and budget; also for its own tenant."""
     queue = shell.queue(wait=0, max_delivery_count=1, deduplication=True)
@@ -328,6 +358,7 @@ async def test_a_message_may_be_handed_to_its_own_queue(shell: Shell) -> None:
     assert {key for key in shell.leftovers(queue) if b"deduplication" not in key} == set()
 
 
+@pytest.mark.promise("A message can be handed off to its own queue and needs no room there while it leaves.")
 async def test_a_full_queue_does_not_count_the_message_that_leaves(shell: Shell) -> None:
     """What is in flight does not wait: a queue of one takes the result of its own message, and not two."""
     queue = shell.queue(max_pending_length=1)
@@ -339,6 +370,7 @@ async def test_a_full_queue_does_not_count_the_message_that_leaves(shell: Shell)
     assert await waiting(queue) == [b"a"]
 
 
+@pytest.mark.promise("Two objects of one queue are one target, with one limit and one deduplication window.")
 async def test_two_objects_of_one_queue_are_one_target(shell: Shell) -> None:
     """The limit holds for what both bring, and a duplicate of the other's is one."""
     queue = shell.queue()
@@ -352,6 +384,7 @@ async def test_two_objects_of_one_queue_are_one_target(shell: Shell) -> None:
     assert await waiting(one) == [b"a", b"b"]
 
 
+@pytest.mark.promise("A hand-off publishes up to 1,000 results in order, and refuses more.")
 async def test_a_thousand_results_fit_and_no_more(shell: Shell) -> None:
     """In their order; one more is refused before anything is done."""
     queue, results = shell.queue(), shell.queue("results")
@@ -367,7 +400,8 @@ async def test_a_thousand_results_fit_and_no_more(shell: Shell) -> None:
 # Whose message it is
 
 
-async def test_whoever_has_lost_the_lease_hands_nothing_off(shell: Shell) -> None:
+@pytest.mark.promise("A hand-off without a valid lease publishes nothing and raises `LeaseLostError`.")
+async def test_a_consumer_that_lost_its_lease_hands_nothing_off(shell: Shell) -> None:
     """The new holder has it: nothing is published, and nothing of it is changed."""
     events = shell.events()
     queue, results = shell.queue(wait=0, on_event=events.listen), shell.queue("results")
@@ -384,7 +418,8 @@ async def test_whoever_has_lost_the_lease_hands_nothing_off(shell: Shell) -> Non
     assert (await Awaited(queue).stats()).processing == 1
 
 
-async def test_a_lease_that_ran_out_and_that_nobody_took_is_still_its_holders(shell: Shell) -> None:
+@pytest.mark.promise("A lease that ran out stays valid until another consumer claims the message.")
+async def test_a_lease_that_ran_out_stays_valid_until_another_consumer_claims(shell: Shell) -> None:
     """Without tenants, and with them, where it has returned to its line already."""
     results = shell.queue("results")
     for tenant in (None, "a"):
@@ -402,6 +437,7 @@ async def test_a_lease_that_ran_out_and_that_nobody_took_is_still_its_holders(sh
     assert await waiting(results) == [b"in time"] * 2
 
 
+@pytest.mark.promise("A completed message has no lease to lose and reports none.")
 async def test_the_heartbeat_of_a_completed_message_ends(shell: Shell) -> None:
     """Nobody is told of a lease that was lost: there is none to lose."""
     failures: list[str] = []
@@ -424,6 +460,7 @@ async def test_the_heartbeat_of_a_completed_message_ends(shell: Shell) -> None:
     assert not [name for name in events.names if "stale" in name]
 
 
+@pytest.mark.promise("A hand-off works in queues without leases.")
 async def test_at_most_once_queues_hand_off_as_well(shell: Shell) -> None:
     """Without leases there is nothing to lose but the message itself."""
     queue, results = shell.queue(visibility_timeout_seconds=None), shell.queue("results")
@@ -436,6 +473,10 @@ async def test_at_most_once_queues_hand_off_as_well(shell: Shell) -> None:
 # What is told
 
 
+@pytest.mark.promise(
+    "The source emits `ack` and `handed_off`, each target emits its publishes, and a failed trim is reported as after "
+    "an ack."
+)
 async def test_events_tell_of_both_sides(shell: Shell) -> None:
     """The source of an ack and a hand-off, each target of what was published there, with the ids that it has."""
     heard, there = shell.events(), shell.events()
@@ -449,7 +490,11 @@ async def test_events_tell_of_both_sides(shell: Shell) -> None:
     assert [event.message_id for event in there.all] == [one.id for one in await Awaited(results).peek()]
 
 
-async def test_a_list_that_cannot_be_trimmed_is_told_of(shell: Shell, user_without_ltrim: dict[str, str]) -> None:
+@pytest.mark.promise(
+    "The source emits `ack` and `handed_off`, each target emits its publishes, and a failed trim is reported as after "
+    "an ack."
+)
+async def test_a_list_that_cannot_be_trimmed_emits_an_event(shell: Shell, user_without_ltrim: dict[str, str]) -> None:
     """As after an ack."""
     events = shell.events()
     queue = shell.queue(
@@ -465,7 +510,8 @@ async def test_a_list_that_cannot_be_trimmed_is_told_of(shell: Shell, user_witho
     assert "trim_failed/failure" in events.names
 
 
-async def test_no_payload_is_told_of_a_hand_off(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.promise("No event, error or log line contains a payload.")
+async def test_events_of_a_hand_off_contain_no_payload(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
     """Neither of the message nor of its results: in events, errors and log lines, where it works and where it fails."""
     secret, heard, errors = "s3cret", shell.events(), []
     client = shell.lossy_client()
@@ -513,6 +559,9 @@ def chain(error: BaseException | None) -> list[BaseException]:
 # When answers are lost
 
 
+@pytest.mark.promise(
+    "A hand-off that is retried after a lost reply takes effect once, and one that arrives late publishes nothing."
+)
 async def test_a_lost_answer_hands_off_once(shell: Shell) -> None:
     """However often the call is sent: the message leaves once, and each result enters once, where keys count or not."""
     client = shell.lossy_client()
@@ -531,6 +580,9 @@ async def test_a_lost_answer_hands_off_once(shell: Shell) -> None:
     assert (await Awaited(queue).stats()).processing == 0
 
 
+@pytest.mark.promise(
+    "If Redis is unreachable, a hand-off happened whole or not at all, and repeating one that arrived is refused."
+)
 async def test_when_redis_is_out_of_reach_nothing_is_certain_and_nothing_is_doubled(shell: Shell) -> None:
     """The error says so; a second try of the handler after the first one had arrived is refused."""
     client = shell.lossy_client()
@@ -539,7 +591,7 @@ async def test_when_redis_is_out_of_reach_nothing_is_certain_and_nothing_is_doub
     await queue.publish("m")
     async with queue.process_messages(1) as batch:
         client.losses.reply()
-        with pytest.raises(Exception, match="cut after"):
+        with pytest.raises(shell.module.CleanupFailedError, match="all of it has happened, or nothing"):
             await complete(batch[0], (results, "r"))
         with pytest.raises(shell.module.LeaseLostError):
             await complete(batch[0], (results, "r"))
@@ -547,9 +599,106 @@ async def test_when_redis_is_out_of_reach_nothing_is_certain_and_nothing_is_doub
     assert {key for key in shell.leftovers(queue) if key.startswith(b"q::")} == set()
 
 
+async def test_a_new_target_is_no_sign_of_a_flushed_server(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
+    """Its state is written at its first contact, in one more round trip; the state of the source is not missing."""
+    queue, results = shell.queue(wait=0), shell.queue("results")
+    shell.redis.delete(results.key.meta)
+    await queue.publish_many(["a", "b"])
+    with caplog.at_level(logging.WARNING, "redis_message_queue"):
+        await hand_off(queue, (results, "r"))
+        await hand_off(queue, (results, "s"))
+    assert caplog.records == []
+    assert await waiting(results) == [b"r", b"s"]
+
+
+@pytest.mark.promise("`complete()` raises `CleanupFailedError` if Redis did not confirm it, and never a Redis error.")
+@pytest.mark.parametrize("budget", [0, 0.05])
+@pytest.mark.parametrize("has_results", [False, True])
+async def test_a_hand_off_without_a_reply_raises_our_own_error(shell: Shell, budget: float, has_results: bool) -> None:
+    """With and without results or retries. The error names the message, and its cause is what Redis or we said."""
+    client, events = shell.lossy_client(), shell.events()
+    queue = shell.queue(client=client, wait=0, retry_budget_seconds=budget, on_event=events.listen)
+    results = shell.queue("results", client=client)
+    await queue.publish("m")
+    async with queue.process_messages(1) as batch:
+        message = batch[0]
+        client.losses.request(10_000)
+        with pytest.raises(shell.module.CleanupFailedError) as caught:
+            await complete(message, *([(results, "r")] if has_results else []))
+        client.losses.heal()
+        error = caught.value
+        assert (error.queue, error.message_id, error.operation) == ("q", message.id, "complete")
+        cause = shell.module.RetryBudgetExhaustedError if budget else redis.ConnectionError
+        assert isinstance(error.__cause__, cause)
+        assert events.the("cleanup_failed").message_id == message.id
+        await complete(message, *([(results, "r")] if has_results else []))
+    assert await waiting(results) == (["r"] if has_results else [])
+    assert {key for key in shell.leftovers(queue) if key.startswith(b"q::")} == set()
+
+
+@pytest.mark.promise("`complete()` raises `CleanupFailedError` if Redis did not confirm it, and never a Redis error.")
+async def test_a_target_that_cannot_be_looked_for_is_our_own_error_too(shell: Shell) -> None:
+    """Whether both queues are in one place is asked before anything is sent, and so the error says."""
+    client = shell.new_client()
+    queue = shell.queue(client=client, wait=0, retry_budget_seconds=0)
+    await queue.publish("m")
+    results = shell.queue("results", client=shell.new_client())
+    async with queue.process_messages(1) as batch:
+        shell.redis.config_set("maxclients", 1)
+        shell.redis.client_kill_filter(_type="normal", skipme=True)
+        try:
+            with pytest.raises(shell.module.CleanupFailedError, match="nothing was published"):
+                await complete(batch[0], (results, "r"))
+        finally:
+            shell.redis.config_set("maxclients", 10_000)
+        await complete(batch[0], (results, "r"))
+    assert await waiting(results) == [b"r"]
+
+
+@pytest.mark.promise(
+    "A message whose `complete()` got no reply is left to its lease, like one whose acknowledgement got none."
+)
+@pytest.mark.parametrize("way", ["block", "callback", "run"])
+@pytest.mark.parametrize("has_arrived", [False, True])
+async def test_a_hand_off_without_a_reply_does_not_fail_its_message(
+    shell: Shell, way: str, has_arrived: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis was out of reach, which is no fault of the message: it is neither removed nor a dead letter."""
+    client, events = shell.lossy_client(), shell.events()
+    queue = shell.queue(client=client, wait=0, retry_budget_seconds=0, on_event=events.listen)
+    results = shell.queue("results", client=client)
+    await queue.publish("m")
+
+    def handler(given: Any) -> Any:
+        """Returns a coroutine if it is async."""
+        (client.losses.reply if has_arrived else client.losses.request)()
+        message = given if way == "run" else queue.current_message()
+        return message.complete(publish=[(results.queue, "r")])
+
+    with caplog.at_level(logging.WARNING, "redis_message_queue"):
+        if way == "run":
+            assert (await queue.run(handler, until_empty=True)).failed == 1
+        else:
+            with pytest.raises(shell.module.CleanupFailedError):
+                if way == "callback":
+                    await queue.process_message_callback(handler)
+                else:
+                    async with queue.process_message() as payload:
+                        if (awaitable := handler(payload)) is not None:
+                            await awaitable
+    assert "could not be completed; if Redis still has it" in caplog.text
+    assert events.of("nack") == events.of("dlq") == []
+    if not has_arrived:
+        shell.lapse(queue)
+    assert await take(queue) == (None if has_arrived else "m")
+    assert await waiting(results) == (["r"] if has_arrived else [])
+    assert shell.listed(queue.key.dead_letter) == []
+
+
 # What is refused
 
 
+@pytest.mark.promise("A result that cannot be published refuses the whole hand-off with the error of `publish()`.")
 async def test_results_that_are_no_list_are_refused(shell: Shell) -> None:
     """With a typed error that names the parameter; the message is still in hand. A generator is a list as well."""
     queue, results = shell.queue(), shell.queue("results")
@@ -563,6 +712,7 @@ async def test_results_that_are_no_list_are_refused(shell: Shell) -> None:
     assert await waiting(results) == [b"a", b"b"]
 
 
+@pytest.mark.promise("A result that cannot be published refuses the whole hand-off with the error of `publish()`.")
 async def test_a_result_that_cannot_be_published_refuses_all(shell: Shell) -> None:
     """Whatever is wrong with it, with the error that publish would give, before anything is done."""
     module = shell.module
@@ -604,6 +754,7 @@ async def test_a_result_that_cannot_be_published_refuses_all(shell: Shell) -> No
     assert await waiting(results) == [b"good"]
 
 
+@pytest.mark.promise("A result that cannot be published refuses the whole hand-off with the error of `publish()`.")
 async def test_a_key_function_that_fails_refuses_all(shell: Shell) -> None:
     """Its own error comes out, and nothing was done."""
 
@@ -620,6 +771,7 @@ async def test_a_key_function_that_fails_refuses_all(shell: Shell) -> None:
     assert await waiting(results) == []
 
 
+@pytest.mark.promise("A drained target refuses the whole hand-off; a drained source finishes what it started.")
 async def test_a_drained_target_refuses_all(shell: Shell) -> None:
     """As it refuses a publish; the error says which queue it was."""
     queue, good, drained = shell.queue(), shell.queue("good"), shell.queue("drained")
@@ -634,7 +786,8 @@ async def test_a_drained_target_refuses_all(shell: Shell) -> None:
     assert await waiting(good) == [b"a"]
 
 
-async def test_a_drained_source_finishes_what_it_has_begun(shell: Shell) -> None:
+@pytest.mark.promise("A drained target refuses the whole hand-off; a drained source finishes what it started.")
+async def test_a_drained_source_finishes_what_it_has_started(shell: Shell) -> None:
     """A drain leaves handlers their messages, and their hand-offs."""
     queue, results = shell.queue(), shell.queue("results")
     await queue.publish("m")
@@ -644,6 +797,9 @@ async def test_a_drained_source_finishes_what_it_has_begun(shell: Shell) -> None
     assert await waiting(results) == [b"r"]
 
 
+@pytest.mark.promise(
+    "Targets must be in the same database of the same server, and share a hash tag on a cluster; others are refused."
+)
 async def test_a_target_elsewhere_is_refused(shell: Shell, dead_port: int) -> None:
     """Another server, and another database of the same: one script is one place."""
     queue = shell.queue()
@@ -661,6 +817,9 @@ async def test_a_target_elsewhere_is_refused(shell: Shell, dead_port: int) -> No
     assert await waiting(nearby) == [b"r"]
 
 
+@pytest.mark.promise(
+    "The library tests whether two clients reach the same server and database; it does not compare their settings."
+)
 @pytest.mark.parametrize("spelling", ["from_url", "host and port", "localhost", "unix socket", "subclass"])
 async def test_clients_of_one_server_are_one_place_however_they_are_made(
     shell: Shell, start_server: Any, tmp_path: Path, spelling: str
@@ -692,7 +851,10 @@ async def test_clients_of_one_server_are_one_place_however_they_are_made(
     assert (await waiting(near), await waiting(deep)) == ([b"r"], [])
 
 
-async def test_where_two_clients_lead_is_asked_once(shell: Shell) -> None:
+@pytest.mark.promise(
+    "The library tests whether two clients reach the same server and database; it does not compare their settings."
+)
+async def test_whether_two_clients_share_a_server_is_tested_once(shell: Shell) -> None:
     """Two more commands for the first hand-off between them, and a key that goes by itself."""
     queue, results = shell.queue(), shell.queue("results", client=shell.new_client())
     await queue.publish_many(["a", "b", "c"])
@@ -704,6 +866,7 @@ async def test_where_two_clients_lead_is_asked_once(shell: Shell) -> None:
     assert all(shell.redis.ttl(key) > 0 for key in shell.redis.keys("results::reply::*"))
 
 
+@pytest.mark.promise("A queue with a custom gateway cannot be a target.")
 async def test_custom_gateways_take_no_part(shell: Shell) -> None:
     """Neither as a target, nor one that is ours but publishes in its own way; the message is still in hand."""
 
@@ -721,7 +884,8 @@ async def test_custom_gateways_take_no_part(shell: Shell) -> None:
         await queue.publish("m")
 
 
-async def test_a_target_of_the_other_colour_is_refused(shell: Shell) -> None:
+@pytest.mark.promise("A sync queue refuses an async target and the reverse, before anything is done.")
+async def test_a_sync_queue_refuses_an_async_target_and_the_reverse(shell: Shell) -> None:
     """With an error that names it, before anything is done or told, also beside a good one; the message is in hand."""
     heard: list[str] = []
 
@@ -741,7 +905,9 @@ async def test_a_target_of_the_other_colour_is_refused(shell: Shell) -> None:
     async with queue.process_messages(1) as batch:
         before = everything(shell)
         for target in (other, other.tenant("t")):
-            with pytest.raises(shell.module.ConfigurationError, match="'other' is of the other colour") as caught:
+            with pytest.raises(
+                shell.module.ConfigurationError, match="'other' are not both sync or both async"
+            ) as caught:
                 await Awaited(batch[0]).complete(publish=[(good.queue, "r"), (target, "r")])
             assert isinstance(caught.value, TypeError)
             assert (caught.value.queue, caught.value.operation) == ("other", "complete")
@@ -752,6 +918,9 @@ async def test_a_target_of_the_other_colour_is_refused(shell: Shell) -> None:
     await (client.aclose() if shell.name == "sync" else Awaited(client).close())
 
 
+@pytest.mark.promise(
+    "A hand-off waits for no replica or disk confirmation, even if its targets require one of producers."
+)
 @pytest.mark.parametrize(
     ("promise", "refusal"),
     [({"confirm_replicas": 1}, "PublishNotConfirmedError"), ({"confirm_fsync": True}, "ConfigurationError")],
@@ -771,6 +940,7 @@ async def test_a_hand_off_waits_for_no_confirmation(shell: Shell, promise: dict[
         await careful.publish("nobody here can confirm it")
 
 
+@pytest.mark.promise("Messages of a custom gateway cannot be handed off, unless it only overrides publishing.")
 async def test_the_messages_of_a_custom_gateway_cannot_be_handed_off(shell: Shell) -> None:
     """It hands over payloads alone, so there is no message object to complete; its handler is served as ever."""
     gateways = {
@@ -792,6 +962,7 @@ async def test_the_messages_of_a_custom_gateway_cannot_be_handed_off(shell: Shel
     assert await waiting(results) == []
 
 
+@pytest.mark.promise("Messages of a custom gateway cannot be handed off, unless it only overrides publishing.")
 async def test_a_gateway_that_only_publishes_in_its_own_way_may_be_the_source(shell: Shell) -> None:
     """Its messages are claimed and settled as any others; what it does with a publish is no matter of their leaving."""
     kind = type("Auditing", (shell.module.RedisGateway,), {"add_message": overriding(shell, "add_message")})
@@ -816,16 +987,19 @@ def overriding(shell: Shell, operation: str) -> Any:
     return awaited
 
 
+@pytest.mark.promise(
+    "A key of the wrong type, or a server out of memory, refuses the whole hand-off, and the message stays leased."
+)
 async def test_a_target_key_of_a_wrong_type_refuses_all(shell: Shell) -> None:
     """Fail closed: nothing is changed at any target, and the message is still in hand."""
     queue, good, spoiled = shell.queue(enable_completed_queue=True), shell.queue("good"), shell.queue("spoiled")
     await queue.publish("m")
     for key, details in (
         (spoiled.key.pending, {}),
-        (spoiled.key.bell, {}),
-        (spoiled.key.line("t"), {"tenant": "t"}),
-        (spoiled.key.tenants, {"tenant": "t"}),
-        (spoiled.key.later, {"delay_seconds": 5}),
+        (spoiled.key.wakeup, {}),
+        (spoiled.key.tenant_pending("t"), {"tenant": "t"}),
+        (spoiled.key.tenant_ring, {"tenant": "t"}),
+        (spoiled.key.delayed_messages, {"delay_seconds": 5}),
         (queue.key.completed, {}),
     ):
         async with queue.process_messages(1) as batch:
@@ -838,6 +1012,9 @@ async def test_a_target_key_of_a_wrong_type_refuses_all(shell: Shell) -> None:
         await queue.publish("m")
 
 
+@pytest.mark.promise(
+    "A key of the wrong type, or a server out of memory, refuses the whole hand-off, and the message stays leased."
+)
 async def test_on_a_full_server_nothing_is_handed_off_and_everything_can_be_completed(
     shell: Shell, start_server: Any
 ) -> None:
@@ -860,6 +1037,10 @@ async def test_on_a_full_server_nothing_is_handed_off_and_everything_can_be_comp
         assert onlooker.lrange(queue.key.completed, 0, -1) == [b"b", b"a"]
 
 
+@pytest.mark.promise(
+    "Targets must be in the same database of the same server, and share a hash tag on a cluster; others are refused."
+)
+@pytest.mark.promise("Every feature works on a cluster.")
 async def test_on_a_cluster_queues_share_a_hash_tag(shell: Shell, start_server: Any) -> None:
     """Those that do hand off as ever; one in another slot is refused with a word about tags."""
     server = start_server(config={"cluster-enabled": "yes"})

@@ -27,6 +27,8 @@ from tests.contract.shells import (
     take,
 )
 
+pytestmark = pytest.mark.topic("Headers")
+
 HEADERS = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Ümläut": '日本 "quoted" \\ /'}
 
 
@@ -49,6 +51,7 @@ async def headers_of_next(queue: Any) -> dict[str, str] | None:
 # Travelling
 
 
+@pytest.mark.promise("What `get_headers` returns travels with the message and is `headers` of the received message.")
 @pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 async def test_a_message_arrives_with_the_headers_of_its_publisher(shell: Shell) -> None:
     """With its payload untouched, over every kind of connection; the consumer need not know of them."""
@@ -60,6 +63,7 @@ async def test_a_message_arrives_with_the_headers_of_its_publisher(shell: Shell)
         assert (received.headers, received.queue) == (HEADERS, "q")
 
 
+@pytest.mark.promise("What `get_headers` returns travels with the message and is `headers` of the received message.")
 async def test_a_message_without_headers_has_an_empty_mapping(shell: Shell) -> None:
     """Whether nobody asked for them or the answer was empty."""
     await shell.queue(wait=0).publish("a")
@@ -68,7 +72,8 @@ async def test_a_message_without_headers_has_an_empty_mapping(shell: Shell) -> N
     assert [await headers_of_next(queue), await headers_of_next(queue)] == [{}, {}]
 
 
-async def test_headers_are_asked_for_once_a_publish(shell: Shell) -> None:
+@pytest.mark.promise("`get_headers` is called once per publish, and once for all messages of `publish_many()`.")
+async def test_get_headers_is_called_once_per_publish(shell: Shell) -> None:
     """And once for all messages of publish_many, which were published together."""
     queue = shell.queue(wait=0, get_headers=numbered(shell))
     await queue.publish("a")
@@ -78,6 +83,7 @@ async def test_headers_are_asked_for_once_a_publish(shell: Shell) -> None:
     assert sorted(map(str, numbers)) == ["1", "2", "2", "3"]
 
 
+@pytest.mark.promise("Headers survive delays, retries, crashes and redrives, and work with tenants and deduplication.")
 async def test_headers_go_with_tenants_delays_and_deduplication(shell: Shell) -> None:
     """A message with everything has its headers too, and a duplicate stays one."""
     queue = tagged(shell, deduplication=True)
@@ -89,6 +95,7 @@ async def test_headers_go_with_tenants_delays_and_deduplication(shell: Shell) ->
         assert (received.headers, received.tenant) == (HEADERS, "acme")
 
 
+@pytest.mark.promise("Headers survive delays, retries, crashes and redrives, and work with tenants and deduplication.")
 async def test_headers_survive_failures_retries_and_crashes(shell: Shell) -> None:
     """Every delivery has them."""
     queue = tagged(shell, retry_policy=RetryPolicy(max_attempts=3))
@@ -100,6 +107,7 @@ async def test_headers_survive_failures_retries_and_crashes(shell: Shell) -> Non
     assert await headers_of_next(queue) == HEADERS
 
 
+@pytest.mark.promise("What `get_headers` returns travels with the message and is `headers` of the received message.")
 async def test_headers_come_with_batches_and_loops(shell: Shell) -> None:
     """Each message has its own, as it was published."""
     queue = shell.queue(wait=0, get_headers=numbered(shell))
@@ -112,6 +120,7 @@ async def test_headers_come_with_batches_and_loops(shell: Shell) -> None:
     assert seen == ["3", "4"]
 
 
+@pytest.mark.promise("Results of a hand-off have the headers of the queue that they enter.")
 async def test_results_of_a_hand_off_have_the_headers_of_their_queue(shell: Shell) -> None:
     """As if they were published there; those of the message are not handed on by themselves."""
     queue, target, plain = tagged(shell), tagged(shell, "t", get_headers=numbered(shell)), shell.queue("p", wait=0)
@@ -124,6 +133,7 @@ async def test_results_of_a_hand_off_have_the_headers_of_their_queue(shell: Shel
     assert await headers_of_next(plain) == {}
 
 
+@pytest.mark.promise("Headers survive delays, retries, crashes and redrives, and work with tenants and deduplication.")
 async def test_a_redriven_message_keeps_its_headers(shell: Shell) -> None:
     """Under its new id, however often it dies."""
     queue = tagged(shell, max_delivery_count=1)
@@ -140,6 +150,7 @@ async def test_a_redriven_message_keeps_its_headers(shell: Shell) -> None:
         assert (received.headers, received.replay_of, received.tenant) == (HEADERS, letter.id, "acme")
 
 
+@pytest.mark.promise("`peek()` and `records()` show headers; the journal never does.")
 async def test_an_operator_sees_headers(shell: Shell) -> None:
     """Of what waits and of what has left: they lead from a failure to its trace."""
     queue = tagged(shell, enable_completed_queue=True, enable_failed_queue=True)
@@ -155,6 +166,7 @@ async def test_an_operator_sees_headers(shell: Shell) -> None:
     assert bare.headers is None
 
 
+@pytest.mark.promise("`peek()` and `records()` show headers; the journal never does.")
 async def test_headers_are_never_in_a_journal(shell: Shell) -> None:
     """Not even in one that tells payloads."""
     queue = tagged(shell, journal="payload", max_delivery_count=1)
@@ -171,6 +183,7 @@ async def test_headers_are_never_in_a_journal(shell: Shell) -> None:
 # Cost
 
 
+@pytest.mark.promise("A queue without headers stores and sends nothing extra; with them, a chunk counts their size.")
 async def test_a_queue_without_headers_stores_and_sends_what_it_always_did(shell: Shell) -> None:
     """25 bytes before the payload, by the shortest script; an empty answer adds nothing to what is stored."""
     for options in ({}, {"get_headers": shell.callback(dict)}):
@@ -184,6 +197,7 @@ async def test_a_queue_without_headers_stores_and_sends_what_it_always_did(shell
     assert len([line for line in sent.lines if line.startswith("EVALSHA")]) == 1
 
 
+@pytest.mark.promise("A queue without headers stores and sends nothing extra; with them, a chunk counts their size.")
 async def test_many_messages_with_long_headers_go_in_several_scripts(shell: Shell) -> None:
     """What travels along counts for the size of a chunk."""
     long = {"baggage": "x" * 16_000}
@@ -197,6 +211,10 @@ async def test_many_messages_with_long_headers_go_in_several_scripts(shell: Shel
 # Bad input
 
 
+@pytest.mark.promise(
+    "Invalid headers, or more than 16,384 bytes, are refused before anything is written, by an error that shows no "
+    "value."
+)
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
@@ -223,6 +241,10 @@ async def test_what_are_no_headers_is_refused_before_anything_is_written(
     assert shell.is_empty
 
 
+@pytest.mark.promise(
+    "Invalid headers, or more than 16,384 bytes, are refused before anything is written, by an error that shows no "
+    "value."
+)
 async def test_headers_may_be_as_large_as_is_said(shell: Shell) -> None:
     """The limit counts them as JSON, with the key that they stand under; a redrive has room for its own mark."""
     largest = {"a": "x" * (MAX_HEADERS_BYTES - len('{"headers":{"a":""}}'))}
@@ -235,7 +257,11 @@ async def test_headers_may_be_as_large_as_is_said(shell: Shell) -> None:
     assert await headers_of_next(queue) == largest
 
 
-async def test_what_get_headers_raises_comes_out_of_publish(shell: Shell) -> None:
+@pytest.mark.promise(
+    "Invalid headers, or more than 16,384 bytes, are refused before anything is written, by an error that shows no "
+    "value."
+)
+async def test_an_exception_in_get_headers_reaches_the_caller_of_publish(shell: Shell) -> None:
     """And nothing was published."""
 
     def refuse() -> dict[str, str]:
@@ -247,7 +273,8 @@ async def test_what_get_headers_raises_comes_out_of_publish(shell: Shell) -> Non
     assert shell.is_empty
 
 
-async def test_headers_written_by_somebody_else_do_no_harm(shell: Shell) -> None:
+@pytest.mark.promise("Invalid headers written by another program do not stop a message from being handled.")
+async def test_invalid_headers_of_another_program_do_no_harm(shell: Shell) -> None:
     """What is no text is left out, the message is handled, and its record can be read."""
     queue = shell.queue(wait=0, enable_completed_queue=True)
     for extras in (b'{"headers": {"a": 1e999, "b": "kept", "c": {}}}', b'{"headers": [1]}', b"[" * 5_000, b"\xff"):
@@ -259,12 +286,20 @@ async def test_headers_written_by_somebody_else_do_no_harm(shell: Shell) -> None
     assert [one.headers for one in await Awaited(queue).records("completed")] == [None, None, None, {"b": "kept"}]
 
 
+@pytest.mark.promise(
+    "Invalid headers, or more than 16,384 bytes, are refused before anything is written, by an error that shows no "
+    "value."
+)
 async def test_get_headers_must_be_callable(shell: Shell) -> None:
     """A mapping is not asked; a function that gives it is."""
     with pytest.raises(ConfigurationTypeError, match="get_headers must be callable or None, not dict"):
         shell.queue(get_headers={"a": "b"})
 
 
+@pytest.mark.promise(
+    "Invalid headers, or more than 16,384 bytes, are refused before anything is written, by an error that shows no "
+    "value."
+)
 @sync_only
 async def test_the_blocking_queue_takes_no_async_get_headers(shell: Shell) -> None:
     """It could not be awaited, and is refused when the queue is made."""
@@ -276,6 +311,10 @@ async def test_the_blocking_queue_takes_no_async_get_headers(shell: Shell) -> No
         shell.queue(get_headers=get_headers)
 
 
+@pytest.mark.promise(
+    "Invalid headers, or more than 16,384 bytes, are refused before anything is written, by an error that shows no "
+    "value."
+)
 async def test_a_custom_gateway_offers_no_headers(shell: Shell) -> None:
     """Its contract has no word for them: that is said when the queue is made, not found out by a missing trace."""
     with pytest.raises(GatewayContractError, match="get_headers is not part of the contract of a custom gateway"):

@@ -1,4 +1,4 @@
-"""A heartbeat keeps the lease of a handler that works on, and says when it cannot."""
+"""A heartbeat renews the lease of a running handler, and reports when it cannot."""
 
 import asyncio
 import logging
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract.shells import PATIENCE_SECONDS, Shell, claim_and_die, fail, take, until
+from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, fail, take, until
+
+pytestmark = pytest.mark.topic("Heartbeats")
 
 # Short for the test's sake; a renewal may come half a lease late before anything is lost.
 LEASE = {"visibility_timeout_seconds": 1.0, "heartbeat_interval_seconds": 0.15}
@@ -20,6 +22,7 @@ def heartbeat_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "redis-message-queue-heartbeat"]
 
 
+@pytest.mark.promise("A heartbeat renews the lease of a handler that runs longer than the lease.")
 async def test_a_heartbeat_keeps_the_lease_of_a_long_handler(shell: Shell) -> None:
     """Longer than the lease: nobody else gets the message, and the ack counts."""
     events = shell.events()
@@ -34,6 +37,7 @@ async def test_a_heartbeat_keeps_the_lease_of_a_long_handler(shell: Shell) -> No
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("A heartbeat renews the lease of a handler that runs longer than the lease.")
 async def test_a_renewal_gives_the_full_lease_again(shell: Shell) -> None:
     """The deadline in Redis moves on, in microseconds of the server's clock."""
     events = shell.events()
@@ -56,6 +60,7 @@ async def end_by_exception(queue: Any) -> None:
     await fail(queue, ValueError())
 
 
+@pytest.mark.promise("A heartbeat starts when a message is claimed and stops when its block ends.")
 @pytest.mark.parametrize("end", [end_normally, end_by_exception, claim_and_die])
 async def test_a_heartbeat_ends_with_its_block(shell: Shell, end: Any) -> None:
     """However that is left: no thread, no task and no renewal afterwards."""
@@ -70,6 +75,7 @@ async def test_a_heartbeat_ends_with_its_block(shell: Shell, end: Any) -> None:
     assert len(events.of("lease_renew")) == told
 
 
+@pytest.mark.promise("A heartbeat starts when a message is claimed and stops when its block ends.")
 async def test_without_an_interval_there_is_no_heartbeat(shell: Shell) -> None:
     """Neither thread nor task nor renewal."""
     queue = shell.queue()
@@ -80,6 +86,7 @@ async def test_without_an_interval_there_is_no_heartbeat(shell: Shell) -> None:
         assert len(asyncio.all_tasks()) == tasks
 
 
+@pytest.mark.promise("A heartbeat starts when a message is claimed and stops when its block ends.")
 async def test_without_a_message_there_is_no_heartbeat(shell: Shell) -> None:
     """It begins with a message in hand: not with the queue, and not with a poll that finds nothing."""
     events = shell.events()
@@ -92,6 +99,7 @@ async def test_without_a_message_there_is_no_heartbeat(shell: Shell) -> None:
     assert events.names == ["claim_empty/skipped"]
 
 
+@pytest.mark.promise("A heartbeat starts when a message is claimed and stops when its block ends.")
 async def test_every_message_has_a_heartbeat_of_its_own(shell: Shell) -> None:
     """Two messages in hand, both leases renewed."""
     events = shell.events()
@@ -105,7 +113,16 @@ async def test_every_message_has_a_heartbeat_of_its_own(shell: Shell) -> None:
 # When it cannot
 
 
-async def test_a_heartbeat_that_finds_its_lease_taken_stops_and_says_so(shell: Shell) -> None:
+@pytest.mark.promise("A consumer that has lost its lease cannot ack, fail or renew the message.")
+@pytest.mark.promise(
+    "If a heartbeat cannot renew the lease, it stops; the handler continues, and its ack reports the result."
+)
+@pytest.mark.promise("`on_heartbeat_failure` is called once if a heartbeat stops because it cannot renew the lease.")
+@pytest.mark.promise(
+    "A renewal emits `lease_renew`; late calls emit `stale_lease_ack`, `stale_lease_nack` or `stale_lease_renew`."
+)
+@pytest.mark.promise("`lease_lost` of a received message says that its lease is lost.")
+async def test_a_heartbeat_that_finds_its_lease_taken_stops_and_reports_it(shell: Shell) -> None:
     """An event, a call of on_heartbeat_failure, and lease_lost: once, and the new holder is left alone."""
     events, calls = shell.events(), []
     queue = shell.queue(
@@ -129,6 +146,9 @@ async def test_a_heartbeat_that_finds_its_lease_taken_stops_and_says_so(shell: S
     assert events.names[-1] == "stale_lease_ack/skipped"
 
 
+@pytest.mark.promise(
+    "If a heartbeat cannot renew the lease, it stops; the handler continues, and its ack reports the result."
+)
 async def test_a_renewal_that_redis_refuses_is_a_failed_heartbeat(shell: Shell) -> None:
     """The event has the error; the handler works on and its ack counts, since nobody took the message."""
     events, calls = shell.events(), []
@@ -148,6 +168,7 @@ async def test_a_renewal_that_redis_refuses_is_a_failed_heartbeat(shell: Shell) 
     assert events.names[-1] == "ack/success"
 
 
+@pytest.mark.promise("In the async queue, `on_heartbeat_failure` may be an `async def` function.")
 async def test_on_heartbeat_failure_may_be_async_only_where_it_can_be_awaited(shell: Shell) -> None:
     """The asyncio queue awaits it (a plain function will do there, too); the sync queue refuses it."""
     calls: list[str] = []
@@ -171,7 +192,8 @@ async def test_on_heartbeat_failure_may_be_async_only_where_it_can_be_awaited(sh
     assert calls == ["awaited", "called"]
 
 
-async def test_an_on_heartbeat_failure_that_raises_disturbs_nobody(
+@pytest.mark.promise("An exception in `on_heartbeat_failure` does not affect the handler or the queue.")
+async def test_an_exception_in_on_heartbeat_failure_affects_nothing_else(
     shell: Shell, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its error is logged and warned about, and the handler goes on."""
@@ -192,6 +214,7 @@ async def test_an_on_heartbeat_failure_that_raises_disturbs_nobody(
     assert "LookupError" in caplog.text
 
 
+@pytest.mark.promise("A heartbeat that finds its message already settled is not a failure.")
 async def test_a_settled_message_is_no_failed_heartbeat(shell: Shell) -> None:
     """A renewal that comes just after the ack finds no lease, and that is as it should be."""
     events, calls = shell.events(), []
@@ -212,6 +235,7 @@ async def test_a_settled_message_is_no_failed_heartbeat(shell: Shell) -> None:
 # max_processing_seconds
 
 
+@pytest.mark.promise("`max_processing_seconds` stops renewing the lease of a handler that hangs.")
 async def test_a_handler_that_hangs_gives_its_message_up(shell: Shell) -> None:
     """After max_processing_seconds the lease is no longer renewed: it ends, and another consumer gets the message."""
     events = shell.events()
@@ -224,12 +248,13 @@ async def test_a_handler_that_hangs_gives_its_message_up(shell: Shell) -> None:
     await queue.publish("a")
     async with queue.process_message():
         received = queue.current_message()
-        assert await take(shell.queue(wait=PATIENCE_SECONDS)) == b"a"
+        assert await take(shell.queue(wait=LIMIT_SECONDS)) == b"a"
         assert await until(lambda: received.lease_lost)
     assert "lease_renew/skipped" in events.names
     assert events.names[-1] == "stale_lease_ack/skipped"
 
 
+@pytest.mark.promise("`max_processing_seconds` stops renewing the lease of a handler that hangs.")
 async def test_a_handler_within_its_time_is_not_disturbed(shell: Shell) -> None:
     """max_processing_seconds ends nothing early."""
     events = shell.events()
@@ -243,6 +268,9 @@ async def test_a_handler_within_its_time_is_not_disturbed(shell: Shell) -> None:
 # What must fit together
 
 
+@pytest.mark.promise(
+    "The heartbeat interval must be less than half of the visibility timeout, whether the queue or the gateway sets it."
+)
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -262,11 +290,17 @@ async def test_a_heartbeat_that_could_not_keep_a_lease_is_refused(
         shell.queue(**options)
 
 
+@pytest.mark.promise(
+    "The heartbeat interval must be less than half of the visibility timeout, whether the queue or the gateway sets it."
+)
 async def test_an_interval_just_under_half_of_the_lease_is_fine(shell: Shell) -> None:
     """The rule is strict at half, and nowhere else."""
     assert shell.queue(heartbeat_interval_seconds=4.99, visibility_timeout_seconds=10)
 
 
+@pytest.mark.promise(
+    "The heartbeat interval must be less than half of the visibility timeout, whether the queue or the gateway sets it."
+)
 async def test_the_lease_of_a_gateway_counts_for_the_interval(shell: Shell) -> None:
     """A gateway without a visibility timeout has nothing to renew, one with a short one too little."""
     for settings in ({}, {"message_visibility_timeout_seconds": 10}):

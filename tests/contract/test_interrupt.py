@@ -1,4 +1,4 @@
-"""What a consumer may rely on when it is told to stop, shown with real processes and real signals."""
+"""Interrupt handlers, tested with real processes and real signals."""
 
 import asyncio
 import multiprocessing
@@ -18,17 +18,20 @@ from redis_message_queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
-from tests.contract.shells import PATIENCE_SECONDS
+from tests.contract.shells import LIMIT_SECONDS
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and fork")
+pytestmark = [
+    pytest.mark.topic("Interrupts"),
+    pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and fork"),
+]
 
-# Every process ends itself after 50 s, so a broken handler fails a test and never hangs it. The runner may be
+# Every process ends itself after 100 s, so a broken handler fails a test and never hangs it. The runner may be
 # a background job with SIGINT ignored, which children inherit: the defaults are put back first.
 PREAMBLE = """
 import asyncio, functools, os, signal, sys, threading, time
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.interrupt import EventDrivenInterruptHandler, GracefulInterruptHandler
-signal.alarm(50)
+signal.alarm(100)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(each, signal.SIG_DFL)
@@ -55,7 +58,7 @@ def fork(work):
         return pid
     code = 1
     try:
-        signal.alarm(50)
+        signal.alarm(100)
         work()
         code = 0
     except BaseException as error:
@@ -87,7 +90,7 @@ def program(script: str) -> Iterator[subprocess.Popen[str]]:
 def run(script: str) -> str:
     """The output of a script that has to end well."""
     with program(script) as process:
-        output, complaints = process.communicate(timeout=PATIENCE_SECONDS)
+        output, complaints = process.communicate(timeout=LIMIT_SECONDS)
         assert process.returncode == 0, complaints
         return output
 
@@ -120,16 +123,18 @@ WORKER = """
 """
 
 
+@pytest.mark.promise("`GracefulInterruptHandler` handles SIGINT, SIGTERM and SIGHUP, or the signals that you pass.")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_worker_finishes_its_work_before_it_leaves(signum: signal.Signals) -> None:
     """Each default signal, sent from outside in the middle of a piece of work, ends the loop and exits 0."""
     with program(WORKER) as process:
         assert says(process) == "at work"
         process.send_signal(signum)
-        output, complaints = process.communicate(timeout=PATIENCE_SECONDS)
+        output, complaints = process.communicate(timeout=LIMIT_SECONDS)
         assert (process.returncode, output, complaints) == (0, "work done\nleft\n", "")
 
 
+@pytest.mark.promise("The first signal sets a flag, raises nothing, and is visible in every thread.")
 def test_nothing_is_interrupted_before_a_signal() -> None:
     """The flag starts False, turns True with the first signal, and no exception is raised."""
     assert (
@@ -143,6 +148,7 @@ def test_nothing_is_interrupted_before_a_signal() -> None:
     )
 
 
+@pytest.mark.promise("The first signal sets a flag, raises nothing, and is visible in every thread.")
 def test_every_thread_sees_the_flag() -> None:
     """A consumer in a worker thread stops on a signal that the main thread received."""
     assert (
@@ -151,13 +157,14 @@ def test_every_thread_sees_the_flag() -> None:
         consumer = threading.Thread(target=wait_for, args=(interrupt,))
         consumer.start()
         send(signal.SIGINT)
-        consumer.join(40)
+        consumer.join(90)
         print(consumer.is_alive())
     """)
         == "False\n"
     )
 
 
+@pytest.mark.promise("`GracefulInterruptHandler` handles SIGINT, SIGTERM and SIGHUP, or the signals that you pass.")
 def test_only_the_chosen_signals_are_owned() -> None:
     """With signals=(SIGUSR1,) the others keep their default, and a list with a duplicate is fine."""
     assert (
@@ -172,6 +179,7 @@ def test_only_the_chosen_signals_are_owned() -> None:
     )
 
 
+@pytest.mark.promise("The first signal sets a flag, raises nothing, and is visible in every thread.")
 @pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="takes many signals, so the real-time ones")
 def test_signals_that_interrupt_the_handler_itself_do_not_deadlock() -> None:
     """At every line of the handling of one signal the next arrives; a lock taken there would stay shut."""
@@ -199,6 +207,10 @@ def test_signals_that_interrupt_the_handler_itself_do_not_deadlock() -> None:
 # The repeated signal
 
 
+@pytest.mark.promise(
+    "A second signal of the same kind has its default effect: `KeyboardInterrupt` for Ctrl-C, termination for the "
+    "others."
+)
 def test_a_second_ctrl_c_raises_keyboard_interrupt() -> None:
     """The first Ctrl+C asks; the second and the third raise."""
     assert (
@@ -216,6 +228,10 @@ def test_a_second_ctrl_c_raises_keyboard_interrupt() -> None:
     )
 
 
+@pytest.mark.promise(
+    "A second signal of the same kind has its default effect: `KeyboardInterrupt` for Ctrl-C, termination for the "
+    "others."
+)
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_ends_a_stuck_process(signum: signal.Signals) -> None:
     """A repeated SIGTERM or SIGHUP kills by the default action, as the parent's wait status shows."""
@@ -230,9 +246,13 @@ def test_a_second_signal_ends_a_stuck_process(signum: signal.Signals) -> None:
         process.send_signal(signum)
         assert says(process) == "stopping"
         process.send_signal(signum)
-        assert process.wait(timeout=PATIENCE_SECONDS) == -signum
+        assert process.wait(timeout=LIMIT_SECONDS) == -signum
 
 
+@pytest.mark.promise(
+    "A second signal of the same kind has its default effect: `KeyboardInterrupt` for Ctrl-C, termination for the "
+    "others."
+)
 def test_a_second_signal_ends_the_process_even_when_the_main_thread_blocks_it() -> None:
     """The default action is aimed at the process, so another thread's open mask lets it in."""
     with program("""
@@ -249,9 +269,13 @@ def test_a_second_signal_ends_the_process_even_when_the_main_thread_blocks_it() 
         process.send_signal(signal.SIGTERM)
         assert says(process) == "stopping"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGTERM
+        assert process.wait(timeout=LIMIT_SECONDS) == -signal.SIGTERM
 
 
+@pytest.mark.promise(
+    "A second signal of the same kind has its default effect: `KeyboardInterrupt` for Ctrl-C, termination for the "
+    "others."
+)
 def test_a_different_signal_is_not_a_repetition() -> None:
     """A supervisor's SIGTERM and SIGHUP after a terminal's SIGINT leave the worker to finish."""
     assert (
@@ -268,6 +292,7 @@ def test_a_different_signal_is_not_a_repetition() -> None:
 # Ownership
 
 
+@pytest.mark.promise("A signal that another `GracefulInterruptHandler` handles is refused.")
 def test_a_second_handler_is_refused_while_the_first_owns_the_signal() -> None:
     """The error names the signal and the way out; the first handler goes on working."""
     output = run("""
@@ -283,6 +308,7 @@ def test_a_second_handler_is_refused_while_the_first_owns_the_signal() -> None:
     assert rest == ["True", "True"]
 
 
+@pytest.mark.promise("A signal that another `GracefulInterruptHandler` handles is refused.")
 def test_handlers_of_different_signals_live_side_by_side() -> None:
     """Ownership is per signal: each handler sees its own only."""
     assert (
@@ -295,8 +321,11 @@ def test_handlers_of_different_signals_live_side_by_side() -> None:
     )
 
 
+@pytest.mark.promise(
+    "A signal that already has a custom handler is refused with `ValueError`, and no handler is installed."
+)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_with_a_foreign_handler_is_refused_and_nothing_is_installed(name: str) -> None:
+def test_a_signal_with_a_custom_handler_is_refused_and_nothing_is_installed(name: str) -> None:
     """All or nothing: the foreign handler stays, the other signals keep their default."""
     output = run(f"""
         def foreign(signum, frame):
@@ -313,6 +342,9 @@ def test_a_signal_with_a_foreign_handler_is_refused_and_nothing_is_installed(nam
     assert rest == ["True", "foreign"]
 
 
+@pytest.mark.promise(
+    "A signal that already has a custom handler is refused with `ValueError`, and no handler is installed."
+)
 def test_an_ignored_signal_is_refused() -> None:
     """Under nohup SIGHUP is ignored on purpose; the error says to leave it out, and that works."""
     output = run("""
@@ -326,6 +358,9 @@ def test_an_ignored_signal_is_refused() -> None:
     assert output.endswith("\nFalse\n")
 
 
+@pytest.mark.promise(
+    "A signal that already has a custom handler is refused with `ValueError`, and no handler is installed."
+)
 def test_sigint_at_the_systems_default_may_be_owned() -> None:
     """A process that chose SIG_DFL for SIGINT gets exactly that on the second Ctrl+C."""
     with program("""
@@ -336,10 +371,13 @@ def test_sigint_at_the_systems_default_may_be_owned() -> None:
         send(signal.SIGINT)
     """) as process:
         assert says(process) == "asked"
-        assert process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGINT
+        assert process.wait(timeout=LIMIT_SECONDS) == -signal.SIGINT
 
 
-def test_keyboard_interrupts_handler_on_another_signal_counts_as_foreign() -> None:
+@pytest.mark.promise(
+    "A signal that already has a custom handler is refused with `ValueError`, and no handler is installed."
+)
+def test_the_default_ctrl_c_handler_on_another_signal_counts_as_custom() -> None:
     """SIGTERM turned into KeyboardInterrupt is somebody's choice, not Python's default."""
     assert "SIGTERM already has a handler" in run("""
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -347,6 +385,10 @@ def test_keyboard_interrupts_handler_on_another_signal_counts_as_foreign() -> No
     """)
 
 
+@pytest.mark.promise(
+    "`GracefulInterruptHandler` must be created in the main thread and before `asyncio.run()`; otherwise the error "
+    "says so."
+)
 def test_inside_asyncio_run_the_error_says_to_construct_before() -> None:
     """asyncio.run takes SIGINT for itself; a handler constructed before it is respected and works."""
     output = run("""
@@ -366,6 +408,10 @@ def test_inside_asyncio_run_the_error_says_to_construct_before() -> None:
     assert output.endswith("\nstopped\n")
 
 
+@pytest.mark.promise(
+    "`GracefulInterruptHandler` must be created in the main thread and before `asyncio.run()`; otherwise the error "
+    "says so."
+)
 def test_off_the_main_thread_the_error_says_where_to_construct() -> None:
     """A thread gets a ValueError that names the main thread, and no signal is touched."""
     output = run("""
@@ -378,10 +424,14 @@ def test_off_the_main_thread_the_error_says_where_to_construct() -> None:
     assert output.endswith("\nTrue\n")
 
 
+@pytest.mark.promise(
+    "`GracefulInterruptHandler` must be created in the main thread and before `asyncio.run()`; otherwise the error "
+    "says so."
+)
 def test_an_interrupted_construction_installs_nothing(
     user_signals: tuple[signal.Signals, signal.Signals], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl+C between two installations gives back the first."""
+    """Ctrl+C between two installations restores the first."""
     first, second = user_signals
     install = signal.signal
 
@@ -399,6 +449,7 @@ def test_an_interrupted_construction_installs_nothing(
 # What `signals` may be
 
 
+@pytest.mark.promise("Signals that cannot be handled, and objects that are not events, are refused by name.")
 @pytest.mark.parametrize(
     "signals", [None, signal.SIGTERM, 15, "SIGTERM", b"\x0f", ["SIGTERM"], [None], [True], [15.0], [[15]]]
 )
@@ -409,6 +460,7 @@ def test_signals_of_the_wrong_type_are_named(signals: object) -> None:
         GracefulInterruptHandler(signals)  # type: ignore[arg-type]  # wrong on purpose
 
 
+@pytest.mark.promise("Signals that cannot be handled, and objects that are not events, are refused by name.")
 @pytest.mark.parametrize("signals", [(), [], set(), iter(())])
 def test_no_signals_at_all_are_refused(signals: object) -> None:
     """An empty collection would make a handler that never stops anything; the error is a ValueError."""
@@ -417,6 +469,7 @@ def test_no_signals_at_all_are_refused(signals: object) -> None:
         GracefulInterruptHandler(signals)  # type: ignore[arg-type]  # as loosely typed as a configuration file
 
 
+@pytest.mark.promise("Signals that cannot be handled, and objects that are not events, are refused by name.")
 @pytest.mark.parametrize(
     ("signum", "name"),
     [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "SIGSTOP"), (0, "signal 0"), (999, "signal 999")],
@@ -430,6 +483,7 @@ def test_a_signal_that_cannot_be_handled_is_named(
     assert signal.getsignal(user_signals[0]) == signal.SIG_DFL
 
 
+@pytest.mark.promise("`GracefulInterruptHandler` handles SIGINT, SIGTERM and SIGHUP, or the signals that you pass.")
 def test_a_platform_without_sighup_does_without_it() -> None:
     """The default signals are those that exist: on Windows SIGINT and SIGTERM."""
     assert (
@@ -445,7 +499,10 @@ def test_a_platform_without_sighup_does_without_it() -> None:
 # reset()
 
 
-def test_reset_gives_the_signals_back_to_python() -> None:
+@pytest.mark.promise(
+    "`reset()` restores the signal handlers, can be called repeatedly, and does not restart a stopped loop."
+)
+def test_reset_restores_the_default_signal_handlers() -> None:
     """After reset, as often as one likes, Ctrl+C raises at once and a fresh handler may be constructed."""
     assert (
         run("""
@@ -467,7 +524,10 @@ def test_reset_gives_the_signals_back_to_python() -> None:
     )
 
 
-def test_reset_does_not_revive_a_loop_that_was_told_to_stop() -> None:
+@pytest.mark.promise(
+    "`reset()` restores the signal handlers, can be called repeatedly, and does not restart a stopped loop."
+)
+def test_reset_does_not_restart_a_stopped_loop() -> None:
     """is_interrupted() stays True after reset; a fresh handler starts False."""
     assert (
         run("""
@@ -480,6 +540,9 @@ def test_reset_does_not_revive_a_loop_that_was_told_to_stop() -> None:
     )
 
 
+@pytest.mark.promise(
+    "`reset()` restores the signal handlers, can be called repeatedly, and does not restart a stopped loop."
+)
 def test_reset_leaves_a_later_handler_alone() -> None:
     """A handler that somebody installed afterwards stays; the signals that are still ours go back."""
     assert (
@@ -497,6 +560,7 @@ def test_reset_leaves_a_later_handler_alone() -> None:
 # Fork
 
 
+@pytest.mark.promise("A forked child must call `reset()` on the inherited signal handler before it can create its own.")
 def test_a_forked_child_cannot_construct_a_handler_beside_the_inherited_one() -> None:
     """The inherited signal table still routes to the parent's handler; the error points to reset()."""
     output = run("""
@@ -507,6 +571,7 @@ def test_a_forked_child_cannot_construct_a_handler_beside_the_inherited_one() ->
     assert output.endswith("\n0\n")
 
 
+@pytest.mark.promise("A forked child must call `reset()` on the inherited signal handler before it can create its own.")
 def test_a_forked_child_resets_the_inherited_handler_then_owns_its_signals() -> None:
     """The child stops by its own handler, the parent notices nothing, then the parent by the parent's."""
     assert (
@@ -533,6 +598,7 @@ def test_a_forked_child_resets_the_inherited_handler_then_owns_its_signals() -> 
     )
 
 
+@pytest.mark.promise("A forked child must call `reset()` on the inherited signal handler before it can create its own.")
 def test_a_forked_child_that_only_resets_dies_of_sigterm_as_usual() -> None:
     """After reset the child has plain defaults."""
     assert (
@@ -550,6 +616,7 @@ def test_a_forked_child_that_only_resets_dies_of_sigterm_as_usual() -> None:
     )
 
 
+@pytest.mark.promise("A forked child must call `reset()` on the inherited signal handler before it can create its own.")
 def test_a_signal_before_the_childs_reset_is_not_lost() -> None:
     """It is seen on the inherited handler, also after reset."""
     assert (
@@ -567,6 +634,7 @@ def test_a_signal_before_the_childs_reset_is_not_lost() -> None:
     )
 
 
+@pytest.mark.promise("A signal handler created after the fork belongs to its worker.")
 def test_a_handler_constructed_after_fork_is_local_to_the_worker() -> None:
     """With nothing constructed in the parent, children construct theirs and the parent keeps the defaults."""
     assert (
@@ -583,6 +651,7 @@ def test_a_handler_constructed_after_fork_is_local_to_the_worker() -> None:
     )
 
 
+@pytest.mark.promise("A forked child must call `reset()` on the inherited signal handler before it can create its own.")
 def test_a_fork_from_a_thread_may_reset_and_construct() -> None:
     """The forking thread is the child's main thread."""
     assert (
@@ -608,6 +677,7 @@ def test_a_fork_from_a_thread_may_reset_and_construct() -> None:
 # Events
 
 
+@pytest.mark.promise("`EventDrivenInterruptHandler` follows an event object of yours and installs no signal handlers.")
 @pytest.mark.parametrize("make", [threading.Event, asyncio.Event, multiprocessing.Event])
 def test_an_event_interrupts_while_it_is_set(make: type[threading.Event]) -> None:
     """The handler has no memory of its own: it says what the event says."""
@@ -621,6 +691,7 @@ def test_an_event_interrupts_while_it_is_set(make: type[threading.Event]) -> Non
     assert answers == [False, True, False]
 
 
+@pytest.mark.promise("`EventDrivenInterruptHandler` follows an event object of yours and installs no signal handlers.")
 def test_any_object_with_is_set_will_do() -> None:
     """Whatever is_set() returns, the answer is a bool."""
 
@@ -640,6 +711,7 @@ class Awaitable:
         return False
 
 
+@pytest.mark.promise("Signals that cannot be handled, and objects that are not events, are refused by name.")
 @pytest.mark.parametrize("event", [None, True, "stop", lambda: True, threading.Event, Uncallable(), Awaitable()])
 def test_what_is_not_an_event_is_named(event: object) -> None:
     """The error names the parameter, what was given, and what to pass."""
@@ -648,6 +720,7 @@ def test_what_is_not_an_event_is_named(event: object) -> None:
     assert repr(event) in str(refusal.value)
 
 
+@pytest.mark.promise("`EventDrivenInterruptHandler` follows an event object of yours and installs no signal handlers.")
 def test_an_event_handler_leaves_the_signals_to_their_owner() -> None:
     """Another library owns SIGTERM and sets the event in its hook: the worker stops and exits by itself."""
     assert (
@@ -668,6 +741,9 @@ def test_an_event_handler_leaves_the_signals_to_their_owner() -> None:
 # A source of one's own
 
 
+@pytest.mark.promise(
+    "`BaseGracefulInterruptHandler` has one abstract method and is the base class of both interrupt handlers."
+)
 def test_a_custom_source_needs_one_method() -> None:
     """is_interrupted is the only abstract method, and both built-in handlers are subclasses."""
 

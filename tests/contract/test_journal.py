@@ -1,4 +1,4 @@
-"""A queue with a journal: what is told, for whom it is written, and that it agrees with what happened."""
+"""A queue with a journal: what it records, for which queue objects, and that it agrees with what happened."""
 
 from collections import Counter
 from typing import Any
@@ -7,6 +7,8 @@ import pytest
 
 from redis_message_queue import ConfigurationError, RetryPolicy
 from tests.contract.shells import Awaited, Shell, fail, take
+
+pytestmark = pytest.mark.topic("Journal")
 
 
 def told(shell: Shell, queue: Any) -> list[dict[str, str]]:
@@ -19,7 +21,8 @@ def events(shell: Shell, queue: Any) -> list[str]:
     return [entry["event"] for entry in told(shell, queue)]
 
 
-async def test_a_queue_has_no_journal_unless_it_is_asked_for(shell: Shell) -> None:
+@pytest.mark.promise("A queue has a journal only if one object asks for it; then every object of the queue writes it.")
+async def test_a_queue_has_no_journal_by_default(shell: Shell) -> None:
     """Not a key of it."""
     queue = shell.queue(wait=0)
     await queue.publish("a")
@@ -28,7 +31,8 @@ async def test_a_queue_has_no_journal_unless_it_is_asked_for(shell: Shell) -> No
     assert not shell.redis.hexists(queue.key.meta, "journal")
 
 
-async def test_a_journal_tells_a_messages_whole_life(shell: Shell) -> None:
+@pytest.mark.promise("Each state change of a message is a journal entry, written by the script that makes the change.")
+async def test_a_journal_records_the_whole_life_of_a_message(shell: Shell) -> None:
     """From the publish to the ack, under one id."""
     queue = shell.queue(wait=0, journal=True)
     await queue.publish("a")
@@ -37,6 +41,7 @@ async def test_a_journal_tells_a_messages_whole_life(shell: Shell) -> None:
     assert len({entry["id"] for entry in told(shell, queue)}) == 1
 
 
+@pytest.mark.promise("A queue has a journal only if one object asks for it; then every object of the queue writes it.")
 async def test_everybody_writes_the_journal_of_a_queue(shell: Shell) -> None:
     """Also an object that never heard of it."""
     await shell.queue(wait=0, journal=True).publish("a")
@@ -46,7 +51,8 @@ async def test_everybody_writes_the_journal_of_a_queue(shell: Shell) -> None:
     assert events(shell, other) == ["published", "published", "claimed", "acked"]
 
 
-async def test_a_journal_begins_with_the_first_call_of_whoever_wants_it(shell: Shell) -> None:
+@pytest.mark.promise("A queue has a journal only if one object asks for it; then every object of the queue writes it.")
+async def test_a_journal_begins_with_the_first_call_that_enables_it(shell: Shell) -> None:
     """Also if that is a consumer; what lay there before is told from its claim on."""
     await shell.queue(wait=0).publish("a")
     queue = shell.queue(wait=0, journal=True)
@@ -54,7 +60,8 @@ async def test_a_journal_begins_with_the_first_call_of_whoever_wants_it(shell: S
     assert events(shell, queue) == ["claimed", "acked"]
 
 
-async def test_payloads_are_told_only_where_they_are_wanted(shell: Shell) -> None:
+@pytest.mark.promise('The journal contains payloads only with `journal="payload"`.')
+async def test_payloads_are_in_the_journal_only_on_request(shell: Shell) -> None:
     """They may be private."""
     queue = shell.queue("with", wait=0, journal="payload")
     await queue.publish("a")
@@ -66,7 +73,8 @@ async def test_payloads_are_told_only_where_they_are_wanted(shell: Shell) -> Non
     assert "payload" not in told(shell, queue)[0]
 
 
-async def test_duplicates_delays_and_tenants_are_told(shell: Shell) -> None:
+@pytest.mark.promise("Each state change of a message is a journal entry, written by the script that makes the change.")
+async def test_duplicates_delays_and_tenants_are_in_the_journal(shell: Shell) -> None:
     """In the order in which they came."""
     queue = shell.queue(wait=0, journal=True, deduplication=True)
     await queue.publish("a")
@@ -76,7 +84,8 @@ async def test_duplicates_delays_and_tenants_are_told(shell: Shell) -> None:
     assert [entry["tenant"] for entry in told(shell, queue)] == ["", "", "acme", "acme"]
 
 
-async def test_failures_and_retries_are_told_with_the_type_of_the_error(shell: Shell) -> None:
+@pytest.mark.promise("The journal records the type of an error but never its text.")
+async def test_failures_and_retries_are_in_the_journal_with_the_type_of_the_error(shell: Shell) -> None:
     """And never with its words."""
     policy = RetryPolicy(max_attempts=2, initial_delay_seconds=0.001, jitter=0)
     queue = shell.queue(wait=5, journal=True, retry_policy=policy)
@@ -88,7 +97,8 @@ async def test_failures_and_retries_are_told_with_the_type_of_the_error(shell: S
     assert "secret" not in str(told(shell, queue))
 
 
-async def test_a_failure_is_told_also_where_nothing_keeps_the_message(shell: Shell) -> None:
+@pytest.mark.promise("The journal records the type of an error but never its text.")
+async def test_a_failure_is_in_the_journal_even_if_the_message_is_removed(shell: Shell) -> None:
     """Without a failed list it is gone, and the journal is what knows of it."""
     queue = shell.queue(wait=0, journal=True)
     await queue.publish("a")
@@ -97,7 +107,8 @@ async def test_a_failure_is_told_also_where_nothing_keeps_the_message(shell: She
     assert told(shell, queue)[-1]["error_type"] == "KeyError"
 
 
-async def test_what_operators_do_is_told(shell: Shell) -> None:
+@pytest.mark.promise("The journal records what operators remove or redrive, with counts and lineage.")
+async def test_operator_actions_are_in_the_journal(shell: Shell) -> None:
     """With counts, targets and lineage."""
     queue = shell.queue(wait=0, journal=True, retry_policy=RetryPolicy(max_attempts=1))
     await queue.publish("a")
@@ -115,7 +126,8 @@ async def test_what_operators_do_is_told(shell: Shell) -> None:
     ]
 
 
-async def test_a_hand_off_is_told_by_both_queues(shell: Shell) -> None:
+@pytest.mark.promise("A hand-off is in the journals of both queues.")
+async def test_a_hand_off_is_in_both_journals(shell: Shell) -> None:
     """Leaving here, entering there."""
     queue, results = shell.queue(wait=0, journal=True), shell.queue("results", wait=0, journal=True)
     await queue.publish("a")
@@ -125,7 +137,8 @@ async def test_a_hand_off_is_told_by_both_queues(shell: Shell) -> None:
     assert events(shell, results) == ["published"]
 
 
-async def test_batches_and_loops_are_told_message_by_message(shell: Shell) -> None:
+@pytest.mark.promise("Each state change of a message is a journal entry, written by the script that makes the change.")
+async def test_batches_and_loops_are_in_the_journal_message_by_message(shell: Shell) -> None:
     """As often as there were messages."""
     queue = shell.queue(wait=0, journal=True)
     await queue.publish_many([str(number) for number in range(50)])
@@ -134,7 +147,8 @@ async def test_batches_and_loops_are_told_message_by_message(shell: Shell) -> No
     assert [int(entry["n"]) for entry in told(shell, queue)] == list(range(1, 151))
 
 
-async def test_a_call_that_is_sent_twice_is_told_once(shell: Shell) -> None:
+@pytest.mark.promise("A retried call is in the journal once.")
+async def test_a_call_that_is_sent_twice_is_in_the_journal_once(shell: Shell) -> None:
     """Its answer is remembered, and so is what was told."""
     client = shell.lossy_client()
     queue = shell.queue(client=client, wait=0, journal=True)
@@ -146,6 +160,7 @@ async def test_a_call_that_is_sent_twice_is_told_once(shell: Shell) -> None:
     assert client.losses.sent >= 5  # two of the three were sent twice
 
 
+@pytest.mark.promise('`journal` is a bool or `"payload"`, and its length an int.')
 @pytest.mark.parametrize("value", ["yes", "payloads", 1, None, b"payload"])
 def test_a_journal_is_kept_or_not_or_with_payloads(shell: Shell, value: Any) -> None:
     """Anything else is refused where the queue is made."""
@@ -153,6 +168,7 @@ def test_a_journal_is_kept_or_not_or_with_payloads(shell: Shell, value: Any) -> 
         shell.queue(journal=value)
 
 
+@pytest.mark.promise('`journal` is a bool or `"payload"`, and its length an int.')
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, None])
 def test_the_length_of_a_journal_is_a_whole_number_from_one(shell: Shell, value: Any) -> None:
     with pytest.raises((ConfigurationError, TypeError), match="max_journal_length"):

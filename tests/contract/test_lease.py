@@ -1,4 +1,4 @@
-"""A claim is a lease: while it lasts nobody else gets the message, and afterwards its old holder can change nothing."""
+"""While a lease lasts, no other consumer gets the message; afterwards its old holder can change nothing."""
 
 import asyncio
 import contextlib
@@ -7,12 +7,18 @@ import time
 
 import pytest
 
-from tests.contract.shells import PATIENCE_SECONDS, Shell, claim_and_die, fail, holding, take
+from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, fail, holding, take
+
+pytestmark = pytest.mark.topic("Leases")
 
 
+@pytest.mark.promise("A message that is not settled when its lease ends is delivered again, but never earlier.")
+@pytest.mark.promise(
+    "A lease does not limit a handler: the handler is not interrupted and may overlap with the next delivery."
+)
 async def test_a_message_comes_back_when_its_lease_is_over(shell: Shell) -> None:
-    """And no sooner: by the real clock, to whoever asks next."""
-    queue = shell.queue(wait=PATIENCE_SECONDS, visibility_timeout_seconds=0.4)
+    """And no sooner: by the real clock, to the next consumer."""
+    queue = shell.queue(wait=LIMIT_SECONDS, visibility_timeout_seconds=0.4)
     await queue.publish("a")
     started = time.monotonic()
     async with queue.process_message():
@@ -28,6 +34,7 @@ async def test_a_message_comes_back_when_its_lease_is_over(shell: Shell) -> None
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("By default a claim takes a lease of 300 seconds: delivery is at least once.")
 async def test_a_lease_lasts_five_minutes_unless_the_user_says_otherwise(shell: Shell) -> None:
     """Read from the deadline, which is in microseconds of the server's clock."""
     for options, length in (
@@ -41,9 +48,11 @@ async def test_a_lease_lasts_five_minutes_unless_the_user_says_otherwise(shell: 
         seconds, micros = shell.redis.time()
         async with holding(queue):
             ((_, deadline),) = shell.redis.zrange(queue.key.leases, 0, -1, withscores=True)
-        assert length - 0.001 <= deadline / 1e6 - (seconds + micros / 1e6) < length + PATIENCE_SECONDS
+        assert length - 0.001 <= deadline / 1e6 - (seconds + micros / 1e6) < length + LIMIT_SECONDS
 
 
+@pytest.mark.promise("Every lease counts as a delivery, even if no handler started.")
+@pytest.mark.promise("The delivery count is stored in Redis with the message.")
 async def test_every_delivery_is_counted(shell: Shell) -> None:
     """From the grant of the claim on, whether or not a handler got to run."""
     queue = shell.queue()
@@ -57,6 +66,7 @@ async def test_every_delivery_is_counted(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("Redelivered messages are claimed before pending ones.")
 async def test_what_comes_back_goes_before_what_waits(shell: Shell) -> None:
     """In the order of the deadlines, also when the messages were claimed by different consumers."""
     one, other = shell.queue(wait=0), shell.queue(wait=0)
@@ -68,9 +78,10 @@ async def test_what_comes_back_goes_before_what_waits(shell: Shell) -> None:
     assert [await take(other) for _ in range(5)] == [b"a", b"b", b"c", b"d", None]
 
 
+@pytest.mark.promise("Messages whose leases end together keep their order, however many there are.")
 async def test_hundreds_come_back_in_their_order(shell: Shell) -> None:
     """Quick claims, whose deadlines differ by microseconds only; the real deadlines decide."""
-    queue = shell.queue(wait=PATIENCE_SECONDS, visibility_timeout_seconds=PATIENCE_SECONDS)
+    queue = shell.queue(wait=LIMIT_SECONDS, visibility_timeout_seconds=LIMIT_SECONDS)
     for number in range(230):
         await queue.publish(str(number))
     for _ in range(230):
@@ -84,6 +95,10 @@ async def test_hundreds_come_back_in_their_order(shell: Shell) -> None:
 # Fencing
 
 
+@pytest.mark.promise("A consumer that has lost its lease cannot ack, fail or renew the message.")
+@pytest.mark.promise(
+    "A renewal emits `lease_renew`; late calls emit `stale_lease_ack`, `stale_lease_nack` or `stale_lease_renew`."
+)
 async def test_a_consumer_that_lost_its_lease_cannot_ack(shell: Shell) -> None:
     """The second holder's message stays when the first holder finishes late; the second one's ack counts."""
     events = shell.events()
@@ -104,6 +119,10 @@ async def test_a_consumer_that_lost_its_lease_cannot_ack(shell: Shell) -> None:
     assert shell.listed(quick.key.completed) == [b"a"]
 
 
+@pytest.mark.promise("A consumer that has lost its lease cannot ack, fail or renew the message.")
+@pytest.mark.promise(
+    "A renewal emits `lease_renew`; late calls emit `stale_lease_ack`, `stale_lease_nack` or `stale_lease_renew`."
+)
 async def test_a_consumer_that_lost_its_lease_cannot_fail_the_message(shell: Shell) -> None:
     """Its own exception still reaches its caller; the message is neither removed nor in the failed list."""
     events = shell.events()
@@ -120,6 +139,9 @@ async def test_a_consumer_that_lost_its_lease_cannot_fail_the_message(shell: She
     assert shell.processing(quick) == 1
 
 
+@pytest.mark.promise(
+    "A late ack changes nothing once the message is settled; it counts if no other consumer has claimed the message."
+)
 async def test_a_late_ack_does_nothing_after_the_message_is_done(shell: Shell) -> None:
     """The second holder has finished; the first one's end is told as stale and changes nothing."""
     events = shell.events()
@@ -132,6 +154,7 @@ async def test_a_late_ack_does_nothing_after_the_message_is_done(shell: Shell) -
     assert shell.listed(slow.key.completed) == [b"a"]
 
 
+@pytest.mark.promise("A consumer that has lost its lease cannot ack, fail or renew the message.")
 async def test_every_earlier_holder_is_fenced_off(shell: Shell) -> None:
     """Not the last one only: three consumers come too late, in any order, and the fourth acks."""
     queue = shell.queue()
@@ -147,6 +170,9 @@ async def test_every_earlier_holder_is_fenced_off(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "A late ack changes nothing once the message is settled; it counts if no other consumer has claimed the message."
+)
 async def test_a_late_ack_counts_while_nobody_else_has_the_message(shell: Shell) -> None:
     """The lease is over but not taken over: done is done."""
     events = shell.events()
@@ -159,6 +185,7 @@ async def test_a_late_ack_counts_while_nobody_else_has_the_message(shell: Shell)
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("A late ack or nack logs a warning without the payload.")
 async def test_a_stale_end_is_logged_without_the_payload(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
     """A warning with the message's id, so that somebody finds the lease too short."""
     queue = shell.queue()
@@ -173,7 +200,11 @@ async def test_a_stale_end_is_logged_without_the_payload(shell: Shell, caplog: p
     assert "secret" not in caplog.text
 
 
-async def test_lease_lost_tells_a_handler_that_its_time_is_over(shell: Shell) -> None:
+@pytest.mark.promise(
+    "A lease does not limit a handler: the handler is not interrupted and may overlap with the next delivery."
+)
+@pytest.mark.promise("`lease_lost` of a received message says that its lease is lost.")
+async def test_lease_lost_shows_a_handler_that_its_lease_ended(shell: Shell) -> None:
     """By the consumer's own clock, without asking Redis; after the block it can still be read."""
     queue = shell.queue(visibility_timeout_seconds=0.5)
     await queue.publish("a")
@@ -184,6 +215,7 @@ async def test_lease_lost_tells_a_handler_that_its_time_is_over(shell: Shell) ->
         assert received.lease_lost is True
 
 
+@pytest.mark.promise("A queue object with a different visibility timeout respects existing leases.")
 async def test_a_queue_with_another_timeout_respects_the_lease_of_the_first(shell: Shell) -> None:
     """The deadline is in Redis: a consumer with a short timeout does not take what another still holds."""
     patient, hasty = shell.queue(visibility_timeout_seconds=300), shell.queue(wait=0, visibility_timeout_seconds=0.05)
@@ -193,6 +225,7 @@ async def test_a_queue_with_another_timeout_respects_the_lease_of_the_first(shel
         assert await take(hasty) is None
 
 
+@pytest.mark.promise("Without a retry policy, failed messages are not retried.")
 async def test_a_failure_after_redelivery_removes_the_message_for_good(shell: Shell) -> None:
     """Redelivery is for crashes; an ordinary exception ends a message in any delivery."""
     queue = shell.queue(wait=0)

@@ -1,4 +1,4 @@
-"""Options belong to the object and messages to Redis: what a change of options does to what is there already."""
+"""Options belong to the queue object and messages to Redis: what a change of options does to existing messages."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tests.contract.shells import (
-    PATIENCE_SECONDS,
+    LIMIT_SECONDS,
     AsyncioQueue,
     BlockingQueue,
     Queue,
@@ -22,6 +22,8 @@ from tests.contract.shells import (
     until,
 )
 
+pytestmark = pytest.mark.topic("Changes on a live queue")
+
 LEASED = {"visibility_timeout_seconds": 300}
 UNLEASED: dict[str, Any] = {"visibility_timeout_seconds": None}
 
@@ -29,7 +31,7 @@ both_ways = pytest.mark.parametrize(("old", "new"), [(LEASED, UNLEASED), (UNLEAS
 
 
 def contents(shell: Shell, queue: Any) -> dict[bytes, bytes]:
-    """Every key of this queue but bell and reply cache, as the server would save it."""
+    """Every key of this queue but wake-up key and reply cache, as the server would save it."""
     prefix = f"{queue.key.prefix}{queue.key.separator}".encode()
     return {key: shell.redis.dump(key) for key in shell.leftovers(queue) if key.startswith(prefix)}
 
@@ -51,14 +53,17 @@ async def take_all(queue: Any) -> list[Any]:
 
 def seconds_left(shell: Shell, queue: Any) -> float:
     """How long the only lease still lasts, by the server's clock."""
-    seconds, micros = shell.redis.time()
     ((_, deadline),) = shell.redis.zrange(queue.key.leases, 0, -1, withscores=True)
+    seconds, micros = shell.redis.time()  # after the deadline: a heartbeat may renew the lease in between
     return float(deadline / 1e6 - (seconds + micros / 1e6))
 
 
 # Names
 
 
+@pytest.mark.promise(
+    "A different name or separator is a different queue; the old one stays unchanged under its old name."
+)
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -94,6 +99,9 @@ async def test_other_keys_are_another_queue(shell: Shell, old: dict[str, Any], n
     assert await before.publish("e") is False
 
 
+@pytest.mark.promise(
+    "A different name or separator is a different queue; the old one stays unchanged under its old name."
+)
 async def test_a_queue_moves_to_a_new_name_while_it_works(shell: Shell) -> None:
     """Producers go first, a consumer of the old name works it off, one of the new name takes what is new."""
     old, new = shell.queue("old", wait=0), shell.queue("new", wait=0)
@@ -109,49 +117,61 @@ async def test_a_queue_moves_to_a_new_name_while_it_works(shell: Shell) -> None:
 # Dead letters
 
 
-def buried_in(shell: Shell, key: str | None, **settings: Any) -> Any:
+def with_dead_letters_in(shell: Shell, key: str | None, **settings: Any) -> Any:
     """A queue behind a gateway that delivers once and puts its dead where it is told to."""
     usual = {"message_visibility_timeout_seconds": 300, "max_delivery_count": 1, "message_wait_interval_seconds": 0}
     return shell.queue(gateway=shell.gateway(**usual | settings, dead_letter_queue=key))
 
 
-async def bury(shell: Shell, queue: Any, text: str) -> None:
+async def dead_letter(shell: Shell, queue: Any, text: str) -> None:
     await queue.publish(text)
     await deliver(shell, queue, 1)
     assert await take(queue) is None
 
 
+@pytest.mark.promise(
+    "Renaming the dead-letter list, or changing between `gateway=` and `client=`, leaves the old list as it is."
+)
 async def test_a_renamed_dead_letter_list_leaves_the_old_one_as_it_is(shell: Shell) -> None:
     """What died before stays there and what dies afterwards does not go there; changed back, all goes there again."""
-    old, new = buried_in(shell, "graveyard"), buried_in(shell, "cemetery")
-    await bury(shell, old, "a")
-    await bury(shell, new, "b")
-    assert (shell.listed("graveyard"), shell.listed("cemetery")) == ([b"a"], [b"b"])
-    await bury(shell, old, "c")
-    assert (shell.listed("graveyard"), shell.listed("cemetery")) == ([b"c", b"a"], [b"b"])
+    old, new = with_dead_letters_in(shell, "poison"), with_dead_letters_in(shell, "other-poison")
+    await dead_letter(shell, old, "a")
+    await dead_letter(shell, new, "b")
+    assert (shell.listed("poison"), shell.listed("other-poison")) == ([b"a"], [b"b"])
+    await dead_letter(shell, old, "c")
+    assert (shell.listed("poison"), shell.listed("other-poison")) == ([b"c", b"a"], [b"b"])
 
 
-async def test_a_message_is_buried_where_the_claim_that_finds_it_says(shell: Shell) -> None:
+@pytest.mark.promise(
+    "Renaming the dead-letter list, or changing between `gateway=` and `client=`, leaves the old list as it is."
+)
+async def test_the_claiming_queue_chooses_the_dead_letter_list(shell: Shell) -> None:
     """Not where the consumer that had it would have: a message has no dead-letter list, a queue object has one."""
-    old, new = buried_in(shell, "graveyard"), buried_in(shell, "cemetery")
+    old, new = with_dead_letters_in(shell, "poison"), with_dead_letters_in(shell, "other-poison")
     await old.publish("a")
     await deliver(shell, old, 1)
     assert await take(new) is None
-    assert (shell.listed("graveyard"), shell.listed("cemetery")) == ([], [b"a"])
+    assert (shell.listed("poison"), shell.listed("other-poison")) == ([], [b"a"])
 
 
+@pytest.mark.promise(
+    "Renaming the dead-letter list, or changing between `gateway=` and `client=`, leaves the old list as it is."
+)
 async def test_client_instead_of_gateway_buries_in_the_queues_own_list(shell: Shell) -> None:
     """The same as a rename where the gateway had named another, and no change where it had not."""
     plain = shell.queue(wait=0, max_delivery_count=1)
-    await bury(shell, buried_in(shell, "graveyard"), "a")
-    await bury(shell, plain, "b")
-    assert (shell.listed("graveyard"), shell.listed("q::dlq")) == ([b"a"], [b"b"])
-    unnamed = buried_in(shell, None)
+    await dead_letter(shell, with_dead_letters_in(shell, "poison"), "a")
+    await dead_letter(shell, plain, "b")
+    assert (shell.listed("poison"), shell.listed("q::dlq")) == ([b"a"], [b"b"])
+    unnamed = with_dead_letters_in(shell, None)
     assert unnamed.key.dead_letter == plain.key.dead_letter
-    await bury(shell, unnamed, "c")
+    await dead_letter(shell, unnamed, "c")
     assert shell.listed("q::dlq") == [b"c", b"b"]
 
 
+@pytest.mark.promise(
+    "Renaming the dead-letter list, or changing between `gateway=` and `client=`, leaves the old list as it is."
+)
 async def test_gateway_instead_of_client_brings_neither_a_lease_nor_a_limit(shell: Shell) -> None:
     """Unless it is given them: a bare gateway switches the visibility timeout off, and what was leased stays put."""
     plain, bare = shell.queue(wait=0), shell.queue(gateway=shell.gateway(message_wait_interval_seconds=0))
@@ -164,6 +184,7 @@ async def test_gateway_instead_of_client_brings_neither_a_lease_nor_a_limit(shel
     assert await take(plain) == b"a"
 
 
+@pytest.mark.promise("A lower delivery limit counts earlier deliveries.")
 async def test_a_lowered_delivery_limit_counts_what_was_delivered_before(shell: Shell) -> None:
     """The next claim buries what has had as many or more; the others are delivered."""
     before, after = shell.queue(wait=0), shell.queue(wait=0, max_delivery_count=2)
@@ -177,6 +198,7 @@ async def test_a_lowered_delivery_limit_counts_what_was_delivered_before(shell: 
     assert shell.leftovers(after) == {b"q::dlq"}
 
 
+@pytest.mark.promise("A lower delivery limit counts earlier deliveries.")
 async def test_a_lowered_delivery_limit_does_not_take_a_message_from_its_holder(shell: Shell) -> None:
     """It is looked at when the lease is over; until then the last delivery may succeed."""
     before, after = shell.queue(), shell.queue(wait=0, max_delivery_count=1)
@@ -188,6 +210,7 @@ async def test_a_lowered_delivery_limit_does_not_take_a_message_from_its_holder(
     assert shell.leftovers(after) == set()
 
 
+@pytest.mark.promise("A lower delivery limit counts earlier deliveries.")
 async def test_a_raised_delivery_limit_gives_what_still_lives_further_deliveries(shell: Shell) -> None:
     """What is dead stays dead."""
     before, after = shell.queue(wait=0, max_delivery_count=2), shell.queue(wait=0, max_delivery_count=4)
@@ -203,6 +226,7 @@ async def test_a_raised_delivery_limit_gives_what_still_lives_further_deliveries
     assert shell.listed(after.key.dead_letter) == [b"dead"]
 
 
+@pytest.mark.promise("Deliveries are counted even without a limit, and nothing is left behind.")
 async def test_deliveries_are_counted_with_and_without_a_limit(shell: Shell) -> None:
     """From a number to None and back: the count goes on, so the limit finds what was delivered in between."""
     limited, unlimited = shell.queue(wait=0, max_delivery_count=3), shell.queue(wait=0, max_delivery_count=None)
@@ -216,6 +240,7 @@ async def test_deliveries_are_counted_with_and_without_a_limit(shell: Shell) -> 
     assert shell.listed(limited.key.dead_letter) == [b"a"]
 
 
+@pytest.mark.promise("Deliveries are counted even without a limit, and nothing is left behind.")
 @pytest.mark.parametrize("end", [take, lambda queue: fail(queue, ValueError())], ids=["ack", "failure"])
 async def test_without_a_limit_the_count_goes_with_its_message(shell: Shell, end: Callable[[Any], Any]) -> None:
     """From a number to None nothing is left behind that somebody would have to clear away."""
@@ -227,21 +252,26 @@ async def test_without_a_limit_the_count_goes_with_its_message(shell: Shell, end
     assert shell.leftovers(unlimited) == set()
 
 
+@pytest.mark.promise("A lower list limit applies with the next message of its kind.")
 async def test_a_limit_on_the_dead_letters_trims_with_the_next_one(shell: Shell) -> None:
     """Until somebody dies the list is left alone; then the newest stay."""
-    endless, limited = buried_in(shell, None), buried_in(shell, None, max_dead_letter_length=2)
+    endless, limited = with_dead_letters_in(shell, None), with_dead_letters_in(shell, None, max_dead_letter_length=2)
     for text in "abcd":
-        await bury(shell, endless, text)
+        await dead_letter(shell, endless, text)
     await limited.publish("handled")
     assert await take_all(limited) == [b"handled"]
     assert shell.listed("q::dlq") == [b"d", b"c", b"b", b"a"]
-    await bury(shell, limited, "e")
+    await dead_letter(shell, limited, "e")
     assert shell.listed("q::dlq") == [b"e", b"d"]
 
 
 # The visibility timeout, switched off and on
 
 
+@pytest.mark.promise(
+    "Turning the visibility timeout on or off loses nothing; messages in processing keep the rule they were claimed "
+    "under."
+)
 @both_ways
 @pytest.mark.parametrize("failing", [False, True], ids=["ack", "failure"])
 async def test_a_holder_settles_its_message_after_the_toggle(
@@ -263,6 +293,10 @@ async def test_a_holder_settles_its_message_after_the_toggle(
     assert shell.leftovers(after) <= {b"q::completed", b"q::failed"}
 
 
+@pytest.mark.promise(
+    "Turning the visibility timeout on or off loses nothing; messages in processing keep the rule they were claimed "
+    "under."
+)
 async def test_switched_off_what_a_dead_consumer_held_waits_for_one_with_a_timeout(shell: Shell) -> None:
     """It stays in processing with its lease and its count; consumers without a timeout go past it, for ever."""
     before, after = shell.queue(wait=0, **LEASED), shell.queue(wait=0, **UNLEASED)
@@ -280,6 +314,10 @@ async def test_switched_off_what_a_dead_consumer_held_waits_for_one_with_a_timeo
     assert shell.leftovers(before) == set()
 
 
+@pytest.mark.promise(
+    "Turning the visibility timeout on or off loses nothing; messages in processing keep the rule they were claimed "
+    "under."
+)
 async def test_switched_on_what_a_dead_consumer_held_stays_in_processing(shell: Shell) -> None:
     """It was at most once when it was delivered, and stays so: it has no lease that could end. Nothing else is left."""
     before, after = shell.queue(wait=0, **UNLEASED), shell.queue(wait=0, **LEASED)
@@ -292,6 +330,10 @@ async def test_switched_on_what_a_dead_consumer_held_stays_in_processing(shell: 
     assert stored.endswith(b"a")
 
 
+@pytest.mark.promise(
+    "Turning the visibility timeout on or off loses nothing; messages in processing keep the rule they were claimed "
+    "under."
+)
 @both_ways
 async def test_what_waits_is_delivered_under_the_new_rule(
     shell: Shell, old: dict[str, Any], new: dict[str, Any]
@@ -305,8 +347,12 @@ async def test_what_waits_is_delivered_under_the_new_rule(
     assert shell.leftovers(after) == set()
 
 
+@pytest.mark.promise(
+    "Turning the visibility timeout on or off loses nothing; messages in processing keep the rule they were claimed "
+    "under."
+)
 @both_ways
-async def test_what_was_given_back_before_the_toggle_is_delivered_after_it(
+async def test_messages_requeued_before_the_toggle_are_delivered_after_it(
     shell: Shell, old: dict[str, Any], new: dict[str, Any]
 ) -> None:
     """It has an entry in the deliveries, which goes with it under the other rule too."""
@@ -319,13 +365,17 @@ async def test_what_was_given_back_before_the_toggle_is_delivered_after_it(
     assert shell.leftovers(after) == set()
 
 
+@pytest.mark.promise(
+    "Turning the visibility timeout on or off loses nothing; messages in processing keep the rule they were claimed "
+    "under."
+)
 async def test_while_both_kinds_work_together_each_message_is_handled_once(shell: Shell) -> None:
     """A deployment in waves: two consumers with leases, two without, one line."""
     expected = [b"%d" % number for number in range(120)]
     producer, handled = shell.queue(), Counter[bytes]()
 
     def consumer(options: dict[str, Any]) -> Callable[[], Any]:
-        queue = shell.queue(wait=PATIENCE_SECONDS, **options)
+        queue = shell.queue(wait=LIMIT_SECONDS, **options)
 
         async def work() -> None:
             while (message := await take(queue)) != b"go home":
@@ -344,19 +394,21 @@ async def test_while_both_kinds_work_together_each_message_is_handled_once(shell
 # The visibility timeout, longer and shorter
 
 
+@pytest.mark.promise("A changed visibility timeout applies to new leases and renewals.")
 async def test_a_longer_timeout_does_not_prolong_the_leases_that_are_out(shell: Shell) -> None:
     """They end when they were meant to, by the real clock; the delivery after that has the new length."""
     before = shell.queue(visibility_timeout_seconds=0.4)
-    after = shell.queue(wait=PATIENCE_SECONDS, visibility_timeout_seconds=5_000)
+    after = shell.queue(wait=LIMIT_SECONDS, visibility_timeout_seconds=5_000)
     await before.publish("a")
     await claim_and_die(before)
     assert seconds_left(shell, before) <= 0.4
     async with after.process_message() as message:
         assert message == b"a"
         assert after.current_message().delivery_count == 2
-        assert 5_000 - PATIENCE_SECONDS < seconds_left(shell, after) <= 5_000.001
+        assert 5_000 - LIMIT_SECONDS < seconds_left(shell, after) <= 5_000.001
 
 
+@pytest.mark.promise("A changed visibility timeout applies to new leases and renewals.")
 async def test_a_shorter_timeout_does_not_shorten_the_leases_that_are_out(shell: Shell) -> None:
     """The deadline in Redis stays as it is, however short the leases are that others give."""
     before, after = shell.queue(), shell.queue(wait=0, visibility_timeout_seconds=0.05)
@@ -372,6 +424,7 @@ async def test_a_shorter_timeout_does_not_shorten_the_leases_that_are_out(shell:
         assert seconds_left(shell, after) <= 0.051
 
 
+@pytest.mark.promise("A changed visibility timeout applies to new leases and renewals.")
 @pytest.mark.parametrize(("held", "other"), [(60, 5_000), (5_000, 60)], ids=["longer", "shorter"])
 async def test_a_renewal_has_the_length_that_its_holder_was_made_with(shell: Shell, held: float, other: float) -> None:
     """A consumer of before the change renews with the old length, one of after it with the new, side by side."""
@@ -386,7 +439,7 @@ async def test_a_renewal_has_the_length_that_its_holder_was_made_with(shell: She
         shell.redis.zincrby(before.key.leases, (1 - held) * 1e6, *shell.leases(before))
         told = len(events.of("lease_renew"))
         await events.wait_for("lease_renew", told + 2)
-        assert held - PATIENCE_SECONDS < seconds_left(shell, before) <= held + 0.001
+        assert held - LIMIT_SECONDS < seconds_left(shell, before) <= held + 0.001
 
 
 # Deduplication
@@ -400,6 +453,7 @@ def by_customer(message: Any) -> str:
     return f"customer-{message['customer']}"
 
 
+@pytest.mark.promise("A new deduplication function makes new keys; the old ones expire.")
 @pytest.mark.parametrize(
     ("old", "new"),
     [(None, by_order), (by_order, None), (by_order, by_customer)],
@@ -420,6 +474,7 @@ async def test_another_key_function_forgets_and_the_old_one_remembers(
     assert shell.pending(after) == 2
 
 
+@pytest.mark.promise("Turning deduplication off takes effect immediately; its keys expire.")
 async def test_deduplication_switched_off_lets_through_and_keeps_what_it_knows(shell: Shell) -> None:
     """The keys stay until their time is over and count if it is switched on again; meanwhile none is made."""
     on, off = shell.queue(deduplication=True, window=600), shell.queue()
@@ -432,6 +487,7 @@ async def test_deduplication_switched_off_lets_through_and_keeps_what_it_knows(s
     assert shell.pending(on) == 4
 
 
+@pytest.mark.promise("Turning deduplication off takes effect immediately; its keys expire.")
 async def test_deduplication_switched_on_does_not_know_what_waits(shell: Shell) -> None:
     """Only what is published under it has a key: each message may come once more."""
     off, on = shell.queue(wait=0), shell.queue(wait=0, deduplication=True)
@@ -440,6 +496,7 @@ async def test_deduplication_switched_on_does_not_know_what_waits(shell: Shell) 
     assert await take_all(on) == [b"a", b"a"]
 
 
+@pytest.mark.promise("A new deduplication function makes new keys; the old ones expire.")
 @pytest.mark.parametrize(("old", "new"), [(3_600, 60), (60, 3_600)], ids=["shorter", "longer"])
 async def test_a_new_window_is_for_new_keys(shell: Shell, old: int, new: int) -> None:
     """Those that are there keep the time they had, and a suppressed publish does not change it."""
@@ -449,13 +506,14 @@ async def test_a_new_window_is_for_new_keys(shell: Shell, old: int, new: int) ->
     assert await after.publish("known") is False
     await after.publish("fresh")
     left = [shell.redis.pttl(after.key.deduplication(key)) / 1000 for key in ("known", "fresh")]
-    assert old - PATIENCE_SECONDS < left[0] <= old
-    assert new - PATIENCE_SECONDS < left[1] <= new
+    assert old - LIMIT_SECONDS < left[0] <= old
+    assert new - LIMIT_SECONDS < left[1] <= new
 
 
 # Completed and failed lists
 
 
+@pytest.mark.promise("Turning the failed list off removes new failures; entries already kept stay.")
 @pytest.mark.parametrize("limit", [10, None], ids=["limit", "no limit"])
 async def test_failures_without_a_failed_list_are_gone(shell: Shell, limit: int | None) -> None:
     """With or without a delivery limit: a handler's exception leads to no dead letter. What was kept before stays."""
@@ -470,6 +528,7 @@ async def test_failures_without_a_failed_list_are_gone(shell: Shell, limit: int 
     assert events.names[-2:] == ["failed/failure", "nack/success"], "the events are all that tells of it"
 
 
+@pytest.mark.promise("Turning the failed list off removes new failures; entries already kept stay.")
 async def test_successes_without_a_completed_list_leave_the_old_ones(shell: Shell) -> None:
     """Not even a limit that is given beside it trims a list that is no longer kept."""
     kept = shell.queue(enable_completed_queue=True)
@@ -490,6 +549,7 @@ async def break_down(queue: Any, text: str) -> None:
     await fail(queue, ValueError())
 
 
+@pytest.mark.promise("A lower list limit applies with the next message of its kind.")
 @pytest.mark.parametrize(
     ("end", "word", "other_end"), [(succeed, "completed", break_down), (break_down, "failed", succeed)]
 )
@@ -522,6 +582,7 @@ async def fill(shell: Shell, count: int) -> list[bytes]:
     return texts
 
 
+@pytest.mark.promise("A limit below the current backlog drops nothing, except with `drop_oldest`.")
 async def test_a_limit_below_what_waits_refuses_until_consumers_have_caught_up(shell: Shell) -> None:
     """Nothing that waits is dropped, and publishing works again with the first free place."""
     waiting = await fill(shell, 5)
@@ -534,6 +595,7 @@ async def test_a_limit_below_what_waits_refuses_until_consumers_have_caught_up(s
     assert await take_all(queue) == [b"4", b"new"]
 
 
+@pytest.mark.promise("A limit below the current backlog drops nothing, except with `drop_oldest`.")
 async def test_a_limit_below_what_waits_blocks_until_consumers_have_caught_up(shell: Shell) -> None:
     """The publisher waits for all that is too much to go, and then gets in."""
     waiting = await fill(shell, 5)
@@ -541,10 +603,10 @@ async def test_a_limit_below_what_waits_blocks_until_consumers_have_caught_up(sh
         wait=0,
         max_pending_length=2,
         pending_overload_policy="block",
-        pending_overload_block_timeout_seconds=5 * PATIENCE_SECONDS,
+        pending_overload_block_timeout_seconds=5 * LIMIT_SECONDS,
     )
     publisher = shell.beside(lambda: queue.publish("new"))
-    consumer = shell.queue(wait=PATIENCE_SECONDS)
+    consumer = shell.queue(wait=LIMIT_SECONDS)
     for text in waiting[:3]:
         assert await take(consumer) == text
         await asyncio.sleep(0.03)
@@ -553,6 +615,7 @@ async def test_a_limit_below_what_waits_blocks_until_consumers_have_caught_up(sh
     assert await publisher is True
 
 
+@pytest.mark.promise("A limit below the current backlog drops nothing, except with `drop_oldest`.")
 async def test_a_limit_below_what_waits_drops_the_oldest_a_thousand_at_a_time(shell: Shell) -> None:
     """One publish does not block the server for all of them. Each is told, and what is in flight is not touched."""
     waiting = await fill(shell, 1_503)
@@ -574,6 +637,7 @@ async def test_a_limit_below_what_waits_drops_the_oldest_a_thousand_at_a_time(sh
     assert await take_all(queue) == [waiting[0], b"new", b"newer", b"newest"]
 
 
+@pytest.mark.promise("A limit below the current backlog drops nothing, except with `drop_oldest`.")
 async def test_a_dropped_message_leaves_the_key_that_it_was_published_under(shell: Shell) -> None:
     """So a queue that dropped for a while suppresses the repetition of what it dropped, once deduplication is back."""
     remembering = shell.queue(wait=0, deduplication=True)
@@ -587,6 +651,7 @@ async def test_a_dropped_message_leaves_the_key_that_it_was_published_under(shel
 # Payloads
 
 
+@pytest.mark.promise("Changed payload rules apply to new publishes only.")
 @pytest.mark.parametrize(
     ("rule", "message", "stored"),
     [
@@ -616,6 +681,7 @@ async def test_payload_rules_are_for_what_is_published_from_now_on(
 # The client
 
 
+@pytest.mark.promise("`decode_responses` decides between `str` and `bytes`, and nothing else.")
 @pytest.mark.parametrize("decoding", [False, True], ids=["to bytes", "to text"])
 async def test_decode_responses_changes_the_type_and_nothing_else(shell: Shell, decoding: bool) -> None:
     """What waits and what a dead consumer held arrive as the client of today decodes; Redis holds the same bytes."""
@@ -635,7 +701,7 @@ async def test_decode_responses_changes_the_type_and_nothing_else(shell: Shell, 
 
 
 @contextlib.asynccontextmanager
-async def of_the_other_colour(shell: Shell, **options: Any) -> AsyncIterator[Queue]:
+async def of_the_other_kind(shell: Shell, **options: Any) -> AsyncIterator[Queue]:
     """The same queue for asyncio beside the one for threads, or the other way round."""
     options = {"message_wait_interval_seconds": 0} | options
     if shell.name == "sync":
@@ -659,11 +725,12 @@ async def with_an_unsure_claim(shell: Shell, **options: Any) -> Any:
     return queue
 
 
-async def test_the_other_colour_finds_everything_as_it_was(shell: Shell) -> None:
+@pytest.mark.promise("Sync and async queues share messages, leases, deduplication windows and lists.")
+async def test_switching_between_sync_and_async_changes_nothing(shell: Shell) -> None:
     """What waits, what a dead consumer held with its count, windows, and the lists that are kept."""
     kept = {"deduplication": True, "enable_completed_queue": True}
     before = shell.queue(**kept)
-    async with of_the_other_colour(shell, **kept) as after:
+    async with of_the_other_kind(shell, **kept) as after:
         for text in "abc":
             await before.publish(text)
         await take(before)
@@ -678,11 +745,12 @@ async def test_the_other_colour_finds_everything_as_it_was(shell: Shell) -> None
     assert shell.listed(before.key.completed) == [b"c", b"b", b"a"]
 
 
-async def test_a_lease_fences_across_the_colours(shell: Shell) -> None:
-    """Neither colour can acknowledge what the other has taken over."""
+@pytest.mark.promise("Sync and async queues share messages, leases, deduplication windows and lists.")
+async def test_a_lease_fences_between_sync_and_async_queues(shell: Shell) -> None:
+    """A sync queue cannot ack what an async one has taken over, nor the reverse."""
     events = shell.events()
     before = shell.queue(on_event=events.listen)
-    async with of_the_other_colour(shell) as after:
+    async with of_the_other_kind(shell) as after:
         await before.publish("a")
         async with before.process_message():
             assert await take(after) is None
@@ -692,11 +760,14 @@ async def test_a_lease_fences_across_the_colours(shell: Shell) -> None:
         assert shell.processing(before) == 1
 
 
+@pytest.mark.promise(
+    "Unconfirmed claims do not move between a sync and an async queue: a drain or the end of the lease returns them."
+)
 @pytest.mark.parametrize("rule", [LEASED, UNLEASED], ids=["leased", "unleased"])
-async def test_a_claim_in_doubt_is_given_back_by_a_drain_before_the_switch(shell: Shell, rule: dict[str, Any]) -> None:
-    """Then the other colour has it at once, in its first delivery."""
+async def test_a_drain_requeues_an_unconfirmed_claim_before_the_switch(shell: Shell, rule: dict[str, Any]) -> None:
+    """Then the other queue has it immediately, in its first delivery."""
     before = await with_an_unsure_claim(shell, **rule)
-    async with of_the_other_colour(shell, **rule) as after:
+    async with of_the_other_kind(shell, **rule) as after:
         assert await take(after) is None
         assert await before.drain() is True
         async with after.process_message() as message:
@@ -706,28 +777,35 @@ async def test_a_claim_in_doubt_is_given_back_by_a_drain_before_the_switch(shell
     assert shell.leftovers(before) == set()
 
 
-async def test_a_claim_in_doubt_that_nobody_asks_comes_back_with_its_lease(shell: Shell) -> None:
-    """What is in doubt is known to its object alone; where there are leases, that costs time and nothing else."""
+@pytest.mark.promise(
+    "Unconfirmed claims do not move between a sync and an async queue: a drain or the end of the lease returns them."
+)
+async def test_an_unconfirmed_claim_returns_when_its_lease_ends(shell: Shell) -> None:
+    """An unconfirmed claim is known to its object alone; where there are leases, that costs time and nothing else."""
     before = await with_an_unsure_claim(shell, **LEASED)
-    async with of_the_other_colour(shell, **LEASED) as after:
+    async with of_the_other_kind(shell, **LEASED) as after:
         assert await take(after) is None
         shell.lapse(before)
         assert await take(after) == b"a"
 
 
-async def test_a_claim_in_doubt_without_a_lease_waits_for_its_own_object(shell: Shell) -> None:
+@pytest.mark.promise(
+    "Unconfirmed claims do not move between a sync and an async queue: a drain or the end of the lease returns them."
+)
+async def test_an_unconfirmed_claim_without_a_lease_waits_for_its_own_object(shell: Shell) -> None:
     """Nobody else gets it, and it is not lost: it is in processing until its object asks or drains."""
     before = await with_an_unsure_claim(shell, **UNLEASED)
-    async with of_the_other_colour(shell, **UNLEASED) as after:
+    async with of_the_other_kind(shell, **UNLEASED) as after:
         assert await take(after) is None
     assert shell.leftovers(before) == {b"q::processing"}
     assert await take(before) == "a"
     assert shell.leftovers(before) == set()
 
 
-async def test_consumers_of_both_colours_share_a_line(shell: Shell) -> None:
+@pytest.mark.promise("Sync and async queues share messages, leases, deduplication windows and lists.")
+async def test_sync_and_async_consumers_share_a_queue(shell: Shell) -> None:
     """A deployment in waves: each message is handled by one of them, and the one that waits is woken."""
-    ours = shell.queue(wait=PATIENCE_SECONDS)
+    ours = shell.queue(wait=LIMIT_SECONDS)
     handled: list[bytes] = []
 
     async def consume() -> None:
@@ -735,7 +813,7 @@ async def test_consumers_of_both_colours_share_a_line(shell: Shell) -> None:
             handled.append(message)
 
     working = shell.beside(consume)
-    async with of_the_other_colour(shell) as theirs:
+    async with of_the_other_kind(shell) as theirs:
         for number in range(60):
             await theirs.publish(str(number))
             if number % 3 == 0 and (message := await take(theirs)) is not None:

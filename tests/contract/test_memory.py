@@ -1,4 +1,4 @@
-"""What a queue takes in Redis is bounded: its messages, a small key for each caller, and keys that run out."""
+"""What a queue uses in Redis is bounded: its messages, a small key for each caller, and keys that expire."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ import redis
 from redis_message_queue import options
 from redis_message_queue.keys import KEY_MAP
 from tests.contract.shells import (
-    PATIENCE_SECONDS,
+    LIMIT_SECONDS,
     Losses,
     Shell,
     asyncio_only,
@@ -26,6 +26,8 @@ from tests.contract.shells import (
     until,
 )
 from tests.depth import often
+
+pytestmark = pytest.mark.topic("Cost and memory")
 
 # How many publishes the first test makes; a million takes some minutes for each shell.
 COUNT = int(os.environ.get("RMQ_PUBLISHES", often(3_000, 10_000)))
@@ -47,10 +49,10 @@ class ByChance(Losses):
         self._chance = random.Random(seed)
         self.lost = 0
 
-    def before(self, command: str) -> None:
+    def before(self, command: str, *arguments: Any) -> None:
         self._maybe(command, "cut before the request")
 
-    def after(self, command: str) -> None:
+    def after(self, command: str, *arguments: Any) -> None:
         self._maybe(command, "cut after the execution")
 
     def _maybe(self, command: str, what: str) -> None:
@@ -91,6 +93,9 @@ def let_time_pass(shell: Shell) -> None:
 # Publishing
 
 
+@pytest.mark.promise(
+    "Publishing leaves at most one key per concurrent caller and open deduplication window, whatever gets lost."
+)
 @pytest.mark.timeout(600 + COUNT // 100)
 async def test_publishes_leave_a_key_for_each_caller_and_each_live_window(shell: Shell) -> None:
     """At every moment of thousands of publishes that lose requests and replies; each of them counts once."""
@@ -129,7 +134,7 @@ async def test_publishes_leave_a_key_for_each_caller_and_each_live_window(shell:
         oldest = now - WINDOW_SECONDS - 0.1
         overdue = [key for key in markers if ended[key.removeprefix(b"q::deduplication::")] < oldest]
         assert overdue == []
-        assert keys - callers - markers <= {b"q::pending", b"q::bell", b"q::meta"}
+        assert keys - callers - markers <= {b"q::pending", b"q::wakeup", b"q::meta"}
         assert all(0 < left <= LONGEST_REPLY_MS for left in time_left(shell, "reply"))
         return len(keys)
 
@@ -148,6 +153,9 @@ async def test_publishes_leave_a_key_for_each_caller_and_each_live_window(shell:
     assert shell.leftovers(plain) == {b"q::pending"}
 
 
+@pytest.mark.promise(
+    "Publishing leaves at most one key per concurrent caller and open deduplication window, whatever gets lost."
+)
 async def test_a_publisher_that_gives_up_leaves_its_key_to_the_next(shell: Shell) -> None:
     """Two hundred calls of unknown outcome, one after the other, share one key."""
     client = shell.lossy_client()
@@ -159,6 +167,9 @@ async def test_a_publisher_that_gives_up_leaves_its_key_to_the_next(shell: Shell
     assert len(replies(shell)) == 1
 
 
+@pytest.mark.promise(
+    "Publishing leaves at most one key per concurrent caller and open deduplication window, whatever gets lost."
+)
 async def test_refused_and_suppressed_publishes_leave_no_more_than_others(shell: Shell) -> None:
     """A full line and a duplicate are answers too, and the next one takes their place."""
     queue = shell.queue(deduplication=True, max_pending_length=2)
@@ -169,6 +180,7 @@ async def test_refused_and_suppressed_publishes_leave_no_more_than_others(shell:
     assert len(keys_of(shell, "deduplication")) == 2, "what was refused has no window"
 
 
+@pytest.mark.promise("Cached replies expire.")
 async def test_every_queue_object_has_a_key_of_its_own_that_ends_by_itself(shell: Shell) -> None:
     """So make one and keep it: an object for each publish leaves a key each, for some minutes."""
     for _ in range(50):
@@ -177,6 +189,8 @@ async def test_every_queue_object_has_a_key_of_its_own_that_ends_by_itself(shell
     assert all(left > 0 for left in time_left(shell, "reply"))
 
 
+@pytest.mark.promise("Each deduplication key is one Redis string of less than 200 bytes that expires with the window.")
+@pytest.mark.promise("The reply cache is one small key per concurrent caller, and it expires.")
 @pytest.mark.parametrize("key", [None, lambda message: message[:8]], ids=["content", "short"])
 async def test_what_is_remembered_is_small(shell: Shell, key: Any) -> None:
     """However long the message is, an answer and a window take at most 220 bytes each, as the server counts."""
@@ -192,6 +206,7 @@ async def test_what_is_remembered_is_small(shell: Shell, key: Any) -> None:
 # Consuming
 
 
+@pytest.mark.promise("Consuming leaves at most one key per concurrent call.")
 async def test_consumers_leave_a_key_for_each_claim_and_each_settling_at_a_time(shell: Shell) -> None:
     """However many messages they handle and however many answers are lost; each message is handled once."""
     client, consumers, count = unlucky_client(shell), 4, 400
@@ -212,8 +227,11 @@ async def test_consumers_leave_a_key_for_each_claim_and_each_settling_at_a_time(
     assert all(0 < left <= LONGEST_REPLY_MS for left in time_left(shell, "reply"))
 
 
+@pytest.mark.promise("Consuming leaves at most one key per concurrent call.")
 @pytest.mark.parametrize("timeout", [300, None], ids=["leased", "unleased"])
-async def test_a_consumer_that_gives_up_does_not_pile_up_claims_in_doubt(shell: Shell, timeout: float | None) -> None:
+async def test_a_consumer_that_gives_up_does_not_pile_up_unconfirmed_claims(
+    shell: Shell, timeout: float | None
+) -> None:
     """It asks the last one before it makes another, so hundreds of lost answers hold two keys and one message."""
     client = shell.lossy_client()
     queue = shell.queue(client=client, wait=0, retry_budget_seconds=0, visibility_timeout_seconds=timeout)
@@ -230,6 +248,7 @@ async def test_a_consumer_that_gives_up_does_not_pile_up_claims_in_doubt(shell: 
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("Consuming leaves at most one key per concurrent call.")
 @asyncio_only
 async def test_cancelled_tasks_do_not_pile_up_keys(shell: Shell) -> None:
     """Wherever a cancellation meets them: publishing, claiming, waiting or acknowledging."""
@@ -249,8 +268,8 @@ async def test_cancelled_tasks_do_not_pile_up_keys(shell: Shell) -> None:
 
     for _ in range(20):
         await wave()
-        assert len(replies(shell)) <= 2 * tasks, "one for a running call, one for a claim in doubt"
-    assert await queue.drain(PATIENCE_SECONDS) is True
+        assert len(replies(shell)) <= 2 * tasks, "one for a running call, one for an unconfirmed claim"
+    assert await queue.drain(LIMIT_SECONDS) is True
 
 
 # What is left when everything is done
@@ -267,12 +286,13 @@ def in_the_key_map(shell: Shell, key: bytes) -> bool:
     return (found.decode().upper(), left >= 0) == (expected, ends == "TTL")
 
 
+@pytest.mark.promise("The library writes only the keys that the key map names.")
 async def test_nothing_is_ever_written_but_what_the_key_map_names(shell: Shell) -> None:
-    """After each step of full lives: suppressed, held, renewed, acked, failed, reclaimed, buried, drained."""
+    """After each step of full lives: suppressed, held, renewed, acked, failed, reclaimed, dead-lettered, drained."""
     events = shell.events()
     rules = {"deduplication": True, "enable_completed_queue": True, "enable_failed_queue": True}
     queue = shell.queue(wait=0, heartbeat_interval_seconds=0.02, max_delivery_count=1, on_event=events.listen, **rules)
-    waiting = shell.queue(wait=PATIENCE_SECONDS, visibility_timeout_seconds=1, max_delivery_count=None, **rules)
+    waiting = shell.queue(wait=LIMIT_SECONDS, visibility_timeout_seconds=1, max_delivery_count=None, **rules)
     seen: set[bytes] = set()
 
     def look() -> None:
@@ -294,20 +314,21 @@ async def test_nothing_is_ever_written_but_what_the_key_map_names(shell: Shell) 
     look()
     # That lease ends in a second, and a consumer is awake for it.
     woken = shell.beside(lambda: take(waiting))
-    await until(lambda: shell.redis.exists(queue.key.watch) or not shell.processing(queue))
+    await until(lambda: shell.redis.exists(queue.key.timer_owner) or not shell.processing(queue))
     look()
     assert await woken == b"reclaimed"
-    await queue.publish("buried")
+    await queue.publish("dead")
     await claim_and_die(queue)
     shell.lapse(queue)
     assert await take(queue) is None
     look()
     await queue.drain()
     look()
-    words = b"pending processing leases deliveries completed failed dlq deduplication reply bell"
+    words = b"pending processing leases deliveries completed failed dlq deduplication reply wakeup"
     assert seen >= set(words.split())
 
 
+@pytest.mark.promise("Cached replies expire.")
 @pytest.mark.parametrize("timeout", [300, None], ids=["leased", "unleased"])
 async def test_an_emptied_queue_leaves_nothing_for_good(shell: Shell, timeout: float | None) -> None:
     """Only answers, which end by themselves, and a token that a consumer who waits takes away."""
@@ -323,20 +344,21 @@ async def test_an_emptied_queue_leaves_nothing_for_good(shell: Shell, timeout: f
     assert await take(queue) is None
     shell.redis.delete(*[b"q::deduplication::" + key for key in keys_of(shell, "deduplication")])
     assert shell.leftovers(queue) == set()
-    assert shell.redis.llen(queue.key.bell) <= 1
+    assert shell.redis.llen(queue.key.wakeup) <= 1
 
     waiting = shell.queue(wait=0.05, visibility_timeout_seconds=timeout)
     for _ in range(100):  # on a busy machine a wait may be over before it has begun
         assert await take(waiting) is None
-        if not shell.redis.exists(queue.key.bell):
+        if not shell.redis.exists(queue.key.wakeup):
             break
     assert set(shell.redis.keys("*")) == {b"q::meta", *(b"q::reply::" + name for name in replies(shell))}
     let_time_pass(shell)
     assert shell.is_empty
 
 
+@pytest.mark.promise("Cached replies expire.")
 async def test_a_drained_queue_leaves_nothing_for_good(shell: Shell) -> None:
-    """A claim in doubt is given back, and when its message is handled elsewhere the note of it goes too."""
+    """An unconfirmed claim is requeued, and when its message is handled elsewhere the note of it goes too."""
     client = shell.lossy_client()
     queue = shell.queue(client=client, wait=0, retry_budget_seconds=0)
     await queue.publish("a")
@@ -385,6 +407,10 @@ def kill_in_its_handler(shell: Shell) -> None:
             victim.kill()
 
 
+@pytest.mark.promise(
+    "With `visibility_timeout_seconds=None` a message is delivered at most once and stays in `processing` after a "
+    "crash."
+)
 async def test_a_killed_consumer_without_a_timeout_leaves_its_message_and_nothing_else(shell: Shell) -> None:
     """SIGKILL in the handler: the message is in processing, whole, and no note of the claim stays beside it."""
     queue = shell.queue(wait=0.05, visibility_timeout_seconds=None)

@@ -1,4 +1,4 @@
-"""Every option is checked when a queue or a gateway is made, and an error names the one that is wrong."""
+"""Every option is checked when a queue or a gateway is made, and an error names the wrong one."""
 
 import inspect
 import math
@@ -13,6 +13,8 @@ import redis.sentinel
 
 from redis_message_queue import ConfigurationError, ConfigurationTypeError
 from tests.contract.shells import Shell, claim_and_die, take
+
+pytestmark = pytest.mark.topic("Options")
 
 SECONDS_OF_A_QUEUE = {
     "visibility_timeout_seconds": {},
@@ -69,6 +71,7 @@ def refuse_type(make: Any, name: str, value: Any, **beside: Any) -> None:
 # Numbers
 
 
+@pytest.mark.promise("A number of seconds must be finite and not a bool; zero is allowed only where it has a meaning.")
 @pytest.mark.parametrize("name", SECONDS_OF_A_QUEUE)
 async def test_seconds_of_a_queue_are_finite_numbers(shell: Shell, name: str) -> None:
     """A bool is no number and NaN no time; positive ones, except where zero means: do not retry, do not wait."""
@@ -79,6 +82,7 @@ async def test_seconds_of_a_queue_are_finite_numbers(shell: Shell, name: str) ->
         refuse(shell.queue, name, value, **beside)
 
 
+@pytest.mark.promise("A number of seconds must be finite and not a bool; zero is allowed only where it has a meaning.")
 @pytest.mark.parametrize("name", SECONDS_OF_A_GATEWAY + ZERO_HAS_A_MEANING)
 async def test_seconds_of_a_gateway_are_finite_numbers(shell: Shell, name: str) -> None:
     """Positive ones, except where zero means: do not retry, do not wait."""
@@ -88,6 +92,8 @@ async def test_seconds_of_a_gateway_are_finite_numbers(shell: Shell, name: str) 
         refuse(shell.gateway, name, value)
 
 
+@pytest.mark.promise("A count must be an int of at least 1, not a bool or a float.")
+@pytest.mark.promise("Each payload limit is a positive int or `None`.")
 @pytest.mark.parametrize("name", COUNTS_OF_A_QUEUE)
 async def test_counts_of_a_queue_are_whole_numbers_from_one(shell: Shell, name: str) -> None:
     """Not 1.0, not "1", not True, not 0."""
@@ -97,6 +103,7 @@ async def test_counts_of_a_queue_are_whole_numbers_from_one(shell: Shell, name: 
         refuse(shell.queue, name, value)
 
 
+@pytest.mark.promise("A count must be an int of at least 1, not a bool or a float.")
 @pytest.mark.parametrize("name", COUNTS_OF_A_GATEWAY)
 async def test_counts_of_a_gateway_are_whole_numbers_from_one(shell: Shell, name: str) -> None:
     """The same at the gateway's own door."""
@@ -107,6 +114,7 @@ async def test_counts_of_a_gateway_are_whole_numbers_from_one(shell: Shell, name
         refuse(shell.gateway, name, value, **beside)
 
 
+@pytest.mark.promise("`None` is refused for options where it has no meaning.")
 async def test_none_is_refused_where_it_has_no_meaning(shell: Shell) -> None:
     """It stands for "unlimited" or "not at all" in some options, and for nothing in these."""
     optional = {"visibility_timeout_seconds", "heartbeat_interval_seconds", "max_processing_seconds"}
@@ -116,7 +124,8 @@ async def test_none_is_refused_where_it_has_no_meaning(shell: Shell) -> None:
         refuse_type(shell.gateway, name, None)
 
 
-async def test_an_error_shows_what_was_given_and_what_would_do(shell: Shell) -> None:
+@pytest.mark.promise("The error for a bad option names the option, the value you gave and the values that are allowed.")
+async def test_an_error_shows_the_given_and_the_allowed_values(shell: Shell) -> None:
     """So that one reading is enough."""
     for make, option, words in (
         (shell.queue, {"max_completed_length": -3}, ("-3", "1 or more", "None")),
@@ -130,6 +139,7 @@ async def test_an_error_shows_what_was_given_and_what_would_do(shell: Shell) -> 
         assert all(word in str(refusal.value) for word in words), str(refusal.value)
 
 
+@pytest.mark.promise("A number of seconds must be finite and not a bool; zero is allowed only where it has a meaning.")
 async def test_a_number_beyond_all_floats_is_refused_like_infinity(shell: Shell) -> None:
     """Python's ints have no end; Redis's clock has."""
     for name in SECONDS_OF_A_QUEUE:
@@ -138,6 +148,7 @@ async def test_a_number_beyond_all_floats_is_refused_like_infinity(shell: Shell)
         refuse(shell.gateway, name, 10**400)
 
 
+@pytest.mark.promise("A duration that Redis cannot represent, or a lease too short to measure, is refused.")
 @pytest.mark.parametrize("value", [1e18, 1e300])
 @pytest.mark.parametrize(
     "name", ["message_deduplication_log_ttl_seconds", "retry_budget_seconds", "message_visibility_timeout_seconds"]
@@ -154,6 +165,7 @@ async def test_a_span_that_redis_cannot_count_is_refused_or_works(shell: Shell, 
     assert await take(queue) == b"a"
 
 
+@pytest.mark.promise("A duration that Redis cannot represent, or a lease too short to measure, is refused.")
 async def test_a_lease_too_short_to_measure_is_refused_or_is_a_lease(shell: Shell) -> None:
     """It must not turn into a queue without leases on the quiet."""
     try:
@@ -169,6 +181,7 @@ async def test_a_lease_too_short_to_measure_is_refused_or_is_a_lease(shell: Shel
 # Words, flags, functions
 
 
+@pytest.mark.promise("A callback must be callable, and a name must be a non-empty string.")
 @pytest.mark.parametrize("name", ["name", "key_separator"])
 async def test_names_are_texts_that_are_not_empty(shell: Shell, name: str) -> None:
     """Nor blank, nor with half of a character in them."""
@@ -178,6 +191,7 @@ async def test_names_are_texts_that_are_not_empty(shell: Shell, name: str) -> No
         refuse(shell.queue, name, value)
 
 
+@pytest.mark.promise("A callback must be callable, and a name must be a non-empty string.")
 async def test_a_dead_letter_name_is_a_text_that_is_not_empty(shell: Shell) -> None:
     """Or None, for the usual one."""
     for value in (1, b"dlq", False):
@@ -186,6 +200,7 @@ async def test_a_dead_letter_name_is_a_text_that_is_not_empty(shell: Shell) -> N
         refuse(shell.gateway, "dead_letter_queue", value)
 
 
+@pytest.mark.promise("A flag must be `True` or `False`.")
 @pytest.mark.parametrize("name", FLAGS_OF_A_QUEUE)
 async def test_flags_are_true_or_false(shell: Shell, name: str) -> None:
     """Not 1, not "yes", not an empty list."""
@@ -193,6 +208,7 @@ async def test_flags_are_true_or_false(shell: Shell, name: str) -> None:
         refuse_type(shell.queue, name, value)
 
 
+@pytest.mark.promise("A callback must be callable, and a name must be a non-empty string.")
 @pytest.mark.parametrize("name", CALLBACKS_OF_A_QUEUE)
 async def test_callbacks_can_be_called(shell: Shell, name: str) -> None:
     """Anything else is a wrong type."""
@@ -200,12 +216,14 @@ async def test_callbacks_can_be_called(shell: Shell, name: str) -> None:
         refuse_type(shell.queue, name, value, **CALLBACKS_OF_A_QUEUE[name])
 
 
+@pytest.mark.promise("`interrupt=` accepts only an interrupt handler.")
 async def test_an_interrupt_is_a_handler_of_ours_or_a_subclass(shell: Shell) -> None:
     """A bare function or event is not enough: the error says what to subclass."""
     for value in (True, lambda: False, object(), "SIGTERM"):
         refuse_type(shell.queue, "interrupt", value)
 
 
+@pytest.mark.promise("The overload policy is `raise`, `block` or `drop_oldest`.")
 async def test_a_policy_is_one_of_three_words(shell: Shell) -> None:
     """A wrong word is a wrong value, anything else a wrong type."""
     for value in ("RAISE", "drop", "", "wait"):
@@ -216,6 +234,7 @@ async def test_a_policy_is_one_of_three_words(shell: Shell) -> None:
         refuse_type(shell.gateway, "pending_overload_policy", value, max_pending_length=5)
 
 
+@pytest.mark.promise("An option that would have no effect, or that contradicts another, is refused at construction.")
 async def test_options_that_would_have_no_effect_are_refused(shell: Shell) -> None:
     """A key function that is never asked; a first pause longer than the longest."""
     with pytest.raises(ConfigurationError, match="get_deduplication_key"):
@@ -224,6 +243,10 @@ async def test_options_that_would_have_no_effect_are_refused(shell: Shell) -> No
         shell.gateway(retry_initial_delay_seconds=2, retry_max_delay_seconds=1)
 
 
+@pytest.mark.promise("Every optional feature is off, or has its documented default, until you ask for it.")
+@pytest.mark.promise(
+    "`block` waits for room for up to `pending_overload_block_timeout_seconds` (default: one second) and then raises."
+)
 async def test_defaults_are_as_documented(shell: Shell) -> None:
     """What a queue and a gateway do when they are told nothing."""
     queue = inspect.signature(shell.module.RedisMessageQueue).parameters
@@ -259,12 +282,13 @@ async def test_defaults_are_as_documented(shell: Shell) -> None:
         assert gateway[name].default == queue[name].default, name
 
 
+@pytest.mark.promise("Every optional feature is off, or has its documented default, until you ask for it.")
 async def test_the_default_delivery_limit_is_shown_and_differs_from_a_given_one(shell: Shell) -> None:
     """`help()` shows 10. Only a limit that the caller gave contradicts at-most-once, the same number too."""
     queue = shell.module.RedisMessageQueue
     shown = inspect.signature(queue).parameters["max_delivery_count"]
     assert str(shown).endswith("= 10")
-    assert "max_delivery_count: 'int | None' = 10" in pydoc.plain(pydoc.render_doc(queue.__init__))
+    assert "max_delivery_count: int | None = 10" in pydoc.plain(pydoc.render_doc(queue.__init__))
     shell.queue(visibility_timeout_seconds=None)
     shell.queue(visibility_timeout_seconds=None, max_delivery_count=None)
     for given in (10, 3, int("10")):
@@ -272,7 +296,8 @@ async def test_the_default_delivery_limit_is_shown_and_differs_from_a_given_one(
             shell.queue(visibility_timeout_seconds=None, max_delivery_count=given)
 
 
-async def test_everything_after_the_name_is_given_by_name(shell: Shell) -> None:
+@pytest.mark.promise("All constructor arguments after the name are keyword-only.")
+async def test_arguments_after_the_name_are_keyword_only(shell: Shell) -> None:
     """So that no two options can be mixed up."""
     with pytest.raises(TypeError, match="positional"):
         shell.module.RedisMessageQueue("q", shell.client)
@@ -280,6 +305,7 @@ async def test_everything_after_the_name_is_given_by_name(shell: Shell) -> None:
         shell.module.RedisGateway(shell.client)
 
 
+@pytest.mark.promise("Every option works at its smallest allowed value.")
 async def test_every_option_at_its_smallest_is_accepted(shell: Shell) -> None:
     """The limits themselves are within."""
     queue = shell.queue(
@@ -310,6 +336,7 @@ async def test_every_option_at_its_smallest_is_accepted(shell: Shell) -> None:
 # Client and gateway
 
 
+@pytest.mark.promise("A queue needs either a client or a gateway, not both.")
 async def test_a_queue_needs_a_client_or_a_gateway_and_not_both(shell: Shell) -> None:
     """Neither and both are refused with a word about the two."""
     make = shell.module.RedisMessageQueue
@@ -318,6 +345,7 @@ async def test_a_queue_needs_a_client_or_a_gateway_and_not_both(shell: Shell) ->
             make("q", **options)
 
 
+@pytest.mark.promise("A Sentinel manager is refused; the client from its `master_for` works.")
 async def test_a_sentinel_manager_is_no_client(shell: Shell) -> None:
     """It sends no commands itself; the error says what to ask it for."""
     for sentinel in (redis.sentinel.Sentinel([]), redis.asyncio.sentinel.Sentinel([])):
@@ -326,6 +354,7 @@ async def test_a_sentinel_manager_is_no_client(shell: Shell) -> None:
                 make(sentinel)
 
 
+@pytest.mark.promise("A client with `single_connection_client=True` is refused.")
 async def test_a_client_pinned_to_one_connection_is_refused(shell: Shell) -> None:
     """A consumer and its heartbeat cannot share a socket."""
     pinned = shell.new_client(single_connection_client=True)
@@ -335,7 +364,10 @@ async def test_a_client_pinned_to_one_connection_is_refused(shell: Shell) -> Non
         shell.gateway(redis_client=pinned)
 
 
-async def test_a_client_of_the_other_colour_is_refused(shell: Shell) -> None:
+@pytest.mark.promise(
+    "A sync queue refuses an async client and the reverse, and both refuse other objects, at construction."
+)
+async def test_a_sync_queue_refuses_an_async_client_and_the_reverse(shell: Shell) -> None:
     """The error names the module that would take it."""
     other: Any = redis.asyncio.Redis() if shell.name == "sync" else redis.Redis()
     fitting = "redis_message_queue.asyncio" if shell.name == "sync" else "redis_message_queue"
@@ -344,6 +376,9 @@ async def test_a_client_of_the_other_colour_is_refused(shell: Shell) -> None:
             make()
 
 
+@pytest.mark.promise(
+    "A sync queue refuses an async client and the reverse, and both refuse other objects, at construction."
+)
 @pytest.mark.parametrize("client", ["redis://localhost", 6379, object(), redis.ConnectionPool()])
 async def test_what_is_no_client_is_refused(shell: Shell, client: Any) -> None:
     """A wrong type, at construction and not at the first publish."""
@@ -353,6 +388,7 @@ async def test_what_is_no_client_is_refused(shell: Shell, client: Any) -> None:
         shell.gateway(redis_client=client)
 
 
+@pytest.mark.promise("A sync queue refuses an async gateway and the reverse, and both refuse other objects.")
 @pytest.mark.parametrize("gateway", ["gateway", 1, object(), dict])
 async def test_what_is_no_gateway_is_refused(shell: Shell, gateway: Any) -> None:
     """One of our errors that is a TypeError, not an AttributeError from inside."""
@@ -361,7 +397,8 @@ async def test_what_is_no_gateway_is_refused(shell: Shell, gateway: Any) -> None
     assert isinstance(refusal.value, TypeError)
 
 
-async def test_a_gateway_of_the_other_colour_is_refused(shell: Shell) -> None:
+@pytest.mark.promise("A sync queue refuses an async gateway and the reverse, and both refuse other objects.")
+async def test_a_sync_queue_refuses_an_async_gateway_and_the_reverse(shell: Shell) -> None:
     """Its methods could not be awaited, or would have to be."""
     client: Any = redis.asyncio.Redis() if shell.name == "sync" else redis.Redis()
     gateway = shell.other_module.RedisGateway(redis_client=client)
@@ -370,6 +407,10 @@ async def test_a_gateway_of_the_other_colour_is_refused(shell: Shell) -> None:
     assert isinstance(refusal.value, TypeError)
 
 
+@pytest.mark.promise("With `gateway=`, the gateway's limit applies.")
+@pytest.mark.promise(
+    "Next to `gateway=`, an option that belongs to the gateway is accepted only with its default value."
+)
 @pytest.mark.parametrize(
     ("name", "value", "there"),
     [
@@ -388,7 +429,7 @@ async def test_a_gateway_of_the_other_colour_is_refused(shell: Shell) -> None:
         ("retry_max_delay_seconds", 1, "retry_max_delay_seconds"),
     ],
 )
-async def test_options_that_belong_to_a_gateway_are_refused_beside_one(
+async def test_gateway_options_on_the_queue_are_refused_with_a_gateway(
     shell: Shell, name: str, value: Any, there: str
 ) -> None:
     """They would have no effect; the error says where to set them."""
@@ -397,7 +438,10 @@ async def test_options_that_belong_to_a_gateway_are_refused_beside_one(
     assert f"RedisGateway({there}=" in str(refusal.value)
 
 
-async def test_a_spelled_out_default_is_let_through_beside_a_gateway(shell: Shell) -> None:
+@pytest.mark.promise(
+    "Next to `gateway=`, an option that belongs to the gateway is accepted only with its default value."
+)
+async def test_an_explicit_default_is_accepted_with_a_gateway(shell: Shell) -> None:
     """It changes nothing, and code that says it runs unchanged."""
     assert shell.queue(
         gateway=shell.gateway(),
@@ -411,7 +455,8 @@ async def test_a_spelled_out_default_is_let_through_beside_a_gateway(shell: Shel
     )
 
 
-async def test_options_of_the_queue_stand_beside_a_gateway(shell: Shell) -> None:
+@pytest.mark.promise("With `gateway=`, tracking, payload rules, deduplication and callbacks stay options of the queue.")
+async def test_options_of_the_queue_can_be_combined_with_a_gateway(shell: Shell) -> None:
     """Tracking, payload rules, deduplication and callbacks are the queue's own."""
     events = shell.events()
     queue = shell.queue(
@@ -423,6 +468,7 @@ async def test_options_of_the_queue_stand_beside_a_gateway(shell: Shell) -> None
     assert events.names[-1] == "completed/success"
 
 
-async def test_making_a_queue_asks_redis_nothing(shell: Shell, dead_port: int) -> None:
+@pytest.mark.promise("Creating a queue sends nothing to Redis.")
+async def test_creating_a_queue_sends_nothing_to_redis(shell: Shell, dead_port: int) -> None:
     """It may be made before the server is up."""
     assert shell.queue(client=shell.dead_client(dead_port)).key.pending == "q::pending"

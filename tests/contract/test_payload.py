@@ -1,4 +1,4 @@
-"""A message that could not arrive unchanged is refused at the door, with an error that says where it is wrong."""
+"""A message that could not arrive unchanged is refused, with an error that says where it is wrong."""
 
 import datetime
 import decimal
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.contract.shells import Shell, take
+
+pytestmark = pytest.mark.topic("Payloads")
 
 Point = namedtuple("Point", "x y")
 
@@ -38,6 +40,7 @@ async def refused(shell: Shell, message: Any, **options: Any) -> Exception:
 # What a message is
 
 
+@pytest.mark.promise("A message is a `str` or a `dict`; anything else raises `TypeError`.")
 @pytest.mark.parametrize(
     "message",
     [None, True, 1, 1.5, b"bytes", bytearray(b"x"), memoryview(b"x"), ["list"], ("tuple",), {"set"}, object(), str],
@@ -49,6 +52,7 @@ async def test_only_text_and_dicts_are_messages(shell: Shell, message: Any) -> N
     assert type(message).__name__ in str(error) and "str or a dict" in str(error)
 
 
+@pytest.mark.promise("A message is a `str` or a `dict`; anything else raises `TypeError`.")
 async def test_subclasses_of_str_and_dict_are_messages(shell: Shell) -> None:
     """They carry nothing that JSON or UTF-8 would lose."""
 
@@ -62,6 +66,7 @@ async def test_subclasses_of_str_and_dict_are_messages(shell: Shell) -> None:
     assert json.loads(await take(queue)) == {"a": 1}
 
 
+@pytest.mark.promise("A dict key that is not a `str` is always refused, at any depth.")
 @pytest.mark.parametrize(
     ("message", "path"),
     [
@@ -84,6 +89,7 @@ async def test_a_key_that_is_no_text_is_refused_at_any_depth(shell: Shell, messa
         assert f"at {path} " in str(error)
 
 
+@pytest.mark.promise("Lone surrogates, NaN, infinities and circular structures raise `ValueError`.")
 @pytest.mark.parametrize(
     "message",
     ["\ud800", "half \udfff", {"a": "\ud800"}, {"\ud800": "a"}, {"a": [{"b": ["\udc80"]}]}],
@@ -96,6 +102,7 @@ async def test_a_lone_surrogate_is_refused(shell: Shell, message: Any) -> None:
     assert "surrogate" in str(error)
 
 
+@pytest.mark.promise("Lone surrogates, NaN, infinities and circular structures raise `ValueError`.")
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 async def test_numbers_that_json_does_not_know_are_refused(shell: Shell, number: float) -> None:
     """At the top and inside, with or without strict types."""
@@ -104,6 +111,7 @@ async def test_numbers_that_json_does_not_know_are_refused(shell: Shell, number:
         assert isinstance(await refused(shell, message, strict_payload_types=True), ValueError)
 
 
+@pytest.mark.promise("Lone surrogates, NaN, infinities and circular structures raise `ValueError`.")
 @pytest.mark.parametrize("options", [{}, {"strict_payload_types": True}, {"max_payload_depth": 20}])
 @pytest.mark.parametrize("through_list", [False, True])
 async def test_a_structure_inside_itself_is_refused(shell: Shell, options: dict[str, Any], through_list: bool) -> None:
@@ -113,6 +121,7 @@ async def test_a_structure_inside_itself_is_refused(shell: Shell, options: dict[
     assert isinstance(await refused(shell, message, **options), ValueError)
 
 
+@pytest.mark.promise("Lone surrogates, NaN, infinities and circular structures raise `ValueError`.")
 @pytest.mark.parametrize("options", [{}, {"strict_payload_types": True}, {"deduplication": True}], ids=str)
 async def test_hostile_nesting_is_published_or_refused_but_nothing_worse(shell: Shell, options: dict[str, Any]) -> None:
     """Where Python cannot encode it, the error is PayloadTooDeepError: never a RecursionError, never a crash."""
@@ -126,12 +135,18 @@ async def test_hostile_nesting_is_published_or_refused_but_nothing_worse(shell: 
             assert shell.is_empty
 
 
+@pytest.mark.promise(
+    "Payload checks are off by default: tuples become lists, and values that JSON cannot encode raise `TypeError`."
+)
 @pytest.mark.parametrize("value", [{1, 2}, frozenset(), b"bytes", datetime.datetime(2024, 1, 1), object(), 1j])
 async def test_a_value_that_json_cannot_write_is_a_type_error(shell: Shell, value: Any) -> None:
     """Also without strict types."""
     assert isinstance(await refused(shell, {"a": [value]}), TypeError)
 
 
+@pytest.mark.promise(
+    "Payload checks are off by default: tuples become lists, and values that JSON cannot encode raise `TypeError`."
+)
 async def test_without_strict_types_a_tuple_becomes_a_list(shell: Shell) -> None:
     """What json.dumps does; keys inside it are looked at all the same."""
     assert "at message['a'][0] " in str(await refused(shell, {"a": ({4: 1},)}))
@@ -143,6 +158,9 @@ async def test_without_strict_types_a_tuple_becomes_a_list(shell: Shell) -> None
 # strict_payload_types
 
 
+@pytest.mark.promise(
+    "`strict_payload_types` refuses every value that JSON would not return unchanged and names its path and type."
+)
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
@@ -162,7 +180,7 @@ async def test_without_strict_types_a_tuple_becomes_a_list(shell: Shell) -> None
 async def test_strict_types_name_the_place_and_the_kind_of_what_would_be_lost(
     shell: Shell, value: Any, kind: str
 ) -> None:
-    """Whatever JSON would not give back as it was, wherever it hides."""
+    """Values that JSON cannot represent exactly, at any depth."""
     for message, path in (
         ({"a": value}, "message['a']"),
         ({"items": [value]}, "message['items'][0]"),
@@ -173,6 +191,9 @@ async def test_strict_types_name_the_place_and_the_kind_of_what_would_be_lost(
         assert f"value at {path} is a {kind}" in str(error)
 
 
+@pytest.mark.promise(
+    "`strict_payload_types` accepts `None`, `bool`, `int`, `float`, `str`, and lists and dicts of them."
+)
 async def test_strict_types_let_pass_what_json_knows(shell: Shell) -> None:
     """None, bool, int, float, str, and lists and dicts of them; a text is no business of theirs."""
     message = {"a": [None, True, 1, 1.5, "x", [], {}, {"b": [[{}]]}]}
@@ -186,6 +207,10 @@ async def test_strict_types_let_pass_what_json_knows(shell: Shell) -> None:
 # max_payload_bytes
 
 
+@pytest.mark.promise(
+    "`max_payload_bytes` limits the UTF-8 size of a string or of a dict's JSON; exceeding it raises "
+    "`PayloadTooLargeError`."
+)
 @pytest.mark.parametrize(
     ("message", "size"),
     [("x" * 10, 10), ("漢" * 4, 12), ({"a": "b"}, 10), ({"a": "漢"}, 12)],
@@ -205,6 +230,9 @@ async def test_a_payload_may_be_as_large_as_the_limit_and_no_larger(shell: Shell
 # max_payload_depth
 
 
+@pytest.mark.promise(
+    "`max_payload_depth` limits how deep dicts and lists are nested; exceeding it raises `PayloadTooDeepError`."
+)
 @pytest.mark.parametrize("lists", [False, True])
 @pytest.mark.parametrize("depth", [2, 5, 20])
 async def test_a_dict_may_nest_as_deep_as_the_limit_and_no_deeper(shell: Shell, depth: int, lists: bool) -> None:
@@ -215,6 +243,9 @@ async def test_a_dict_may_nest_as_deep_as_the_limit_and_no_deeper(shell: Shell, 
     assert await shell.queue(max_payload_depth=depth).publish(nested(depth, lists=lists)) is True
 
 
+@pytest.mark.promise(
+    "`max_payload_depth` limits how deep dicts and lists are nested; exceeding it raises `PayloadTooDeepError`."
+)
 async def test_a_depth_of_one_allows_a_flat_dict(shell: Shell) -> None:
     """And nothing inside it."""
     assert await shell.queue(max_payload_depth=1).publish({"a": 1, "b": "x"}) is True
@@ -223,17 +254,24 @@ async def test_a_depth_of_one_allows_a_flat_dict(shell: Shell) -> None:
         assert isinstance(await refused(shell, {"a": inner}, max_payload_depth=1), shell.module.PayloadTooDeepError)
 
 
+@pytest.mark.promise(
+    "`max_payload_depth` limits how deep dicts and lists are nested; exceeding it raises `PayloadTooDeepError`."
+)
 async def test_depth_is_no_matter_of_texts(shell: Shell) -> None:
     """A text is not parsed, whatever it looks like."""
     assert await shell.queue(max_payload_depth=1).publish("[" * 100) is True
 
 
+@pytest.mark.promise(
+    "`max_payload_depth` limits how deep dicts and lists are nested; exceeding it raises `PayloadTooDeepError`."
+)
 async def test_a_hostile_depth_is_refused_before_it_is_walked_to_its_end(shell: Shell) -> None:
     """A hundred thousand levels are answered like twenty-one."""
     error = await refused(shell, nested(100_000), max_payload_depth=20)
     assert type(error) is shell.module.PayloadTooDeepError
 
 
+@pytest.mark.promise("A bad payload is refused before Redis or the deduplication function is called.")
 async def test_the_guards_work_together(shell: Shell) -> None:
     """A message that keeps all the rules gets in; breaking any one keeps it out."""
     rules = {"strict_payload_types": True, "max_payload_bytes": 40, "max_payload_depth": 2}
@@ -244,6 +282,7 @@ async def test_the_guards_work_together(shell: Shell) -> None:
     assert isinstance(await refused(shell, {"a": "x" * 50}, **rules), shell.module.PayloadTooLargeError)
 
 
+@pytest.mark.promise("No error message quotes a payload.")
 async def test_a_refused_message_is_not_quoted(shell: Shell) -> None:
     """Error texts end up in logs, where payloads have no business; keys may name the place, values may not."""
     for message in ("secret" * 10, {"a": "secret" * 10}):
@@ -254,7 +293,8 @@ async def test_a_refused_message_is_not_quoted(shell: Shell) -> None:
     assert "secret" not in str(await refused(shell, b"secret"))
 
 
-async def test_a_refused_message_asks_neither_redis_nor_the_key_function(shell: Shell, dead_port: int) -> None:
+@pytest.mark.promise("A bad payload is refused before Redis or the deduplication function is called.")
+async def test_a_refused_message_calls_neither_redis_nor_the_key_function(shell: Shell, dead_port: int) -> None:
     """It is turned away at the door, also where nobody listens at the other end; and nothing is told of it."""
     events = shell.events()
     queue = shell.queue(
@@ -270,3 +310,43 @@ async def test_a_refused_message_asks_neither_redis_nor_the_key_function(shell: 
         with pytest.raises(shell.module.RedisMessageQueueError):
             await queue.publish(message)
     assert events.names == []
+
+
+# The text
+
+
+class TextKey(str):
+    """A key that is a str, and says so to isinstance only."""
+
+    __slots__ = ()
+
+
+@pytest.mark.promise(
+    "A dict is stored as the JSON of Python's standard library, with non-ASCII characters as they are."
+)
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"a": {}, "b": [], "c": ()},
+        {"text": 'é \u2028 \x00 " \\ / 😀', "é": "key"},
+        {"numbers": [0, -1, 10**30, 1.5, -0.0, 1e16, 1e-7, 1.7976931348623157e308], "constants": [None, True, False]},
+        {"deep": [[{"a": [{"b": ({"c": 1},)}]}]]},
+        {TextKey("key"): Colour.RED, "ordered": OrderedDict(b=1, a=2), "point": Point(1, 2)},
+    ],
+    ids=["empty", "empty parts", "text", "numbers", "deep", "subclasses"],
+)
+async def test_a_dict_is_stored_as_the_standard_library_writes_it(shell: Shell, message: dict[str, Any]) -> None:
+    queue = shell.queue()
+    assert await queue.publish(message)
+    assert await take(queue) == json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
+
+
+@pytest.mark.promise("A dict that contains itself, or nests too deep, raises a typed error.")
+async def test_a_dict_that_contains_itself_is_told_from_one_that_is_deep(shell: Shell) -> None:
+    around: dict[str, Any] = {"in": []}
+    around["in"].append(around)
+    error = await refused(shell, around)
+    assert "Circular" in str(error)
+    shared = {"a": 1}
+    assert await shell.queue().publish({"one": shared, "two": [shared, shared]})

@@ -1,4 +1,4 @@
-"""A user of Redis who may do what its role needs, and nothing else: it works, and one command less is named."""
+"""A Redis user with exactly the permissions of its role can work; if one is missing, the error names it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,6 +10,8 @@ from redis_message_queue import CleanupFailedError, NotPermittedError, RetryPoli
 from redis_message_queue.permissions import CONSUMER, OPERATOR, PRODUCER, Role, example
 from redis_message_queue.scripts import all_names, script
 from tests.contract.shells import Shell, claim_and_die, take
+
+pytestmark = pytest.mark.topic("Permissions")
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ async def consume(shell: Shell, client: Any) -> None:
         if shell.name == "asyncio":
             await done
     assert await take(queue) is not None
-    assert await take(queue) is None  # it has waited for the bell
+    assert await take(queue) is None  # it has waited for the wake-up key
 
 
 async def operate(shell: Shell, client: Any) -> None:
@@ -132,6 +134,7 @@ async def operate(shell: Shell, client: Any) -> None:
 WORK = {"producer": (PRODUCER, produce), "consumer": (CONSUMER, consume), "operator": (OPERATOR, operate)}
 
 
+@pytest.mark.promise("A Redis user with the documented commands and keys of a role can do what the role does.")
 @pytest.mark.parametrize("name", WORK)
 async def test_a_user_who_may_do_what_its_role_needs_can_do_it(shell: Shell, user: Any, name: str) -> None:
     """Exactly the commands in the documentation, and the keys of one queue."""
@@ -139,6 +142,7 @@ async def test_a_user_who_may_do_what_its_role_needs_can_do_it(shell: Shell, use
     await work(shell, shell.new_client(**user(role)))
 
 
+@pytest.mark.promise("An error for a forbidden command names the command and what to grant.")
 @pytest.mark.parametrize("name", WORK)
 async def test_a_command_that_is_missing_is_named(
     shell: Shell, user: Any, name: str, caplog: pytest.LogCaptureFixture
@@ -164,6 +168,7 @@ async def test_a_command_that_is_missing_is_named(
     assert len(missed) > len(role.commands) * 0.6
 
 
+@pytest.mark.promise("An error for a forbidden key names the key pattern to grant.")
 async def test_keys_that_are_not_permitted_are_named_by_their_pattern(shell: Shell, user: Any) -> None:
     """The queue of another user is out of reach."""
     client = shell.new_client(**user(PRODUCER))
@@ -173,7 +178,8 @@ async def test_keys_that_are_not_permitted_are_named_by_their_pattern(shell: She
     assert shell.redis.keys("other*") == [b"other::meta"]  # which the test has written
 
 
-def test_each_command_of_a_script_is_known_and_can_be_asked_for(client: Any) -> None:
+@pytest.mark.promise("The commands of each script are read from its source, and you can list them for every server.")
+def test_each_command_of_a_script_is_known_and_can_be_listed(client: Any) -> None:
     """The number of words is right on this server, so that a question about a permission is not refused for that."""
     commands = {command for name in all_names() for command in script(name).commands}
     for command in sorted(commands.union(PRODUCER.commands, CONSUMER.commands, OPERATOR.commands)):

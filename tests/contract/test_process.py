@@ -1,4 +1,4 @@
-"""A message belongs to its handler's block: leaving it normally acks, an exception fails, sudden death does neither."""
+"""A block handles one message: leaving it normally acks, an exception fails, a crash does neither."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.protocol.delivery import Delivery
+from redis_message_queue.protocol.message_block import MessageBlock
 from tests.contract.shells import Died, Shell, asyncio_only, claim_and_die, fail, take, until
+
+pytestmark = pytest.mark.topic("Processing one message")
 
 # What stops a program rather than a message.
 SUDDEN_ENDS = [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, Died]
 
 
+@pytest.mark.promise("If there is no message, the block receives `None`.")
 async def test_an_empty_queue_gives_none(shell: Shell) -> None:
     """Leaving that block has no effect, however it is left."""
     queue = shell.queue(wait=0)
@@ -28,6 +31,7 @@ async def test_an_empty_queue_gives_none(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("Leaving the block normally acks the message and removes its state.")
 async def test_a_handled_message_is_gone(shell: Shell) -> None:
     """Nothing of it is left in Redis, and what the queue remembers of its calls goes by itself."""
     queue = shell.queue(wait=0)
@@ -38,6 +42,7 @@ async def test_a_handled_message_is_gone(shell: Shell) -> None:
     assert all(shell.redis.ttl(key) > 0 for key in shell.redis.keys("q::reply::*"))
 
 
+@pytest.mark.promise("A message that is being processed is in `processing` and is not delivered to another consumer.")
 async def test_while_it_is_handled_a_message_is_in_processing(shell: Shell) -> None:
     """Out of the line, under a lease, and in nobody else's hands."""
     queue, other = shell.queue(wait=0), shell.queue(wait=0)
@@ -59,6 +64,10 @@ async def test_nothing_is_claimed_before_the_block_is_entered(shell: Shell) -> N
         assert message == b"a"
 
 
+@pytest.mark.promise("Without a retry policy, failed messages are not retried.")
+@pytest.mark.promise(
+    "Without a retry policy, an exception in a handler is final: the message is removed or kept in the failed list."
+)
 async def test_a_message_whose_handler_raised_is_removed(shell: Shell) -> None:
     """The default: an ordinary exception is no retry. It reaches the caller as the very object that was raised."""
     queue = shell.queue(wait=0)
@@ -73,6 +82,9 @@ async def test_a_message_whose_handler_raised_is_removed(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "Without a retry policy, an exception in a handler is final: the message is removed or kept in the failed list."
+)
 async def test_a_group_of_ordinary_exceptions_is_an_ordinary_exception(shell: Shell) -> None:
     """What a task group raises takes the failure path."""
     queue = shell.queue(enable_failed_queue=True)
@@ -83,6 +95,10 @@ async def test_a_group_of_ordinary_exceptions_is_an_ordinary_exception(shell: Sh
     assert shell.listed(queue.key.failed) == [b"a"]
 
 
+@pytest.mark.promise(
+    "A handler that ends with `KeyboardInterrupt`, `SystemExit`, `GeneratorExit` or a cancellation leaves its message "
+    "to the lease."
+)
 @pytest.mark.parametrize("sudden", SUDDEN_ENDS)
 async def test_a_sudden_end_leaves_the_message_to_its_lease(shell: Shell, sudden: type[BaseException]) -> None:
     """It stays in processing, in no list and with its lease running, and is delivered again when that is over."""
@@ -101,6 +117,7 @@ async def test_a_sudden_end_leaves_the_message_to_its_lease(shell: Shell, sudden
     assert await take(queue) == b"a"
 
 
+@pytest.mark.promise("A cancelled task ends as cancelled, and its message stays in `processing` until the lease ends.")
 @asyncio_only
 async def test_a_task_that_is_cancelled_in_its_handler_leaves_the_message(shell: Shell) -> None:
     """A real cancellation, here of a callback: the task ends cancelled, and the message is in processing."""
@@ -122,7 +139,7 @@ async def test_a_task_that_is_cancelled_in_its_handler_leaves_the_message(shell:
 
 
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
-async def test_the_end_of_an_iteration_comes_out_as_itself(shell: Shell, kind: type[Exception]) -> None:
+async def test_stop_iteration_reaches_the_caller(shell: Shell, kind: type[Exception]) -> None:
     """It is the handler's exception like any other, and takes the failure path."""
     queue = shell.queue(enable_failed_queue=True)
     await queue.publish("a")
@@ -134,6 +151,7 @@ async def test_the_end_of_an_iteration_comes_out_as_itself(shell: Shell, kind: t
     assert shell.listed(queue.key.failed) == [b"a"]
 
 
+@pytest.mark.promise("Leaving the block normally acks the message and removes its state.")
 @pytest.mark.parametrize("way", ["return", "break", "continue"])
 async def test_leaving_early_is_leaving_normally(shell: Shell, way: str) -> None:
     """return, break and continue ack."""
@@ -153,6 +171,7 @@ async def test_leaving_early_is_leaving_normally(shell: Shell, way: str) -> None
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("Leaving the block normally acks the message and removes its state.")
 async def test_an_exception_that_is_caught_inside_the_block_is_no_failure(shell: Shell) -> None:
     """The queue judges by how the block is left."""
     queue = shell.queue(enable_failed_queue=True, enable_completed_queue=True)
@@ -216,6 +235,7 @@ async def test_one_context_object_that_is_entered_twice_at_once_loses_no_ack(she
     assert shell.processing(queue) == 0
 
 
+@pytest.mark.promise("Messages can complete in a different order than they were published.")
 async def test_blocks_may_end_in_any_order(shell: Shell) -> None:
     """Two messages in one pair of hands, the older one finished first."""
     queue = shell.queue(enable_completed_queue=True)
@@ -235,11 +255,11 @@ async def test_blocks_may_end_in_any_order(shell: Shell) -> None:
 def deliveries() -> int:
     """How many deliveries this process keeps in memory."""
     gc.collect()
-    return sum(isinstance(each, Delivery) for each in gc.get_objects())
+    return sum(isinstance(each, MessageBlock) for each in gc.get_objects())
 
 
 async def test_a_block_left_in_another_thread_or_task_is_freed(shell: Shell) -> None:
-    """Whoever enters goes on, with a context that nobody else can reach; nested blocks may end in any order."""
+    """Each block has its own context; nested blocks may end in any order."""
     queue = shell.queue(heartbeat_interval_seconds=60)
     before = deliveries()
     await queue.publish_many([str(number) for number in range(40)])
@@ -305,6 +325,9 @@ async def test_a_handler_may_publish_and_claim_from_other_queues(shell: Shell) -
     assert await take(inbox) == b"b"
 
 
+@pytest.mark.promise("Many producers and consumers can share a queue through any number of queue objects.")
+@pytest.mark.promise("Messages can complete in a different order than they were published.")
+@pytest.mark.promise("Each message goes to exactly one of the competing consumers.")
 async def test_many_consumers_share_the_work_and_none_is_done_twice(shell: Shell) -> None:
     """Sixty messages, four consumers of one queue object and two of another."""
     one, other = shell.queue(wait=0), shell.queue(wait=0)
@@ -328,7 +351,8 @@ async def test_many_consumers_share_the_work_and_none_is_done_twice(shell: Shell
 # current_message()
 
 
-async def test_the_running_handler_can_ask_what_it_holds(shell: Shell) -> None:
+@pytest.mark.promise("`current_message()` gives a handler its id, delivery count, publishing time and lease.")
+async def test_current_message_describes_the_message_of_the_handler(shell: Shell) -> None:
     """Payload, id, tenant, delivery count, time of publishing, and whether the lease still holds."""
     events = shell.events()
     queue = shell.queue(on_event=events.listen)
@@ -345,6 +369,7 @@ async def test_the_running_handler_can_ask_what_it_holds(shell: Shell) -> None:
         assert queue.current_message() is received
 
 
+@pytest.mark.promise("`current_message()` gives a handler its id, delivery count, publishing time and lease.")
 async def test_outside_a_handler_there_is_no_current_message(shell: Shell) -> None:
     """Before, after success, after failure, after a sudden end, and for another queue object."""
     queue, other = shell.queue(), shell.queue()
@@ -361,6 +386,7 @@ async def test_outside_a_handler_there_is_no_current_message(shell: Shell) -> No
     assert queue.current_message() is None
 
 
+@pytest.mark.promise("`current_message()` gives a handler its id, delivery count, publishing time and lease.")
 async def test_each_consumer_sees_its_own_current_message(shell: Shell) -> None:
     """Consumers of one queue object, side by side in threads or tasks."""
     queue = shell.queue()
@@ -380,8 +406,9 @@ async def test_each_consumer_sees_its_own_current_message(shell: Shell) -> None:
 # What is in the way
 
 
+@pytest.mark.promise("A claim that finds a key of the wrong type fails and loses nothing.")
 async def test_a_wrong_typed_processing_key_fails_the_claim_and_loses_nothing(shell: Shell) -> None:
-    """Fail closed: the message is still in the line when the key is mended."""
+    """Fail closed: the message is still in the queue when the key is repaired."""
     queue = shell.queue(wait=0)
     await queue.publish("a")
     shell.redis.set(queue.key.processing, "not a hash")
@@ -392,6 +419,9 @@ async def test_a_wrong_typed_processing_key_fails_the_claim_and_loses_nothing(sh
     assert await take(queue) == b"a"
 
 
+@pytest.mark.promise("A tracking list of the wrong type makes the cleanup fail with an event; no message is lost.")
+@pytest.mark.promise("A failed cleanup emits `cleanup_failed`, and a failed trim `trim_failed`.")
+@pytest.mark.promise("`CleanupFailedError` means that the handler succeeded and its ack failed.")
 async def test_an_ack_that_redis_refuses_is_not_hidden(shell: Shell) -> None:
     """The handler succeeded, so the error is CleanupFailedError, with its cause; the message is still there."""
     events = shell.events()
@@ -411,6 +441,8 @@ async def test_an_ack_that_redis_refuses_is_not_hidden(shell: Shell) -> None:
     assert await take(queue) == b"a"
 
 
+@pytest.mark.promise("A tracking list of the wrong type makes the cleanup fail with an event; no message is lost.")
+@pytest.mark.promise("The caller sees the handler's error, whatever else fails.")
 async def test_the_handlers_error_is_what_the_caller_sees_even_if_cleaning_up_fails_too(shell: Shell) -> None:
     """The trouble is told as an event; the message is still there."""
     events = shell.events()
@@ -427,7 +459,11 @@ async def test_the_handlers_error_is_what_the_caller_sees_even_if_cleaning_up_fa
     assert shell.processing(queue) == 1
 
 
-async def test_foreign_bytes_in_the_line_do_not_stop_it(shell: Shell) -> None:
+@pytest.mark.promise(
+    "Stored bytes that are not a valid message are dead-lettered unchanged, and consumers continue with the next "
+    "message."
+)
+async def test_bytes_that_are_no_message_do_not_stop_the_queue(shell: Shell) -> None:
     """They go to the dead letters as they are, with an event, and the message behind them is delivered."""
     events = shell.events()
     queue = shell.queue(wait=0, on_event=events.listen)
@@ -440,6 +476,9 @@ async def test_foreign_bytes_in_the_line_do_not_stop_it(shell: Shell) -> None:
     assert shell.leftovers(queue) == {b"q::dlq"}
 
 
+@pytest.mark.promise(
+    "A payload that the client cannot decode is dead-lettered, and consumers continue with the next message."
+)
 async def test_a_payload_that_the_client_cannot_decode_goes_to_the_dead_letters(shell: Shell) -> None:
     """Only where the client decodes; the reason is told, and the next message is delivered."""
     events = shell.events()

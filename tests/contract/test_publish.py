@@ -1,4 +1,4 @@
-"""What is published arrives, whole and in its order."""
+"""Published messages arrive unchanged and in order."""
 
 import asyncio
 import json
@@ -8,6 +8,8 @@ import pytest
 import redis
 
 from tests.contract.shells import EVERY_WIRING, Shell, claim_and_die, take
+
+pytestmark = pytest.mark.topic("Publishing")
 
 every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 
@@ -22,6 +24,9 @@ TEXTS = [
 ]
 
 
+@pytest.mark.promise("`publish()` returns `True`, and one handler receives the message.")
+@pytest.mark.promise("A handler receives `str` or `bytes`, as its client decodes; a dict arrives as JSON.")
+@pytest.mark.promise("`decode_responses` decides between `str` and `bytes`, and nothing else.")
 @every_wiring
 async def test_a_text_comes_back_as_it_was_published(shell: Shell) -> None:
     """publish() says True, and each handler gets one text, as str or bytes, as its client decodes."""
@@ -30,6 +35,8 @@ async def test_a_text_comes_back_as_it_was_published(shell: Shell) -> None:
     assert [await take(queue) for _ in TEXTS] == [shell.payload(text) for text in TEXTS]
 
 
+@pytest.mark.promise("`publish()` returns `True`, and one handler receives the message.")
+@pytest.mark.promise("A handler receives `str` or `bytes`, as its client decodes; a dict arrives as JSON.")
 @every_wiring
 async def test_a_dict_comes_back_as_json(shell: Shell) -> None:
     """Keys keep their order, numbers and nesting survive, and nothing is lost on the way."""
@@ -42,6 +49,10 @@ async def test_a_dict_comes_back_as_json(shell: Shell) -> None:
     assert list(json.loads(received)) == list(message)
 
 
+@pytest.mark.promise(
+    "The queue works over RESP2 and RESP3, with and without decoding, and with or without the hand-packed command path."
+)
+@pytest.mark.promise("Deduplication never prevents the redelivery of a message after a crash.")
 @every_wiring
 async def test_a_message_goes_through_claim_ack_failure_and_redelivery(shell: Shell) -> None:
     """The whole life of messages, over every kind of connection."""
@@ -66,12 +77,16 @@ async def test_a_message_goes_through_claim_ack_failure_and_redelivery(shell: Sh
     assert (shell.pending(queue), shell.processing(queue)) == (0, 0)
 
 
+@pytest.mark.promise(
+    "The queue works over RESP2 and RESP3, with and without decoding, and with or without the hand-packed command path."
+)
 @every_wiring
-async def test_a_plain_client_takes_the_short_way_and_any_other_the_ordinary_one(shell: Shell) -> None:
+async def test_only_a_plain_client_uses_the_hand_packed_path(shell: Shell) -> None:
     """The two ways of sending that these tests compare are really two."""
     assert shell.queue().queue._protocol.port._packs_by_hand is not shell.wiring.subclassed
 
 
+@pytest.mark.promise("A queue does not disturb your own commands on the same client.")
 @every_wiring
 async def test_the_users_own_commands_on_the_same_client_get_their_own_answers(shell: Shell) -> None:
     """Between and inside deliveries, on the pool that the queue uses too."""
@@ -89,6 +104,7 @@ async def test_the_users_own_commands_on_the_same_client_get_their_own_answers(s
     assert await get("mine") == shell.payload("own")
 
 
+@pytest.mark.promise("Messages are claimed in the order of publishing.")
 async def test_messages_are_claimed_in_the_order_of_publishing(shell: Shell) -> None:
     """Across queue objects, too: the line is in Redis."""
     one, two = shell.queue(), shell.queue()
@@ -97,6 +113,7 @@ async def test_messages_are_claimed_in_the_order_of_publishing(shell: Shell) -> 
     assert [int(await take(one if number % 3 else two)) for number in range(20)] == list(range(20))
 
 
+@pytest.mark.promise("Many producers and consumers can share a queue through any number of queue objects.")
 async def test_concurrent_publishers_lose_and_double_nothing(shell: Shell) -> None:
     """Eight of them share one queue object; each one's messages keep their order."""
     queue = shell.queue(wait=0)
@@ -114,6 +131,7 @@ async def test_concurrent_publishers_lose_and_double_nothing(shell: Shell) -> No
         assert own == sorted(own)
 
 
+@pytest.mark.promise("Text that is not ASCII is stored as UTF-8.")
 async def test_text_beyond_ascii_is_stored_as_utf8(shell: Shell) -> None:
     """Both a str and the values and keys of a dict take the bytes of UTF-8, not six an escape."""
     queue = shell.queue(enable_completed_queue=True)
@@ -135,6 +153,7 @@ async def test_a_client_with_another_encoding_changes_neither_keys_nor_payloads(
     assert await take(queue) == "é 漢"
 
 
+@pytest.mark.promise("A pending message has no lease and no state besides its entry in the pending list.")
 async def test_a_pending_message_waits_without_a_lease(shell: Shell) -> None:
     """Publishing fills the pending list and nothing else of the message's state."""
     queue = shell.queue()
@@ -142,6 +161,7 @@ async def test_a_pending_message_waits_without_a_lease(shell: Shell) -> None:
     assert shell.leftovers(queue) == {b"q::pending"}
 
 
+@pytest.mark.promise("Without deduplication, publishing the same content twice stores two messages.")
 async def test_the_same_text_published_twice_is_two_messages(shell: Shell) -> None:
     """Each with an id of its own, because deduplication is off unless it is asked for."""
     queue = shell.queue()
@@ -153,6 +173,7 @@ async def test_the_same_text_published_twice_is_two_messages(shell: Shell) -> No
             assert queue.current_message().id != one
 
 
+@pytest.mark.promise("The publishing time of a message comes from the server's clock.")
 async def test_published_at_is_the_servers_time(shell: Shell) -> None:
     """Taken when the message entered the line, in UTC, and the same in every delivery."""
     queue = shell.queue()
@@ -165,6 +186,8 @@ async def test_published_at_is_the_servers_time(shell: Shell) -> None:
     assert seconds + micros / 1e6 - 1e-3 <= published_at.timestamp() <= after_seconds + after_micros / 1e6 + 1e-3
 
 
+@pytest.mark.promise("A publish to a key of the wrong type fails and changes nothing.")
+@pytest.mark.promise("A refusal by a script raises `LuaScriptError` from the server's error.")
 async def test_a_wrong_typed_pending_key_fails_the_publish_and_stays_as_it_was(shell: Shell) -> None:
     """The script refuses before it writes; the error is a ResponseError too, with the server's as its cause."""
     queue = shell.queue(deduplication=True)
@@ -180,7 +203,8 @@ async def test_a_wrong_typed_pending_key_fails_the_publish_and_stays_as_it_was(s
     assert shell.redis.get(queue.key.pending) == b"not a list"
 
 
-async def test_a_wrong_typed_marker_fails_the_publish_and_nothing_enters_the_line(shell: Shell) -> None:
+@pytest.mark.promise("A publish to a key of the wrong type fails and changes nothing.")
+async def test_a_wrong_typed_deduplication_key_fails_the_publish_and_stores_nothing(shell: Shell) -> None:
     """Fail closed: a marker that cannot be read is no licence to publish."""
     queue = shell.queue(deduplication=True, get_deduplication_key=lambda message: message)
     shell.redis.lpush(queue.key.deduplication("a"), "not a string")
@@ -189,6 +213,7 @@ async def test_a_wrong_typed_marker_fails_the_publish_and_nothing_enters_the_lin
     assert shell.pending(queue) == 0
 
 
+@pytest.mark.promise("Queues with different names do not affect each other.")
 async def test_queues_of_different_names_do_not_see_each_other(shell: Shell) -> None:
     """Not even where one name begins with the other."""
     short, long = shell.queue("q", wait=0), shell.queue("q::pendings", wait=0)

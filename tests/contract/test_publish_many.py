@@ -1,4 +1,4 @@
-"""Many messages in one call: in their order, in chunks that arrive whole or not at all, by the rules of `publish`."""
+"""`publish_many()` keeps the order, publishes each chunk whole or not at all, and follows the rules of `publish`."""
 
 import asyncio
 import threading
@@ -11,9 +11,11 @@ import pytest
 import redis
 
 from redis_message_queue import EventDrivenInterruptHandler, RedisMessageQueueError
-from tests.contract.shells import PATIENCE_SECONDS, Awaited, Sent, Shell, take, until
-from tests.contract.test_delays import blocked_clients, sleeper
+from tests.contract.blocked_consumers import blocked_clients, blocked_consumer
+from tests.contract.shells import LIMIT_SECONDS, Awaited, Sent, Shell, take, until
 from tests.faults.proxy import FaultyProxy
+
+pytestmark = pytest.mark.topic("Publishing many")
 
 CHUNK = 1_000  # messages
 CHUNK_BYTES = 4_000_000
@@ -36,6 +38,9 @@ async def take_all(queue: Any, most: int = 1_000) -> list[str]:
 # Results
 
 
+@pytest.mark.promise(
+    "`publish_many()` publishes any iterable of messages in order and returns `True` or `False` for each."
+)
 async def test_every_message_is_there_in_its_order(shell: Shell) -> None:
     """The answer has one True for each, and the line has them as they were given, behind what was there."""
     queue = shell.queue()
@@ -45,6 +50,9 @@ async def test_every_message_is_there_in_its_order(shell: Shell) -> None:
     assert await take_all(queue) == ["first", *words(50), "last"]
 
 
+@pytest.mark.promise(
+    "`publish_many()` publishes any iterable of messages in order and returns `True` or `False` for each."
+)
 async def test_anything_that_can_be_iterated_over_will_do(shell: Shell) -> None:
     """Lists, tuples, generators; text and dicts beside each other."""
     queue = shell.queue()
@@ -54,6 +62,7 @@ async def test_anything_that_can_be_iterated_over_will_do(shell: Shell) -> None:
     assert await take_all(queue) == ["message 0", "message 1", "text", '{"kind": "dict"}']
 
 
+@pytest.mark.promise("`publish_many()` sends nothing for an empty iterable.")
 async def test_nothing_to_publish_sends_nothing(shell: Shell) -> None:
     """No script, no event."""
     events = shell.events()
@@ -65,6 +74,7 @@ async def test_nothing_to_publish_sends_nothing(shell: Shell) -> None:
     assert (sent.commands, events.names) == ([], [])
 
 
+@pytest.mark.promise("In `publish_many()` each message has its own id and time; a tenant or a delay applies to all.")
 async def test_messages_published_together_have_ids_and_times_of_their_own(shell: Shell) -> None:
     """The id that the event has is the one that the handler sees; the server's clock says when."""
     events = shell.events()
@@ -75,10 +85,11 @@ async def test_messages_published_together_have_ids_and_times_of_their_own(shell
         assert [message.id for message in batch] == published
         assert all(len(message.id) == 32 for message in batch)
         seconds, micros = shell.redis.time()
-        assert all(abs(m.published_at.timestamp() - seconds - micros / 1e6) < PATIENCE_SECONDS for m in batch)
+        assert all(abs(m.published_at.timestamp() - seconds - micros / 1e6) < LIMIT_SECONDS for m in batch)
     assert len(set(published)) == 5
 
 
+@pytest.mark.promise("In `publish_many()` each message has its own id and time; a tenant or a delay applies to all.")
 async def test_a_tenant_and_a_delay_hold_for_all_of_them(shell: Shell) -> None:
     """As for single messages."""
     queue = shell.queue(wait=0)
@@ -95,6 +106,7 @@ async def test_a_tenant_and_a_delay_hold_for_all_of_them(shell: Shell) -> None:
 # Chunks
 
 
+@pytest.mark.promise("Up to 1,000 messages and 4 MB are published as one chunk: one script and one round trip.")
 @pytest.mark.parametrize(("count", "scripts"), [(1, 1), (CHUNK, 1), (CHUNK + 1, 2), (2 * CHUNK + 500, 3)])
 async def test_a_chunk_is_one_script_of_up_to_a_thousand(shell: Shell, count: int, scripts: int) -> None:
     """One round trip for each chunk, and no other command."""
@@ -108,6 +120,7 @@ async def test_a_chunk_is_one_script_of_up_to_a_thousand(shell: Shell, count: in
     assert await take_all(queue) == words(count)
 
 
+@pytest.mark.promise("Up to 1,000 messages and 4 MB are published as one chunk: one script and one round trip.")
 @pytest.mark.parametrize("options", [{}, {"deduplication": True}, {"max_pending_length": 5_000}], ids=str)
 @pytest.mark.parametrize("details", [{}, {"tenant": "acme"}, {"delay_seconds": 60}], ids=str)
 async def test_a_whole_chunk_fits_into_a_script_whatever_comes_with_it(
@@ -120,6 +133,7 @@ async def test_a_whole_chunk_fits_into_a_script_whatever_comes_with_it(
     assert stats.pending + stats.delayed == CHUNK
 
 
+@pytest.mark.promise("Up to 1,000 messages and 4 MB are published as one chunk: one script and one round trip.")
 @pytest.mark.parametrize("delay_seconds", [None, 60], ids=["at once", "later"])
 async def test_a_whole_chunk_fits_with_all_of_that_together(shell: Shell, delay_seconds: float | None) -> None:
     """Markers, a tenant, a delay and both limits: one script, in its order, and a second time all are duplicates."""
@@ -144,6 +158,7 @@ async def test_a_whole_chunk_fits_with_all_of_that_together(shell: Shell, delay_
     assert shell.processing(queue) == 0
 
 
+@pytest.mark.promise("Up to 1,000 messages and 4 MB are published as one chunk: one script and one round trip.")
 async def test_large_messages_make_small_chunks(shell: Shell) -> None:
     """No chunk copies more than four megabytes, unless a single message is larger than that."""
     client = shell.lossy_client()
@@ -159,6 +174,10 @@ async def test_large_messages_make_small_chunks(shell: Shell) -> None:
         assert shell.pending(queue) == len(messages)
 
 
+@pytest.mark.promise("A chunk is never larger than `max_pending_length` or `max_pending_per_tenant`.")
+@pytest.mark.promise(
+    "An error of `publish_many()` has the `results` of the earlier chunks, so that you know what is left."
+)
 async def test_a_chunk_is_never_larger_than_the_cap(shell: Shell) -> None:
     """A queue for three takes six messages in two chunks, as consumers make room."""
     queue = shell.queue(max_pending_length=3)
@@ -170,6 +189,7 @@ async def test_a_chunk_is_never_larger_than_the_cap(shell: Shell) -> None:
     assert await take_all(queue) == words(3, first=3)
 
 
+@pytest.mark.promise("A chunk is never larger than `max_pending_length` or `max_pending_per_tenant`.")
 async def test_a_chunk_is_never_larger_than_the_cap_of_a_tenant(shell: Shell) -> None:
     """The smaller of both limits counts."""
     queue = shell.queue(max_pending_length=50, max_pending_per_tenant=2)
@@ -180,6 +200,7 @@ async def test_a_chunk_is_never_larger_than_the_cap_of_a_tenant(shell: Shell) ->
     assert (await queue.stats()).pending == 4
 
 
+@pytest.mark.promise("An error of `publish_many()` says how many messages were published before it.")
 @pytest.mark.parametrize("policy", ["raise", "block"])
 async def test_an_error_at_the_limit_says_how_many_were_published(shell: Shell, policy: str) -> None:
     """In words, with the results beside them; it says that nothing was published only where that is so."""
@@ -195,6 +216,7 @@ async def test_an_error_at_the_limit_says_how_many_were_published(shell: Shell, 
         await queue.publish_many(["new", "newer"])
 
 
+@pytest.mark.promise("An error of `publish_many()` says how many messages were published before it.")
 async def test_another_error_in_the_middle_says_how_many_were_published(shell: Shell) -> None:
     """As a note: its words are somebody else's."""
     client = shell.lossy_client()
@@ -207,6 +229,7 @@ async def test_another_error_in_the_middle_says_how_many_were_published(shell: S
     assert f"the first {CHUNK} of {CHUNK + 5} messages were published" in note
 
 
+@pytest.mark.promise("A chunk is published whole or not at all, with no other message inside it.")
 async def test_a_chunk_without_room_for_all_of_it_leaves_all_of_it_out(shell: Shell) -> None:
     """Two would have fitted. The line is as it was, and so are the deduplication keys."""
     queue = shell.queue(max_pending_length=4, deduplication=True)
@@ -219,6 +242,7 @@ async def test_a_chunk_without_room_for_all_of_it_leaves_all_of_it_out(shell: Sh
     assert await queue.publish_many(words(2, first=10)) == [True, True]
 
 
+@pytest.mark.promise("A full queue still recognizes the duplicates in a chunk; only new messages need room.")
 async def test_duplicates_take_no_room(shell: Shell) -> None:
     """A chunk of known messages is answered in a full queue, and beside them counts only what is new."""
     queue = shell.queue(max_pending_length=4, deduplication=True)
@@ -227,6 +251,7 @@ async def test_duplicates_take_no_room(shell: Shell) -> None:
     assert await queue.publish_many(words(4)) == [False] * 4
 
 
+@pytest.mark.promise("A chunk is published whole or not at all, with no other message inside it.")
 async def test_a_chunk_that_the_server_refuses_changes_nothing(shell: Shell) -> None:
     """The second one meets a key of a wrong type: the first is there, of the second nothing, and the error says so."""
     queue = shell.queue(deduplication=True, get_deduplication_key=lambda message: message)
@@ -243,6 +268,9 @@ async def test_a_chunk_that_the_server_refuses_changes_nothing(shell: Shell) -> 
 # Deduplication
 
 
+@pytest.mark.promise(
+    "Deduplication applies within a chunk, between chunks, and between `publish()` and `publish_many()`."
+)
 async def test_a_duplicate_inside_a_chunk_is_one(shell: Shell) -> None:
     """The first of them enters, wherever the others stand."""
     queue = shell.queue(deduplication=True)
@@ -250,6 +278,9 @@ async def test_a_duplicate_inside_a_chunk_is_one(shell: Shell) -> None:
     assert await take_all(queue) == ["a", "b", "c"]
 
 
+@pytest.mark.promise(
+    "Deduplication applies within a chunk, between chunks, and between `publish()` and `publish_many()`."
+)
 async def test_a_duplicate_in_a_later_chunk_or_call_is_one(shell: Shell) -> None:
     """Chunks know what those before them brought, and so does a single publish."""
     queue = shell.queue(deduplication=True)
@@ -260,7 +291,8 @@ async def test_a_duplicate_in_a_later_chunk_or_call_is_one(shell: Shell) -> None
     assert shell.pending(queue) == CHUNK
 
 
-async def test_the_key_function_is_asked_for_every_message_before_anything_is_written(shell: Shell) -> None:
+@pytest.mark.promise("`publish_many()` calls the deduplication function for every message before it writes anything.")
+async def test_the_key_function_is_called_for_every_message_before_anything_is_written(shell: Shell) -> None:
     """One bad answer, even for the last of two chunks, and nothing is published."""
     asked: list[Any] = []
 
@@ -288,9 +320,10 @@ def blocking(shell: Shell, seconds: float, limit: int = 2, **options: Any) -> An
     )
 
 
+@pytest.mark.promise("In `publish_many()`, `block` waits for room chunk by chunk, with one timeout for the whole call.")
 async def test_chunks_wait_for_room_one_after_the_other(shell: Shell) -> None:
     """Five chunks of two through a queue for two, while somebody consumes: never more than two wait."""
-    queue = blocking(shell, 5 * PATIENCE_SECONDS, wait=PATIENCE_SECONDS)
+    queue = blocking(shell, 5 * LIMIT_SECONDS, wait=LIMIT_SECONDS)
     publishing = shell.beside(lambda: queue.publish_many(words(10)))
     longest, payloads = 0, []
     for _ in range(10):
@@ -301,6 +334,7 @@ async def test_chunks_wait_for_room_one_after_the_other(shell: Shell) -> None:
     assert longest <= 2
 
 
+@pytest.mark.promise("In `publish_many()`, `block` waits for room chunk by chunk, with one timeout for the whole call.")
 async def test_one_block_timeout_is_for_the_whole_call(shell: Shell) -> None:
     """Room opens for the second chunk when half of the time is over: the third has the other half, and no more."""
     queue = blocking(shell, 2.0)
@@ -326,21 +360,25 @@ async def test_one_block_timeout_is_for_the_whole_call(shell: Shell) -> None:
     pytest.fail("the third chunk had a time of its own")
 
 
+@pytest.mark.promise("An interrupt or a drain ends a blocked `publish_many()`; chunks already published stay.")
 async def test_an_interrupt_ends_the_wait_of_a_chunk(shell: Shell) -> None:
     """The first chunk found room and stays."""
     stop = threading.Event()
-    queue = blocking(shell, 5 * PATIENCE_SECONDS, interrupt=EventDrivenInterruptHandler(stop))
+    queue = blocking(shell, 5 * LIMIT_SECONDS, interrupt=EventDrivenInterruptHandler(stop))
     timer = threading.Timer(0.2, stop.set)
     timer.start()
     started = time.monotonic()
     with pytest.raises(shell.module.QueueBackpressureError) as full:
         await queue.publish_many(words(4))
     timer.join()
-    assert time.monotonic() - started < PATIENCE_SECONDS
+    assert time.monotonic() - started < LIMIT_SECONDS
     assert full.value.results == [True, True]
     assert shell.pending(queue) == 2
 
 
+@pytest.mark.promise(
+    "`drop_oldest` makes room for a chunk, even one larger than the limit, and emits an event per dropped message."
+)
 async def test_the_oldest_make_room_for_a_chunk(shell: Shell) -> None:
     """All are accepted, the newest are left, and each that went has an event of its own."""
     events = shell.events()
@@ -354,6 +392,9 @@ async def test_the_oldest_make_room_for_a_chunk(shell: Shell) -> None:
     assert await take_all(queue) == words(4, first=2)
 
 
+@pytest.mark.promise(
+    "`drop_oldest` makes room for a chunk, even one larger than the limit, and emits an event per dropped message."
+)
 async def test_more_than_a_dropping_queue_can_hold_is_accepted_in_chunks(shell: Shell) -> None:
     """What is left is the end of what was published."""
     queue = shell.queue(max_pending_length=4, pending_overload_policy="drop_oldest", max_delivery_count=None)
@@ -364,7 +405,10 @@ async def test_more_than_a_dropping_queue_can_hold_is_accepted_in_chunks(shell: 
 # Events
 
 
-async def test_every_message_is_told_of(shell: Shell) -> None:
+@pytest.mark.promise(
+    "`publish_many()` emits an event for each message of a chunk, even of a failed one, but none for later chunks."
+)
+async def test_every_message_of_publish_many_emits_an_event(shell: Shell) -> None:
     """A success for what entered, a hit for what was a duplicate, in the order of the messages."""
     events = shell.events()
     queue = shell.queue(deduplication=True, on_event=events.listen)
@@ -374,7 +418,10 @@ async def test_every_message_is_told_of(shell: Shell) -> None:
     assert all(event.duration_seconds > 0 for event in events.all)
 
 
-async def test_a_chunk_that_failed_is_told_message_by_message(shell: Shell) -> None:
+@pytest.mark.promise(
+    "`publish_many()` emits an event for each message of a chunk, even of a failed one, but none for later chunks."
+)
+async def test_a_failed_chunk_emits_an_event_for_each_message(shell: Shell) -> None:
     """Those before it succeeded, those after it were never tried and are not told of."""
     events = shell.events()
     queue = shell.queue(max_pending_length=2, on_event=events.listen)
@@ -394,6 +441,7 @@ def broken_generator() -> Iterator[str]:
     raise LookupError("mine")
 
 
+@pytest.mark.promise("If one message cannot be published, or the iterable raises, `publish_many()` publishes nothing.")
 async def test_an_iterable_that_raises_publishes_nothing(shell: Shell) -> None:
     """Its own error comes out."""
     queue = shell.queue()
@@ -402,6 +450,7 @@ async def test_an_iterable_that_raises_publishes_nothing(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("If one message cannot be published, or the iterable raises, `publish_many()` publishes nothing.")
 @pytest.mark.parametrize("wrong", [7, b"bytes", ["nested"], None, {1: "key"}, "\ud800", float("nan")], ids=repr)
 async def test_one_bad_message_and_nothing_is_published(shell: Shell, wrong: Any) -> None:
     """Not even the chunk before it: everything is looked at before anything is sent."""
@@ -413,6 +462,9 @@ async def test_one_bad_message_and_nothing_is_published(shell: Shell, wrong: Any
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "`publish_many()` refuses a single message, a non-iterable and wrong details with an error that names them."
+)
 @pytest.mark.parametrize("wrong", ["text", b"bytes", {"a": "dict"}], ids=repr)
 async def test_one_message_is_not_an_iterable_of_messages(shell: Shell, wrong: Any) -> None:
     """A str would be published letter by letter; the error says what to use instead."""
@@ -422,6 +474,9 @@ async def test_one_message_is_not_an_iterable_of_messages(shell: Shell, wrong: A
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "`publish_many()` refuses a single message, a non-iterable and wrong details with an error that names them."
+)
 @pytest.mark.parametrize("wrong", [None, 7], ids=repr)
 async def test_what_cannot_be_iterated_over_is_refused(shell: Shell, wrong: Any) -> None:
     """With an error of ours that names what is wanted."""
@@ -431,6 +486,9 @@ async def test_what_cannot_be_iterated_over_is_refused(shell: Shell, wrong: Any)
     assert isinstance(refusal.value, RedisMessageQueueError)
 
 
+@pytest.mark.promise(
+    "An error of `publish_many()` has the `results` of the earlier chunks, so that you know what is left."
+)
 @pytest.mark.parametrize("messages", ["text", None, ["a", 7], ["a", "\ud800"]], ids=repr)
 async def test_every_error_of_the_call_says_where_it_happened_and_what_was_done_before(
     shell: Shell, messages: Any
@@ -443,6 +501,9 @@ async def test_every_error_of_the_call_says_where_it_happened_and_what_was_done_
     assert refusal.value.results == []
 
 
+@pytest.mark.promise(
+    "`publish_many()` refuses a single message, a non-iterable and wrong details with an error that names them."
+)
 @pytest.mark.parametrize(
     ("details", "named"),
     [
@@ -467,6 +528,7 @@ async def test_bad_details_are_refused_before_anything_is_written(
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("A drained queue refuses `publish_many()` as it refuses `publish()`.")
 async def test_a_drained_queue_refuses_many_as_it_refuses_one(shell: Shell) -> None:
     """Nothing is written."""
     queue = shell.queue()
@@ -477,6 +539,7 @@ async def test_a_drained_queue_refuses_many_as_it_refuses_one(shell: Shell) -> N
     assert shell.pending(queue) == 0
 
 
+@pytest.mark.promise("A drain waits for the running chunk of `publish_many()` and returns whether it ended in time.")
 async def test_a_drain_waits_for_the_chunk_under_way_and_says_whether_it_came_to_an_end(
     shell: Shell, start_server: Any
 ) -> None:
@@ -495,15 +558,16 @@ async def test_a_drain_waits_for_the_chunk_under_way_and_says_whether_it_came_to
             assert (queue.queue.is_drained, publishing.done()) == (False, False)
         finally:
             server.resume()
-        assert await queue.drain(timeout=PATIENCE_SECONDS) is True
+        assert await queue.drain(timeout=LIMIT_SECONDS) is True
         assert onlooker.llen(queue.key.pending) == 4
         assert queue.queue.is_drained is True
         assert await publishing == [True, True]
 
 
+@pytest.mark.promise("An interrupt or a drain ends a blocked `publish_many()`; chunks already published stay.")
 async def test_a_drain_releases_a_publisher_that_waits_for_room(shell: Shell) -> None:
     """Its error says what was published before; afterwards nothing is under way."""
-    queue = blocking(shell, 5 * PATIENCE_SECONDS)
+    queue = blocking(shell, 5 * LIMIT_SECONDS)
 
     async def publish() -> list[bool]:
         with pytest.raises(shell.module.QueueBackpressureError) as full:
@@ -513,10 +577,11 @@ async def test_a_drain_releases_a_publisher_that_waits_for_room(shell: Shell) ->
 
     publishing = shell.beside(publish)
     assert await until(lambda: shell.pending(queue) == 2)
-    assert await queue.drain(timeout=PATIENCE_SECONDS) is True
+    assert await queue.drain(timeout=LIMIT_SECONDS) is True
     assert await publishing == [True, True]
 
 
+@pytest.mark.promise("`publish_many()` is refused with a custom gateway, which has no operation for it.")
 async def test_a_custom_gateway_refuses_many(shell: Shell) -> None:
     """It has an operation for one message, and none for a chunk."""
 
@@ -534,6 +599,7 @@ async def test_a_custom_gateway_refuses_many(shell: Shell) -> None:
 # Losses and confirmations
 
 
+@pytest.mark.promise("A chunk that is retried after a lost reply is stored once and returns its first results.")
 async def test_a_chunk_whose_answer_was_lost_is_one_chunk(shell: Shell) -> None:
     """Sent as often as need be, with its first answer: also without deduplication, and with."""
     for options in ({}, {"deduplication": True}, {"max_pending_length": 3}):
@@ -546,6 +612,9 @@ async def test_a_chunk_whose_answer_was_lost_is_one_chunk(shell: Shell) -> None:
         assert shell.pending(queue) == 3
 
 
+@pytest.mark.promise(
+    "An error of `publish_many()` has the `results` of the earlier chunks, so that you know what is left."
+)
 async def test_an_unreachable_server_leaves_the_results_of_the_chunks_before(shell: Shell) -> None:
     """The first chunk has its answer; what is left can be published later, and nothing doubles with deduplication."""
     client = shell.lossy_client()
@@ -561,6 +630,7 @@ async def test_an_unreachable_server_leaves_the_results_of_the_chunks_before(she
     assert shell.pending(queue) == CHUNK + 5
 
 
+@pytest.mark.promise("You can repeat an unconfirmed chunk with `repeat_of`, and it is stored once.")
 async def test_a_chunk_that_was_not_confirmed_can_be_repeated_and_counts_once(shell: Shell, start_server: Any) -> None:
     """While the replica is silent the chunks behind it wait; when it speaks again all are there, once, in order."""
     primary, replica = (start_server(config={"repl-diskless-sync-delay": 0, "hz": 100}) for _ in range(2))
@@ -581,7 +651,7 @@ async def test_a_chunk_that_was_not_confirmed_can_be_repeated_and_counts_once(sh
                 assert onlooker.llen(queue.key.pending) == CHUNK
         finally:
             replica.resume()
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + LIMIT_SECONDS
         while left:
             try:
                 results += await queue.publish_many(left, repeat_of=error)
@@ -594,6 +664,7 @@ async def test_a_chunk_that_was_not_confirmed_can_be_repeated_and_counts_once(sh
         assert await take_all(shell.queue(client=client)) == words(CHUNK + 5)
 
 
+@pytest.mark.promise("A chunk is published whole or not at all, with no other message inside it.")
 async def test_publishers_side_by_side_keep_their_chunks_together(shell: Shell) -> None:
     """Each chunk is one atomic step: nobody else's message stands inside it."""
     queue = shell.queue()
@@ -610,11 +681,12 @@ async def test_publishers_side_by_side_keep_their_chunks_together(shell: Shell) 
     assert all(len(set(run)) == 1 for run in runs)
 
 
+@pytest.mark.promise("A chunk wakes as many waiting consumers as it has messages for.")
 async def test_a_chunk_wakes_as_many_consumers_as_it_has_work_for(shell: Shell) -> None:
-    """One token for all of it, and whoever takes one and leaves more rings again; the others sleep on."""
+    """One token for all of it: a consumer that leaves messages behind wakes up the next, and the others sleep on."""
     queue = shell.queue()
     for _ in range(2):
-        asleep = [await sleeper(shell) for _ in range(4)]
+        asleep = [await blocked_consumer(shell) for _ in range(4)]
         await queue.publish_many(words(3))
         assert await until(lambda: sum(one.is_awake for one in asleep) == 3)  # noqa: B023  # it is awaited here
         assert await until(lambda: blocked_clients(shell) == 1)

@@ -1,4 +1,4 @@
-"""A claim whose answer nobody saw is asked for by the next one, as loudly and as patiently as any claim."""
+"""The next claim recovers a claim whose reply was lost, with the same events and retries as any claim."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,9 @@ import pytest
 import redis
 
 from redis_message_queue import EventDrivenInterruptHandler, RetryBudgetExhaustedError
-from tests.contract.shells import PATIENCE_SECONDS, Shell, take, until
+from tests.contract.shells import LIMIT_SECONDS, Shell, take, until
+
+pytestmark = pytest.mark.topic("Retries of Redis calls")
 
 QUICK = {"retry_initial_delay_seconds": 0.01, "retry_max_delay_seconds": 0.02}
 FOR_EVER = 100_000  # more losses than any test lives to see
@@ -27,7 +29,10 @@ async def lose_a_claim(shell: Shell, client: Any, queue: Any) -> None:
     assert (shell.pending(queue), shell.processing(queue)) == (0, 1)
 
 
-async def test_looking_for_a_lost_claim_is_told_like_any_claim(shell: Shell) -> None:
+@pytest.mark.promise(
+    "A claim, or the recovery of one, emits `retry_attempt` for each failed attempt and `retry_exhausted` at the end."
+)
+async def test_recovering_a_claim_emits_the_events_of_a_claim(shell: Shell) -> None:
     """Each failed try, giving up, and the claim's own failure; the error knows its queue and operation."""
     client, events = shell.lossy_client(), shell.events()
     queue = shell.queue(client=client, wait=0, on_event=events.listen, retry_budget_seconds=0.2, **QUICK)
@@ -46,6 +51,9 @@ async def test_looking_for_a_lost_claim_is_told_like_any_claim(shell: Shell) -> 
     assert await take(queue) == "a"
 
 
+@pytest.mark.promise(
+    "A claim, or the recovery of one, emits `retry_attempt` for each failed attempt and `retry_exhausted` at the end."
+)
 async def test_without_a_budget_looking_for_a_lost_claim_fails_as_a_claim(shell: Shell) -> None:
     """One try, redis-py's own exception, and the claim's failure as an event."""
     client, events = shell.lossy_client(), shell.events()
@@ -60,6 +68,7 @@ async def test_without_a_budget_looking_for_a_lost_claim_fails_as_a_claim(shell:
     assert await take(queue) == "a"
 
 
+@pytest.mark.promise("An interrupt ends the retries of a claim and the recovery of an unconfirmed one.")
 async def test_an_interrupt_ends_the_search_for_a_lost_claim(shell: Shell) -> None:
     """A consumer that should stop does not sit out its budget because Redis is gone; the claim stays to be found."""
     stop = threading.Event()
@@ -68,7 +77,7 @@ async def test_an_interrupt_ends_the_search_for_a_lost_claim(shell: Shell) -> No
         client=client,
         wait=0,
         interrupt=EventDrivenInterruptHandler(stop),
-        retry_budget_seconds=4 * PATIENCE_SECONDS,
+        retry_budget_seconds=4 * LIMIT_SECONDS,
         **QUICK,
     )
 
@@ -89,15 +98,16 @@ async def test_an_interrupt_ends_the_search_for_a_lost_claim(shell: Shell) -> No
 
     await queue.publish("a")
     client.losses.reply(FOR_EVER)
-    await stop_while_it_fails()  # which leaves its claim in doubt
+    await stop_while_it_fails()  # which leaves its claim unconfirmed
     assert (shell.pending(queue), shell.processing(queue)) == (0, 1)
     client.losses.request(FOR_EVER)
     await stop_while_it_fails()
     assert await take(queue) == "a"
 
 
-async def test_after_an_interrupt_the_next_call_settles_a_claim_in_doubt(shell: Shell) -> None:
-    """A stop signal takes no fresh work, and strands nothing: what was claimed before is handed out or given back."""
+@pytest.mark.promise("An interrupt leaves unconfirmed claims alone; the next call or a drain resolves them.")
+async def test_after_an_interrupt_the_next_call_resolves_an_unconfirmed_claim(shell: Shell) -> None:
+    """A stop signal takes no fresh work, and strands nothing: what was claimed before is handed out or requeued."""
     stop = threading.Event()
     client = shell.lossy_client()
     queue = shell.queue(
@@ -113,7 +123,8 @@ async def test_after_an_interrupt_the_next_call_settles_a_claim_in_doubt(shell: 
     assert shell.pending(queue) >= 1
 
 
-async def test_a_claim_in_doubt_at_an_interrupt_is_given_back_by_a_drain(shell: Shell) -> None:
+@pytest.mark.promise("An interrupt leaves unconfirmed claims alone; the next call or a drain resolves them.")
+async def test_after_an_interrupt_a_drain_requeues_an_unconfirmed_claim(shell: Shell) -> None:
     """The way out of a loop that was told to stop: nothing waits for a lease to end."""
     stop = threading.Event()
     client = shell.lossy_client()
@@ -122,10 +133,11 @@ async def test_a_claim_in_doubt_at_an_interrupt_is_given_back_by_a_drain(shell: 
     )
     await lose_a_claim(shell, client, queue)
     stop.set()
-    assert await queue.drain(timeout=PATIENCE_SECONDS) is True
+    assert await queue.drain(timeout=LIMIT_SECONDS) is True
     assert (shell.pending(queue), shell.processing(queue)) == (1, 0)
 
 
+@pytest.mark.promise("Any queue object on the same gateway recovers a lost claim; objects on other gateways do not.")
 async def test_a_lost_claim_is_found_through_its_gateway(shell: Shell) -> None:
     """The next call of any queue object on the same gateway and name asks first, not only of the one that lost it."""
     client = shell.lossy_client()
@@ -142,6 +154,7 @@ async def test_a_lost_claim_is_found_through_its_gateway(shell: Shell) -> None:
     assert shell.processing(one) == 0
 
 
+@pytest.mark.promise("A lost claim is recovered by exactly one consumer.")
 async def test_of_two_consumers_one_finds_a_lost_claim(shell: Shell) -> None:
     """They ask side by side, and the message is handled once."""
     client = shell.lossy_client()
@@ -154,7 +167,8 @@ async def test_of_two_consumers_one_finds_a_lost_claim(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
-async def test_a_claim_that_nobody_ever_saw_counts_as_a_delivery(shell: Shell) -> None:
+@pytest.mark.promise("Every lease counts as a delivery, even if no handler started.")
+async def test_a_claim_whose_reply_was_never_seen_counts_as_a_delivery(shell: Shell) -> None:
     """The count goes up when Redis grants the lease: a consumer that died before its handler began has had it."""
     client = shell.lossy_client()
     dying, queue = shell.queue(client=client, wait=0, retry_budget_seconds=0), shell.queue(wait=0)
@@ -164,7 +178,8 @@ async def test_a_claim_that_nobody_ever_saw_counts_as_a_delivery(shell: Shell) -
         assert queue.current_message().delivery_count == 2
 
 
-async def test_a_claim_that_nobody_ever_saw_uses_up_a_limit_of_one(shell: Shell) -> None:
+@pytest.mark.promise("With `max_delivery_count=1` a message is delivered once.")
+async def test_a_claim_whose_reply_was_never_seen_uses_up_a_limit_of_one(shell: Shell) -> None:
     """The next consumer buries the message."""
     client = shell.lossy_client()
     dying = shell.queue(client=client, wait=0, max_delivery_count=1, retry_budget_seconds=0)
@@ -174,7 +189,10 @@ async def test_a_claim_that_nobody_ever_saw_uses_up_a_limit_of_one(shell: Shell)
     assert shell.listed(dying.key.dead_letter) == [b"a"]
 
 
-async def test_the_key_function_is_asked_once_however_often_a_publish_is_sent(shell: Shell) -> None:
+@pytest.mark.promise(
+    "`get_deduplication_key` is called once per publish with the message itself, even if the publish is retried."
+)
+async def test_the_key_function_is_called_once_however_often_a_publish_is_sent(shell: Shell) -> None:
     """A function that counts or draws lots would give the repetition another key."""
     client, asked = shell.lossy_client(), []
 
@@ -190,15 +208,16 @@ async def test_the_key_function_is_asked_once_however_often_a_publish_is_sent(sh
     assert shell.pending(queue) == 1
 
 
+@pytest.mark.promise("The retry budget uses the monotonic clock and includes the time of the first attempt.")
 async def test_an_attempt_that_outlasts_the_budget_is_the_only_one(shell: Shell) -> None:
     """The budget counts from the first attempt, its own time included."""
     client = shell.lossy_client()
     queue = shell.queue(client=client, wait=0, retry_budget_seconds=0.05, **QUICK)
     slow_loss = client.losses.before
 
-    def before(command: str) -> None:
+    def before(command: str, *arguments: Any) -> None:
         time.sleep(0.1)
-        slow_loss(command)
+        slow_loss(command, *arguments)
 
     client.losses.before = before
     client.losses.request(FOR_EVER)
@@ -210,7 +229,8 @@ async def test_an_attempt_that_outlasts_the_budget_is_the_only_one(shell: Shell)
     assert client.losses.sent == 2
 
 
-async def test_a_repeated_call_leaves_a_line_in_the_log(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.promise("A retried call logs a warning without the payload.")
+async def test_a_retried_call_is_logged(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
     """A publish and an ack have no event for a lost try, so the log is where an operator sees a bad connection."""
     client = shell.lossy_client()
     queue = shell.queue(client=client, wait=0, **QUICK)
@@ -226,6 +246,9 @@ async def test_a_repeated_call_leaves_a_line_in_the_log(shell: Shell, caplog: py
     assert "ConnectionError" in caplog.text and "secret" not in caplog.text
 
 
+@pytest.mark.promise(
+    "A claim, or the recovery of one, emits `retry_attempt` for each failed attempt and `retry_exhausted` at the end."
+)
 async def test_a_claim_that_cannot_put_a_broken_message_aside_fails_as_a_claim(shell: Shell) -> None:
     """The payload cannot be decoded and the dead letters cannot be written: an error that knows where it happened."""
     events = shell.events()

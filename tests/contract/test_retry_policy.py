@@ -1,4 +1,4 @@
-"""A handler that fails gets another try, later and later, until its attempts are used up; the record says why."""
+"""A handler that fails is retried with growing pauses until its attempts are used up; the record says why."""
 
 import dataclasses
 import logging
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue import ConfigurationError, RetryPolicy
+from tests.contract.blocked_consumers import blocked_consumer
 from tests.contract.shells import (
     EVERY_WIRING,
     Awaited,
@@ -19,7 +20,8 @@ from tests.contract.shells import (
     silent_gateway,
     take,
 )
-from tests.contract.test_delays import sleeper
+
+pytestmark = pytest.mark.topic("Retry policies")
 
 every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 
@@ -42,6 +44,10 @@ async def fail_often(shell: Shell, queue: Any, error: Exception, times: int) -> 
 # Again
 
 
+@pytest.mark.promise(
+    "With a `RetryPolicy` a message whose handler raised is retried after a delay; the exception still reaches the "
+    "caller."
+)
 @every_wiring
 async def test_a_failed_message_comes_back_after_its_pause(shell: Shell) -> None:
     """The handler's exception comes out as ever; the message waits, and its next attempt may succeed."""
@@ -60,18 +66,22 @@ async def test_a_failed_message_comes_back_after_its_pause(shell: Shell) -> None
     assert shell.leftovers(queue) == {b"q::completed"}
 
 
+@pytest.mark.promise("An idle consumer wakes for the next attempt of a retried message.")
 async def test_an_idle_consumer_wakes_for_the_next_attempt(shell: Shell) -> None:
-    """The pause ends for whoever sleeps, not only for whoever failed."""
+    """The pause ends for any waiting consumer, not only for the one that failed."""
     queue = shell.queue(retry_policy=RetryPolicy(initial_delay_seconds=0.2, jitter=0))
     await queue.publish("m")
     with pytest.raises(LookupError):
         async with queue.process_message():
-            shell.redis.delete(queue.key.bell)
-            sleeping = await sleeper(shell)
+            shell.redis.delete(queue.key.wakeup)
+            sleeping = await blocked_consumer(shell)
             raise LookupError
     assert await sleeping.wakes() == b"m"
 
 
+@pytest.mark.promise(
+    "Retry delays grow from `initial_delay_seconds` by `multiplier` up to `max_delay_seconds`, by the server's clock."
+)
 async def test_pauses_grow_up_to_the_longest(shell: Shell) -> None:
     """By the server's clock, from the moment of the failure."""
     queue = shell.queue(retry_policy=policy(max_attempts=6, multiplier=3, max_delay_seconds=1_000))
@@ -85,6 +95,9 @@ async def test_pauses_grow_up_to_the_longest(shell: Shell) -> None:
         shell.ripen(queue)
 
 
+@pytest.mark.promise(
+    "`jitter` makes retry delays random, so that messages that fail together are not retried together."
+)
 @pytest.mark.parametrize(("jitter", "shortest"), [(0, 1_000), (0.25, 750), (1, 0)])
 async def test_the_part_of_a_pause_that_is_left_to_chance_is(shell: Shell, jitter: float, shortest: int) -> None:
     """Messages that fail together do not come back together; without jitter they do."""
@@ -102,6 +115,9 @@ async def test_the_part_of_a_pause_that_is_left_to_chance_is(shell: Shell, jitte
     assert spread <= took if jitter == 0 else spread > timedelta(seconds=(1_000 - shortest) / 10) + took
 
 
+@pytest.mark.promise(
+    "Other messages are delivered while one waits for its retry, and the retried message joins the end of the queue."
+)
 async def test_others_are_served_while_a_failed_message_pauses(shell: Shell) -> None:
     """It does not hold up the line, and returns to its tail."""
     queue = shell.queue(wait=0, retry_policy=policy())
@@ -112,6 +128,9 @@ async def test_others_are_served_while_a_failed_message_pauses(shell: Shell) -> 
     assert [await take(queue) for _ in range(3)] == [b"better", b"bad", None]
 
 
+@pytest.mark.promise(
+    "Without a `RetryPolicy` an exception is final: the message is removed, or kept in the failed list with the reason."
+)
 async def test_without_a_policy_an_exception_is_the_end(shell: Shell) -> None:
     """As ever: removed, or kept in the failed list with the reason."""
     for options in ({}, {"enable_failed_queue": True}):
@@ -127,6 +146,14 @@ async def test_without_a_policy_an_exception_is_the_end(shell: Shell) -> None:
 # The end
 
 
+@pytest.mark.promise(
+    "After its last attempt a message is dead-lettered if there is a delivery limit, else kept in the failed list, "
+    "else removed."
+)
+@pytest.mark.promise(
+    "The record of a failed message has the type and text of the last error and says whether attempts ran out or were "
+    "given up."
+)
 async def test_when_the_attempts_are_used_up_the_message_is_a_dead_letter(shell: Shell) -> None:
     """Where the queue has a delivery limit, as it does by default; its record tells the last error and all times."""
     queue = shell.queue(wait=0, retry_policy=policy(max_attempts=3), enable_failed_queue=True)
@@ -143,6 +170,10 @@ async def test_when_the_attempts_are_used_up_the_message_is_a_dead_letter(shell:
     assert shell.leftovers(queue) == {b"q::dlq"}
 
 
+@pytest.mark.promise(
+    "After its last attempt a message is dead-lettered if there is a delivery limit, else kept in the failed list, "
+    "else removed."
+)
 @pytest.mark.parametrize("limits", [{"max_delivery_count": None}, {"visibility_timeout_seconds": None}], ids=str)
 async def test_without_a_delivery_limit_it_goes_to_the_failed_list(shell: Shell, limits: dict[str, Any]) -> None:
     """If that is enabled; otherwise to the dead letters all the same."""
@@ -157,6 +188,10 @@ async def test_without_a_delivery_limit_it_goes_to_the_failed_list(shell: Shell,
             assert (record.payload, record.reason, record.error) == (b"m", "attempts used up", "why")
 
 
+@pytest.mark.promise(
+    "After its last attempt a message is dead-lettered if there is a delivery limit, else kept in the failed list, "
+    "else removed."
+)
 async def test_one_attempt_is_all(shell: Shell) -> None:
     """A policy with one attempt retries nothing, and still sends to the dead letters."""
     queue = shell.queue(wait=0, retry_policy=policy(max_attempts=1))
@@ -166,6 +201,9 @@ async def test_one_attempt_is_all(shell: Shell) -> None:
     assert letter.reason == "attempts used up"
 
 
+@pytest.mark.promise(
+    "Only exceptions in `retry_on` are retried, and those in `give_up_on` are not, subclasses included."
+)
 async def test_exceptions_that_mean_the_end_are_not_tried_again(shell: Shell) -> None:
     """give_up_on wins over retry_on, subclasses included; the record says that it was given up."""
     queue = shell.queue(wait=0, retry_policy=policy(retry_on=(LookupError,), give_up_on=(KeyError,)))
@@ -179,6 +217,9 @@ async def test_exceptions_that_mean_the_end_are_not_tried_again(shell: Shell) ->
     assert (await Awaited(queue).stats()).delayed == 1
 
 
+@pytest.mark.promise(
+    "Only exceptions in `retry_on` are retried, and those in `give_up_on` are not, subclasses included."
+)
 async def test_only_exceptions_of_retry_on_are_tried_again(shell: Shell) -> None:
     """Any other is the end at once, and its record does not speak of attempts that nobody made."""
     queue = shell.queue(wait=0, retry_policy=policy(max_attempts=5, retry_on=ConnectionError))
@@ -191,6 +232,7 @@ async def test_only_exceptions_of_retry_on_are_tried_again(shell: Shell) -> None
     assert (await Awaited(queue).stats()).delayed == 1
 
 
+@pytest.mark.promise("An exception that is not an `Exception` counts as no failure and no attempt.")
 async def test_what_is_no_exception_is_no_failure(shell: Shell) -> None:
     """A handler that is ended from outside leaves its message to the lease, and no attempt is counted."""
     queue = shell.queue(wait=0, retry_policy=policy(max_attempts=1))
@@ -208,6 +250,9 @@ async def test_what_is_no_exception_is_no_failure(shell: Shell) -> None:
 # What is counted
 
 
+@pytest.mark.promise(
+    "Attempts and deliveries are counted separately: failures do not use up the delivery limit, crashes do."
+)
 async def test_attempts_and_deliveries_are_counted_apart(shell: Shell) -> None:
     """A failure that is tried again does not use up what max_delivery_count allows for crashes."""
     queue = shell.queue(wait=0, max_delivery_count=2, retry_policy=policy(max_attempts=10))
@@ -221,6 +266,9 @@ async def test_attempts_and_deliveries_are_counted_apart(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "Attempts and deliveries are counted separately: failures do not use up the delivery limit, crashes do."
+)
 async def test_crashes_count_though_failures_lie_between(shell: Shell) -> None:
     """The second crash is one too many, whatever happened meanwhile, and the record says that it was deliveries."""
     queue = shell.queue(wait=0, max_delivery_count=2, retry_policy=policy(max_attempts=10))
@@ -235,8 +283,9 @@ async def test_crashes_count_though_failures_lie_between(shell: Shell) -> None:
     assert (letter.reason, letter.delivery_count, letter.error_type) == ("deliveries", 2, None)
 
 
+@pytest.mark.promise("Attempts are counted in Redis and survive crashes and batches.")
 async def test_attempts_survive_crashes_and_batches(shell: Shell) -> None:
-    """They are in Redis: a message that is given back or reclaimed goes on where it was."""
+    """They are in Redis: a message that is requeued or reclaimed goes on where it was."""
     queue = shell.queue(wait=0, retry_policy=policy(max_attempts=3))
     await queue.publish("m")
     await fail(queue, ValueError())
@@ -244,7 +293,7 @@ async def test_attempts_survive_crashes_and_batches(shell: Shell) -> None:
     await claim_and_die(queue)
     shell.lapse(queue)
     with pytest.raises(LookupError):
-        async with queue.process_messages(1):  # given back, and that is no failure of this message
+        async with queue.process_messages(1):  # requeued, and that is no failure of this message
             raise LookupError
     await fail(queue, ValueError())
     assert (await Awaited(queue).stats()).delayed == 1
@@ -254,7 +303,8 @@ async def test_attempts_survive_crashes_and_batches(shell: Shell) -> None:
     assert (stats.delayed, stats.dead_letters) == (0, 1)
 
 
-async def test_whoever_has_lost_the_lease_retries_nothing(shell: Shell) -> None:
+@pytest.mark.promise("A consumer that has lost its lease cannot schedule a retry.")
+async def test_a_consumer_that_lost_its_lease_schedules_no_retry(shell: Shell) -> None:
     """The new holder's message stays as it is."""
     events = shell.events()
     queue = shell.queue(wait=0, retry_policy=policy(), on_event=events.listen)
@@ -269,6 +319,7 @@ async def test_whoever_has_lost_the_lease_retries_nothing(shell: Shell) -> None:
     assert (stats.processing, stats.delayed, stats.dead_letters) == (1, 0, 0)
 
 
+@pytest.mark.promise("A failure that is retried after a lost reply counts as one attempt.")
 async def test_a_lost_answer_counts_one_failure(shell: Shell) -> None:
     """However often the call is sent, the message waits once and has one attempt less."""
     client = shell.lossy_client()
@@ -293,6 +344,7 @@ async def test_a_lost_answer_counts_one_failure(shell: Shell) -> None:
 # Who listens
 
 
+@pytest.mark.promise("Every attempt emits `failed`, then `retried`, or `nack` and `dlq` at the end.")
 async def test_events_tell_of_every_attempt(shell: Shell) -> None:
     """That it failed, and whether it is tried again or dead; always of the same message."""
     events = shell.events()
@@ -309,7 +361,21 @@ async def test_events_tell_of_every_attempt(shell: Shell) -> None:
     assert [event.error for event in events.of("failed")] == [error, error]
 
 
-async def test_no_payload_is_told_of_what_is_tried_again(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_failure_is_one_log_line(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
+    """It names the queue, the message and the error, and says what happens next."""
+    queue = shell.queue(wait=0, retry_policy=policy(max_attempts=2, initial_delay_seconds=4.0))
+    await queue.publish("m")
+    with caplog.at_level(logging.WARNING, "redis_message_queue"):
+        await fail_often(shell, queue, ValueError("no such customer"), 2)
+    (letter,) = await Awaited(queue).records("dead_letters")
+    assert caplog.messages == [
+        f"q: message {letter.id} failed (ValueError: no such customer) at attempt 1 of 2, retrying in 4 s",
+        f"q: message {letter.id} failed (ValueError: no such customer) and went to the dead letters (attempts used up)",
+    ]
+
+
+@pytest.mark.promise("No event, error or log line contains a payload.")
+async def test_events_of_a_retry_contain_no_payload(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
     """Neither in an event nor in a log line nor in the record beside it: retried, given up, used up, too late."""
     secret, events = "s3cret", shell.events()
     queue = shell.queue(
@@ -345,6 +411,7 @@ async def test_no_payload_is_told_of_what_is_tried_again(shell: Shell, caplog: p
 # Everywhere
 
 
+@pytest.mark.promise("The retry policy applies to blocks, callbacks, batches and `run()`.")
 async def test_a_callback_is_tried_again(shell: Shell) -> None:
     """process_message_callback takes the same path."""
     queue = shell.queue(wait=0, retry_policy=policy())
@@ -358,6 +425,7 @@ async def test_a_callback_is_tried_again(shell: Shell) -> None:
     assert (await Awaited(queue).stats()).delayed == 1
 
 
+@pytest.mark.promise("The retry policy applies to blocks, callbacks, batches and `run()`.")
 async def test_one_of_a_batch_is_tried_again(shell: Shell) -> None:
     """batch.fail sends that one to its next attempt, and the rest is acknowledged."""
     queue = shell.queue(wait=0, retry_policy=policy(max_attempts=2), enable_completed_queue=True)
@@ -372,6 +440,7 @@ async def test_one_of_a_batch_is_tried_again(shell: Shell) -> None:
     assert shell.listed(queue.key.dead_letter) == [b"b"]
 
 
+@pytest.mark.promise("The retry policy applies to blocks, callbacks, batches and `run()`.")
 @pytest.mark.parametrize("batch_size", [None, 10])
 async def test_the_loop_tries_again(shell: Shell, batch_size: int | None) -> None:
     """It goes on with the others; a list whose handler raises is tried again message by message."""
@@ -382,7 +451,7 @@ async def test_the_loop_tries_again(shell: Shell, batch_size: int | None) -> Non
         raise ValueError
 
     summary = await queue.run(refuse, prefetch=10, batch_size=batch_size, until_empty=True)
-    assert (summary.handled, summary.failed, summary.given_back) == (0, 3, 0)
+    assert (summary.handled, summary.failed, summary.requeued) == (0, 3, 0)
     assert (await Awaited(queue).stats()).delayed == 3
     shell.ripen(queue)
     await queue.run(refuse, prefetch=10, batch_size=batch_size, until_empty=True)
@@ -390,6 +459,7 @@ async def test_the_loop_tries_again(shell: Shell, batch_size: int | None) -> Non
     assert shell.leftovers(queue) == {b"q::dlq"}
 
 
+@pytest.mark.promise("A redriven message has all its attempts again.")
 async def test_a_redriven_message_has_all_its_attempts_again(shell: Shell) -> None:
     """It is a new one."""
     queue = shell.queue(wait=0, retry_policy=policy(max_attempts=2))
@@ -401,12 +471,16 @@ async def test_a_redriven_message_has_all_its_attempts_again(shell: Shell) -> No
     assert (stats.delayed, stats.dead_letters) == (1, 0)
 
 
+@pytest.mark.promise(
+    "The record of a failed message has the type and text of the last error and says whether attempts ran out or were "
+    "given up."
+)
 @pytest.mark.parametrize(
     "text",
     ["", "żółć 漢字 🐘", "lone \ud800 surrogate", "nul \x00 and\r\nline ends", '"quotes" \\ and {json}', "x" * 100_000],
     ids=["empty", "unicode", "surrogate", "control", "quotes", "long"],
 )
-async def test_any_words_of_an_error_can_be_remembered(shell: Shell, text: str) -> None:
+async def test_any_error_text_can_be_recorded(shell: Shell, text: str) -> None:
     """What UTF-8 cannot carry is replaced, and what is too long is cut."""
     queue = shell.queue(wait=0, retry_policy=policy(max_attempts=1))
     await queue.publish("m")
@@ -415,7 +489,11 @@ async def test_any_words_of_an_error_can_be_remembered(shell: Shell, text: str) 
     assert letter.error == text.replace("\ud800", "?")[:2_000]
 
 
-async def test_an_error_without_words_is_a_failure_as_well(shell: Shell) -> None:
+@pytest.mark.promise(
+    "The record of a failed message has the type and text of the last error and says whether attempts ran out or were "
+    "given up."
+)
+async def test_an_error_without_a_text_is_a_failure_too(shell: Shell) -> None:
     """An exception whose text cannot be had does not keep its message in flight."""
 
     class Speechless(Exception):
@@ -435,6 +513,7 @@ async def test_an_error_without_words_is_a_failure_as_well(shell: Shell) -> None
 # The policy itself
 
 
+@pytest.mark.promise("A retry policy that cannot work, and an object that is no policy, are refused by name.")
 @pytest.mark.parametrize(
     ("options", "word"),
     [
@@ -455,6 +534,7 @@ def test_a_policy_that_cannot_work_is_refused(options: dict[str, Any], word: str
         RetryPolicy(**options)
 
 
+@pytest.mark.promise("By default there are five attempts; the first delay is one second and doubles up to an hour.")
 def test_a_policy_has_sensible_defaults_and_does_not_change() -> None:
     """Five attempts, a second, twice as long each time, at most an hour, half of it chance; any exception."""
     usual = RetryPolicy()
@@ -482,6 +562,7 @@ def test_a_policy_has_sensible_defaults_and_does_not_change() -> None:
     assert hash(given) == hash(RetryPolicy(give_up_on=(ValueError,)))
 
 
+@pytest.mark.promise("`jitter` shortens a retry delay by at most its fraction.")
 @pytest.mark.parametrize("jitter", [0, 0.25, 0.5, 1])
 def test_chance_shortens_a_pause_by_no_more_than_it_may(jitter: float) -> None:
     """Between all of it and its part without jitter."""
@@ -492,6 +573,9 @@ def test_chance_shortens_a_pause_by_no_more_than_it_may(jitter: float) -> None:
     assert pauses == sorted(pauses, reverse=True)
 
 
+@pytest.mark.promise(
+    "Retry delays grow from `initial_delay_seconds` by `multiplier` up to `max_delay_seconds`, by the server's clock."
+)
 @pytest.mark.parametrize("multiplier", [1, 2, 2.0, 10, 10.0, 3_000_000_000.0])
 def test_no_number_of_attempts_is_too_many(multiplier: float) -> None:
     """However often it has failed, the pause is a number, and no longer than the longest."""
@@ -501,6 +585,7 @@ def test_no_number_of_attempts_is_too_many(multiplier: float) -> None:
     assert all(at_once.pause(failures, 0.0) == 0 for failures in (1, 40, 400, 2_000, 10**8))
 
 
+@pytest.mark.promise("A retry policy that cannot work, and an object that is no policy, are refused by name.")
 async def test_what_is_no_policy_is_refused(shell: Shell) -> None:
     """A queue takes a RetryPolicy or None."""
     for wrong in (3, {"max_attempts": 3}, RetryPolicy, "often"):
@@ -508,7 +593,17 @@ async def test_what_is_no_policy_is_refused(shell: Shell) -> None:
             shell.queue(retry_policy=wrong)
 
 
+@pytest.mark.promise("A queue with a custom gateway refuses a retry policy at construction.")
 async def test_a_custom_gateway_has_no_retries(shell: Shell) -> None:
     """Its queue says so when it is made, and not when the first handler has failed."""
     with pytest.raises(shell.module.GatewayContractError, match="retry_policy"):
         shell.queue(gateway=silent_gateway(shell), retry_policy=policy())
+
+
+@pytest.mark.promise(
+    "A misspelt option of a constructor, of `run()`, of `rmq` or of Spark gets an error that names the nearest."
+)
+def test_a_misspelt_option_of_a_policy_names_the_nearest() -> None:
+    """The error has the type that Python's own error would have."""
+    with pytest.raises(TypeError, match=r"RetryPolicy has no option 'max_attempt'; did you mean 'max_attempts'\?"):
+        RetryPolicy(max_attempt=3)  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""What a loop holds beside the message in hand: acked soon, never begun too late, and no victim of another's crash."""
+"""Prefetched messages are acked soon, never started too late, and not affected by another message's crash."""
 
 import asyncio
 import contextlib
@@ -8,24 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.contract.shells import Died, Shell, asyncio_only, until
-from tests.contract.test_run import (
-    BEATING,
-    LONG,
-    Crossing,
-    ended,
-    filled,
-    look,
-    running,
-    side_by_side,
-    summary_of,
-    text,
-    words,
-)
+from tests.contract.loops import LONG, Crossing, ended, filled, look, running, side_by_side, summary_of, text, words
+from tests.contract.shells import BEATING, Died, Shell, asyncio_only, until
+
+pytestmark = pytest.mark.topic("The consumer loop")
 
 # Acked within a second
 
 
+@pytest.mark.promise("A handled message is acked within a second, even while every worker is in a long handler.")
 @side_by_side
 async def test_a_handled_message_is_acked_while_every_worker_is_in_a_long_handler(
     shell: Shell, concurrency: int
@@ -49,6 +40,7 @@ async def test_a_handled_message_is_acked_while_every_worker_is_in_a_long_handle
         assert summary_of(await ended(loop)) == (1 + concurrency, 0, 0)
 
 
+@pytest.mark.promise("A handled message is acked within a second, even while every worker is in a long handler.")
 async def test_an_ack_that_redis_refuses_beside_a_handler_ends_the_loop(shell: Shell) -> None:
     """When that handler is done, with the same error as anywhere else; the messages are left to their leases."""
     events = shell.events()
@@ -70,6 +62,7 @@ async def test_an_ack_that_redis_refuses_beside_a_handler_ends_the_loop(shell: S
     assert shell.processing(queue) == 1
 
 
+@pytest.mark.promise("A handled message is acked within a second, even while every worker is in a long handler.")
 @asyncio_only
 async def test_a_cancellation_waits_for_an_ack_that_is_under_way_beside_the_handler(shell: Shell) -> None:
     """It counts, and the loop ends as cancelled."""
@@ -92,7 +85,11 @@ async def test_a_cancellation_waits_for_an_ack_that_is_under_way_beside_the_hand
 # Begun in time
 
 
-async def test_what_will_not_be_reached_before_its_lease_ends_is_given_back_in_time(shell: Shell) -> None:
+@pytest.mark.promise(
+    "Without heartbeats, `run()` requeues prefetched messages before their lease ends, uncounted, and warns once "
+    "about `prefetch`."
+)
+async def test_prefetched_messages_are_requeued_before_their_lease_ends(shell: Shell) -> None:
     """Without heartbeats: others get it, in its order, and as if it had never been claimed."""
     queue, crossing = await filled(shell, words(6), visibility_timeout_seconds=2), Crossing(shell)
     async with running(shell, queue, crossing.handler, prefetch=6) as loop:
@@ -106,6 +103,10 @@ async def test_what_will_not_be_reached_before_its_lease_ends_is_given_back_in_t
     assert crossing.inside == words(1)
 
 
+@pytest.mark.promise(
+    "Without heartbeats, `run()` requeues prefetched messages before their lease ends, uncounted, and warns once "
+    "about `prefetch`."
+)
 async def test_slow_handlers_without_heartbeats_handle_each_message_once(
     shell: Shell, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,7 +128,8 @@ async def test_slow_handlers_without_heartbeats_handle_each_message_once(
     assert 1 <= len(warned) <= 3  # once for each loop
 
 
-async def test_a_message_whose_lease_is_lost_is_not_begun(shell: Shell) -> None:
+@pytest.mark.promise("`run()` starts no message whose lease is lost or about to end.")
+async def test_a_message_whose_lease_is_lost_is_not_started(shell: Shell) -> None:
     """Another consumer has taken it while it waited here; the loop says so and goes on with the next one."""
     events = shell.events()
     queue = await filled(shell, words(4), on_event=events.listen, **BEATING)
@@ -156,6 +158,7 @@ async def test_a_message_whose_lease_is_lost_is_not_begun(shell: Shell) -> None:
 # Never twice in one loop
 
 
+@pytest.mark.promise("`batch_seconds` must be shorter than the lease unless heartbeats renew it.")
 @pytest.mark.parametrize("batch_seconds", [2, 2.5, 60])
 async def test_a_batch_that_fills_longer_than_a_lease_lasts_is_refused(shell: Shell, batch_seconds: float) -> None:
     """Unless heartbeats renew the leases meanwhile."""
@@ -171,6 +174,9 @@ async def test_a_batch_that_fills_longer_than_a_lease_lasts_is_refused(shell: Sh
         assert summary_of(await allowed.run(lambda messages: None, batch_seconds=seconds, **options)) == (0, 0, 0)
 
 
+@pytest.mark.promise(
+    "If `run()` is given a message that it still holds, it continues under the new lease and handles it once."
+)
 async def test_a_message_whose_lease_ends_while_its_batch_fills_is_in_it_once(shell: Shell) -> None:
     """The loop is given it again, keeps one of it, and acks that."""
     queue, lists = await filled(shell, "a"), []
@@ -193,7 +199,10 @@ async def test_a_message_whose_lease_ends_while_its_batch_fills_is_in_it_once(sh
     assert shell.processing(queue) == 0
 
 
-async def test_a_message_whose_lease_ends_in_its_handler_is_not_begun_by_another_worker(shell: Shell) -> None:
+@pytest.mark.promise(
+    "If `run()` is given a message that it still holds, it continues under the new lease and handles it once."
+)
+async def test_a_message_whose_lease_ends_in_its_handler_is_not_started_by_another_worker(shell: Shell) -> None:
     """Of the same loop: the handler goes on under the new lease, and its ack counts."""
     queue, crossing = await filled(shell, "a", wait=LONG), Crossing(shell)
     async with running(shell, queue, crossing.handler, concurrency=2) as loop:
@@ -221,6 +230,7 @@ async def crash_with(shell: Shell, queue: Any, count: int, times: int = 1) -> No
         shell.lapse(queue)
 
 
+@pytest.mark.promise("`run()` holds a redelivered message alone, so that a crash cannot take other messages with it.")
 @pytest.mark.parametrize("options", [{"prefetch": 10}, {"batch_size": 10}, {"batch_size": 10, "batch_seconds": 5}])
 async def test_a_message_that_was_delivered_before_is_held_alone(shell: Shell, options: dict[str, Any]) -> None:
     """Nothing that waits beside it, and nothing that is done and not acked, would die with it."""
@@ -239,6 +249,7 @@ async def test_a_message_that_was_delivered_before_is_held_alone(shell: Shell, o
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("`run()` holds a redelivered message alone, so that a crash cannot take other messages with it.")
 async def test_after_redelivered_messages_a_loop_claims_ahead_again(shell: Shell) -> None:
     """One, two, four: as many as it may once nothing suspicious comes any more."""
     queue, most = await filled(shell, ["suspect"], wait=0), 0
@@ -253,6 +264,7 @@ async def test_after_redelivered_messages_a_loop_claims_ahead_again(shell: Shell
     assert most == 16
 
 
+@pytest.mark.promise("`run()` holds a redelivered message alone, so that a crash cannot take other messages with it.")
 async def test_fresh_messages_before_a_redelivered_one_are_kept(shell: Shell) -> None:
     """The others go back behind nothing: every message is handled once, in its order."""
     queue, seen = await filled(shell, words(2), wait=0), []
@@ -268,6 +280,7 @@ async def test_fresh_messages_before_a_redelivered_one_are_kept(shell: Shell) ->
     assert sorted(seen) == [("0001", 2), ("fresh", 1)]
 
 
+@pytest.mark.promise("`run()` holds a redelivered message alone, so that a crash cannot take other messages with it.")
 @pytest.mark.parametrize(("crashes", "beside"), [(1, 2), (2, 1)])
 async def test_workers_begin_redelivered_messages_one_by_one(shell: Shell, crashes: int, beside: int) -> None:
     """A second delivery may have others beside it, each claimed alone; from the third on one is handled by itself."""

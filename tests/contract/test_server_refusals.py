@@ -1,13 +1,16 @@
-"""A server that cannot take a write now says so: what passes by itself is waited for, what does not is an error."""
+"""A server that cannot accept writes: transient causes are retried, others raise an error."""
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
 
 from redis_message_queue import LuaScriptError
-from tests.contract.shells import PATIENCE_SECONDS, Shell, claim_and_die, fail, take, until
+from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, fail, take, until
+
+pytestmark = pytest.mark.topic("Retries of Redis calls")
 
 
 @pytest.fixture
@@ -25,6 +28,8 @@ def lonely(shell: Shell) -> Iterator[None]:
     shell.redis.config_set("min-replicas-to-write", 0)
 
 
+@pytest.mark.promise("When the server is out of memory, a publish fails immediately and changes nothing.")
+@pytest.mark.promise("A refusal by a script raises `LuaScriptError` from the server's error.")
 @pytest.mark.usefixtures("full")
 async def test_a_full_server_refuses_a_publish_and_keeps_everything(shell: Shell) -> None:
     """At once, not after a retry budget of two minutes; and when there is room again, all is as it was."""
@@ -35,7 +40,7 @@ async def test_a_full_server_refuses_a_publish_and_keeps_everything(shell: Shell
     started = time.monotonic()
     with pytest.raises(LuaScriptError, match="maxmemory") as refusal:
         await queue.publish("b")
-    assert time.monotonic() - started < PATIENCE_SECONDS
+    assert time.monotonic() - started < LIMIT_SECONDS
     assert isinstance(refusal.value.__cause__, redis.exceptions.ResponseError)
     assert events.names[-1] == "publish/failure"
     shell.redis.config_set("maxmemory", 0)
@@ -43,6 +48,9 @@ async def test_a_full_server_refuses_a_publish_and_keeps_everything(shell: Shell
     assert [await take(queue), await take(queue)] == [b"a", b"b"]
 
 
+@pytest.mark.promise(
+    "When the server is out of memory, consumers can still claim and settle messages; only publishing fails."
+)
 @pytest.mark.usefixtures("full")
 async def test_a_full_server_can_be_drained_by_its_consumers(shell: Shell) -> None:
     """Fresh messages, tenants' messages, one that comes back and one whose time has come: all are delivered."""
@@ -64,6 +72,40 @@ async def test_a_full_server_can_be_drained_by_its_consumers(shell: Shell) -> No
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "When the server is out of memory, consumers can still claim and settle messages; only publishing fails."
+)
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("options", [{"journal": "payload"}, {"tenant_weights": {"acme": 3}}, {}], ids=str)
+@pytest.mark.parametrize("is_new", [True, False], ids=["a queue without state", "a queue with state"])
+async def test_a_consumer_can_start_on_a_full_server(shell: Shell, options: dict[str, Any], is_new: bool) -> None:
+    """It writes what its queue must have; a worker that could not would crash at each start."""
+    await shell.queue(**options).publish("a")
+    consumer = shell.queue(wait=0, **options)
+    if is_new:
+        shell.redis.delete(consumer.key.meta)
+    shell.redis.config_set("maxmemory", 1)
+    assert [await take(consumer), await take(consumer)] == [b"a", None]
+    shell.redis.config_set("maxmemory", 0)
+    written = (shell.redis.hget(consumer.key.meta, "journal"), shell.redis.hgetall(consumer.key.weights))
+    assert written == (b"1" if "journal" in options else None, {b"acme": b"3"} if "tenant_weights" in options else {})
+
+
+@pytest.mark.promise("When the server is out of memory, a publish fails immediately and changes nothing.")
+@pytest.mark.usefixtures("full")
+async def test_a_publish_to_a_new_queue_on_a_full_server_writes_nothing(shell: Shell) -> None:
+    """Not even the version of the queue."""
+    with_journal, queue = shell.queue(journal=True), shell.queue()
+    shell.redis.flushall()
+    shell.redis.config_set("maxmemory", 1)
+    with pytest.raises(LuaScriptError, match="maxmemory"):
+        await with_journal.publish("a")
+    with pytest.raises(LuaScriptError, match="maxmemory"):
+        await queue.publish("a", tenant="t")
+    assert shell.is_empty
+
+
+@pytest.mark.promise("Scripts write before they remove, so a server that runs out of memory loses no message.")
 @pytest.mark.usefixtures("full")
 async def test_a_full_server_can_be_emptied(shell: Shell) -> None:
     """Who holds a message settles it, into its list too, and keeps its lease meanwhile."""
@@ -91,6 +133,7 @@ async def test_a_full_server_can_be_emptied(shell: Shell) -> None:
     assert shell.listed(queue.key.failed) == [b"bad"]
 
 
+@pytest.mark.promise("A temporary refusal by the server, such as loading its data, is retried.")
 @pytest.mark.usefixtures("lonely")
 async def test_a_refusal_that_passes_is_waited_for(shell: Shell) -> None:
     """A server that misses its replicas takes nothing; everybody tries again until it does, and it counts once."""
@@ -116,6 +159,7 @@ async def test_a_refusal_that_passes_is_waited_for(shell: Shell) -> None:
     assert "claim/failure" not in events.names
 
 
+@pytest.mark.promise("A temporary refusal by the server, such as loading its data, is retried.")
 @pytest.mark.usefixtures("lonely")
 async def test_an_ack_waits_for_a_refusal_that_passes(shell: Shell) -> None:
     """The handler is done; its message leaves when the server takes writes again."""

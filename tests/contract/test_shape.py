@@ -1,4 +1,4 @@
-"""The two queues have one shape: the same names, the same parameters, the same words about them."""
+"""The sync and the async queue have the same names, parameters and docstrings."""
 
 import inspect
 from typing import Any
@@ -7,6 +7,8 @@ import pytest
 
 import redis_message_queue
 import redis_message_queue.asyncio
+
+pytestmark = pytest.mark.topic("Names and keys")
 
 SYNC, ASYNCIO = redis_message_queue, redis_message_queue.asyncio
 CLASSES = ["RedisMessageQueue", "RedisGateway"]
@@ -36,6 +38,10 @@ def plain(member: Any) -> Any:
     return getattr(member, "__func__", member)
 
 
+@pytest.mark.promise(
+    "You import the sync queue from `redis_message_queue` and the async queue from `redis_message_queue.asyncio`; "
+    "both export the same names."
+)
 def test_both_modules_export_the_same_names() -> None:
     """In the same order, and every one exists."""
     assert SYNC.__all__ == ASYNCIO.__all__
@@ -43,33 +49,48 @@ def test_both_modules_export_the_same_names() -> None:
     assert sorted(SYNC.__all__) == SYNC.__all__
 
 
-def test_what_has_no_colour_is_one_object() -> None:
+@pytest.mark.promise("Both modules export the same errors, events and interrupt handlers.")
+def test_errors_events_and_interrupt_handlers_are_the_same_in_both_modules() -> None:
     """Errors, events, interrupts and messages are shared; only what talks to Redis is there twice."""
     different = {name for name in SYNC.__all__ if getattr(SYNC, name) is not getattr(ASYNCIO, name)}
     assert different <= {"RedisMessageQueue", "RedisGateway", "AbstractRedisGateway", "ReceivedMessage"}
     assert different >= set(CLASSES)
 
 
+@pytest.mark.promise(
+    "The sync and async queues take the same parameters with the same defaults and have the same methods."
+)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_both_classes_are_made_alike(kind: str) -> None:
-    """Same parameters, defaults and annotations, in the same order, all of them by name."""
+    """Same parameters, defaults and annotations, in the same order; the types of client and gateway differ."""
     one, other = getattr(SYNC, kind), getattr(ASYNCIO, kind)
-    assert inspect.signature(one) == inspect.signature(other)
+    here, there = inspect.signature(one).parameters, inspect.signature(other).parameters
+    assert list(here) == list(there)
+    for name in here.keys() - {"client", "gateway", "redis_client"}:
+        assert here[name] == there[name]
     assert one.__doc__ == other.__doc__
     assert one.__init__.__doc__ == other.__init__.__doc__
 
 
+@pytest.mark.promise(
+    "The sync and async queues take the same parameters with the same defaults and have the same methods."
+)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_both_classes_have_the_same_public_names(kind: str) -> None:
-    """Nothing is offered in one colour only."""
+    """Nothing is offered by the sync or the async queue only."""
     one, other = public(getattr(SYNC, kind)), public(getattr(ASYNCIO, kind))
     assert {AWAITED_NAMES.get(name, name) for name in one} == set(other)
 
 
+@pytest.mark.promise(
+    "The sync and async queues take the same parameters with the same defaults and have the same methods."
+)
 @pytest.mark.parametrize(
     ("kind", "name", "one", "other"), twins(), ids=[f"{kind}.{name}" for kind, name, *_ in twins()]
 )
-def test_both_sides_of_a_method_read_the_same(kind: str, name: str, one: Any, other: Any) -> None:
+def test_sync_and_async_methods_have_the_same_signature_and_docstring(
+    kind: str, name: str, one: Any, other: Any
+) -> None:
     """Signature and docstring, word for word; a docstring there is."""
     assert type(one) is type(other)
     if not callable(plain(one)):
@@ -81,19 +102,25 @@ def test_both_sides_of_a_method_read_the_same(kind: str, name: str, one: Any, ot
     assert documented
 
 
-def test_what_talks_to_redis_is_awaited_in_one_colour_only() -> None:
-    """publish and process_message_callback; process_message gives the context of its colour."""
+@pytest.mark.promise("Methods that talk to Redis are coroutines in the async queue only.")
+def test_calls_to_redis_are_coroutines_in_the_async_queue_only() -> None:
+    """publish and process_message_callback; process_message gives a sync or an async context."""
     for name in ("publish", "process_message_callback"):
         assert not inspect.iscoroutinefunction(getattr(SYNC.RedisMessageQueue, name))
         assert inspect.iscoroutinefunction(getattr(ASYNCIO.RedisMessageQueue, name))
 
 
+@pytest.mark.promise("A queue is not a context manager: each message has its own `with` block.")
 def test_a_queue_is_not_a_context_manager_itself() -> None:
     """A block is for one message, not for a queue."""
     for queue in (SYNC.RedisMessageQueue, ASYNCIO.RedisMessageQueue):
         assert not hasattr(queue, "__enter__") and not hasattr(queue, "__aenter__")
 
 
+@pytest.mark.promise(
+    "You import the sync queue from `redis_message_queue` and the async queue from `redis_message_queue.asyncio`; "
+    "both export the same names."
+)
 @pytest.mark.parametrize("module", [SYNC, ASYNCIO], ids=["sync", "asyncio"])
 def test_the_documented_names_can_be_imported(module: Any) -> None:
     """Queue, gateways, interrupts, events and errors, from either module."""

@@ -1,4 +1,4 @@
-"""How a program ends: what runs is left to finish, what waits is let go, and what comes late is refused."""
+"""Shutting down: running handlers finish, waiting calls end, and later calls are refused."""
 
 import asyncio
 import contextlib
@@ -9,9 +9,11 @@ import pytest
 import redis
 
 from redis_message_queue import EventDrivenInterruptHandler, QueueBackpressureError, QueueDrainedError
-from tests.contract.shells import PATIENCE_SECONDS, Shell, only_woken, take, until
+from tests.contract.shells import LIMIT_SECONDS, Shell, only_woken, take, until
 
-LONG = 4 * PATIENCE_SECONDS  # a wait that no test sits out
+pytestmark = pytest.mark.topic("Draining")
+
+LONG = 4 * LIMIT_SECONDS  # a wait that no test sits out
 FOR_EVER = 100_000  # more losses than any test lives to see
 
 
@@ -24,7 +26,7 @@ class SlowKey:
 
     def _blocking(self, message: str) -> str:
         self.asked.set()
-        assert self._free.wait(PATIENCE_SECONDS)
+        assert self._free.wait(LIMIT_SECONDS)
         return message
 
     async def _awaited(self, message: str) -> str:
@@ -39,6 +41,8 @@ class SlowKey:
 # Beside a handler
 
 
+@pytest.mark.promise("An interrupt stops neither a running handler nor its heartbeat.")
+@pytest.mark.promise("A drain neither cancels handlers nor waits for them; they settle their messages as usual.")
 @pytest.mark.parametrize("way", ["drain", "interrupt"])
 async def test_a_stop_neither_waits_for_a_handler_nor_hurries_it(shell: Shell, way: str) -> None:
     """The handler works on, its lease is renewed, and its ack counts; a drain is true at once."""
@@ -62,7 +66,7 @@ async def test_a_stop_neither_waits_for_a_handler_nor_hurries_it(shell: Shell, w
     working = shell.beside(consumer)
     assert await until(entered.is_set)
     if way == "drain":
-        assert await queue.drain(timeout=PATIENCE_SECONDS) is True
+        assert await queue.drain(timeout=LIMIT_SECONDS) is True
     else:
         stop.set()
     renewed = len(events.of("lease_renew"))
@@ -73,6 +77,7 @@ async def test_a_stop_neither_waits_for_a_handler_nor_hurries_it(shell: Shell, w
     assert shell.listed(queue.key.completed) == [b"a"]
 
 
+@pytest.mark.promise("A drain neither cancels handlers nor waits for them; they settle their messages as usual.")
 async def test_a_drain_leaves_a_failing_handler_its_failure(shell: Shell) -> None:
     """The message goes where failures go, and the handler's error to its caller."""
     queue = shell.queue(enable_failed_queue=True)
@@ -84,7 +89,8 @@ async def test_a_drain_leaves_a_failing_handler_its_failure(shell: Shell) -> Non
     assert shell.listed(queue.key.failed) == [b"a"]
 
 
-async def test_a_drain_gives_back_nothing_that_others_hold(shell: Shell) -> None:
+@pytest.mark.promise("A drain does not touch messages of other consumers.")
+async def test_a_drain_does_not_touch_messages_of_other_consumers(shell: Shell) -> None:
     """Neither what another object works on nor what a dead consumer left to its lease."""
     queue, other = shell.queue(wait=0), shell.queue(wait=0)
     await queue.publish("a")
@@ -96,7 +102,10 @@ async def test_a_drain_gives_back_nothing_that_others_hold(shell: Shell) -> None
 # After a drain
 
 
-async def test_a_drained_queue_calls_no_handler_and_asks_no_redis(shell: Shell) -> None:
+@pytest.mark.promise(
+    "After a drain, `process_message()` gives `None` immediately and `process_message_callback()` returns `False`."
+)
+async def test_a_drained_queue_calls_neither_a_handler_nor_redis(shell: Shell) -> None:
     """The callback form says False, as for an empty poll; neither form sends anything."""
     client = shell.lossy_client()
     queue = shell.queue(client=client, wait=LONG)
@@ -107,7 +116,8 @@ async def test_a_drained_queue_calls_no_handler_and_asks_no_redis(shell: Shell) 
     assert client.losses.sent == 0
 
 
-async def test_an_interrupted_queue_asks_no_redis(shell: Shell) -> None:
+@pytest.mark.promise("An interrupted consumer sends no new claim to Redis.")
+async def test_an_interrupted_queue_does_not_call_redis(shell: Shell) -> None:
     """A program that was told to stop is not held up by a server that has gone."""
     stop = threading.Event()
     stop.set()
@@ -119,6 +129,7 @@ async def test_an_interrupted_queue_asks_no_redis(shell: Shell) -> None:
     assert client.losses.sent == 0
 
 
+@pytest.mark.promise("Draining affects one queue object only: other objects, and new ones, keep working.")
 async def test_a_drained_queue_stays_drained(shell: Shell) -> None:
     """As often as it is drained again."""
     queue = shell.queue(wait=0)
@@ -129,8 +140,9 @@ async def test_a_drained_queue_stays_drained(shell: Shell) -> None:
     assert await take(queue) is None
 
 
+@pytest.mark.promise("A drain leaves your client open.")
 async def test_a_drain_leaves_the_client_open(shell: Shell) -> None:
-    """It belongs to whoever made it."""
+    """It belongs to the program that made it."""
     queue = shell.queue()
     await queue.publish("a")
     await queue.drain()
@@ -138,7 +150,8 @@ async def test_a_drain_leaves_the_client_open(shell: Shell) -> None:
     assert (answer if shell.name == "sync" else await answer) is True
 
 
-async def test_a_drain_of_one_queue_says_nothing_about_another(shell: Shell) -> None:
+@pytest.mark.promise("Draining affects one queue object only: other objects, and new ones, keep working.")
+async def test_a_drain_of_one_queue_does_not_affect_another(shell: Shell) -> None:
     """Also where two queue objects share a gateway."""
     gateway = shell.gateway(message_wait_interval_seconds=0)
     drained, other = shell.queue(gateway=gateway), shell.queue(gateway=gateway)
@@ -150,13 +163,14 @@ async def test_a_drain_of_one_queue_says_nothing_about_another(shell: Shell) -> 
 # Publishes under way
 
 
+@pytest.mark.promise("A drain waits for a publish that has started and refuses later ones.")
 async def test_a_publish_that_comes_while_a_drain_waits_is_refused(shell: Shell) -> None:
     """The gate shuts first; what was inside goes through."""
     key = SlowKey(shell)
     queue = shell.queue(deduplication=True, get_deduplication_key=key.function)
     early = shell.beside(lambda: queue.publish("early"))
     assert await until(key.asked.is_set)
-    draining = shell.beside(lambda: queue.drain(timeout=PATIENCE_SECONDS))
+    draining = shell.beside(lambda: queue.drain(timeout=LIMIT_SECONDS))
     assert await until(lambda: queue.queue.is_draining)
     with pytest.raises(QueueDrainedError):
         await queue.publish("late")
@@ -167,7 +181,11 @@ async def test_a_publish_that_comes_while_a_drain_waits_is_refused(shell: Shell)
     assert shell.pending(queue) == 0
 
 
-async def test_a_drain_whose_time_is_over_before_a_publish_says_so(shell: Shell) -> None:
+@pytest.mark.promise(
+    "`drain()` returns `True` when nothing is unconfirmed or running, `False` on timeout or without Redis; you can "
+    "call it again."
+)
+async def test_a_drain_that_times_out_before_a_publish_ends_returns_false(shell: Shell) -> None:
     """False, and true when it is called again afterwards."""
     key = SlowKey(shell)
     queue = shell.queue(deduplication=True, get_deduplication_key=key.function)
@@ -177,11 +195,12 @@ async def test_a_drain_whose_time_is_over_before_a_publish_says_so(shell: Shell)
     assert await queue.drain(timeout=0) is False
     key.answer()
     assert await publisher is True
-    assert await queue.drain(timeout=PATIENCE_SECONDS) is True
+    assert await queue.drain(timeout=LIMIT_SECONDS) is True
 
 
+@pytest.mark.promise("An interrupt or a drain also ends a blocked publish that has lost its connection.")
 @pytest.mark.parametrize("way", ["drain", "interrupt"])
-async def test_a_blocked_publish_that_loses_redis_is_let_go_too(shell: Shell, way: str) -> None:
+async def test_stopping_ends_a_blocked_publish_that_lost_redis(shell: Shell, way: str) -> None:
     """It waited for room, and while it does its questions fail: it ends with an error, long before its time."""
     stop = threading.Event()
     client = shell.lossy_client()
@@ -215,10 +234,13 @@ async def test_a_blocked_publish_that_loses_redis_is_let_go_too(shell: Shell, wa
     assert shell.pending(queue) == 1
 
 
-# Claims in doubt
+# Unconfirmed claims
 
 
-async def test_a_drain_is_not_true_while_a_claim_is_under_way_whose_outcome_nobody_knows(shell: Shell) -> None:
+@pytest.mark.promise(
+    "A running claim counts as unconfirmed until its result is known; a consumer that only waits does not."
+)
+async def test_a_drain_returns_false_while_a_claim_is_unconfirmed(shell: Shell) -> None:
     """A consumer has claimed and hears no answer: the drain waits for it, and says False if it cannot be asked."""
     client = shell.lossy_client()
     queue = shell.queue(client=client, wait=0, retry_budget_seconds=LONG, retry_max_delay_seconds=0.05)
@@ -231,19 +253,26 @@ async def test_a_drain_is_not_true_while_a_claim_is_under_way_whose_outcome_nobo
     assert await queue.drain(timeout=1) is False
     assert await consumer is None
     client.losses.heal()
-    assert await queue.drain(timeout=PATIENCE_SECONDS) is True
+    assert await queue.drain(timeout=LIMIT_SECONDS) is True
     assert (shell.pending(queue), shell.processing(queue)) == (1, 0)
 
 
+@pytest.mark.promise(
+    "A running claim counts as unconfirmed until its result is known; a consumer that only waits does not."
+)
 async def test_a_drain_does_not_wait_for_consumers_that_only_wait(shell: Shell) -> None:
     """They hold nothing, and leave by themselves: with no time at all it can be true."""
     queue = shell.queue(wait=LONG)
     consumer = shell.beside(lambda: take(queue))
     assert await until(lambda: shell.redis.info("clients")["blocked_clients"] == 1)
     assert await queue.drain(timeout=0) is True
-    assert await asyncio.wait_for(consumer, PATIENCE_SECONDS) is None
+    assert await asyncio.wait_for(consumer, LIMIT_SECONDS) is None
 
 
+@pytest.mark.promise(
+    "`drain()` returns `True` when nothing is unconfirmed or running, `False` on timeout or without Redis; you can "
+    "call it again."
+)
 async def test_a_drain_that_loses_redis_half_way_keeps_to_its_time(shell: Shell) -> None:
     """It has asked what the claim took, and cannot give it back: False in time, and true when it is called again."""
     stop = threading.Event()
@@ -265,8 +294,8 @@ async def test_a_drain_that_loses_redis_half_way_keeps_to_its_time(shell: Shell)
     client.losses.heal()
     answered = client.losses.after
 
-    def lose_everything_after_this(command: str) -> None:
-        answered(command)
+    def lose_everything_after_this(command: str, *arguments: Any) -> None:
+        answered(command, *arguments)
         client.losses.request(FOR_EVER)
 
     client.losses.after = lose_everything_after_this
@@ -277,22 +306,23 @@ async def test_a_drain_that_loses_redis_half_way_keeps_to_its_time(shell: Shell)
     drained = await draining
     assert in_time, "it went on until Redis was there again"
     assert drained is False
-    assert await queue.drain(timeout=PATIENCE_SECONDS) is True
+    assert await queue.drain(timeout=LIMIT_SECONDS) is True
     assert (shell.pending(queue), shell.processing(queue)) == (1, 0)
 
 
-async def test_a_consumer_that_is_stopped_with_a_token_in_its_hand_does_not_wait_for_redis(shell: Shell) -> None:
+@pytest.mark.promise("An interrupt ends the retries of a claim and the recovery of an unconfirmed one.")
+async def test_a_consumer_stopped_with_a_wakeup_token_does_not_wait_for_redis(shell: Shell) -> None:
     """It was woken and told to stop, and cannot wake another one instead: it leaves, and the others look anyway."""
     stop = threading.Event()
     client = shell.lossy_client()
     queue = shell.queue(client=client, wait=LONG, interrupt=EventDrivenInterruptHandler(stop))
 
-    def stop_where_the_bell_rang(command: str) -> None:
+    def stop_at_the_wakeup(command: str, *arguments: Any) -> None:
         if command == "BLPOP":
             stop.set()
             client.losses.request(FOR_EVER)
 
-    client.losses.after = stop_where_the_bell_rang
+    client.losses.after = stop_at_the_wakeup
     consumer = shell.beside(lambda: take(queue))
     assert await until(lambda: shell.redis.info("clients")["blocked_clients"] == 1)
     await shell.queue().publish("a")
@@ -304,7 +334,8 @@ async def test_a_consumer_that_is_stopped_with_a_token_in_its_hand_does_not_wait
     assert await take(shell.queue()) == b"a"
 
 
-async def test_a_lost_claim_without_a_lease_is_given_back_by_a_drain(shell: Shell) -> None:
+@pytest.mark.promise("A drain returns unconfirmed claims to the front of the queue without counting a delivery.")
+async def test_a_drain_requeues_a_lost_claim_without_a_lease(shell: Shell) -> None:
     """At-most-once as well: no handler saw the message, so it is still to be delivered."""
     client = shell.lossy_client()
     options: dict[str, Any] = {"wait": 0, "visibility_timeout_seconds": None}
@@ -319,7 +350,8 @@ async def test_a_lost_claim_without_a_lease_is_given_back_by_a_drain(shell: Shel
     assert shell.leftovers(queue) == set()
 
 
-async def test_a_message_that_is_given_back_needs_no_room(shell: Shell) -> None:
+@pytest.mark.promise("The limit counts pending messages; messages in processing and redelivered messages need no room.")
+async def test_a_requeued_message_needs_no_room(shell: Shell) -> None:
     """The limit is for publishers; what was in the line before goes back to its head."""
     client = shell.lossy_client()
     queue = shell.queue(client=client, wait=0, retry_budget_seconds=0, max_pending_length=1)
@@ -336,7 +368,8 @@ async def test_a_message_that_is_given_back_needs_no_room(shell: Shell) -> None:
     assert [await take(other), await take(other)] == [b"a", b"b"]
 
 
-async def test_what_a_drain_gives_back_wakes_a_waiting_consumer(shell: Shell) -> None:
+@pytest.mark.promise("A drain returns unconfirmed claims to the front of the queue without counting a delivery.")
+async def test_a_drain_wakes_a_waiting_consumer_for_what_it_requeues(shell: Shell) -> None:
     """Another object's, at once and not at its own next look, which comes once a second."""
     for _ in range(3):
         client = shell.lossy_client()
@@ -345,8 +378,8 @@ async def test_what_a_drain_gives_back_wakes_a_waiting_consumer(shell: Shell) ->
         client.losses.reply()
         with pytest.raises(redis.exceptions.ConnectionError):
             await take(queue)
-        shell.redis.delete(queue.key.bell)  # the token of the publish, which nobody has taken
+        shell.redis.delete(queue.key.wakeup)  # the token of the publish, which nobody has taken
         consumer = shell.beside(lambda: take(only_woken(shell)))
         assert await until(lambda: shell.redis.info("clients")["blocked_clients"] == 1)
         assert await queue.drain() is True
-        assert await asyncio.wait_for(consumer, PATIENCE_SECONDS) == b"a"
+        assert await asyncio.wait_for(consumer, LIMIT_SECONDS) == b"a"

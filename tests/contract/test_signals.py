@@ -1,4 +1,4 @@
-"""Real workers with a real queue are told to stop by real signals: they finish what they hold and take nothing more."""
+"""Real workers that are stopped by real signals finish their messages and claim no more."""
 
 import contextlib
 import signal
@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract.shells import PATIENCE_SECONDS, Shell, take, until
+from tests.contract.shells import LIMIT_SECONDS, Shell, take, until
+
+pytestmark = pytest.mark.topic("Interrupts")
 
 # A worker that was not stopped in time ends itself, and fails the test by how it ended. The runner may be a
 # background job with SIGINT ignored, which children inherit: the defaults are put back first.
@@ -19,15 +21,15 @@ import asyncio, contextlib, os, signal, sys, threading, time
 import redis, redis.asyncio
 import redis_message_queue, redis_message_queue.asyncio
 from redis_message_queue import EventDrivenInterruptHandler, GracefulInterruptHandler, QueueBackpressureError
-signal.alarm(30)
+signal.alarm(120)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 url = sys.argv[1]
-LONG = 60
+LONG = 600
 """
 
-# One text for both colours: the asyncio worker is the same with its words awaited.
+# One text for sync and async: the async worker is the same with its calls awaited.
 SOFT = """
 interrupt = GracefulInterruptHandler()
 
@@ -81,7 +83,7 @@ WORDS = {
         "run": "main()",
         "module": "redis_message_queue",
         "redis": "redis.Redis",
-        "owner": "signal.signal(signal.SIGTERM, lambda *_: queue.drain(timeout=25))",
+        "owner": "signal.signal(signal.SIGTERM, lambda *_: queue.drain(timeout=100))",
     },
     "asyncio": {
         "async_": "async ",
@@ -92,7 +94,7 @@ WORDS = {
         "module": "redis_message_queue.asyncio",
         "redis": "redis.asyncio.Redis",
         "owner": "asyncio.get_running_loop().add_signal_handler("
-        "signal.SIGTERM, lambda: asyncio.ensure_future(queue.drain(timeout=25)))",
+        "signal.SIGTERM, lambda: asyncio.ensure_future(queue.drain(timeout=100)))",
     },
 }
 
@@ -120,11 +122,15 @@ def says(process: subprocess.Popen[str]) -> str:
 
 
 def leaves_well(process: subprocess.Popen[str]) -> bool:
-    output, complaints = process.communicate(timeout=2 * PATIENCE_SECONDS)
+    output, complaints = process.communicate(timeout=2 * LIMIT_SECONDS)
     assert (process.returncode, complaints) == (0, "")
     return output.strip() == "left"
 
 
+@pytest.mark.promise(
+    "After a signal, a consumer finishes its message and claims no other, so its process can exit normally."
+)
+@pytest.mark.promise("You can call `drain()` from a signal handler, a callback or a message handler.")
 @pytest.mark.parametrize(
     ("text", "signum"),
     [(SOFT, signal.SIGINT), (SOFT, signal.SIGTERM), (SOFT, signal.SIGHUP), (DRAIN, signal.SIGTERM)],
@@ -144,9 +150,11 @@ async def test_a_worker_in_its_handler_finishes_and_takes_nothing_more(shell: Sh
     assert shell.leftovers(queue) == {b"q::completed"}
 
 
+@pytest.mark.promise("An interrupt ends a waiting claim promptly.")
+@pytest.mark.promise("A drain ends a waiting claim.")
 @pytest.mark.parametrize("text", [SOFT, DRAIN], ids=["soft", "drain"])
 async def test_a_worker_that_waits_leaves_with_the_signal(shell: Shell, text: str) -> None:
-    """Not at the end of its wait, which is a minute."""
+    """Not at the end of its wait, which is ten minutes."""
     with worker(shell, text) as process:
         assert says(process) == "ready"
         assert await until(lambda: shell.redis.info("clients")["blocked_clients"] == 1)

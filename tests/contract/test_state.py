@@ -1,4 +1,4 @@
-"""What Redis knows of a queue besides its messages: written at the first contact, missed after a flush, versioned."""
+"""The stored state of a queue: written at the first contact, rewritten after a flush, versioned."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from tests.contract.shells import Awaited, Shell, take
 
+pytestmark = pytest.mark.topic("State in Redis")
+
 
 def forget(shell: Shell, queue: Any) -> Any:
     """As if nobody had ever used the queue."""
@@ -15,8 +17,9 @@ def forget(shell: Shell, queue: Any) -> Any:
     return queue
 
 
+@pytest.mark.promise("The first call of any kind writes the version of the stored state.")
 async def test_the_first_contact_writes_the_version(shell: Shell) -> None:
-    """Whatever it is that comes first, and whoever comes second finds it."""
+    """Whichever operation comes first; the next one finds it."""
     queue = forget(shell, shell.queue(wait=0))
     await queue.publish("a")
     assert shell.redis.hgetall(queue.key.meta) == {b"version": b"1", b"partitions": b"1"}
@@ -24,6 +27,7 @@ async def test_the_first_contact_writes_the_version(shell: Shell) -> None:
     assert shell.redis.hget(queue.key.meta, "version") == b"1"
 
 
+@pytest.mark.promise("The first call of any kind writes the version of the stored state.")
 @pytest.mark.parametrize("verb", ["publish_many", "claim", "run", "purge", "redrive"])
 async def test_every_first_call_may_be_the_first_contact(shell: Shell, verb: str) -> None:
     """None of them fails because nobody came before."""
@@ -40,6 +44,7 @@ async def test_every_first_call_may_be_the_first_contact(shell: Shell, verb: str
         assert (await Awaited(queue).redrive_dead_letters()).matched == 0
 
 
+@pytest.mark.promise("State of a newer version raises `StateVersionError`, and nothing changes.")
 async def test_a_newer_version_is_refused_and_nothing_is_changed(shell: Shell) -> None:
     """A release that does not know how things are stored touches none of them."""
     queue = shell.queue(wait=0)
@@ -53,6 +58,7 @@ async def test_a_newer_version_is_refused_and_nothing_is_changed(shell: Shell) -
     assert {key: shell.redis.dump(key) for key in shell.redis.keys("*")} == before
 
 
+@pytest.mark.promise("After a flush, a running process logs it and writes version, journal settings and weights again.")
 async def test_after_a_flush_journal_and_weights_are_written_again(
     shell: Shell, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,8 +77,9 @@ async def test_after_a_flush_journal_and_weights_are_written_again(
     assert "q is gone from Redis" in caplog.text
 
 
+@pytest.mark.promise("`message.attempt` counts every delivery of a message, retries included.")
 async def test_attempts_count_every_delivery(shell: Shell) -> None:
-    """Retries and deliveries after a crash; not what was given back before a handler had it."""
+    """Retries and deliveries after a crash; not what was requeued before a handler had it."""
     queue = shell.queue(wait=0, retry_policy=shell.module.RetryPolicy(max_attempts=9, initial_delay_seconds=1000))
     await queue.publish("a")
     seen = []

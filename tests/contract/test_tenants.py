@@ -1,4 +1,4 @@
-"""Tenants share a queue fairly: each has a line of its own, and consumers take the lines in turn."""
+"""Tenants share a queue fairly: each has its own queue, and consumers serve them round-robin."""
 
 import asyncio
 import itertools
@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.contract.blocked_consumers import blocked_consumer
 from tests.contract.shells import EVERY_WIRING, Awaited, Shell, claim_and_die, fail, silent_gateway, take, until
-from tests.contract.test_delays import sleeper
+
+pytestmark = pytest.mark.topic("Tenants")
 
 every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 
@@ -63,8 +65,11 @@ async def crowd(shell: Shell, queue: Any, tenants: range) -> None:
 # Turns
 
 
+@pytest.mark.promise(
+    "With 100,000 pending messages of one tenant, the only message of another is served first or second."
+)
 async def test_a_hundred_thousand_of_one_tenant_do_not_keep_another_waiting(shell: Shell) -> None:
-    """Whoever publishes one message has it handled next, or as the one after."""
+    """A tenant with one message has it handled next, or as the one after."""
     queue = shell.queue(wait=0)
     await queue.publish_many(("m" for _ in range(100_000)), tenant="acme")
     assert await take_tenant(queue) == "acme"
@@ -77,6 +82,9 @@ async def test_a_hundred_thousand_of_one_tenant_do_not_keep_another_waiting(shel
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "Each tenant has its own queue, and of T waiting tenants each is served within T claims, whatever the backlogs."
+)
 async def test_of_so_many_tenants_each_is_served_in_each_round(shell: Shell) -> None:
     """Whatever its backlog is: in any five claims in a row each of five tenants is served once."""
     queue = shell.queue()
@@ -86,10 +94,11 @@ async def test_of_so_many_tenants_each_is_served_in_each_round(shell: Shell) -> 
     served = [await take_tenant(queue) for _ in range(50)]
     for start in range(45):
         assert sorted(served[start : start + 5]) == sorted(backlogs)
-    # Whoever is done is not waited for.
+    # Tenants without messages are not waited for.
     assert Counter([await take_tenant(queue) for _ in range(60)]) == {"a": 30, "d": 30}
 
 
+@pytest.mark.promise("A tenant that leaves and returns gains no turns, and new tenants delay nobody.")
 async def test_leaving_and_coming_back_gains_nothing_and_costs_nothing(shell: Shell) -> None:
     """A tenant that has one message at a time gets every second turn beside one with a backlog, and no more."""
     queue = shell.queue()
@@ -102,7 +111,8 @@ async def test_leaving_and_coming_back_gains_nothing_and_costs_nothing(shell: Sh
     assert all(set(served[at : at + 2]) == {"patient", "returning"} for at in range(0, 40, 2))
 
 
-async def test_newcomers_keep_nobody_waiting(shell: Shell) -> None:
+@pytest.mark.promise("A tenant that leaves and returns gains no turns, and new tenants delay nobody.")
+async def test_new_tenants_delay_nobody(shell: Shell) -> None:
     """A tenant that waits is served within as many claims as there are tenants, though new ones come all the time."""
     queue = shell.queue()
     await queue.publish_many(["m"] * 3, tenant="old")
@@ -116,6 +126,7 @@ async def test_newcomers_keep_nobody_waiting(shell: Shell) -> None:
     assert all(later - earlier <= 3 for earlier, later in itertools.pairwise(places))
 
 
+@pytest.mark.promise("Messages of one tenant are delivered in order.")
 async def test_within_a_tenant_the_first_in_is_the_first_out(shell: Shell) -> None:
     """In single claims and in batches, which take turns the same way."""
     queue = shell.queue()
@@ -127,6 +138,10 @@ async def test_within_a_tenant_the_first_in_is_the_first_out(shell: Shell) -> No
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "Turns are proportional to weights: with 3 to 1, of any 400 claims 300 go to one tenant and 100 to the other, "
+    "within one round."
+)
 @pytest.mark.parametrize("batch", [1, 7])
 async def test_weights_give_turns_in_proportion(shell: Shell, batch: int) -> None:
     """Of any 400 claims in a row 300 are for the tenant with weight 3 and 100 for the other, within one round."""
@@ -141,6 +156,7 @@ async def test_weights_give_turns_in_proportion(shell: Shell, batch: int) -> Non
         assert abs(counts["h"] - 300) <= 3, start
 
 
+@pytest.mark.promise("A weight applies to every consumer from the next turn on; a weight of 1 removes it.")
 async def test_weights_hold_for_every_consumer_and_can_be_taken_back(shell: Shell) -> None:
     """They are in Redis before their object's first claim; a weight of 1 is none."""
     weighty, other = shell.queue(tenant_weights={"a": 3}), shell.queue()
@@ -153,7 +169,8 @@ async def test_weights_hold_for_every_consumer_and_can_be_taken_back(shell: Shel
     assert Counter(await take_many(other, 20)) == {"a": 10, "b": 10}
 
 
-async def test_messages_without_a_tenant_have_one_line_together(shell: Shell) -> None:
+@pytest.mark.promise("Messages without a tenant share one queue, which takes turns like a tenant queue.")
+async def test_messages_without_a_tenant_share_one_queue(shell: Shell) -> None:
     """It takes its turns like a tenant's, and is no tenant."""
     queue = shell.queue()
     await queue.publish_many([f"n{number}" for number in range(4)])
@@ -169,6 +186,9 @@ async def test_messages_without_a_tenant_have_one_line_together(shell: Shell) ->
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "A claim costs the same with 10,000 waiting tenants as with 10, and uses neither `KEYS` nor `SCAN`."
+)
 async def test_ten_thousand_tenants_cost_a_claim_no_more_than_ten(shell: Shell) -> None:
     """The server executes the same commands; none of them goes through keys or through the ring."""
     queue = shell.queue()
@@ -194,6 +214,7 @@ async def test_ten_thousand_tenants_cost_a_claim_no_more_than_ten(shell: Shell) 
     assert len(await Awaited(queue).tenants(max_tenants=10_000)) == 9_997
 
 
+@pytest.mark.promise("A queue without tenants has no extra cost for them.")
 async def test_a_queue_without_tenants_pays_nothing(shell: Shell) -> None:
     """No key of theirs is made, and none of the commands is sent to the server that they would need."""
     queue = shell.queue()
@@ -220,6 +241,9 @@ async def take_after_publish(queue: Any) -> None:
 # One tenant's line
 
 
+@pytest.mark.promise(
+    "`queue.tenant(name)` has `publish`, `publish_many`, `length`, `exists` and `delete` for that tenant queue."
+)
 async def test_a_tenant_has_its_own_methods(shell: Shell) -> None:
     """publish, publish_many, length, exists and delete concern its line, and nobody else's."""
     queue = shell.queue(wait=0)
@@ -239,7 +263,10 @@ async def test_a_tenant_has_its_own_methods(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
-async def test_deleting_a_line_spares_what_is_handled_and_what_is_delayed(shell: Shell) -> None:
+@pytest.mark.promise(
+    "Deleting a tenant queue of any length leaves running and delayed messages, and the turns of other tenants, alone."
+)
+async def test_deleting_a_tenant_queue_leaves_running_and_delayed_messages(shell: Shell) -> None:
     """What has come back is among what waits, and goes with it."""
     queue = shell.queue(wait=0, enable_completed_queue=True)
     acme = tenant(queue, "acme")
@@ -261,6 +288,9 @@ async def test_deleting_a_line_spares_what_is_handled_and_what_is_delayed(shell:
     assert shell.redis.exists(queue.key.deliveries) == 0
 
 
+@pytest.mark.promise(
+    "Deleting a tenant queue of any length leaves running and delayed messages, and the turns of other tenants, alone."
+)
 async def test_deleting_does_not_let_others_wait_or_go(shell: Shell) -> None:
     """A line that is deleted while consumers work leaves the ring in order, and the tenant may begin again."""
     queue = shell.queue(wait=0)
@@ -275,7 +305,10 @@ async def test_deleting_does_not_let_others_wait_or_go(shell: Shell) -> None:
     assert shell.leftovers(queue) == set()
 
 
-async def test_a_long_line_is_deleted_in_steps(shell: Shell) -> None:
+@pytest.mark.promise(
+    "Deleting a tenant queue of any length leaves running and delayed messages, and the turns of other tenants, alone."
+)
+async def test_a_long_tenant_queue_is_deleted_in_steps(shell: Shell) -> None:
     """However long it is, with the numbers of messages that had been delivered before."""
     queue = shell.queue(wait=0)
     await queue.publish_many([str(number) for number in range(2_500)], tenant="a")
@@ -290,7 +323,10 @@ async def test_a_long_line_is_deleted_in_steps(shell: Shell) -> None:
 # What happens to messages, tenant by tenant
 
 
-async def test_a_reclaimed_message_returns_to_the_front_of_its_own_line(shell: Shell) -> None:
+@pytest.mark.promise(
+    "A message whose lease ended returns to the front of its tenant queue, in order and for that tenant's turn."
+)
+async def test_a_reclaimed_message_returns_to_the_front_of_its_tenant_queue(shell: Shell) -> None:
     """In its order, before what its tenant has published since, and in its tenant's turn: the other goes on."""
     queue = shell.queue()
     await queue.publish_many([f"a{number}" for number in range(6)], tenant="a")
@@ -305,6 +341,7 @@ async def test_a_reclaimed_message_returns_to_the_front_of_its_own_line(shell: S
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise("A crashed consumer of one tenant delays no other tenant.")
 async def test_the_crash_of_one_tenants_consumer_does_not_delay_another(shell: Shell) -> None:
     """With hundreds of expired leases of one tenant the other's only message is next, or the one after."""
     queue = shell.queue()
@@ -320,7 +357,8 @@ async def test_the_crash_of_one_tenants_consumer_does_not_delay_another(shell: S
         assert (queue.current_message().tenant, queue.current_message().delivery_count) == ("crashing", 2)
 
 
-async def test_poison_of_one_tenant_goes_to_the_dead_letters_with_its_name(shell: Shell) -> None:
+@pytest.mark.promise("A message over its delivery limit is dead-lettered with its tenant and costs no tenant a turn.")
+async def test_a_message_over_its_limit_is_dead_lettered_with_its_tenant(shell: Shell) -> None:
     """The others do not notice, and its own next message is not held up."""
     queue = shell.queue(wait=0, max_delivery_count=2)
     await queue.publish("poison", tenant="a")
@@ -336,7 +374,8 @@ async def test_poison_of_one_tenant_goes_to_the_dead_letters_with_its_name(shell
     assert shell.leftovers(queue) == {b"q::dlq"}
 
 
-async def test_a_consumer_is_never_told_empty_while_a_tenants_good_message_waits(shell: Shell) -> None:
+@pytest.mark.promise("A claim never returns empty while a deliverable message of any tenant is pending.")
+async def test_a_claim_is_never_empty_while_a_deliverable_message_of_a_tenant_waits(shell: Shell) -> None:
     """Behind more poison than one script may clear away, in one line and in many."""
     queue = shell.queue(wait=0, max_delivery_count=1)
     await queue.publish_many(["poison"] * 1_050, tenant="bad")
@@ -356,6 +395,7 @@ async def test_a_consumer_is_never_told_empty_while_a_tenants_good_message_waits
     assert shell.redis.llen(queue.key.dead_letter) == 1_070
 
 
+@pytest.mark.promise("Records of completed and failed messages name their tenant.")
 async def test_a_failed_or_completed_message_remembers_its_tenant(shell: Shell) -> None:
     """In the record beside its list."""
     queue = shell.queue(enable_completed_queue=True, enable_failed_queue=True)
@@ -367,7 +407,8 @@ async def test_a_failed_or_completed_message_remembers_its_tenant(shell: Shell) 
     assert [(one.payload, one.tenant) for one in records] == [(b"a", "a"), (b"b", "b")]
 
 
-async def test_a_delayed_message_enters_its_tenants_line(shell: Shell) -> None:
+@pytest.mark.promise("A delayed message enters its tenant queue when it is due.")
+async def test_a_delayed_message_enters_its_tenant_queue(shell: Shell) -> None:
     """At the tail, when it is due; until then it is not in the line."""
     queue = shell.queue()
     acme = tenant(queue, "acme")
@@ -386,7 +427,8 @@ def now_us(shell: Shell) -> int:
     return int(seconds) * 1_000_000 + int(microseconds)
 
 
-async def test_a_batch_that_is_given_back_returns_to_the_fronts_of_its_lines(shell: Shell) -> None:
+@pytest.mark.promise("A requeued batch returns to the front of each tenant queue.")
+async def test_a_requeued_batch_returns_to_the_front_of_each_tenant_queue(shell: Shell) -> None:
     """Each message to its own tenant's, in its order; the next round is as if nothing had happened."""
     queue = shell.queue()
     for name in "abc":
@@ -400,7 +442,8 @@ async def test_a_batch_that_is_given_back_returns_to_the_fronts_of_its_lines(she
         assert [one for one in served if one[0] == name] == [f"{name}0", f"{name}1", f"{name}2"]
 
 
-async def test_a_drain_gives_an_unseen_claim_back_to_its_tenant(shell: Shell) -> None:
+@pytest.mark.promise("A drain returns an unconfirmed claim to the front of its tenant queue.")
+async def test_a_drain_returns_an_unconfirmed_claim_to_its_tenant(shell: Shell) -> None:
     """The message is first in its line again, and the delivery is forgiven."""
     client = shell.lossy_client()
     queue, other = shell.queue(client=client, retry_budget_seconds=0), shell.queue()
@@ -415,18 +458,20 @@ async def test_a_drain_gives_an_unseen_claim_back_to_its_tenant(shell: Shell) ->
         assert (message, other.current_message().delivery_count) == (b"a0", 1)
 
 
+@pytest.mark.promise("A waiting consumer receives a message of any tenant, even a new one.")
 async def test_a_waiting_consumer_is_woken_by_any_tenant(shell: Shell) -> None:
     """By one that nobody has seen before, by one that was served already, and by many in one call."""
     queue = shell.queue()
     for name in ("new", "new", "other", None):
-        waiting = await sleeper(shell)
+        waiting = await blocked_consumer(shell)
         await queue.publish(f"for {name}", tenant=name)
         assert await waiting.wakes() == f"for {name}".encode()
-    asleep = [await sleeper(shell) for _ in range(2)]
+    asleep = [await blocked_consumer(shell) for _ in range(2)]
     await queue.publish_many(["a", "b"], tenant="newer")
     assert sorted([await one.wakes() for one in asleep]) == [b"a", b"b"]
 
 
+@pytest.mark.promise("Batches and `run()` serve tenants round-robin as single claims do.")
 async def test_the_loop_serves_tenants_in_turn(shell: Shell) -> None:
     """run() takes what claims give."""
     queue = shell.queue()
@@ -441,8 +486,12 @@ async def test_the_loop_serves_tenants_in_turn(shell: Shell) -> None:
 # Limits
 
 
-async def test_the_limit_of_the_queue_counts_all_lines_and_what_is_delayed(shell: Shell) -> None:
-    """Whoever comes when it is reached is refused, whichever line is the long one."""
+@pytest.mark.promise(
+    "`max_pending_length` counts all tenant queues and delayed messages; `max_pending_per_tenant` counts one tenant "
+    "queue."
+)
+async def test_the_limit_of_the_queue_counts_all_tenants_and_delayed_messages(shell: Shell) -> None:
+    """A publish at the limit is refused, whichever tenant queue is the longest."""
     queue = shell.queue(max_pending_length=4)
     await queue.publish("m", tenant="a")
     await queue.publish("m", tenant="b")
@@ -456,7 +505,11 @@ async def test_the_limit_of_the_queue_counts_all_lines_and_what_is_delayed(shell
     assert (await Awaited(queue).stats()).pending == 3
 
 
-async def test_the_limit_of_a_tenant_counts_its_own_line(shell: Shell) -> None:
+@pytest.mark.promise(
+    "`max_pending_length` counts all tenant queues and delayed messages; `max_pending_per_tenant` counts one tenant "
+    "queue."
+)
+async def test_the_limit_of_a_tenant_counts_its_own_queue(shell: Shell) -> None:
     """The others, and messages without a tenant, do not feel it; a batch is refused as a whole."""
     queue = shell.queue(max_pending_per_tenant=2)
     await queue.publish_many(["m", "m"], tenant="a")
@@ -471,6 +524,7 @@ async def test_the_limit_of_a_tenant_counts_its_own_line(shell: Shell) -> None:
     assert await Awaited(queue).tenants() == {"a": 2, "b": 1}
 
 
+@pytest.mark.promise("The limit of a tenant ignores delayed and redelivered messages, and a requeue is never refused.")
 async def test_the_limit_of_a_tenant_does_not_count_what_is_delayed(shell: Shell) -> None:
     """Neither when it is published nor when it is due: then it enters, and the line may be longer than the limit."""
     queue = shell.queue(wait=0, max_pending_per_tenant=1)
@@ -490,6 +544,7 @@ async def test_the_limit_of_a_tenant_does_not_count_what_is_delayed(shell: Shell
     assert await acme.publish("again") is True
 
 
+@pytest.mark.promise("The limit of a tenant ignores delayed and redelivered messages, and a requeue is never refused.")
 async def test_the_limit_of_a_tenant_does_not_count_what_came_back(shell: Shell) -> None:
     """A message whose lease ran out was accepted before; it takes no room from a new one, but length() counts it."""
     queue = shell.queue(wait=0, max_pending_per_tenant=1)
@@ -507,7 +562,8 @@ async def test_the_limit_of_a_tenant_does_not_count_what_came_back(shell: Shell)
     assert await take_many(queue, 2) == ["came back", "new"]
 
 
-async def test_what_is_given_back_counts_and_is_never_refused(shell: Shell) -> None:
+@pytest.mark.promise("The limit of a tenant ignores delayed and redelivered messages, and a requeue is never refused.")
+async def test_a_requeued_message_counts_and_is_never_refused(shell: Shell) -> None:
     """It is in its line again, which may be longer than the limit then; the next publish has to wait for room."""
     queue = shell.queue(wait=0, max_pending_per_tenant=1)
     acme = tenant(queue, "acme")
@@ -523,7 +579,8 @@ async def test_what_is_given_back_counts_and_is_never_refused(shell: Shell) -> N
     assert await take_many(queue, 1) == ["second"]
 
 
-async def test_a_blocked_publish_waits_for_its_own_tenants_line(shell: Shell) -> None:
+@pytest.mark.promise("A blocked publish waits for room in its own tenant queue.")
+async def test_a_blocked_publish_waits_for_its_own_tenant(shell: Shell) -> None:
     """Room in another one does not help it; room in its own does."""
     options = {"max_pending_per_tenant": 1, "pending_overload_policy": "block"}
     queue = shell.queue(pending_overload_block_timeout_seconds=20, **options)
@@ -543,7 +600,8 @@ async def test_a_blocked_publish_waits_for_its_own_tenants_line(shell: Shell) ->
         await impatient.publish("b2", tenant="b")
 
 
-async def test_at_its_own_limit_a_tenant_drops_from_its_own_line(shell: Shell) -> None:
+@pytest.mark.promise("At the limit of a tenant, `drop_oldest` drops from that tenant queue only.")
+async def test_at_its_own_limit_a_tenant_drops_its_own_messages(shell: Shell) -> None:
     """Never from a neighbour's, and with an event for each."""
     events = shell.events()
     queue = shell.queue(
@@ -563,7 +621,11 @@ async def test_at_its_own_limit_a_tenant_drops_from_its_own_line(shell: Shell) -
     assert shell.leftovers(queue) == set()
 
 
-async def test_a_full_queue_drops_the_oldest_of_the_longest_line(shell: Shell) -> None:
+@pytest.mark.promise(
+    "In a full queue, `drop_oldest` drops the oldest message of the longest tenant queue, so that no tenant locks out "
+    "others."
+)
+async def test_a_full_queue_drops_the_oldest_of_the_longest_tenant_queue(shell: Shell) -> None:
     """A tenant that fills the queue locks nobody out: not other tenants, not messages without one."""
     events = shell.events()
     queue = shell.queue(
@@ -582,6 +644,10 @@ async def test_a_full_queue_drops_the_oldest_of_the_longest_line(shell: Shell) -
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "In a full queue, `drop_oldest` drops the oldest message of the longest tenant queue, so that no tenant locks out "
+    "others."
+)
 async def test_more_tenants_than_may_wait_take_each_others_places(shell: Shell) -> None:
     """Every publish is accepted, and who has lost the last message is out of the turns."""
     queue = shell.queue(max_pending_length=3, pending_overload_policy="drop_oldest", max_delivery_count=None)
@@ -596,6 +662,7 @@ async def test_more_tenants_than_may_wait_take_each_others_places(shell: Shell) 
 # Names
 
 
+@pytest.mark.promise("A tenant name is a string of 1 to 255 bytes; any other is refused before anything is written.")
 @pytest.mark.parametrize(("name", "kind"), NAMES_TO_REFUSE, ids=[repr(name)[:12] for name, _ in NAMES_TO_REFUSE])
 async def test_a_name_that_cannot_be_one_is_refused(shell: Shell, name: Any, kind: type[Exception]) -> None:
     """Everywhere, with a typed error that names the parameter, before anything is written."""
@@ -617,7 +684,8 @@ async def test_a_name_that_cannot_be_one_is_refused(shell: Shell, name: Any, kin
     assert shell.is_empty
 
 
-async def test_a_tenant_that_is_none_has_no_line(shell: Shell) -> None:
+@pytest.mark.promise("A tenant name is a string of 1 to 255 bytes; any other is refused before anything is written.")
+async def test_an_invalid_tenant_name_is_refused(shell: Shell) -> None:
     """publish takes None for no tenant; a line of nobody cannot be asked for."""
     queue = shell.queue()
     assert await queue.publish("m", tenant=None) is True
@@ -626,6 +694,7 @@ async def test_a_tenant_that_is_none_has_no_line(shell: Shell) -> None:
     assert shell.pending(queue) == 1
 
 
+@pytest.mark.promise("A weight is an int from 1 to 1,000.")
 @pytest.mark.parametrize(
     "weights", [7, ["a"], {"a": 0}, {"a": -1}, {"a": 1.5}, {"a": True}, {"a": "3"}, {"a": None}, {"a": 1_001}]
 )
@@ -635,6 +704,7 @@ async def test_weights_that_cannot_be_weights_are_refused(shell: Shell, weights:
         shell.queue(tenant_weights=weights)
 
 
+@pytest.mark.promise("A tenant name is a string of 1 to 255 bytes; any other is refused before anything is written.")
 @every_wiring
 async def test_any_other_name_is_a_name(shell: Shell) -> None:
     """Over every kind of connection it is told as it was given, and each has a line of its own."""
@@ -654,7 +724,8 @@ async def test_any_other_name_is_a_name(shell: Shell) -> None:
 # Around
 
 
-async def test_both_colours_share_lines(shell: Shell) -> None:
+@pytest.mark.promise("Sync and async queues share tenant queues.")
+async def test_sync_and_async_queues_share_tenants(shell: Shell) -> None:
     """What one publishes for a tenant the other takes in turn, and the other way round."""
     queue = shell.queue()
     await queue.publish_many(["a0", "a1"], tenant="a")
@@ -666,6 +737,7 @@ async def test_both_colours_share_lines(shell: Shell) -> None:
     await (client.aclose() if shell.name == "sync" else Awaited(client).close())
 
 
+@pytest.mark.promise("Tenants are refused with a custom gateway.")
 async def test_a_custom_gateway_has_no_tenants(shell: Shell) -> None:
     """It says so with a typed error that names the gateway."""
     queue = shell.queue(gateway=silent_gateway(shell))
@@ -681,7 +753,11 @@ async def test_a_custom_gateway_has_no_tenants(shell: Shell) -> None:
     assert shell.is_empty
 
 
-async def test_what_the_article_asks_for_holds(shell: Shell) -> None:
+@pytest.mark.promise(
+    "With crashes and failing messages, every tenant's work is still done once, and messages over their limit are "
+    "dead-lettered."
+)
+async def test_tenants_under_crashes_and_failures_are_served_once(shell: Shell) -> None:
     """Clients do not block each other, put and get in batches; a crash repeats, poison dies, success counts once."""
     queue = shell.queue(wait=0, max_delivery_count=2, enable_completed_queue=True)
     one, other = tenant(queue, "client"), tenant(queue, "client2")

@@ -1,4 +1,4 @@
-"""Completed and failed messages are kept where that is asked for, as raw payloads, newest first, up to a limit."""
+"""Completed and failed messages are kept if you enable it, as raw payloads, newest first, up to a limit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from tests.contract.shells import Shell, fail, take
+
+pytestmark = pytest.mark.topic("Tracking lists")
 
 BOTH = {"enable_completed_queue": True, "enable_failed_queue": True}
 
@@ -27,7 +29,10 @@ both_lists = pytest.mark.parametrize(
 End = Callable[[Any], Any]
 
 
-async def test_nothing_is_kept_unless_it_is_asked_for(shell: Shell) -> None:
+@pytest.mark.promise(
+    "Settled messages are kept only with `enable_completed_queue` or `enable_failed_queue`, each in its own list."
+)
+async def test_nothing_is_kept_by_default(shell: Shell) -> None:
     """Neither list exists by default, and asking for one does not make the other."""
     for options, kept in (
         ({}, set()),
@@ -43,6 +48,7 @@ async def test_nothing_is_kept_unless_it_is_asked_for(shell: Shell) -> None:
         assert shell.leftovers(queue) == kept
 
 
+@pytest.mark.promise("The completed and failed lists hold raw payload bytes, newest first.")
 @both_lists
 async def test_the_list_holds_raw_payloads_newest_left(shell: Shell, end: End, limit: str, word: str) -> None:
     """The bytes that were published and nothing around them; identical payloads stand side by side."""
@@ -54,6 +60,9 @@ async def test_the_list_holds_raw_payloads_newest_left(shell: Shell, end: End, l
     assert shell.listed(getattr(queue.key, word)) == [b"first", '{"k": "漢"}'.encode(), "żółć".encode(), b"first"]
 
 
+@pytest.mark.promise(
+    "Settled messages are kept only with `enable_completed_queue` or `enable_failed_queue`, each in its own list."
+)
 async def test_success_and_failure_do_not_mix(shell: Shell) -> None:
     """Each message is in the one list that tells its end."""
     queue = shell.queue(**BOTH)
@@ -65,6 +74,9 @@ async def test_success_and_failure_do_not_mix(shell: Shell) -> None:
     assert shell.listed(queue.key.failed) == [b"d", b"b"]
 
 
+@pytest.mark.promise(
+    "Each tracking list keeps its newest 1,000 entries by default, the number you set, or all with `None`."
+)
 @both_lists
 async def test_the_list_keeps_the_newest_up_to_its_limit(shell: Shell, end: End, limit: str, word: str) -> None:
     """A limit of two keeps two."""
@@ -75,6 +87,9 @@ async def test_the_list_keeps_the_newest_up_to_its_limit(shell: Shell, end: End,
     assert shell.listed(getattr(queue.key, word)) == [b"c", b"b"]
 
 
+@pytest.mark.promise(
+    "Each tracking list keeps its newest 1,000 entries by default, the number you set, or all with `None`."
+)
 @both_lists
 @pytest.mark.parametrize(("options", "left"), [("usual", 1_000), ("unbounded", 1_001)])
 async def test_the_list_keeps_a_thousand_by_default_and_everything_with_none(
@@ -89,6 +104,7 @@ async def test_the_list_keeps_a_thousand_by_default_and_everything_with_none(
     assert (len(kept), kept[:2]) == (left, [b"newest", b"0"])
 
 
+@pytest.mark.promise("After you lower a list's limit, the next message trims the list to it.")
 @both_lists
 async def test_a_lowered_limit_trims_what_is_there(shell: Shell, end: End, limit: str, word: str) -> None:
     """With the next message that enters the list."""
@@ -100,6 +116,7 @@ async def test_a_lowered_limit_trims_what_is_there(shell: Shell, end: End, limit
     assert shell.listed(getattr(queue.key, word)) == [b"newest", b"0", b"1"]
 
 
+@pytest.mark.promise("The limits of the tracking lists limit nothing else.")
 async def test_a_limit_may_be_given_for_a_list_that_is_not_kept(shell: Shell) -> None:
     """It is checked and has no effect, so that a switch can be turned off without touching the rest."""
     queue = shell.queue(max_completed_length=5, max_failed_length=None)
@@ -108,6 +125,10 @@ async def test_a_limit_may_be_given_for_a_list_that_is_not_kept(shell: Shell) ->
     assert shell.leftovers(queue) == set()
 
 
+@pytest.mark.promise(
+    "Trimming is best effort: if it fails, the message is still settled, and the next trim catches up."
+)
+@pytest.mark.promise("A failed cleanup emits `cleanup_failed`, and a failed trim `trim_failed`.")
 @both_lists
 async def test_trimming_is_best_effort(
     shell: Shell, end: End, limit: str, word: str, user_without_ltrim: dict[str, str]

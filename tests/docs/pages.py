@@ -1,4 +1,4 @@
-"""The pages of the documentation as tests read them: blocks of code, what their prints promise, links and headings."""
+"""Reads the documentation for tests: code blocks, what their prints promise, links and headings."""
 
 import ast
 import io
@@ -18,16 +18,13 @@ _NOT_RUN = re.compile(r"<!-- *not run: *(?P<reason>.*?) *-->\s*\Z", re.DOTALL)
 _FILE = re.compile(r"# (?P<name>[\w/]+\.py)\n")
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
-# A remark beside a print that does not say what is printed.
-REMARKS = {"dicts travel as JSON"}
-
 
 @dataclass(frozen=True)
 class Block:
     """A block of Python in a page."""
 
     page: Path
-    line: int  # where its code begins
+    line: int  # where its code starts
     code: str
     indented: bool
     not_run: str | None  # the reason, if the page gives one
@@ -38,28 +35,24 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name under which the reader saves it, if its first line is one."""
+        """The file name under which the reader saves it, if its first line is one."""
         found = _FILE.match(self.code)
         return found["name"] if found else None
 
     @property
     def never_ends(self) -> bool:
-        """A consumer that runs until a signal comes."""
+        """Whether it is a consumer that runs until a signal comes."""
         return "GracefulInterruptHandler()" in self.code and self.file is None
 
     @cached_property
     def promises(self) -> dict[int, str]:
-        """The line of each print in the page, and the comment beside it that says what it prints."""
+        """The line of each print in the page, and the comment that says what it prints."""
         comments = {
             token.start[0]: token.string.lstrip("# ")
             for token in tokenize.generate_tokens(io.StringIO(self.code).readline)
             if token.type == tokenize.COMMENT
         }
-        return {
-            self.line - 1 + line: comments[line]
-            for line in _print_lines(self.code)
-            if line in comments and comments[line] not in REMARKS
-        }
+        return {self.line - 1 + line: comments[line] for line in _print_lines(self.code) if line in comments}
 
 
 def _print_lines(code: str) -> Iterator[int]:
@@ -69,7 +62,7 @@ def _print_lines(code: str) -> Iterator[int]:
 
 
 def keeps(promise: str, said: list[str]) -> bool:
-    """Whether what was printed is what the comment says, up to a colon and an explanation; … is anything.
+    """Whether the output is what the comment says, up to a colon and an explanation; … stands for anything.
 
     A print in a loop promises all its lines, with a comma between them.
     """
@@ -102,9 +95,9 @@ def blocks_of(page: Path, language: str = "python") -> list[Block]:
 
 
 def programs_of(page: Path) -> list[list[Block]]:
-    """The blocks of a page in the order in which they run, those that share their variables together.
+    """The blocks of a page in the order in which they run; those that share variables are together.
 
-    A consumer that never ends is a program of its own, and so is what stands after it.
+    A consumer that never ends is a separate program, and so are the blocks after it.
     """
     programs: list[list[Block]] = [[]]
     for block in blocks_of(page):
@@ -118,13 +111,13 @@ def programs_of(page: Path) -> list[list[Block]]:
 
 
 def links_of(page: Path) -> list[str]:
-    """Where a page leads to inside the repository; what looks like a link in code is none."""
+    """The links of a page into the repository; code is skipped."""
     text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text(encoding="utf-8")))
     return [one["target"] for one in _LINK.finditer(text) if "://" not in one["target"]]
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The headings of a page, as a link names them."""
+    """The headings of a page, as anchors."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}

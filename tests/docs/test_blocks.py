@@ -1,4 +1,4 @@
-"""Every block of Python in the README and in docs/ is run, on a real server, and prints what it says it prints."""
+"""Every Python block in the README and in docs/ runs on a real server and prints what it says."""
 
 import codeop
 import json
@@ -17,7 +17,7 @@ from redis_message_queue.embedded import EmbeddedRedis
 from tests.docs.pages import DOCS, ROOT, Block, blocks_of, keeps, name_of, pages, programs_of
 
 PROGRAM = Path(__file__).with_name("program.py")
-# What the pages write for "your server".
+# The address that the pages use for "your server".
 READERS_URL = "redis://localhost:6379/0"
 LONGEST_SECONDS = 120
 
@@ -29,7 +29,7 @@ IN_USE = ("*pending", "*processing")
 def test_the_blocks_of_a_page_run_and_print_what_they_say(
     name: str, clean_server: EmbeddedRedis, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """In their order, in one directory, with warnings as errors; a consumer that never ends is stopped by SIGTERM."""
+    """In order, in one directory, with warnings as errors; SIGTERM stops a consumer that never ends."""
     page = PAGES_THAT_RUN[name]
     save_files(page, tmp_path, clean_server.url)
     for number, program in enumerate(programs_of(page)):
@@ -41,7 +41,7 @@ def test_the_blocks_of_a_page_run_and_print_what_they_say(
 
 
 def save_files(page: Path, directory: Path, url: str) -> None:
-    """A block whose first line is a file's name is for the reader to save."""
+    """A block whose first line is a file name is for the reader to save."""
     for block in blocks_of(page):
         if block.file is not None:
             path = directory / block.file
@@ -53,7 +53,7 @@ Said = defaultdict[int, list[str]]
 
 
 def run(program: list[Block], number: int, url: str, client: redis.Redis, directory: Path) -> Said:
-    """Start a program and see it end well. Returns what was printed, by the line of the page."""
+    """Run a program that must succeed. Returns its output by the line of the page."""
     plan, notes = directory / f"plan-{number}.json", directory / f"notes-{number}"
     plan.write_text(json.dumps([planned(block, url) for block in program]), encoding="utf-8")
     notes.touch()
@@ -72,13 +72,13 @@ def run(program: list[Block], number: int, url: str, client: redis.Redis, direct
             output, complaints = running.communicate(timeout=LONGEST_SECONDS)
         except subprocess.TimeoutExpired:
             running.kill()
-            pytest.fail(f"{first.place} does not end as it should\n{''.join(running.communicate())}")
+            pytest.fail(f"{first.place} does not end\n{''.join(running.communicate())}")
         finally:
             running.kill()
     assert running.returncode == 0, f"{first.place} ended with {running.returncode}\n{output}\n{complaints}"
     said = what_was_said(notes)
     if first.never_ends:
-        assert sum(map(len, said.values())) >= waiting, f"{first.place} did not say what it worked on"
+        assert sum(map(len, said.values())) >= waiting, f"{first.place} printed nothing"
     return said
 
 
@@ -94,32 +94,32 @@ def what_was_said(notes: Path) -> Said:
 
 
 def environment() -> dict[str, str]:
-    """Warnings are errors, in the programs that a page starts too."""
+    """Warnings are errors, also in the programs that a page starts."""
     return os.environ | {"PYTHONWARNINGS": "error", "PYTHONUNBUFFERED": "1"}
 
 
 def stop_when_idle(running: "subprocess.Popen[str]", notes: Path, client: redis.Redis) -> None:
-    """SIGTERM for a consumer that has said something, when nothing waits or is in flight any more."""
+    """Send SIGTERM to a consumer that has printed something, once nothing waits or is in flight."""
     deadline = time.monotonic() + LONGEST_SECONDS
     while not notes.stat().st_size or any(client.keys(pattern) for pattern in IN_USE):
         if running.poll() is not None or time.monotonic() > deadline:
-            raise subprocess.TimeoutExpired("a consumer that should be at work", LONGEST_SECONDS)
+            raise subprocess.TimeoutExpired("the consumer", LONGEST_SECONDS)
         time.sleep(0.01)
     running.send_signal(signal.SIGTERM)
 
 
 def run_tests(directory: Path) -> None:
-    """Tests that a page had the reader save are run as the reader runs them."""
+    """Run tests that a page lets the reader save, as the reader does."""
     if list(directory.glob("test_*.py")):
-        # Without the plugins of our own tests, which the reader does not have and which take two seconds to load.
+        # Without our own test plugins, which the reader does not have and which take two seconds to load.
         without = [word for name in ("cacheprovider", "hypothesispytest", "timeout") for word in ("-p", f"no:{name}")]
         command = [sys.executable, "-m", "pytest", "-q", *without, "--rootdir", str(directory)]
         ended = subprocess.run(command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=120)
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_what_a_page_saves_is_used_by_it() -> None:
-    """A file that no later block starts, and that is no test, would be a block that is never run."""
+def test_every_saved_file_is_used_by_its_page() -> None:
+    """Otherwise the block would never run."""
     for page in pages():
         for block in blocks_of(page):
             if block.file is not None and not block.file.startswith(("test_", "conftest")):
@@ -127,20 +127,20 @@ def test_what_a_page_saves_is_used_by_it() -> None:
                 assert any(block.file in code for code in later), f"{block.place} saves a file that is never run"
 
 
-def test_few_blocks_are_not_run_and_each_says_why() -> None:
-    """Today those with a Spark session, which tests/spark runs; a reason has to convince a reader of the test too."""
+def test_few_blocks_are_skipped_and_each_says_why() -> None:
+    """Currently those with a Spark session, which tests/spark runs."""
     left_out = [block for page in pages() for block in blocks_of(page) if block.not_run is not None]
     assert [block.place for block in left_out if len(block.not_run or "") < 20] == []
     assert len(left_out) <= 3
 
 
-def test_no_block_hides_in_an_indented_list() -> None:
-    """There its code would be indented too, and would not run."""
+def test_no_block_is_in_an_indented_list() -> None:
+    """Its code would be indented too, and would not run."""
     assert [block.place for page in pages() for block in blocks_of(page) if block.indented] == []
 
 
 def test_the_tutorial_can_be_pasted_into_a_prompt() -> None:
-    """The prompt of Python 3.11 and 3.12 takes line after line, and ends a statement at an empty one."""
+    """The prompt of Python 3.11 and 3.12 reads line by line, and an empty line ends a statement."""
     for block in blocks_of(DOCS / "tutorial" / "first-queue.md"):
         if block.file is None:
             paste(block)
@@ -154,7 +154,7 @@ def paste(block: Block) -> None:
             if codeop.compile_command("\n".join(typed)) is not None:
                 typed = []
         except SyntaxError as error:
-            pytest.fail(f"{block.place}: the prompt stumbles over {line!r}: {error}")
+            pytest.fail(f"{block.place}: the prompt refuses {line!r}: {error}")
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,13 @@ def paste(block: Block) -> None:
         ("True", [], False),
     ],
 )
-def test_a_promise_is_what_was_printed(promise: str, said: list[str], kept: bool) -> None:
-    """Exactly, but for an explanation after a colon, and for what nobody can know."""
+def test_a_promise_must_match_the_output(promise: str, said: list[str], kept: bool) -> None:
+    """Exactly, apart from an explanation after a colon and from unpredictable parts."""
     assert keeps(promise, said) == kept
 
 
 def test_the_pages_name_no_other_server() -> None:
-    """A block with another address would run on nothing, or on the wrong thing."""
+    """A block with another address would not run on the test server."""
     for page in pages():
         for block in blocks_of(page):
             assert "redis://" not in block.code.replace(READERS_URL, ""), block.place

@@ -1,4 +1,4 @@
-"""What the events page tells of each event, compared with the events that really come."""
+"""The events page, compared with the events that a queue really emits."""
 
 import contextlib
 import threading
@@ -12,7 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from docs.reference.events import TELLINGS
+from docs.reference.events import EVENT_ROWS
 from redis_message_queue import (
     CleanupFailedError,
     EventOperation,
@@ -32,8 +32,8 @@ Kind = tuple[str, str, frozenset[str]]
 MakeQueue = Callable[..., RedisMessageQueue]
 
 
-class Ear:
-    """Hears events, and remembers of each what the page tells: operation, outcome, and which fields are filled."""
+class Recorder:
+    """Receives events and records what the page says about each: operation, outcome, and which fields are set."""
 
     def __init__(self) -> None:
         self.kinds: list[Kind] = []
@@ -44,32 +44,30 @@ class Ear:
         self.kinds.append((event.operation, event.outcome, filled))
 
     def waits_for(self, operation: EventOperation, outcome: str, seconds: float = 5) -> None:
-        """A heartbeat tells in a thread of its own."""
+        """A heartbeat emits its events in its own thread."""
         deadline = time.monotonic() + seconds
         while not any(kind[:2] == (operation, outcome) for kind in self.kinds):
-            assert time.monotonic() < deadline, f"{operation} with {outcome} was never told"
+            assert time.monotonic() < deadline, f"no {operation} event with outcome {outcome}"
             time.sleep(0.005)
 
 
 @pytest.fixture
-def ear() -> Ear:
-    return Ear()
+def recorder() -> Recorder:
+    return Recorder()
 
 
 @pytest.fixture
-def queue(client: redis.Redis, ear: Ear) -> MakeQueue:
+def queue(client: redis.Redis, recorder: Recorder) -> MakeQueue:
     def make(name: str = "orders", client: redis.Redis = client, **options: Any) -> RedisMessageQueue:
         usual = {"visibility_timeout_seconds": 30, "message_wait_interval_seconds": 0}
-        return RedisMessageQueue(name, client=client, on_event=ear, **usual | options)
+        return RedisMessageQueue(name, client=client, on_event=recorder, **usual | options)
 
     return make
 
 
-def told(operation: str) -> set[Kind]:
+def documented(operation: EventOperation) -> set[Kind]:
     """The rows of the page for one operation."""
-    return {
-        (operation, telling.outcome.value, frozenset(telling.filled)) for telling in TELLINGS[EventOperation(operation)]
-    }
+    return {(operation, row.outcome.value, frozenset(row.filled)) for row in EVENT_ROWS[operation]}
 
 
 def take(queue: RedisMessageQueue) -> None:
@@ -83,33 +81,33 @@ def take_and_raise(queue: RedisMessageQueue) -> None:
 
 
 def take_and_die(queue: RedisMessageQueue) -> None:
-    """What a crash leaves behind: a message that nobody settles."""
+    """Leaves a message unsettled, as a crash does."""
     with contextlib.suppress(SystemExit), queue.process_message():
         raise SystemExit
 
 
-def test_every_event_comes_as_the_page_says(
-    queue: MakeQueue, ear: Ear, client: redis.Redis, clean_server: EmbeddedRedis
+def test_the_page_lists_exactly_the_events_that_are_emitted(
+    queue: MakeQueue, recorder: Recorder, client: redis.Redis, clean_server: EmbeddedRedis
 ) -> None:
-    """All stories together tell all rows of the table, and nothing else."""
+    """All scenarios together emit every row of the table, and nothing else."""
     publish_and_handle(queue)
     fill_up(queue)
     crash(queue)
     find_what_cannot_be_read(queue, client, clean_server)
     come_too_late(queue)
-    keep_alive(queue, client, ear)
+    keep_alive(queue, client, recorder)
     fail_to_clean_up(queue, client, clean_server)
     try_again(queue)
-    give_back(queue)
+    requeue(queue)
     hand_on(queue)
-    lose_the_server(ear)
+    lose_the_server(recorder)
     for operation in EventOperation:
-        came = {kind for kind in ear.kinds if kind[0] == operation}
-        assert came == told(operation), operation
+        emitted = {kind for kind in recorder.kinds if kind[0] == operation}
+        assert emitted == documented(operation), operation
 
 
-def test_a_handled_message_is_told_in_this_order(queue: MakeQueue, ear: Ear) -> None:
-    """As the sentences say that have a before and an after in them."""
+def test_the_events_of_a_handled_message_come_in_this_order(queue: MakeQueue, recorder: Recorder) -> None:
+    """As the "before" and "after" of the page say."""
     kept = queue(visibility_timeout_seconds=LEASE, enable_completed_queue=True)
     kept.publish("a")
     take_and_die(kept)
@@ -117,7 +115,7 @@ def test_a_handled_message_is_told_in_this_order(queue: MakeQueue, ear: Ear) -> 
     take(kept)
     kept.publish("b")
     take_and_raise(kept)
-    operations = [kind[0] for kind in ear.kinds]
+    operations = [kind[0] for kind in recorder.kinds]
     assert operations == [
         *("publish", "claim"),
         *("claim_reclaim", "claim", "ack", "completed"),
@@ -150,14 +148,15 @@ def crash(queue: MakeQueue) -> None:
     for _ in range(2):
         take_and_die(risky)
         time.sleep(LEASE)
-    take(risky)  # buries it
+    take(risky)  # moves it to the dead letters
 
 
 def find_what_cannot_be_read(queue: MakeQueue, client: redis.Redis, server: EmbeddedRedis) -> None:
     with server.client(decode_responses=True) as decoding:
         reading = queue("reading", client=decoding)
         reading.publish("x")
-        client.lset(reading.key.pending, 0, client.lindex(reading.key.pending, 0)[:-1] + b"\xff")  # no longer text
+        stored: Any = client.lindex(reading.key.pending, 0)
+        client.lset(reading.key.pending, 0, stored[:-1] + b"\xff")  # no longer text
         client.lpush(reading.key.pending, b"no message")
         take(reading)
 
@@ -173,21 +172,21 @@ def come_too_late(queue: MakeQueue) -> None:
                 raise ValueError("too late as well")
 
 
-def keep_alive(queue: MakeQueue, client: redis.Redis, ear: Ear) -> None:
+def keep_alive(queue: MakeQueue, client: redis.Redis, recorder: Recorder) -> None:
     options = {"visibility_timeout_seconds": 10, "heartbeat_interval_seconds": 0.02}
     with handling(queue("beating", **options)):
-        ear.waits_for(EventOperation.LEASE_RENEW, "success")
+        recorder.waits_for(EventOperation.LEASE_RENEW, "success")
     with handling(queue("tired", max_processing_seconds=0.01, **options)):
-        ear.waits_for(EventOperation.LEASE_RENEW, "skipped")
+        recorder.waits_for(EventOperation.LEASE_RENEW, "skipped")
     robbed = queue("robbed", **options)
     with handling(robbed):
         client.zrem(robbed.key.leases, *client.zrange(robbed.key.leases, 0, -1))
-        ear.waits_for(EventOperation.STALE_LEASE_RENEW, "skipped")
+        recorder.waits_for(EventOperation.STALE_LEASE_RENEW, "skipped")
     broken = queue("broken", **options)
     with handling(broken):
         client.rename(broken.key.leases, "aside")
         client.set(broken.key.leases, "not a sorted set")
-        ear.waits_for(EventOperation.LEASE_RENEW, "failure")
+        recorder.waits_for(EventOperation.LEASE_RENEW, "failure")
         client.rename("aside", broken.key.leases)
 
 
@@ -228,7 +227,7 @@ def try_again(queue: MakeQueue) -> None:
     stubborn.redrive_dead_letters()
 
 
-def give_back(queue: MakeQueue) -> None:
+def requeue(queue: MakeQueue) -> None:
     many = queue("many")
     many.publish_many(["a", "b"])
     with contextlib.suppress(ValueError), many.process_messages(2):
@@ -248,15 +247,15 @@ def hand_on(queue: MakeQueue) -> None:
         first.current_message().complete(publish=[(second, "b")])
 
 
-def lose_the_server(ear: Ear) -> None:
-    with redis.Redis(port=1, retry=Retry(NoBackoff(), 0)) as nobody:
-        gateway = RedisGateway(redis_client=nobody, retry_budget_seconds=0.03)
+def lose_the_server(recorder: Recorder) -> None:
+    with redis.Redis(port=1, retry=Retry(NoBackoff(), 0)) as unreachable:
+        gateway = RedisGateway(redis_client=unreachable, retry_budget_seconds=0.03)
         with pytest.raises(RetryBudgetExhaustedError):
-            take(RedisMessageQueue("lost", gateway=gateway, on_event=ear))
+            take(RedisMessageQueue("lost", gateway=gateway, on_event=recorder))
 
 
-def test_a_heartbeat_tells_in_a_thread_of_its_own(client: redis.Redis) -> None:
-    """Everything else comes in the thread that does the work."""
+def test_heartbeat_events_come_from_the_heartbeat_thread(client: redis.Redis) -> None:
+    """All other events come from the thread that does the work."""
     threads: dict[str, str] = {}
 
     def on_event(event: QueueEvent) -> None:

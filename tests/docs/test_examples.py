@@ -1,4 +1,4 @@
-"""Every example runs, ends by itself and says what its comments promise."""
+"""Every example runs, ends by itself and prints what its comments say."""
 
 import os
 import subprocess
@@ -9,12 +9,12 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-# What each of them prints, in this order and among other things.
+# The output of each example, in this order, with other lines between.
 SAYS = {
     "send_messages.py": ["order 5: accepted", "order 1 again: seen before, suppressed", "order 6: published as a dict"],
     "receive_messages.py": ["processing: order 1", "processing: order 5", 'processing: {"order": 6', "done"],
     "asyncio/send_messages.py": ["order 5: accepted", "order 1 again: seen before, suppressed"],
-    # Three consumers at once: which of them speaks first is not said.
+    # Three concurrent consumers print in any order.
     "asyncio/receive_messages.py": [*["is processing: order "] * 5, "done"],
     "in_memory_gateway.py": [
         *("job 2: accepted", "job 1: seen before", "handled: job 1\ncompleted: ['job 1']"),
@@ -51,7 +51,7 @@ SAYS = {
         "dead letter: poison, delivered 2 times\n1 message is pending again",
     ],
 }
-# Those that need another one first, which leaves them something to do.
+# Examples that need another one first, which leaves them something to do.
 AFTER = {
     "receive_messages.py": "send_messages.py",
     "asyncio/receive_messages.py": "asyncio/send_messages.py",
@@ -83,12 +83,12 @@ def test_every_example_is_run_here():
 
 
 @pytest.mark.parametrize("example", SAYS)
-def test_an_example_ends_well_and_says_what_it_shows(example, clean_server, client):
+def test_an_example_succeeds_and_prints_what_it_shows(example, clean_server, client):
     if example in AFTER:
         assert run(AFTER[example], clean_server.url).returncode == 0
     ended = run(example, clean_server.url)
     assert ended.returncode == 0, ended.stderr
     assert in_order(SAYS[example], ended.stdout), ended.stdout
-    # What one run leaves behind, the next one would find and show.
+    # The next run would find and show what this one leaves behind.
     if example not in AFTER.values():
         assert [key for key in client.scan_iter() if key.endswith(MESSAGES)] == []

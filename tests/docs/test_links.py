@@ -1,4 +1,4 @@
-"""What the pages lead to is there: files, headings, make targets."""
+"""The links, headings and make targets of the pages exist."""
 
 import re
 from pathlib import Path
@@ -9,29 +9,30 @@ from tests.docs.pages import README, ROOT, anchors_of, blocks_of, links_of, name
 
 LINKING = [
     *pages(),
-    *(ROOT / name for name in ("CHANGELOG.md", "bench/README.md", "src/redis_message_queue/lua/README.md")),
+    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "bench/README.md")),
+    ROOT / "src" / "redis_message_queue" / "lua" / "README.md",
 ]
 
 
 @pytest.mark.parametrize("page", LINKING, ids=name_of)
-def test_every_link_leads_to_something(page: Path) -> None:
-    """A relative link to a file or a directory of the repository, and to a heading in it if it names one."""
+def test_every_link_has_a_target(page: Path) -> None:
+    """A relative link to a file or directory of the repository, and to a heading if it names one."""
     for link in links_of(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        assert target.exists(), f"{name_of(page)} leads to {link}, which is not there"
-        assert target.is_relative_to(ROOT), f"{name_of(page)} leads out of the repository: {link}"
+        assert target.exists(), f"{name_of(page)} links to {link}, which does not exist"
+        assert target.is_relative_to(ROOT), f"{name_of(page)} links out of the repository: {link}"
         if anchor:
-            assert anchor in anchors_of(target), f"{name_of(page)} leads to {link}, and no heading has that name"
+            assert anchor in anchors_of(target), f"{name_of(page)} links to {link}, which is no heading"
 
 
 def targets() -> set[str]:
-    """The words that can stand after `make`."""
+    """The targets of the Makefile."""
     return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def test_the_two_commands_of_the_readme_are_make_targets() -> None:
-    """The block at the top holds two commands, and both can be made."""
+    """The block at the top has two commands, and both are targets."""
     commands = [line.split("#")[0].split() for line in blocks_of(README, "bash")[0].code.splitlines()]
     assert [words[0] for words in commands] == ["make", "make"]
     assert {words[1] for words in commands} == {"demo", "test"}
@@ -40,13 +41,13 @@ def test_the_two_commands_of_the_readme_are_make_targets() -> None:
 
 @pytest.mark.parametrize("page", LINKING, ids=name_of)
 def test_every_make_command_in_a_page_is_a_target(page: Path) -> None:
-    """In a block or in a line of text."""
+    """In a block or in the text."""
     named = re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(named) <= targets()
 
 
-def test_every_page_can_be_found() -> None:
-    """From the README, link by link: a page that nothing leads to is read by nobody."""
+def test_every_page_is_linked() -> None:
+    """From the README, directly or through other pages."""
     found, waiting = set(), [README]
     while waiting:
         page = waiting.pop()

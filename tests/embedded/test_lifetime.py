@@ -1,4 +1,4 @@
-"""A server lives as long as the process that started it: no longer, and no shorter."""
+"""A server runs exactly as long as the process that started it."""
 
 import contextlib
 import os
@@ -13,6 +13,7 @@ from typing import IO
 import pytest
 
 from redis_message_queue.embedded import EmbeddedRedis, EmbeddedServerError
+from tests.conftest import StartServer
 from tests.embedded.waiting import answers, falls_silent, until
 
 START = """
@@ -21,12 +22,12 @@ from redis_message_queue.embedded import EmbeddedRedis
 server = EmbeddedRedis(binary=sys.argv[1], password=False).start()
 print(server.port, server.directory, flush=True)
 """
-# The second runs none of Python's fork hooks, as uWSGI's.
+# The second one does not run Python's fork hooks, as in uWSGI.
 FORKS = ["os.fork", "ctypes.PyDLL(None).fork"]
 
 
 class Program:
-    """A Python program that started a server and told where."""
+    """A Python program that started a server and printed its address."""
 
     def __init__(self, process: subprocess.Popen[str], out: IO[str]) -> None:
         self.process, self.out = process, out
@@ -36,7 +37,7 @@ class Program:
 
 @pytest.fixture
 def program(server_setting: str) -> Iterator[Callable[[str], Program]]:
-    """Runs START and then the given lines, in a process group of its own."""
+    """Runs START and then the given lines, in its own process group."""
     with contextlib.ExitStack() as programs:
 
         def run(then: str) -> Program:
@@ -50,12 +51,13 @@ def program(server_setting: str) -> Iterator[Callable[[str], Program]]:
                 )
             )
             programs.callback(process.kill)
+            assert process.stdout is not None
             return Program(process, process.stdout)
 
         yield run
 
 
-def test_a_server_goes_when_its_program_is_killed(program):
+def test_a_server_ends_when_its_program_is_killed(program: Callable[[str], Program]) -> None:
     killed = program("time.sleep(60)")
     assert answers(killed.port)
     killed.process.kill()
@@ -63,7 +65,9 @@ def test_a_server_goes_when_its_program_is_killed(program):
     assert until(lambda: not killed.directory.exists())
 
 
-def test_a_directory_that_is_kept_stays_when_the_program_is_killed(program, tmp_path):
+def test_a_directory_that_is_kept_stays_when_the_program_is_killed(
+    program: Callable[[str], Program], tmp_path: Path
+) -> None:
     killed = program(f"EmbeddedRedis(binary=sys.argv[1], directory={str(tmp_path)!r}).start(); time.sleep(60)")
     assert until(lambda: (tmp_path / "server.log").exists())
     killed.process.kill()
@@ -71,15 +75,17 @@ def test_a_directory_that_is_kept_stays_when_the_program_is_killed(program, tmp_
     assert (tmp_path / "server.log").exists()
 
 
-def test_a_paused_server_goes_when_its_program_is_killed(program):
+def test_a_paused_server_ends_when_its_program_is_killed(program: Callable[[str], Program]) -> None:
     killed = program("server.pause(); print('paused', flush=True); time.sleep(60)")
     killed.out.readline()
     killed.process.kill()
     assert falls_silent(killed.port)
 
 
-def test_a_server_goes_when_its_program_is_killed_although_a_forked_child_lives_on(program):
-    """The child inherited the parent's end of the pipe, and must have let go of it."""
+def test_a_server_ends_when_its_program_is_killed_although_a_forked_child_runs(
+    program: Callable[[str], Program],
+) -> None:
+    """The child inherits the parent's end of the pipe, and must close it."""
     killed = program("""
 child = os.fork()
 if child == 0:
@@ -96,7 +102,7 @@ os.waitpid(child, 0)
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_program_that_forgets_to_stop_its_server_stops_it_at_its_exit(program):
+def test_a_program_that_forgets_to_stop_its_server_stops_it_at_its_exit(program: Callable[[str], Program]) -> None:
     forgetful = program("")
     assert forgetful.process.wait(60) == 0
     assert not answers(forgetful.port)
@@ -105,7 +111,9 @@ def test_a_program_that_forgets_to_stop_its_server_stops_it_at_its_exit(program)
 
 @pytest.mark.parametrize("fork", FORKS)
 @pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)", "server.stop()"])
-def test_a_forked_child_that_ends_leaves_the_server_to_its_parent(program, leave, fork):
+def test_a_forked_child_that_ends_leaves_the_server_to_its_parent(
+    program: Callable[[str], Program], leave: str, fork: str
+) -> None:
     parent = program(f"""
 child = {fork}()
 if child == 0:
@@ -124,7 +132,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.parametrize("fork", FORKS)
-def test_a_forked_child_cannot_kill_the_server_of_its_parent(program, fork):
+def test_a_forked_child_cannot_kill_the_server_of_its_parent(program: Callable[[str], Program], fork: str) -> None:
     parent = program(f"""
 if {fork}() == 0:
     try:
@@ -138,14 +146,14 @@ sys.stdin.readline()
     assert answers(parent.port)
 
 
-def test_ctrl_c_at_the_terminal_reaches_the_program_and_not_its_server(program):
-    """The terminal signals the whole foreground group; the program may still need the server to drain."""
+def test_ctrl_c_at_the_terminal_reaches_the_program_and_not_its_server(program: Callable[[str], Program]) -> None:
+    """The terminal signals the whole foreground group, but the program may need the server to drain."""
     interrupted = program("""
 try:
     print("waiting", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
-    time.sleep(0.3)  # a server that heard it too leaves within 100 ms
+    time.sleep(0.3)  # a server that got the signal would exit within 100 ms
     with server.client() as client:
         print(client.ping(), flush=True)
 """)
@@ -154,7 +162,7 @@ except KeyboardInterrupt:
     assert interrupted.out.readline().strip() == "True"
 
 
-def test_a_server_outlives_the_thread_that_started_it(start_server):
+def test_a_server_outlives_the_thread_that_started_it(start_server: StartServer) -> None:
     """PR_SET_PDEATHSIG would have killed it with that thread."""
     servers: list[EmbeddedRedis] = []
     thread = threading.Thread(target=lambda: servers.append(start_server()))
@@ -164,8 +172,8 @@ def test_a_server_outlives_the_thread_that_started_it(start_server):
     assert servers[0].running
 
 
-def test_a_server_that_nobody_refers_to_runs_on(program):
-    """A dropped variable is no request to stop: clients made from it are still in use. The exit cleans up."""
+def test_a_server_that_nobody_refers_to_runs_on(program: Callable[[str], Program]) -> None:
+    """Clients may still use it. The exit of the program ends it."""
     careless = program("""
 import gc
 pid = server.pid
@@ -181,7 +189,7 @@ client.close()
     assert not careless.directory.exists()
 
 
-def test_a_server_that_died_by_itself_is_noticed_and_can_be_restarted(start_server):
+def test_a_server_that_died_by_itself_is_noticed_and_can_be_restarted(start_server: StartServer) -> None:
     server = start_server()
     os.kill(server.pid, signal.SIGKILL)
     assert falls_silent(server.port)
@@ -189,6 +197,6 @@ def test_a_server_that_died_by_itself_is_noticed_and_can_be_restarted(start_serv
     assert answers(server.port)
 
 
-def test_a_server_never_started_cannot_be_killed():
+def test_a_server_never_started_cannot_be_killed() -> None:
     with pytest.raises(EmbeddedServerError, match="not running"):
         EmbeddedRedis().kill()

@@ -1,7 +1,8 @@
-"""The faulty network, the four ways into it, and a look at what is really in Redis."""
+"""The faulty proxy, the four kinds of queue that use it, and direct access to Redis."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import redis
@@ -16,7 +17,7 @@ from tests.faults.shells import WAYS, BlockingShell
 
 @dataclass
 class Truth:
-    """The queue "faults" as the server has it, past all faults."""
+    """The queue "faults" as it is in Redis, seen without the proxy."""
 
     client: redis.Redis
     key: QueueKeys
@@ -30,41 +31,49 @@ class Truth:
         return self.client.hlen(self.key.processing)
 
     @property
-    def completed(self) -> list[bytes]:
+    def completed(self) -> list[Any]:
         """Payloads, oldest first."""
         return self.client.lrange(self.key.completed, 0, -1)[::-1]
 
     @property
-    def failed(self) -> list[bytes]:
+    def failed(self) -> list[Any]:
         return self.client.lrange(self.key.failed, 0, -1)[::-1]
 
     @property
-    def dead(self) -> list[bytes]:
+    def dead(self) -> list[Any]:
         return self.client.lrange(self.key.dead_letter, 0, -1)[::-1]
 
     @property
     def deadlines(self) -> list[float]:
-        return [score for _, score in self.client.zrange(self.key.leases, 0, -1, withscores=True)]
+        leases: Any = self.client.zrange(self.key.leases, 0, -1, withscores=True)
+        return [deadline for _, deadline in leases]
 
     def end_leases(self) -> None:
-        """As if the time of every lease were over."""
-        held = [one for one in self.client.zrange(self.key.leases, 0, -1) if len(one) == TOKEN_BYTES]
+        """Let every lease run out now."""
+        leases: Any = self.client.zrange(self.key.leases, 0, -1)
+        held = [one for one in leases if len(one) == TOKEN_BYTES]
         if held:
             self.client.zadd(self.key.leases, dict.fromkeys(held, 1), xx=True)
 
+    def clear(self) -> None:
+        """Delete everything but the version of the queues, so that the next call is not a first contact again."""
+        keys: list[Any] = self.client.keys("*")
+        if left := [key for key in keys if not key.endswith(b"::meta")]:
+            self.client.delete(*left)
+
     @property
     def is_empty(self) -> bool:
-        """Nothing waits, is in flight, or was left behind by what was."""
+        """Whether nothing waits, nothing is in flight, and nothing was left behind."""
         leftovers = (self.key.pending, self.key.processing, self.key.leases, self.key.deliveries)
         return not self.client.exists(*leftovers)
 
 
 @pytest.fixture
 def truth(client: redis.Redis) -> Truth:
-    # The scripts are there already, so that a test can count on one request for each call.
+    # Load the scripts, so that each call is one request.
     for name in scripts.all_names():
         client.script_load(scripts.script(name).source)
-    # And the queues have been used before: the first contact has tests of its own.
+    # Mark the queues as used before; the first contact has its own tests.
     for name in ("faults", "results"):
         client.hset(QueueKeys.of(name).meta, "version", 1)
     return Truth(client, QueueKeys.of("faults"))
@@ -72,14 +81,22 @@ def truth(client: redis.Redis) -> Truth:
 
 @pytest.fixture
 def proxy(server: EmbeddedRedis, truth: Truth) -> Iterator[FaultyProxy]:
-    """What stands between the queue under test and the shared server."""
+    """The proxy between the queue under test and the shared server."""
     with FaultyProxy(server.port) as opened:
         yield opened
 
 
 @pytest.fixture(params=WAYS)
 def shell(request: pytest.FixtureRequest, proxy: FaultyProxy) -> Iterator[BlockingShell]:
-    """Both colours, and both ways of sending; all of them through the proxy."""
+    """Sync and async, each with both ways of sending commands, all through the proxy."""
+    opened = WAYS[request.param](proxy.port)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=["asyncio-packed", "asyncio-ordinary"])
+def async_shell(request: pytest.FixtureRequest, proxy: FaultyProxy) -> Iterator[BlockingShell]:
+    """Only async, with both ways of sending commands, through the proxy."""
     opened = WAYS[request.param](proxy.port)
     yield opened
     opened.close()

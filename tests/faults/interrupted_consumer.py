@@ -1,4 +1,4 @@
-"""A consumer that survives every Ctrl-C: it catches KeyboardInterrupt around process_message() and goes on.
+"""A consumer that survives every Ctrl-C: it catches KeyboardInterrupt around process_message() and continues.
 
 Arguments: the server's port, the way of sending ("packed" or "ordinary"), and how many messages there are.
 """
@@ -17,11 +17,11 @@ from redis_message_queue import RedisGateway, RedisMessageQueue
 
 
 class OrdinaryRedis(redis.Redis):
-    """No plain client any more, so that commands take redis-py's own way."""
+    """A subclass, so that commands are sent by redis-py itself."""
 
 
 class Consumer:
-    """Handles messages one by one; Ctrl-C reaches it only outside of its handler, where nothing may be lost."""
+    """Handles messages one by one. Ctrl-C reaches it only outside of its handler, where nothing may be lost."""
 
     def __init__(self, port: int, way: str, wanted: int) -> None:
         client_class = redis.Redis if way == "packed" else OrdinaryRedis
@@ -38,8 +38,8 @@ class Consumer:
         self.open = False
 
     def on_sigint(self, signum: int, frame: object) -> None:
-        """As Python's own handler, but not while a message is being handled and acknowledged."""
-        # Not print: the next signal may come before it returns, and a second one inside it is an error.
+        """Raise KeyboardInterrupt like Python's own handler, but not while a message is handled and acknowledged."""
+        # No print here: the next signal may arrive before it returns, and a nested print is an error.
         os.write(sys.stdout.fileno(), b"interrupted\n" if self.open else b"busy\n")
         if self.open:
             self.open = False
@@ -61,7 +61,7 @@ class Consumer:
 
     def handle_one(self) -> None:
         with self.queue.process_message() as message:
-            self.open = False  # the handler's first step: no call, so no signal is looked for before it
+            self.open = False  # first statement of the handler: no call, so no signal arrives before it
             if message is not None:
                 self.tally.rpush("handled", message)
                 self.handled += 1
@@ -69,8 +69,8 @@ class Consumer:
 
 
 if __name__ == "__main__":
-    signal.alarm(60)
-    # A coroutine that was made and interrupted before it was awaited: Python says so, and nothing was lost.
+    signal.alarm(110)
+    # Python warns about a coroutine that was interrupted before it was awaited; nothing is lost then.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     consumer = Consumer(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     signal.signal(signal.SIGINT, consumer.on_sigint)

@@ -1,6 +1,6 @@
-"""A worker to be stopped, or to be crashed by a message: it runs the loop and notes in Redis what it begins.
+"""A worker that a test stops, or that a message crashes: it runs the loop and records in Redis what it starts.
 
-Arguments: the server's port, the colour ("sync" or "asyncio"), the options of the queue and of the loop as JSON.
+Arguments: the server's port, "sync" or "asyncio", the options of the queue and of the loop as JSON.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ import redis_message_queue
 import redis_message_queue.asyncio
 
 POISON = b"poison"
-HOLD = b"hold"  # its handler waits until the key "go" is there
+HOLD = b"hold"  # its handler waits until the key "go" exists
 
 
 def begin(tally: redis.Redis, message: Any) -> bool:
-    """Whether the handler is to wait."""
+    """Whether the handler has to wait."""
     tally.rpush("begun", message.payload)
     if message.payload == POISON:
         os._exit(9)
     return bool(message.payload == HOLD)
 
 
-def main(port: int, colour: str, queue_options: dict[str, Any], loop_options: dict[str, Any]) -> None:
+def main(port: int, shell_name: str, queue_options: dict[str, Any], loop_options: dict[str, Any]) -> None:
     tally = redis.Redis(host="127.0.0.1", port=port)
 
     def handle(message: Any) -> None:
@@ -47,7 +47,7 @@ def main(port: int, colour: str, queue_options: dict[str, Any], loop_options: di
             queue = redis_message_queue.asyncio.RedisMessageQueue("faults", client=client, **queue_options)
             await queue.run(handle_awaited, **loop_options)
 
-    if colour == "asyncio":
+    if shell_name == "asyncio":
         asyncio.run(run_asyncio())
     else:
         with redis.Redis(host="127.0.0.1", port=port) as client:
@@ -56,5 +56,5 @@ def main(port: int, colour: str, queue_options: dict[str, Any], loop_options: di
 
 
 if __name__ == "__main__":
-    signal.alarm(60)
+    signal.alarm(110)
     main(int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4]))

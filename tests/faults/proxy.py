@@ -1,7 +1,7 @@
-"""A proxy on loopback between clients and their server that does, when told to, what networks do.
+"""A proxy on loopback between clients and their server. It produces the network faults that a test orders.
 
 with FaultyProxy(server.port) as proxy:
-    proxy.meet("publish", CUT_AFTER)  # the first publish is executed, and its answer is lost
+    proxy.meet("publish", CUT_AFTER)  # the first publish is executed, and its reply is lost
     client = redis.Redis(port=proxy.port)
 """
 
@@ -13,19 +13,20 @@ import socket
 import threading
 import time
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from redis_message_queue import scripts
 
-# How long a straggler's answer may take before the test is told that there is none.
+# How long to wait for the reply to a late request before the test fails.
 _ANSWER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request, and after how long."""
+    """What happens to one request, and after which delay."""
 
     name: str
     seconds: float = 0.0
@@ -34,27 +35,27 @@ class Fault:
         return self.name
 
     def like(self, other: "Fault") -> bool:
-        """The same, however long it takes."""
+        """Whether two faults are the same, apart from the delay."""
         return self.name == other.name
 
 
 PASS = Fault("pass")
 CUT_BEFORE = Fault("cut before")  # the request never reaches the server
-CUT_AFTER = Fault("cut after")  # the server has executed it, and the answer is lost
-STRAGGLE = Fault("straggle")  # the client is cut off; the request is kept for `let_stragglers_through`
-BLACK_HOLE = Fault("black hole")  # nothing comes back, and the connection stays open
+CUT_AFTER = Fault("cut after")  # the server executes the request, and the reply is lost
+ARRIVE_LATE = Fault("late")  # the client is cut off; the request is kept for `send_late_requests`
+BLACK_HOLE = Fault("black hole")  # no reply comes, and the connection stays open
 
 
 def delayed(seconds: float, fault: Fault = PASS) -> Fault:
-    """The server executes a request at once, if at all, and what happens then takes so long."""
+    """A fault with a delay: the server executes the request at once, if at all, and the rest happens later."""
     return replace(fault, seconds=seconds)
 
 
 class FaultyProxy:
-    """Passes everything on, except for the requests that it was told to meet with a fault.
+    """Forwards every request, except for those that get a fault.
 
-    A request goes by its command, in capitals, and a script also by its name: a publish is met as
-    "publish" and as "EVALSHA" or "EVAL".
+    A request has the name of its command, in capitals, and a script also its own: a publish is "publish"
+    and also "EVALSHA" or "EVAL".
     """
 
     def __init__(self, server_port: int) -> None:
@@ -62,7 +63,7 @@ class FaultyProxy:
         self._lock = threading.Lock()
         self._plans: defaultdict[str, deque[Fault]] = defaultdict(deque)
         self._rules: dict[str, Fault] = {}
-        self._stragglers: list[tuple[socket.socket, bytes]] = []
+        self._late_requests: list[tuple[socket.socket, bytes]] = []
         self._conversations: set[Conversation] = set()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -80,50 +81,59 @@ class FaultyProxy:
         with self._lock:
             self._closed = True
             conversations = list(self._conversations)
-            stragglers, self._stragglers = self._stragglers, []
+            late_requests, self._late_requests = self._late_requests, []
         _hang_up(self._listener)
         for conversation in conversations:
             conversation.hang_up()
-        for upstream, _ in stragglers:
+        for upstream, _ in late_requests:
             _hang_up(upstream)
         for thread in self._threads:
             thread.join(10)
 
-    # What tests tell it
+    # Called by tests
 
     def meet(self, name: str, *faults: Fault) -> None:
-        """The next requests of this name get these faults, one each; `PASS` lets one through."""
+        """Give these faults to the next requests of this name, one each; `PASS` lets one through."""
         with self._lock:
             self._plans[name].extend(faults)
 
     def always(self, name: str, fault: Fault) -> None:
-        """From now on every request of this name that has no other plan gets this fault."""
+        """Give this fault to every request of this name that has no other."""
         with self._lock:
             self._rules[name] = fault
 
     def relent(self) -> None:
-        """No more faults for what is asked from now on."""
+        """Forget all faults for later requests."""
         with self._lock:
             self._plans.clear()
             self._rules.clear()
 
-    def let_stragglers_through(self) -> list[bytes]:
-        """What was held reaches the server at last, over its old connection; these are the raw answers."""
+    def planned(self) -> int:
+        """How many faults are still waiting for their requests."""
         with self._lock:
-            stragglers, self._stragglers = self._stragglers, []
-        return [_ask(upstream, request) for upstream, request in stragglers]
+            return sum(map(len, self._plans.values()))
+
+    def redirect(self, server_port: int) -> None:
+        """Lead new connections to another server, as an address does that has moved to a promoted replica."""
+        self._server = (self._server[0], server_port)
+
+    def send_late_requests(self) -> list[bytes]:
+        """Send the held requests to the server at last, over their old connections. Returns the raw replies."""
+        with self._lock:
+            late_requests, self._late_requests = self._late_requests, []
+        return [_ask(upstream, request) for upstream, request in late_requests]
 
     def cut_all(self) -> None:
-        """Every connection breaks, whatever it is doing."""
+        """Cut every connection, whatever it is doing."""
         with self._lock:
             conversations = list(self._conversations)
         for conversation in conversations:
             conversation.hang_up()
 
-    # How it is done
+    # Internals
 
     def fault_for(self, words: list[bytes]) -> Fault:
-        """Counts a request and says what shall happen to it."""
+        """Count a request and return its fault."""
         names = names_of(words)
         with self._lock:
             self.seen.update(names)
@@ -136,10 +146,10 @@ class FaultyProxy:
         return PASS
 
     def hold(self, upstream: socket.socket, request: bytes) -> None:
-        """Keep a request for later, with the connection that it will arrive on."""
+        """Keep a request for later, with the connection that it will use."""
         with self._lock:
             if not self._closed:
-                self._stragglers.append((upstream, request))
+                self._late_requests.append((upstream, request))
                 return
         upstream.close()
 
@@ -151,44 +161,44 @@ class FaultyProxy:
                 return self._listener.close()
             try:
                 upstream = socket.create_connection(self._server, timeout=10)
-            except OSError:  # a server that is down refuses its clients
+            except OSError:  # the server is down and refuses connections
                 client.close()
                 continue
             upstream.settimeout(None)
             for end in (client, upstream):
-                # Without this a small write waits for the acknowledgement of the one before: 40 ms each.
+                # Without this, a small write waits 40 ms for the acknowledgement of the previous one.
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             conversation = Conversation(self, client, upstream)
             with self._lock:
                 self._conversations.add(conversation)
                 if self._closed:
                     conversation.hang_up()
-            self._start(lambda talk=conversation: self._serve(talk))
+            self._start(functools.partial(self._serve, conversation))
 
     def _serve(self, conversation: "Conversation") -> None:
         conversation.run()
         with self._lock:
             self._conversations.discard(conversation)
 
-    def _start(self, work: object) -> None:
+    def _start(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name="faulty-proxy", daemon=True)
         self._threads.append(thread)
         thread.start()
 
 
 class Conversation:
-    """One client's connection and the one to the server that answers it."""
+    """One client connection and the server connection behind it."""
 
     def __init__(self, proxy: FaultyProxy, client: socket.socket, upstream: socket.socket) -> None:
         self._proxy = proxy
         self._client = client
         self._upstream: socket.socket | None = upstream
-        self._heard = b""
+        self._received = b""
         self._on_answer = PASS
         self._silent = False
 
     def run(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # ValueError: hung up, and select sees a closed socket
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the connection was closed during select
             while self._go_on():
                 pass
         self._client.close()
@@ -196,13 +206,13 @@ class Conversation:
             self._upstream.close()
 
     def hang_up(self) -> None:
-        """From another thread: the thread that runs the conversation wakes up and closes it."""
+        """Called from another thread: wakes up the thread of this conversation, which then closes it."""
         for end in (self._client, self._upstream):
             if end is not None:
                 _shut_down(end)
 
     def _go_on(self) -> bool:
-        """One step; whether the conversation goes on."""
+        """Do one step. Returns whether the conversation goes on."""
         assert self._upstream is not None
         ready, _, _ = select.select([self._client, self._upstream], [], [])
         if self._upstream in ready and not self._hear_server(self._upstream):
@@ -223,9 +233,9 @@ class Conversation:
         said = self._client.recv(65536)
         if not said:
             return False
-        self._heard += said
-        while (end := request_end(self._heard)) is not None:
-            request, self._heard = self._heard[:end], self._heard[end:]
+        self._received += said
+        while (end := request_end(self._received)) is not None:
+            request, self._received = self._received[:end], self._received[end:]
             if not self._pass_on(request):
                 return False
         return True
@@ -236,7 +246,7 @@ class Conversation:
         if fault.like(CUT_BEFORE):
             time.sleep(fault.seconds)
             return False
-        if fault.like(STRAGGLE):
+        if fault.like(ARRIVE_LATE):
             upstream, self._upstream = self._upstream, None
             self._proxy.hold(upstream, request)
             return False
@@ -249,7 +259,7 @@ class Conversation:
 
 
 def names_of(words: list[bytes]) -> list[str]:
-    """What a request goes by: its command, and the name of our script if it is one."""
+    """The name of a request: its command, or the name of our script."""
     command = words[0].decode("ascii", "replace").upper()
     sha = ""
     if command == "EVALSHA":
@@ -266,22 +276,22 @@ def our_scripts() -> dict[str, str]:
     return {scripts.script(name).sha: name for name in scripts.all_names()}
 
 
-def request_end(heard: bytes) -> int | None:
-    """Where the first whole request ends: an array of bulk strings is all that clients send."""
-    line = heard.find(b"\r\n")
+def request_end(received: bytes) -> int | None:
+    """Where the first complete request ends: clients send only arrays of bulk strings."""
+    line = received.find(b"\r\n")
     if line < 0:
         return None
     at = line + 2
-    for _ in range(int(heard[1:line])):
-        line = heard.find(b"\r\n", at)
+    for _ in range(int(received[1:line])):
+        line = received.find(b"\r\n", at)
         if line < 0:
             return None
-        at = line + 2 + int(heard[at + 1 : line]) + 2
-    return at if at <= len(heard) else None
+        at = line + 2 + int(received[at + 1 : line]) + 2
+    return at if at <= len(received) else None
 
 
 def words_of(request: bytes) -> list[bytes]:
-    """The words of one whole request."""
+    """The words of one complete request."""
     at = request.find(b"\r\n") + 2
     words = []
     while at < len(request):
@@ -293,17 +303,17 @@ def words_of(request: bytes) -> list[bytes]:
 
 
 def _ask(upstream: socket.socket, request: bytes) -> bytes:
-    """The whole answer: a second request behind the first has one that says where the first one's ends."""
+    """The complete reply: a second request behind the first one shows where the first reply ends."""
     question, end = b"*2\r\n$4\r\nECHO\r\n$9\r\nthe end /\r\n", b"$9\r\nthe end /\r\n"
     answer = b""
     with upstream:
         upstream.settimeout(_ANSWER_SECONDS)
         upstream.sendall(request + question)
         while not answer.endswith(end):
-            heard = upstream.recv(65536)
-            if not heard:
-                raise ConnectionError(f"the server hung up on a straggler after {answer!r}")
-            answer += heard
+            received = upstream.recv(65536)
+            if not received:
+                raise ConnectionError(f"the server hung up on a late request after {answer!r}")
+            answer += received
     return answer.removesuffix(end)
 
 

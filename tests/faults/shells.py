@@ -1,4 +1,4 @@
-"""The four ways in which a queue reaches Redis, behind one blocking face, so that one text tests them all."""
+"""The four ways in which a queue reaches Redis, behind one blocking interface, so that one test covers them all."""
 
 import asyncio
 import time
@@ -14,9 +14,9 @@ from redis.retry import Retry
 
 import redis_message_queue
 import redis_message_queue.asyncio
-from tests.faults.meanwhile import PATIENCE_SECONDS, start
+from tests.concurrency import LIMIT_SECONDS, start
 
-# Short pauses, so that a test with two faults takes 20 ms; no wait for a message; a lease that outlasts any test.
+# Short pauses, so that two faults take 20 ms; no wait for a message; a lease that outlasts every test.
 QUICK = {
     "retry_budget_seconds": 20,
     "retry_initial_delay_seconds": 0.005,
@@ -27,7 +27,7 @@ QUICK = {
 
 
 class OrdinaryRedis(redis.Redis):
-    """No plain client any more, so that commands take redis-py's own way."""
+    """A subclass, so that commands are sent by redis-py itself."""
 
 
 class OrdinaryAsyncioRedis(redis.asyncio.Redis):
@@ -35,7 +35,7 @@ class OrdinaryAsyncioRedis(redis.asyncio.Redis):
 
 
 def nothing(message: Any) -> None:
-    """A handler that is content."""
+    """A handler that does nothing."""
 
 
 def _idle() -> bool:
@@ -43,7 +43,7 @@ def _idle() -> bool:
 
 
 def _outcomes(futures: list[Future[Any]]) -> list[Any]:
-    return [future.exception(PATIENCE_SECONDS) or future.result() for future in futures]
+    return [future.exception(LIMIT_SECONDS) or future.result() for future in futures]
 
 
 async def _gather(work: list[Coroutine[Any, Any, Any]]) -> list[Any]:
@@ -51,7 +51,7 @@ async def _gather(work: list[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 class BlockingShell:
-    """The queue for threads."""
+    """The sync queue."""
 
     queue_class: Any = redis_message_queue.RedisMessageQueue
     gateway_class: Any = redis_message_queue.RedisGateway
@@ -64,7 +64,7 @@ class BlockingShell:
         self._clients: list[Any] = []
 
     def client(self, **options: Any) -> Any:
-        """A client that repeats nothing by itself, unless told to."""
+        """A client that repeats nothing by itself, unless the options say so."""
         usual = {"host": "127.0.0.1", "port": self.port, "socket_timeout": 5, "retry": self.retry_class(NoBackoff(), 0)}
         if "connection_pool" in options:
             usual = {}
@@ -81,36 +81,36 @@ class BlockingShell:
         return queue.publish(message)
 
     def process(self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = _idle) -> Any:
-        """Handle one message and stay busy with it as long as `busy` says; the payload, or None."""
+        """Handle one message, for as long as `busy` says. Returns the payload, or None."""
         with queue.process_message() as message:
             if message is not None:
                 handler(message)
-                deadline = time.monotonic() + PATIENCE_SECONDS
+                deadline = time.monotonic() + LIMIT_SECONDS
                 while busy():
                     assert time.monotonic() < deadline, "the handler waits for something that does not happen"
                     time.sleep(0.005)
             return message
 
     def publish_together(self, queue: Any, messages: list[Any]) -> list[Any]:
-        """Publish all at the same time; the answers, with exceptions as values."""
+        """Publish all messages at the same time. Returns the results, with exceptions as values."""
         return _outcomes([start(queue.publish, message) for message in messages])
 
     def process_together(self, queue: Any, consumers: int) -> list[Any]:
-        """So many consumers of one queue object at the same time; payloads, with exceptions as values."""
+        """Run consumers of one queue object at the same time. Returns payloads, with exceptions as values."""
         return _outcomes([start(BlockingShell.process, self, queue) for _ in range(consumers)])
 
     def command(self, client: Any, *words: Any) -> Any:
-        """A command of the user's own."""
+        """A command of the user."""
         return client.execute_command(*words)
 
     def close(self) -> None:
         for client in self._clients:
             client.close()
-            client.connection_pool.disconnect()  # which a client leaves to whoever made the pool
+            client.connection_pool.disconnect()  # a client does not close a pool that it did not create
 
 
 class AsyncioShell(BlockingShell):
-    """The queue for tasks, on a loop that lives as long as the test."""
+    """The async queue, on an event loop that lives as long as the test."""
 
     queue_class = redis_message_queue.asyncio.RedisMessageQueue
     gateway_class = redis_message_queue.asyncio.RedisGateway
@@ -130,11 +130,11 @@ class AsyncioShell(BlockingShell):
     async def processing(
         self, queue: Any, handler: Callable[[Any], Any] = nothing, busy: Callable[[], bool] = _idle
     ) -> Any:
-        """What `process` runs, for a test that brings its own task."""
+        """The coroutine behind `process`, for a test that makes its own task."""
         async with queue.process_message() as message:
             if message is not None:
                 handler(message)
-                deadline = time.monotonic() + PATIENCE_SECONDS
+                deadline = time.monotonic() + LIMIT_SECONDS
                 while busy():
                     assert time.monotonic() < deadline, "the handler waits for something that does not happen"
                     await asyncio.sleep(0.005)

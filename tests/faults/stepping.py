@@ -1,4 +1,4 @@
-"""Interruptions at an exact place: the n-th moment at which Python looks for signals, or the n-th await."""
+"""Interruptions at an exact point: the n-th moment at which Python checks for signals, or the n-th await."""
 
 import asyncio
 import dis
@@ -14,23 +14,23 @@ import redis.connection
 
 import redis_message_queue
 
-# What is interrupted; the test itself is not.
+# The packages to interrupt; the test itself is not interrupted.
 LIBRARY = (str(Path(redis_message_queue.__file__).parent),)
 LIBRARY_AND_REDIS_PY = (*LIBRARY, str(Path(redis.__file__).parent))
 CONNECTIONS_OF_REDIS_PY = (redis.connection.__file__,)
 
 
 class CtrlC:
-    """KeyboardInterrupt at the n-th moment at which a real Ctrl-C could arrive in these packages.
+    """Raises KeyboardInterrupt at the n-th moment at which a real Ctrl-C could arrive in these packages.
 
-    Python looks for signals when a function begins, after a call and when a loop goes round; a few of the
-    moments counted here it would skip, which makes the library's task harder, not easier.
+    Python checks for signals when a function starts, after a call and when a loop repeats. It would skip a
+    few of the moments counted here, so the test is stricter than reality.
     """
 
     def __init__(self, moment: int, packages: tuple[str, ...] = LIBRARY_AND_REDIS_PY) -> None:
         self._left = moment
         self._packages = packages
-        self._last: dict[int, int] = {}  # by the frame's id: to keep a frame alive would change its course
+        self._last: dict[int, int] = {}  # by the frame's id: keeping the frame alive would change what happens
         self.came = False
 
     def __enter__(self) -> Self:
@@ -38,7 +38,7 @@ class CtrlC:
         return self
 
     def stop(self) -> None:
-        """From here on the handler has the message, and what follows is not tried."""
+        """Stop interrupting: the handler has the message now."""
         sys.settrace(None)
         self._last.clear()
 
@@ -61,7 +61,7 @@ class CtrlC:
             last, self._last[id(frame)] = self._last.get(id(frame)), frame.f_lasti
             if last is not None and last in _moments_of(frame.f_code):
                 self._pass_a_moment()
-        elif event == "return":
+        elif event in ("exception", "return"):  # Python does not check for signals after a call that raised
             self._last.pop(id(frame), None)
         return self._trace
 
@@ -73,7 +73,7 @@ class CtrlC:
 
 
 def _is_finalizing(frame: FrameType | None) -> bool:
-    """Python swallows what is raised in a finalizer: there Ctrl-C goes by unnoticed."""
+    """Python swallows exceptions in a finalizer, so a Ctrl-C there has no effect."""
     while frame is not None:
         if frame.f_code.co_name == "__del__":
             return True
@@ -102,19 +102,19 @@ def _first_instruction(code: CodeType) -> int:
 
 
 def _moments_of(code: CodeType) -> frozenset[int]:
-    """Where instructions stand after which Python looks for signals."""
+    """The instructions after which Python checks for signals."""
     return _look(code)[1]
 
 
 class Cancellation:
-    """A real cancellation of the running task while its work is in the n-th await; several for several."""
+    """Cancels the running task while its work is in the n-th await; several numbers cancel several times."""
 
     def __init__(self, *awaits: int) -> None:
         self._awaits = awaits
         self.came = False
 
     async def of(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Do the work in the present task. What it returns, if it gets that far."""
+        """Do the work in the current task. Returns its result, if it gets that far."""
         return await self._steps(work)
 
     @types.coroutine

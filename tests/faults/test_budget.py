@@ -1,4 +1,4 @@
-"""What is promised when patience ends, and when the client below has patience of its own."""
+"""What happens when the retry budget is used up, and when the client retries by itself."""
 
 import time
 
@@ -8,12 +8,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from redis_message_queue import CleanupFailedError, RetryBudgetExhaustedError
-from tests.faults.meanwhile import until
-from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS, STRAGGLE, delayed
+from tests.concurrency import until
+from tests.faults.proxy import ARRIVE_LATE, BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS, delayed
+
+pytestmark = pytest.mark.topic("Retries of Redis calls")
+
 
 either_cut = pytest.mark.parametrize("cut", [CUT_BEFORE, CUT_AFTER], ids=str)
 NO_BUDGET = {"retry_budget_seconds": 0}
-SMALL_BUDGET = {"retry_budget_seconds": 0.5}  # room for a second try on a busy machine
+SMALL_BUDGET = {"retry_budget_seconds": 0.5}  # time for a second attempt on a busy machine
 
 
 def fail(message):
@@ -30,9 +33,10 @@ def _outcome(work):
 # Without a budget
 
 
+@pytest.mark.promise("With a retry budget of 0 a call is attempted once, and its exception is raised unchanged.")
 @either_cut
-def test_without_a_budget_a_publish_raises_what_redis_py_raised(proxy, truth, shell, cut):
-    """One try; whether it was executed is unknown, and another call is another message."""
+def test_without_a_budget_a_publish_raises_the_redis_error(proxy, truth, shell, cut):
+    """One attempt; it is unknown whether it was executed, and another call is another message."""
     queue = shell.queue(gateway=NO_BUDGET)
     proxy.meet("publish", cut)
     with pytest.raises(RedisConnectionError) as raised:
@@ -47,7 +51,7 @@ def test_without_a_budget_a_publish_raises_what_redis_py_raised(proxy, truth, sh
 
 @either_cut
 def test_without_a_budget_a_deduplicated_publish_can_be_repeated(proxy, truth, shell, cut):
-    """The caller's second call is suppressed exactly if the first one was executed."""
+    """The second call is suppressed if and only if the first one was executed."""
     queue = shell.queue(gateway=NO_BUDGET, deduplication=True)
     proxy.meet("publish", cut)
     with pytest.raises(RedisConnectionError):
@@ -57,7 +61,7 @@ def test_without_a_budget_a_deduplicated_publish_can_be_repeated(proxy, truth, s
 
 
 @either_cut
-def test_without_a_budget_the_next_claim_finds_what_the_last_one_took(proxy, truth, shell, cut):
+def test_without_a_budget_the_next_claim_recovers_a_lost_one(proxy, truth, shell, cut):
     queue = shell.queue(gateway=NO_BUDGET)
     shell.publish(queue, "message")
     proxy.meet("claim", cut)
@@ -70,8 +74,9 @@ def test_without_a_budget_the_next_claim_finds_what_the_last_one_took(proxy, tru
     assert truth.is_empty
 
 
+@pytest.mark.promise("With a retry budget of 0 a call is attempted once, and its exception is raised unchanged.")
 @either_cut
-def test_without_a_budget_a_lost_ack_says_so(proxy, truth, shell, cut):
+def test_without_a_budget_a_lost_ack_raises(proxy, truth, shell, cut):
     queue = shell.queue(gateway=NO_BUDGET, enable_completed_queue=True)
     shell.publish(queue, "message")
     proxy.meet("settle", cut)
@@ -83,6 +88,7 @@ def test_without_a_budget_a_lost_ack_says_so(proxy, truth, shell, cut):
     assert truth.completed == ([b"message"] if executed else [])
 
 
+@pytest.mark.promise("With a retry budget of 0 a call is attempted once, and its exception is raised unchanged.")
 @either_cut
 def test_without_a_budget_the_handlers_error_comes_first(proxy, truth, shell, cut):
     queue = shell.queue(gateway=NO_BUDGET, enable_failed_queue=True)
@@ -95,11 +101,12 @@ def test_without_a_budget_the_handlers_error_comes_first(proxy, truth, shell, cu
     assert truth.failed == ([b"message"] if executed else [])
 
 
-# With a budget that is spent
+# With a budget that is used up
 
 
+@pytest.mark.promise("When the retry budget is spent, `RetryBudgetExhaustedError` is raised from the last error.")
 @either_cut
-def test_a_spent_budget_names_its_cause(proxy, shell, cut):
+def test_a_used_up_budget_names_its_cause(proxy, shell, cut):
     queue = shell.queue(gateway=SMALL_BUDGET)
     proxy.always("publish", cut)
     with pytest.raises(RetryBudgetExhaustedError) as raised:
@@ -110,7 +117,8 @@ def test_a_spent_budget_names_its_cause(proxy, shell, cut):
     assert proxy.seen["publish"] > 1
 
 
-def test_a_publish_of_many_tries_that_was_given_up_has_happened_once(proxy, truth, shell):
+@pytest.mark.promise("Every publish call is stored once, with or without deduplication, however often it is retried.")
+def test_a_publish_that_was_given_up_after_many_attempts_happened_once(proxy, truth, shell):
     queue = shell.queue(gateway=SMALL_BUDGET)
     proxy.always("publish", CUT_AFTER)
     with pytest.raises(RetryBudgetExhaustedError):
@@ -119,9 +127,10 @@ def test_a_publish_of_many_tries_that_was_given_up_has_happened_once(proxy, trut
     assert truth.pending == 1
 
 
+@pytest.mark.promise("The next call recovers a claim that ran out of retries, with or without leases.")
 @either_cut
-def test_a_claim_that_was_given_up_is_found_again(proxy, truth, shell, cut):
-    """By the next process_message() of the same queue object, and not after the 300 s of its lease."""
+def test_a_claim_that_was_given_up_is_recovered(proxy, truth, shell, cut):
+    """By the next process_message() of the same queue object, long before its lease of 300 s ends."""
     queue = shell.queue(gateway=SMALL_BUDGET)
     for message in ("first", "second"):
         shell.publish(queue, message)
@@ -131,15 +140,15 @@ def test_a_claim_that_was_given_up_is_found_again(proxy, truth, shell, cut):
     assert truth.processing == (1 if cut is CUT_AFTER else 0)
     proxy.relent()
     counts = []
-    for message in (b"first", b"second"):
-        assert shell.process(queue, lambda _: counts.append(queue.current_message().delivery_count)) == message
+    for expected in (b"first", b"second"):
+        assert shell.process(queue, lambda _: counts.append(queue.current_message().delivery_count)) == expected
     assert counts == [1, 1]
     assert shell.process(queue) is None
     assert truth.is_empty
 
 
-def test_a_claim_given_up_again_and_again_is_still_found(proxy, truth, shell):
-    """Looking for a lost claim may get lost as well."""
+def test_a_claim_is_recovered_after_several_lost_recoveries(proxy, truth, shell):
+    """The recovery itself may be lost too."""
     queue = shell.queue(gateway=SMALL_BUDGET)
     for message in ("first", "second", "third"):
         shell.publish(queue, message)
@@ -152,39 +161,39 @@ def test_a_claim_given_up_again_and_again_is_still_found(proxy, truth, shell):
     assert truth.is_empty
 
 
-def test_a_claim_given_up_that_straggles_is_found_too(proxy, truth, shell):
+def test_a_claim_that_arrives_after_it_was_given_up_is_recovered(proxy, truth, shell):
     """It was not executed when its caller gave up, and is executed before the next call."""
     queue = shell.queue(gateway=NO_BUDGET)
     shell.publish(queue, "message")
-    proxy.meet("claim", STRAGGLE)
+    proxy.meet("claim", ARRIVE_LATE)
     with pytest.raises(RedisConnectionError):
         shell.process(queue)
     assert truth.processing == 0
-    proxy.let_stragglers_through()
+    proxy.send_late_requests()
     assert truth.processing == 1
     assert shell.process(queue) == b"message"
     assert truth.is_empty
 
 
-def test_a_claim_given_up_is_shut_out_once_it_has_been_asked_for(proxy, truth, shell):
+def test_a_late_claim_is_refused_after_its_recovery(proxy, truth, shell):
     queue = shell.queue(gateway=NO_BUDGET)
     shell.publish(queue, "message")
-    proxy.meet("claim", STRAGGLE)
+    proxy.meet("claim", ARRIVE_LATE)
     with pytest.raises(RedisConnectionError):
         shell.process(queue)
     assert shell.process(queue) == b"message"
     shell.publish(queue, "another message")
-    proxy.let_stragglers_through()
+    proxy.send_late_requests()
     assert truth.pending == 1
     assert truth.processing == 0
 
 
-def test_claims_given_up_together_are_all_found_again(proxy, truth, shell):
-    """Also where looking for them gets lost half-way."""
+def test_concurrent_claims_that_were_given_up_are_all_recovered(proxy, truth, shell):
+    """Even if some of the recoveries are lost."""
     queue = shell.queue(gateway=NO_BUDGET)
     for message in ("first", "second", "third"):
         shell.publish(queue, message)
-    proxy.always("claim", delayed(0.3, CUT_AFTER))  # long enough for all three to be on their way
+    proxy.always("claim", delayed(0.3, CUT_AFTER))  # long enough for all three to be under way
     outcomes = shell.process_together(queue, 3)
     assert [type(outcome) for outcome in outcomes] == [RedisConnectionError] * 3
     assert truth.processing == 3
@@ -195,13 +204,13 @@ def test_claims_given_up_together_are_all_found_again(proxy, truth, shell):
     assert truth.is_empty
 
 
-def test_callers_stay_apart_after_claims_were_given_up_together(proxy, truth, shell):
-    """Two claims never arrived; looking for the first goes well, for the second it does not.
+def test_concurrent_callers_keep_separate_replies_after_giving_up(proxy, truth, shell):
+    """Two claims never arrived; the recovery of the first succeeds, that of the second fails.
 
-    Whatever the callers of this queue object do then at the same time, none overtakes another.
+    The callers of this queue object then work at the same time, and none makes another one's call a late request.
     """
-    queue = shell.queue(gateway={"retry_budget_seconds": 0.3})
-    proxy.always("claim", delayed(0.15, CUT_BEFORE))
+    queue = shell.queue(gateway={"retry_budget_seconds": 3})  # time for each publish below on a busy machine
+    proxy.always("claim", delayed(1.5, CUT_BEFORE))
     assert [type(outcome) for outcome in shell.process_together(queue, 2)] == [RetryBudgetExhaustedError] * 2
     proxy.meet("claim", PASS)
     with pytest.raises(RetryBudgetExhaustedError):
@@ -212,8 +221,8 @@ def test_callers_stay_apart_after_claims_were_given_up_together(proxy, truth, sh
     assert truth.pending == 3
 
 
-def test_a_message_that_cannot_be_read_is_buried_once_although_the_burial_was_given_up(proxy, truth, shell):
-    """The queue object goes on to serve, whatever became of the burial."""
+def test_an_unreadable_message_is_dead_lettered_once_after_a_lost_reply(proxy, truth, shell):
+    """The queue object continues to work, whether or not the dead-lettering arrived."""
     for cut in (CUT_BEFORE, CUT_AFTER):
         queue = shell.queue(shell.client(decode_responses=True), gateway=NO_BUDGET)
         shell.publish(queue, "unreadable")
@@ -230,11 +239,13 @@ def test_a_message_that_cannot_be_read_is_buried_once_although_the_burial_was_gi
         truth.client.delete(truth.key.dead_letter)
 
 
-# With a client that repeats by itself
+# With a client that retries by itself
 
 
-def test_the_retries_of_redis_py_double_nothing(proxy, truth, shell):
-    """Both repeat, the client below and the library above: one message, handled and acked once."""
+@pytest.mark.promise("The retries of redis-py below ours duplicate nothing.")
+@pytest.mark.promise("Every publish call is stored once, with or without deduplication, however often it is retried.")
+def test_retries_of_redis_py_duplicate_nothing(proxy, truth, shell):
+    """Both the client and the library repeat: one message, handled and acked once."""
     client = shell.client(retry=shell.retry_class(NoBackoff(), 3))
     queue = shell.queue(client, enable_completed_queue=True, deduplication=True)
     for verb in ("publish", "claim", "settle"):
@@ -247,22 +258,24 @@ def test_the_retries_of_redis_py_double_nothing(proxy, truth, shell):
     assert proxy.seen["publish"] == proxy.seen["claim"] == proxy.seen["settle"] == 7
 
 
-def test_the_retries_of_redis_py_after_a_timeout_double_nothing(proxy, truth, shell):
-    """The answer is slower than the client: its repetition overlaps with the first try."""
+@pytest.mark.promise("The retries of redis-py below ours duplicate nothing.")
+def test_retries_of_redis_py_after_a_timeout_duplicate_nothing(proxy, truth, shell):
+    """The reply is slower than the client's timeout: the repetition overlaps with the first attempt."""
     client = shell.client(retry=shell.retry_class(NoBackoff(), 2), socket_timeout=0.1)
     queue = shell.queue(client, enable_completed_queue=True)
     for verb in ("publish", "claim", "settle"):
         proxy.meet(verb, delayed(0.25), BLACK_HOLE)
     assert shell.publish(queue, "message") is True
-    # A claim that does not wait ends with the time of one answer: what it took is found by the next.
+    # A claim that does not wait ends after the time of one reply; the next claim recovers its message.
     until(lambda: shell.process(queue) == b"message")
     assert shell.process(queue) is None
     assert truth.completed == [b"message"]
     assert truth.is_empty
 
 
-def test_a_claim_found_again_begins_a_full_lease(proxy, truth, shell):
-    """What was claimed long ago is not handled on the rest of a lease that has nearly run out."""
+@pytest.mark.promise("The next call recovers a claim that ran out of retries, with or without leases.")
+def test_a_recovered_claim_starts_a_full_lease(proxy, truth, shell):
+    """A message that was claimed long ago is not handled on the short rest of its lease."""
     queue = shell.queue(gateway=NO_BUDGET | {"message_visibility_timeout_seconds": 2})
     shell.publish(queue, "message")
     proxy.meet("claim", CUT_AFTER)

@@ -1,4 +1,4 @@
-"""A cancelled task strands no message: what it claimed is found by the next call, what it handled is acked."""
+"""A cancelled task strands no message: the next call recovers a claimed message, and a handled one is acked."""
 
 import asyncio
 import contextlib
@@ -9,21 +9,16 @@ import pytest
 import redis.asyncio
 
 from redis_message_queue import CleanupFailedError, RedisMessageQueue, client_port
-from tests.faults.meanwhile import PATIENCE_SECONDS, until
+from tests.concurrency import LIMIT_SECONDS, until
 from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, delayed
-from tests.faults.shells import AsyncioShell, OrdinaryAsyncioRedis
 from tests.faults.stepping import Cancellation
 
-pytestmark = pytest.mark.parametrize(
-    "client_class", [redis.asyncio.Redis, OrdinaryAsyncioRedis], ids=["packed", "ordinary"]
-)
+pytestmark = pytest.mark.topic("Cancellation")
 
 
 @pytest.fixture
-def shell(proxy, client_class):
-    opened = AsyncioShell(proxy.port, client_class)
-    yield opened
-    opened.close()
+def shell(async_shell):
+    return async_shell
 
 
 async def handle(queue, handled):
@@ -33,7 +28,7 @@ async def handle(queue, handled):
 
 
 async def ended(work):
-    """Whether the work was cancelled, in a task of its own."""
+    """Whether the work was cancelled, in its own task."""
     task = asyncio.ensure_future(work)
     await asyncio.wait({task})
     if not task.cancelled():
@@ -41,17 +36,18 @@ async def ended(work):
     return task.cancelled()
 
 
+@pytest.mark.promise("Cancelling or interrupting a consumer during a claim loses no message.")
 @pytest.mark.parametrize("again", [0, 1, 2], ids=["once", "again at the next await", "again at the one after"])
 def test_cancelling_a_consumer_at_every_await_loses_nothing(shell, proxy, truth, again):
-    """Up to the handler the message is found again; after it the ack is made, and the cancellation goes on."""
-    proxy.always("EVALSHA", delayed(0.005))  # no answer is there before it is awaited
+    """Before the handler the message is recovered; after it the ack is sent, and then the cancellation goes on."""
+    proxy.always("EVALSHA", delayed(0.005))  # so that no reply is there before it is awaited
     publisher = RedisMessageQueue("faults", client=truth.client)
 
     async def cancel_everywhere():
         awaits, broken_off, carried_through = 0, 0, 0
         while True:
             awaits += 1
-            queue = shell.queue(shell.client(), enable_completed_queue=True)  # not even connected yet
+            queue = shell.queue(shell.client(), enable_completed_queue=True)  # not connected yet
             publisher.publish("message")
             handled = []
             cancellation = Cancellation(awaits, awaits + again)
@@ -73,9 +69,10 @@ def test_cancelling_a_consumer_at_every_await_loses_nothing(shell, proxy, truth,
     assert carried_through >= 1
 
 
-@pytest.mark.parametrize("times", [1, 3], ids=["once", "impatiently"])
-def test_cancelling_a_consumer_in_its_ack_finishes_the_ack(shell, proxy, truth, times):
-    """The call is cut short and sent again under its number: the message must not come again; then the task ends."""
+@pytest.mark.promise("A cancellation during a successful ack takes effect after the ack.")
+@pytest.mark.parametrize("times", [1, 3], ids=["once", "repeatedly"])
+def test_cancelling_a_consumer_during_its_ack_finishes_the_ack(shell, proxy, truth, times):
+    """The call is interrupted and repeated under its number: no redelivery. Then the task ends."""
     proxy.meet("settle", delayed(0.2))
 
     async def run():
@@ -97,8 +94,8 @@ def test_cancelling_a_consumer_in_its_ack_finishes_the_ack(shell, proxy, truth, 
 @pytest.mark.parametrize("fault", [BLACK_HOLE, delayed(0.4, CUT_BEFORE), delayed(0.4, CUT_AFTER)], ids=str)
 @pytest.mark.parametrize("times", [1, None], ids=["once", "always"])
 @pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
-def test_a_deadline_in_an_ack_that_fails_is_a_failed_cleanup(shell, proxy, truth, fault, times, batch):
-    """Without a budget the ack has one attempt. What is raised says that it failed, not just that time was up."""
+def test_a_deadline_during_a_failing_ack_is_a_failed_cleanup(shell, proxy, truth, fault, times, batch):
+    """Without a budget the ack has one attempt. The error says that it failed, not only that time was up."""
     for _ in range(times or 0):
         proxy.meet("settle", fault)
     if times is None:
@@ -126,11 +123,11 @@ def test_a_deadline_in_an_ack_that_fails_is_a_failed_cleanup(shell, proxy, truth
 
 @pytest.mark.parametrize("budget", [0, 0.3])
 @pytest.mark.parametrize("socket_timeout", [None, 0.5])
-def test_cancelling_an_ack_again_and_again_does_not_extend_its_budget(
+def test_cancelling_an_ack_repeatedly_does_not_extend_its_budget(
     shell, proxy, truth, monkeypatch, budget, socket_timeout
 ):
-    """All attempts together have one budget, or the time of one answer, however often the task is cancelled."""
-    monkeypatch.setattr(client_port, "LISTENING_SECONDS", 0.5)
+    """All attempts share one budget, or the time of one reply, however often the task is cancelled."""
+    monkeypatch.setattr(client_port, "REPLY_TIMEOUT_SECONDS", 0.5)
     proxy.always("settle", BLACK_HOLE)
 
     async def run():
@@ -139,7 +136,7 @@ def test_cancelling_an_ack_again_and_again_does_not_extend_its_budget(
         await queue.publish("message")
         consumer = asyncio.ensure_future(handle(queue, []))
         await asyncio.to_thread(until, lambda: proxy.seen["settle"])
-        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        deadline = asyncio.get_running_loop().time() + LIMIT_SECONDS
         while not consumer.done() and asyncio.get_running_loop().time() < deadline:
             consumer.cancel()
             await asyncio.sleep(0.05)
@@ -151,8 +148,9 @@ def test_cancelling_an_ack_again_and_again_does_not_extend_its_budget(
     assert truth.processing == 1
 
 
-def test_cancelling_the_search_for_a_claim_at_every_await_loses_nothing(shell, proxy, truth):
-    """The first cancellation left a claim in doubt; the second one meets the consumer that asks about it."""
+@pytest.mark.promise("Cancelling or interrupting a consumer during a claim loses no message.")
+def test_cancelling_the_recovery_of_a_claim_at_every_await_loses_nothing(shell, proxy, truth):
+    """The first cancellation left an unconfirmed claim; the second one interrupts its recovery."""
 
     async def cancel_everywhere():
         awaits, broken_off = 0, 0
@@ -180,8 +178,9 @@ def test_cancelling_the_search_for_a_claim_at_every_await_loses_nothing(shell, p
     assert shell.runner.run(cancel_everywhere()) >= 1
 
 
-def test_cancelling_consumers_at_random_moments_strands_nothing_and_doubles_nothing(shell, truth):
-    """Three consumers of one queue object, cancelled and started again some hundred times."""
+@pytest.mark.promise("Cancelling or interrupting a consumer during a claim loses no message.")
+def test_cancelling_consumers_at_random_moments_loses_and_duplicates_nothing(shell, truth):
+    """Three consumers of one queue object, cancelled and restarted a hundred times."""
     expected = [f"message {number}" for number in range(200)]
 
     async def run():
@@ -189,7 +188,7 @@ def test_cancelling_consumers_at_random_moments_strands_nothing_and_doubles_noth
         queue = shell.queue(gateway={"message_wait_interval_seconds": 0.2}, enable_completed_queue=True)
         handled, cancelled = [], 0
         unsent = list(expected)
-        deadline = asyncio.get_running_loop().time() + 5 * PATIENCE_SECONDS
+        deadline = asyncio.get_running_loop().time() + 5 * LIMIT_SECONDS
         while len(handled) < len(expected):
             assert asyncio.get_running_loop().time() < deadline, f"{len(handled)} were handled"
             for _ in range(min(len(unsent), chance.randrange(6))):
@@ -209,11 +208,11 @@ def test_cancelling_consumers_at_random_moments_strands_nothing_and_doubles_noth
     assert truth.is_empty
 
 
-def test_a_cancelled_waiter_takes_no_message_with_it(shell, truth):
-    """Neither the message nor the word that there is one: the next consumer has it at once."""
+def test_a_cancelled_waiting_consumer_takes_no_message_with_it(shell, truth):
+    """Neither the message nor its wake-up: the next consumer gets it at once."""
 
     async def run():
-        queue = shell.queue(gateway={"message_wait_interval_seconds": 3 * PATIENCE_SECONDS})
+        queue = shell.queue(gateway={"message_wait_interval_seconds": 3 * LIMIT_SECONDS})
         for pause in (0.0, 0.002, 0.01, 0.05):
             waiter = asyncio.ensure_future(handle(queue, []))
             await asyncio.sleep(pause)
@@ -222,7 +221,7 @@ def test_a_cancelled_waiter_takes_no_message_with_it(shell, truth):
             await asyncio.wait({waiter})
             if waiter.cancelled():
                 handled = []
-                await asyncio.wait_for(handle(queue, handled), PATIENCE_SECONDS)
+                await asyncio.wait_for(handle(queue, handled), LIMIT_SECONDS)
                 assert handled == [b"message"]
             assert truth.is_empty
 

@@ -1,4 +1,4 @@
-"""Ctrl-C between the claim and the handler strands no message: the next call finds it, and not the 300 s lease."""
+"""Ctrl-C between the claim and the handler strands no message: the next call recovers it before its lease ends."""
 
 import contextlib
 import random
@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.faults.meanwhile import until
+from tests.concurrency import until
 from tests.faults.shells import BlockingShell
 from tests.faults.stepping import LIBRARY, LIBRARY_AND_REDIS_PY, CtrlC
 
-# A coroutine that was made and interrupted before it was awaited: Python says so, and nothing was lost.
-pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+# Python warns about a coroutine that was interrupted before it was awaited; nothing is lost then.
+pytestmark = [
+    pytest.mark.topic("Killed and interrupted consumers"),
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+]
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def shell(server, truth):
 
 
 def interrupted_claim(queue, moment, packages):
-    """Whether Ctrl-C came at that moment on the way to the handler, and what the handler was given."""
+    """Whether Ctrl-C arrived before the handler, and the message that the handler received."""
     delivered = []
     with CtrlC(moment, packages) as interruption, queue.process_message() as message:
         interruption.stop()
@@ -35,43 +38,41 @@ def interrupted_claim(queue, moment, packages):
     return interruption.came, delivered
 
 
-def test_ctrl_c_at_every_moment_of_a_claim_leaves_it_to_be_found(shell, truth):
+def check_every_moment(shell, truth, packages, before=lambda queue, client: None):
+    """Interrupt a claim at each of its moments in turn: the next claim always gets the message."""
     client = shell.client()
     moment, came, stranded = 0, True, []
     while came:
         moment += 1
         queue = shell.queue(client)
         queue.publish("message")
-        came, delivered = interrupted_claim(queue, moment, LIBRARY_AND_REDIS_PY)
+        before(queue, client)
+        came, delivered = interrupted_claim(queue, moment, packages)
         if came and shell.process(queue) != b"message":
             stranded.append(moment)
-        truth.client.flushdb()
+        truth.clear()
     assert delivered == [b"message"]
     assert moment > 50
     assert stranded == []
 
 
-def test_ctrl_c_at_every_moment_of_finding_a_claim_leaves_it_to_be_found(shell, truth):
-    """The second Ctrl-C comes while the claim that the first one broke off is being asked for."""
-    client = shell.client()
-    moment, came, stranded = 0, True, []
-    while came:
-        moment += 1
-        queue = shell.queue(client)
-        queue.publish("message")
+@pytest.mark.promise("Cancelling or interrupting a consumer during a claim loses no message.")
+def test_ctrl_c_at_every_moment_of_a_claim_leaves_it_recoverable(shell, truth):
+    check_every_moment(shell, truth, LIBRARY_AND_REDIS_PY)
+
+
+def test_ctrl_c_at_every_moment_of_a_recovery_leaves_the_claim_recoverable(shell, truth):
+    """The second Ctrl-C arrives while the queue recovers the claim that the first one interrupted."""
+
+    def interrupt_a_claim(queue, client):
         break_off_a_claim(queue, client)
         assert truth.processing == 1
-        came, delivered = interrupted_claim(queue, moment, LIBRARY)
-        if came and shell.process(queue) != b"message":
-            stranded.append(moment)
-        truth.client.flushdb()
-    assert delivered == [b"message"]
-    assert moment > 50
-    assert stranded == []
+
+    check_every_moment(shell, truth, LIBRARY, interrupt_a_claim)
 
 
 def break_off_a_claim(queue, client):
-    """Ctrl-C when the server has answered and nobody has heard it."""
+    """Ctrl-C after the server has replied and before the reply is read."""
     pool = client.connection_pool
     connection = pool.get_connection()
 
@@ -86,10 +87,11 @@ def break_off_a_claim(queue, client):
         pytest.fail("was not interrupted")
 
 
+@pytest.mark.promise("Cancelling or interrupting a consumer during a claim loses no message.")
 @pytest.mark.parametrize("way", ["packed", "ordinary"])
 @pytest.mark.parametrize("waiting", [False, True], ids=["busy", "often waiting"])
-def test_ctrl_c_at_random_moments_strands_nothing_and_doubles_nothing(server, truth, way, waiting):
-    """A consumer that is interrupted again and again, catches it and goes on, handles everything once."""
+def test_ctrl_c_at_random_moments_loses_and_duplicates_nothing(server, truth, way, waiting):
+    """A consumer that is interrupted again and again and continues handles everything once."""
     messages = [b"message %d" % number for number in range(250)]
     command = [sys.executable, "-W", "error", str(Path(__file__).with_name("interrupted_consumer.py"))]
     with running([*command, str(server.port), way, str(len(messages))]) as consumer:
@@ -105,13 +107,13 @@ def test_ctrl_c_at_random_moments_strands_nothing_and_doubles_nothing(server, tr
                 for _ in range(50):
                     queue.publish(unsent.pop(0))
             while consumer.poll() is None and time.monotonic() < until_done:
-                # A few at a time, so that there is no end before there were interruptions enough.
+                # A few messages at a time, so that there are enough interruptions before the end.
                 for _ in range(min(len(unsent), chance.randrange(4))):
                     queue.publish(unsent.pop(0))
                 time.sleep(chance.random() * 0.003)
                 if interrupted < 200:
                     consumer.send_signal(signal.SIGINT)
-                    # One at a time: the next one is for what the consumer does after this one.
+                    # One at a time: the next one interrupts what the consumer does after this one.
                     assert consumer.stdout.readline() in (b"interrupted\n", b"busy\n", b"")
                     interrupted += 1
         until(lambda: consumer.poll() is not None)

@@ -1,12 +1,15 @@
-"""A connection that breaks around a call neither doubles nor loses what the call does."""
+"""A connection that breaks during a call neither duplicates nor loses the effect of the call."""
 
 import pytest
 
 from redis_message_queue import EventOperation, RedisMessageQueue
-from tests.faults.meanwhile import beside, until
+from tests.concurrency import beside, until
 from tests.faults.proxy import CUT_AFTER, CUT_BEFORE, PASS
 
-# Every loss of two tries in a row, for a caller's first call and for its later ones.
+pytestmark = pytest.mark.topic("Retries of Redis calls")
+
+
+# Every loss of two attempts in a row, for a caller's first call and for later ones.
 CUTS = [
     (CUT_BEFORE,),
     (CUT_AFTER,),
@@ -19,7 +22,7 @@ every_cut = pytest.mark.parametrize("cuts", CUTS, ids=lambda cuts: ", ".join(map
 
 
 def calls_of(cuts):
-    """How many calls these cuts are meant for: one, and one for each that passes."""
+    """How many calls these cuts are for: one, plus one for each that passes."""
     return 1 + cuts.count(PASS)
 
 
@@ -27,8 +30,9 @@ def words(count):
     return [f"message {number}" for number in range(count)]
 
 
+@pytest.mark.promise("A publish, claim, ack, nack or renewal that is retried after a lost reply takes effect once.")
 @every_cut
-def test_a_publish_puts_one_message_into_the_line(proxy, truth, shell, cuts):
+def test_a_publish_stores_one_message(proxy, truth, shell, cuts):
     queue = shell.queue()
     proxy.meet("publish", *cuts)
     for word in words(calls_of(cuts)):
@@ -37,9 +41,10 @@ def test_a_publish_puts_one_message_into_the_line(proxy, truth, shell, cuts):
     assert proxy.seen["publish"] == len(cuts) + 1
 
 
+@pytest.mark.promise("A publish that is retried after a lost reply is not treated as its own duplicate.")
 @every_cut
-def test_a_deduplicated_publish_gives_its_first_answer(proxy, truth, shell, cuts):
-    """The repetition of a publish that was executed is no duplicate of itself."""
+def test_a_repeated_deduplicated_publish_gets_its_first_reply(proxy, truth, shell, cuts):
+    """The repetition of an executed publish is no duplicate of itself."""
     queue = shell.queue(deduplication=True)
     proxy.meet("publish", *cuts)
     for word in words(calls_of(cuts)):
@@ -47,6 +52,7 @@ def test_a_deduplicated_publish_gives_its_first_answer(proxy, truth, shell, cuts
     assert truth.pending == calls_of(cuts)
 
 
+@pytest.mark.promise("A publish that is retried after a lost reply is not treated as its own duplicate.")
 @every_cut
 def test_a_duplicate_stays_a_duplicate(proxy, truth, shell, cuts):
     queue = shell.queue(deduplication=True)
@@ -58,6 +64,7 @@ def test_a_duplicate_stays_a_duplicate(proxy, truth, shell, cuts):
     assert truth.pending == calls_of(cuts)
 
 
+@pytest.mark.promise("A publish, claim, ack, nack or renewal that is retried after a lost reply takes effect once.")
 @every_cut
 def test_a_claim_delivers_each_message_once(proxy, truth, shell, cuts):
     queue = shell.queue(enable_completed_queue=True)
@@ -76,8 +83,9 @@ def test_a_claim_delivers_each_message_once(proxy, truth, shell, cuts):
     assert len(truth.completed) == len(expected)
 
 
+@pytest.mark.promise("A publish, claim, ack, nack or renewal that is retried after a lost reply takes effect once.")
 @every_cut
-def test_an_ack_counts_once(proxy, truth, shell, cuts):
+def test_an_ack_is_applied_once(proxy, truth, shell, cuts):
     events = []
     queue = shell.queue(enable_completed_queue=True, on_event=lambda event: events.append(event.operation))
     expected = words(calls_of(cuts))
@@ -92,8 +100,9 @@ def test_an_ack_counts_once(proxy, truth, shell, cuts):
     assert EventOperation.STALE_LEASE_ACK not in events
 
 
+@pytest.mark.promise("A publish, claim, ack, nack or renewal that is retried after a lost reply takes effect once.")
 @every_cut
-def test_a_failure_is_kept_once(proxy, truth, shell, cuts):
+def test_a_failure_is_recorded_once(proxy, truth, shell, cuts):
     def fail(message):
         raise ValueError(message)
 
@@ -112,9 +121,10 @@ def test_a_failure_is_kept_once(proxy, truth, shell, cuts):
     assert EventOperation.STALE_LEASE_NACK not in events
 
 
+@pytest.mark.promise("A lost renewal is retried within the lease without calling `on_heartbeat_failure`.")
 @every_cut
 def test_a_heartbeat_survives_the_cut(proxy, truth, shell, cuts):
-    """The lease goes on to be renewed, and nobody is told of a loss that was none."""
+    """The lease is renewed, and no loss is reported."""
     failures, deadlines, lost = [], [], []
     queue = shell.queue(
         gateway={"message_visibility_timeout_seconds": 20},
@@ -139,8 +149,8 @@ def test_a_heartbeat_survives_the_cut(proxy, truth, shell, cuts):
     assert truth.is_empty
 
 
-def test_a_cut_while_the_script_is_being_loaded_changes_nothing(proxy, truth, shell):
-    """The first call of a fresh server goes as EVALSHA, then as EVAL; the loss of either is made good."""
+def test_a_cut_while_a_script_is_loaded_changes_nothing(proxy, truth, shell):
+    """The first call on a new server is sent as EVALSHA, then as EVAL; the loss of either is repaired."""
     queue = shell.queue(enable_completed_queue=True)
     for cut in (CUT_BEFORE, CUT_AFTER):
         truth.client.script_flush()
@@ -153,7 +163,7 @@ def test_a_cut_while_the_script_is_being_loaded_changes_nothing(proxy, truth, sh
     assert truth.completed == [b"message"] * 2
 
 
-def test_a_cut_while_waiting_for_the_bell_is_not_noticed(proxy, truth, shell):
+def test_a_cut_while_waiting_for_a_wakeup_has_no_effect(proxy, truth, shell):
     queue = shell.queue(gateway={"message_wait_interval_seconds": 10})
     proxy.meet("BLPOP", CUT_BEFORE, CUT_AFTER)
 

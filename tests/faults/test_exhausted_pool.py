@@ -1,21 +1,25 @@
-"""A pool with too few connections makes callers wait or fail, and with two a serial consumer has enough."""
+"""A pool with too few connections makes callers wait or fail; two connections are enough for a serial consumer."""
 
 import asyncio
 import contextlib
 import threading
 import time
+from functools import partial
 
 import pytest
 import redis
 import redis.asyncio
 
 from redis_message_queue import EventOperation, EventOutcome, RedisMessageQueue
-from tests.faults.meanwhile import PATIENCE_SECONDS, start, until
+from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.shells import AsyncioShell, BlockingShell
+
+pytestmark = pytest.mark.topic("Connections and clients")
+
 
 pools = pytest.mark.parametrize("pool_class", ["ConnectionPool", "BlockingConnectionPool"])
 
-# One of the consumers holds its message for so long that the other one waits through more than one slice.
+# One consumer holds its message so long that the other one waits for more than one slice.
 HELD_SECONDS = 1.2
 LEASED = {"message_visibility_timeout_seconds": 20, "message_wait_interval_seconds": 1.5, "retry_budget_seconds": 10}
 
@@ -38,9 +42,9 @@ def module_of(shell):
 
 
 def hold_while_another_waits(shell, queue):
-    """One consumer holds a message under a heartbeat while another one waits for the bell; what each came to."""
+    """One consumer holds a message with a heartbeat while another waits for a wake-up. Returns both results."""
     if isinstance(shell, AsyncioShell):
-        return shell.runner.run(asyncio.wait_for(_hold_in_tasks(queue), PATIENCE_SECONDS))
+        return shell.runner.run(asyncio.wait_for(_hold_in_tasks(queue), LIMIT_SECONDS))
     holding = threading.Event()
 
     def hold():
@@ -50,12 +54,12 @@ def hold_while_another_waits(shell, queue):
             return message
 
     def wait():
-        holding.wait(PATIENCE_SECONDS)
+        holding.wait(LIMIT_SECONDS)
         with queue.process_message() as message:
             return message
 
     futures = [start(hold), start(wait)]
-    return [future.exception(PATIENCE_SECONDS) or future.result() for future in futures]
+    return [future.exception(LIMIT_SECONDS) or future.result() for future in futures]
 
 
 async def _hold_in_tasks(queue):
@@ -75,9 +79,10 @@ async def _hold_in_tasks(queue):
     return await asyncio.gather(hold(), wait(), return_exceptions=True)
 
 
+@pytest.mark.promise("An exhausted connection pool is a transient error: the call waits, and nothing is lost.")
 @pools
 def test_one_connection_for_two_consumers_and_a_heartbeat_loses_nothing(shell, server, truth, pool_class):
-    """Somebody has to wait, or gets an error: nobody hangs, and the message is acked or still there."""
+    """A caller waits or gets an error: nothing hangs, and the message is acked or still there."""
     client = shell.client(connection_pool=pool_of(module_of(shell), server, pool_class, 1))
     queue = shell.queue(client, LEASED, heartbeat_interval_seconds=0.2, enable_completed_queue=True)
     RedisMessageQueue("faults", client=truth.client).publish("message")
@@ -91,12 +96,13 @@ def test_one_connection_for_two_consumers_and_a_heartbeat_loses_nothing(shell, s
         assert truth.is_empty
 
 
+@pytest.mark.promise("Two connections are enough for a serial consumer with heartbeats, and two per consumer for many.")
 @pools
 def test_two_connections_serve_a_serial_consumer_with_heartbeats(shell, server, truth, pool_class):
-    """It waits for the bell, claims, is kept alive while the handler uses the client too, and acks: no retries."""
+    """It waits for a wake-up, claims, renews while the handler uses the client too, and acks: no retries."""
     trouble = []
 
-    def hear(event):
+    def on_event(event):
         if event.outcome is EventOutcome.FAILURE or event.operation is EventOperation.RETRY_ATTEMPT:
             trouble.append(event)
 
@@ -106,7 +112,7 @@ def test_two_connections_serve_a_serial_consumer_with_heartbeats(shell, server, 
         LEASED,
         heartbeat_interval_seconds=0.01,
         on_heartbeat_failure=lambda: trouble.append("heartbeat"),
-        on_event=hear,
+        on_event=on_event,
         enable_completed_queue=True,
     )
     handled = []
@@ -117,20 +123,23 @@ def test_two_connections_serve_a_serial_consumer_with_heartbeats(shell, server, 
             already = len(handled)
             time.sleep(0.05)  # long enough for the consumer to be waiting
             publisher.publish(f"message {number}")
-            until(lambda already=already: len(handled) > already)
+            until(partial(is_handled_after, already))
+
+    def is_handled_after(count):
+        return len(handled) > count
 
     publishing = start(publish_slowly)
     for number in range(3):
         asked = handle_with_commands_of_its_own(shell, queue, client, handled)
         assert asked == b"message %d" % number
-    publishing.result(PATIENCE_SECONDS)
+    publishing.result(LIMIT_SECONDS)
     assert trouble == []
     assert len(truth.completed) == 3
     assert truth.is_empty
 
 
 def handle_with_commands_of_its_own(shell, queue, client, handled):
-    """The handler asks the same pool while its heartbeat beats every 10 ms."""
+    """The handler uses the same pool while its heartbeat renews every 10 ms."""
     if isinstance(shell, AsyncioShell):
 
         async def handle():
@@ -141,7 +150,7 @@ def handle_with_commands_of_its_own(shell, queue, client, handled):
                 handled.append(message)
                 return message
 
-        return shell.runner.run(asyncio.wait_for(handle(), PATIENCE_SECONDS))
+        return shell.runner.run(asyncio.wait_for(handle(), LIMIT_SECONDS))
     with queue.process_message() as message:
         for _ in range(20):
             client.set("progress", message)
@@ -150,8 +159,9 @@ def handle_with_commands_of_its_own(shell, queue, client, handled):
         return message
 
 
-def test_a_pool_that_others_have_emptied_is_waited_for(shell, server, truth):
-    """An exhausted pool is a passing trouble: the call goes on when a connection comes back."""
+@pytest.mark.promise("An exhausted connection pool is a transient error: the call waits, and nothing is lost.")
+def test_a_call_waits_for_a_connection_of_an_exhausted_pool(shell, server, truth):
+    """An exhausted pool is a transient error: the call continues when a connection is released."""
     client = shell.client(connection_pool=pool_of(module_of(shell), server, "ConnectionPool", 1))
     queue = shell.queue(client, enable_completed_queue=True)
     with all_connections_taken(shell, client, for_seconds=0.3):
@@ -163,15 +173,15 @@ def test_a_pool_that_others_have_emptied_is_waited_for(shell, server, truth):
 
 @contextlib.contextmanager
 def all_connections_taken(shell, client, for_seconds):
-    """Somebody else has the only connection, and gives it back after a while."""
+    """Another user holds the only connection and releases it after a while."""
     pool = client.connection_pool
     if isinstance(shell, AsyncioShell):
         connection = shell.runner.run(pool.get_connection())
         loop = shell.runner.get_loop()
-        given_back = []
-        loop.call_later(for_seconds, lambda: given_back.append(loop.create_task(pool.release(connection))))
+        requeued = []
+        loop.call_later(for_seconds, lambda: requeued.append(loop.create_task(pool.release(connection))))
         yield
-        assert given_back
+        assert requeued
     else:
         connection = pool.get_connection()
         timer = threading.Timer(for_seconds, pool.release, (connection,))

@@ -1,30 +1,24 @@
-"""A cancellation that meets a failing handler's cleanup waits for it, and stays to be found in the error's chain."""
+"""A cancellation during the cleanup of a failed handler waits for it, and stays in the exception's chain."""
 
 import asyncio
 import sys
 
 import pytest
-import redis.asyncio
 
 from redis_message_queue import CleanupFailedError
-from tests.faults.meanwhile import until
+from tests.concurrency import until
 from tests.faults.proxy import CUT_BEFORE, delayed
-from tests.faults.shells import AsyncioShell, OrdinaryAsyncioRedis
 
-pytestmark = pytest.mark.parametrize(
-    "client_class", [redis.asyncio.Redis, OrdinaryAsyncioRedis], ids=["packed", "ordinary"]
-)
+pytestmark = pytest.mark.topic("Cancellation")
 
 
 @pytest.fixture
-def shell(proxy, client_class):
-    opened = AsyncioShell(proxy.port, client_class)
-    yield opened
-    opened.close()
+def shell(async_shell):
+    return async_shell
 
 
 def chain(error):
-    """The error and what it happened in the middle of, down to the first."""
+    """The exception and its contexts, down to the first."""
     links = []
     while error is not None and error not in links:
         links.append(error)
@@ -37,11 +31,13 @@ async def fail(queue):
         raise ValueError("the handler's own")
 
 
+@pytest.mark.promise("A cancellation does not stop the cleanup of a failing handler.")
+@pytest.mark.promise(
+    "A failing handler's error is raised even if its task is cancelled during the cleanup, however often."
+)
 @pytest.mark.parametrize("times", [1, 4])
-def test_a_task_that_is_cancelled_while_its_failure_is_cleaned_up_ends_with_the_handlers_error(
-    shell, proxy, truth, times
-):
-    """However often it is cancelled; the first cancellation is the last link of the chain."""
+def test_a_task_cancelled_during_the_cleanup_of_a_failure_raises_the_handlers_error(shell, proxy, truth, times):
+    """However often it is cancelled; the first cancellation is the end of the chain."""
     proxy.meet("settle", delayed(0.3))
 
     async def run():
@@ -64,8 +60,12 @@ def test_a_task_that_is_cancelled_while_its_failure_is_cleaned_up_ends_with_the_
     assert truth.is_empty
 
 
-def test_a_deadline_that_expires_in_the_cleanup_is_found_in_the_chain(shell, proxy, truth):
-    """The block raises the handler's error, not TimeoutError; from Python 3.13 on that stands in the chain as well."""
+@pytest.mark.promise(
+    "A deadline that expires during the cleanup raises the handler's error; from Python 3.13 on, a `TimeoutError` is "
+    "in its context."
+)
+def test_a_deadline_during_the_cleanup_of_a_failure_is_in_the_chain(shell, proxy, truth):
+    """The block raises the handler's error, not TimeoutError; from Python 3.13 on that is in the chain as well."""
     proxy.meet("settle", delayed(0.5))
 
     async def run():
@@ -83,8 +83,9 @@ def test_a_deadline_that_expires_in_the_cleanup_is_found_in_the_chain(shell, pro
     assert truth.is_empty
 
 
-def test_a_deadline_that_expires_in_an_ack_that_succeeds_is_a_timeout(shell, proxy, truth):
-    """The message is handled and gone, and the caller's deadline is what it is told of."""
+@pytest.mark.promise("A cancellation during a successful ack takes effect after the ack.")
+def test_a_deadline_during_an_ack_that_succeeds_is_a_timeout(shell, proxy, truth):
+    """The message is handled and gone, and the caller gets TimeoutError."""
     proxy.meet("settle", delayed(0.5))
 
     async def run():
@@ -98,8 +99,12 @@ def test_a_deadline_that_expires_in_an_ack_that_succeeds_is_a_timeout(shell, pro
     assert truth.is_empty
 
 
-def test_a_deadline_that_expires_in_an_ack_that_fails_ends_in_the_failed_cleanup(shell, proxy, truth):
-    """The message stays for its lease; Python 3.13 and later tell of the deadline in the error's context."""
+@pytest.mark.promise(
+    "A deadline that expires during a failing ack raises `CleanupFailedError`; on Python 3.13 a `TimeoutError` is in "
+    "its context."
+)
+def test_a_deadline_during_an_ack_that_fails_is_a_failed_cleanup(shell, proxy, truth):
+    """The message stays until its lease ends; from Python 3.13 on the deadline is in the exception's context."""
     proxy.meet("settle", delayed(0.4, CUT_BEFORE), CUT_BEFORE)
 
     async def run():

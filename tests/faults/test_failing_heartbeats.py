@@ -1,35 +1,38 @@
-"""A heartbeat that does not get through is told of, and the lease it could not save is no longer its holder's."""
+"""A failing heartbeat is reported, and a lease that it could not renew is lost."""
 
 import pytest
 
 from redis_message_queue import EventOperation, EventOutcome, RedisGateway, RedisMessageQueue
-from tests.faults.meanwhile import beside, until
+from tests.concurrency import beside, until
 from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS
 
-# The way of sending makes no difference to what is tried here, and every test takes a lease.
-pytestmark = pytest.mark.parametrize("shell", ["sync-packed", "asyncio-ordinary"], indirect=True)
+# The way of sending makes no difference here, and every test takes a lease.
+pytestmark = [
+    pytest.mark.topic("Heartbeats"),
+    pytest.mark.parametrize("shell", ["sync-packed", "asyncio-ordinary"], indirect=True),
+]
 
-# Each renewal that disappears is noticed after the 0.1 s that the client listens.
+# The client notices a lost renewal after its timeout of 0.1 s.
 LISTENING_SECONDS = 0.1
 
 
 class Holder:
-    """A consumer whose renewals are lost, and everything it hears."""
+    """A consumer whose renewals are lost, and all its events."""
 
-    def __init__(self, shell, lease_seconds=0.5, **gateway):
+    def __init__(self, shell, lease_seconds=0.5, listening_seconds=LISTENING_SECONDS, **gateway):
         self.failures, self.events, self.lost_renewals = [], [], []
         self.shell = shell
         self.queue = shell.queue(
-            shell.client(socket_timeout=LISTENING_SECONDS),
+            shell.client(socket_timeout=listening_seconds),
             {"message_visibility_timeout_seconds": lease_seconds} | gateway,
             heartbeat_interval_seconds=0.1,
             on_heartbeat_failure=lambda: self.failures.append("failed"),
-            on_event=self._hear,
+            on_event=self._on_event,
             enable_completed_queue=True,
             enable_failed_queue=True,
         )
 
-    def _hear(self, event):
+    def _on_event(self, event):
         self.events.append(event.operation)
         if event.operation == EventOperation.LEASE_RENEW and event.outcome == EventOutcome.FAILURE:
             self.lost_renewals.append(event.exception_type)
@@ -40,7 +43,7 @@ class Holder:
 
 
 def consumer(truth, wait_seconds):
-    """One that works past the proxy, with leases that last."""
+    """A consumer without the proxy, with long leases."""
     gateway = RedisGateway(
         redis_client=truth.client,
         message_visibility_timeout_seconds=300,
@@ -54,9 +57,12 @@ def other(truth):
     return consumer(truth, wait_seconds=10)
 
 
+@pytest.mark.promise(
+    "If a heartbeat cannot renew the lease, it stops; the handler continues, and its ack reports the result."
+)
 @pytest.mark.parametrize("fault", [BLACK_HOLE, CUT_BEFORE], ids=str)
-def test_a_heartbeat_that_is_not_heard_is_told_of_and_the_stale_ack_refused(shell, proxy, truth, other, fault):
-    """The second holder's message stays when the first holder finishes late."""
+def test_a_lost_heartbeat_is_reported_and_the_stale_ack_refused(shell, proxy, truth, other, fault):
+    """The message stays with the second consumer when the first one finishes late."""
     holder = Holder(shell)
     other.publish("message")
     proxy.always("renew", fault)
@@ -84,6 +90,9 @@ def test_a_heartbeat_that_is_not_heard_is_told_of_and_the_stale_ack_refused(shel
     assert truth.is_empty
 
 
+@pytest.mark.promise(
+    "If a heartbeat cannot renew the lease, it stops; the handler continues, and its ack reports the result."
+)
 def test_a_stale_failure_is_refused_too(shell, proxy, truth, other):
     holder = Holder(shell)
     other.publish("message")
@@ -112,19 +121,19 @@ def test_a_stale_failure_is_refused_too(shell, proxy, truth, other):
     assert truth.is_empty
 
 
-def test_a_renewal_that_is_refused_is_told_of_at_once(shell, truth, other):
-    """The renewal arrives, and the message has another holder by then."""
+def test_a_refused_renewal_is_reported_at_once(shell, truth, other):
+    """The renewal arrives when another consumer already has the message."""
     holder = Holder(shell)
     other.publish("message")
     taken_over, finished = [], []
 
     def take_over():
         until(lambda: truth.processing == 1)
-        impatient = consumer(truth, wait_seconds=0)
+        hasty = consumer(truth, wait_seconds=0)
         while not taken_over:
-            # As if the lease had run out while its holder was frozen; if a renewal was quicker, once more.
+            # As if the lease had run out during a pause; try again if a renewal was faster.
             truth.end_leases()
-            with impatient.process_message() as message:
+            with hasty.process_message() as message:
                 if message is not None:
                     taken_over.append(message)
                     until(lambda: finished)
@@ -140,7 +149,8 @@ def test_a_renewal_that_is_refused_is_told_of_at_once(shell, truth, other):
     assert truth.is_empty
 
 
-def test_a_heartbeat_that_fails_for_less_than_a_lease_is_nobodys_business(shell, proxy, truth, other):
+@pytest.mark.promise("A lost renewal is retried within the lease without calling `on_heartbeat_failure`.")
+def test_a_heartbeat_that_fails_for_less_than_a_lease_is_not_reported(shell, proxy, truth, other):
     holder = Holder(shell, lease_seconds=10)
     other.publish("message")
     proxy.meet("renew", BLACK_HOLE)
@@ -157,8 +167,9 @@ def test_a_heartbeat_that_fails_for_less_than_a_lease_is_nobodys_business(shell,
     assert truth.is_empty
 
 
-def test_a_handler_that_ends_in_time_acks_in_time(shell, proxy, truth):
-    """Its last renewal disappeared and is still being waited for: the ack does not wait until the lease is gone."""
+@pytest.mark.promise("An ack does not wait for a running renewal, and a renewal that arrives late has no effect.")
+def test_a_handler_that_ends_in_time_is_acked_in_time(shell, proxy, truth):
+    """Its last renewal was lost and is still waited for: the ack does not wait until the lease is gone."""
     holder = Holder(shell, lease_seconds=1)
     consumer(truth, 0).publish("message")
     proxy.always("renew", BLACK_HOLE)
@@ -180,8 +191,9 @@ def test_a_handler_that_ends_in_time_acks_in_time(shell, proxy, truth):
 
 @pytest.mark.parametrize("fault", [BLACK_HOLE, CUT_BEFORE, CUT_AFTER], ids=str)
 def test_without_a_budget_a_lost_renewal_does_not_end_the_heartbeat(shell, proxy, truth, fault):
-    """It is told of, and the next interval renews: the message stays its holder's for many leases more."""
-    holder = Holder(shell, lease_seconds=5, retry_budget_seconds=0)
+    """It is reported, and the next interval renews: the consumer keeps the message for many more leases."""
+    patience = 3 if fault is BLACK_HOLE else 30  # claim and ack are sent once, too, on a busy machine
+    holder = Holder(shell, lease_seconds=60, listening_seconds=patience, retry_budget_seconds=0)
     consumer(truth, 0).publish("message")
     proxy.meet("renew", PASS, fault, fault, PASS, fault)
     lost = []
@@ -191,7 +203,7 @@ def test_without_a_budget_a_lost_renewal_does_not_end_the_heartbeat(shell, proxy
         return proxy.seen["renew"] < 8
 
     assert shell.process(holder.queue, busy=busy) == b"message"
-    assert len(holder.lost_renewals) >= 3  # on a busy machine one more may be answered too late
+    assert len(holder.lost_renewals) >= 3  # on a busy machine one more reply may be too late
     assert not any(lost)
     assert holder.failures == []
     assert holder.events.count(EventOperation.LEASE_RENEW) > len(holder.lost_renewals)
@@ -200,7 +212,7 @@ def test_without_a_budget_a_lost_renewal_does_not_end_the_heartbeat(shell, proxy
 
 
 def test_without_a_budget_a_heartbeat_ends_with_its_lease(shell, proxy, truth):
-    """When no renewal got through while the lease lasted, `on_heartbeat_failure` is called, once."""
+    """If no renewal arrives during the lease, `on_heartbeat_failure` is called once."""
     holder = Holder(shell, lease_seconds=0.5, retry_budget_seconds=0)
     consumer(truth, 0).publish("message")
     proxy.always("renew", CUT_BEFORE)

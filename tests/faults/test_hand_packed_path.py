@@ -1,15 +1,21 @@
-"""The path that packs commands by hand treats the user's connections as well as redis-py does."""
+"""The path that packs commands by hand leaves the user's connections in order, as redis-py does."""
 
 import asyncio
 import contextlib
+import socket
+from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 
+from redis_message_queue.asyncio.direct_pool import _tap_of
 from tests.faults.proxy import delayed
 from tests.faults.shells import AsyncioShell, BlockingShell
 from tests.faults.stepping import CONNECTIONS_OF_REDIS_PY, Cancellation, CtrlC
+
+pytestmark = pytest.mark.topic("Connections and clients")
+
 
 STEPS = [
     ("send_packed_command", "before"),
@@ -25,23 +31,23 @@ every_pool = pytest.mark.parametrize("pool_class", ["ConnectionPool", "BlockingC
 
 @pytest.fixture
 def keys_of_the_user(truth):
-    """Every key says which one it is."""
+    """The value of each key is its own name."""
     truth.client.mset({f"key {number}": f"value {number}" for number in range(KEYS)})
 
 
 def pool_of(module, server, pool_class, **options):
-    """Two connections: one that leaked leaves one, and a second leak leaves none."""
+    """Two connections: after one leak one is left, after two none."""
     if pool_class == "BlockingConnectionPool":
         options["timeout"] = 1
     return getattr(module, pool_class)(host="127.0.0.1", port=server.port, max_connections=2, **options)
 
 
-# Interrupted at a step
+# Interruptions at one step
 
 
 @pytest.fixture(params=["sync", "asyncio"])
 def packed(request, server, truth):
-    """The two queues that pack by hand, straight to the server."""
+    """The sync and the async queue that pack commands by hand, without a proxy."""
     if request.param == "sync":
         shell = BlockingShell(server.port, redis.Redis)
     else:
@@ -50,10 +56,16 @@ def packed(request, server, truth):
     shell.close()
 
 
-def interrupted_call(shell, method, side, error):
-    """A method that behaves once as if it had been interrupted, before or after it did its work."""
+def interrupted_call(shell, client, method, side, error):
+    """Make one step of the next call raise once, before or after it is done: in the direct path, or in redis-py."""
 
     def tamper(connection):
+        if "Blocking" not in type(client.connection_pool).__name__:
+            if isinstance(shell, AsyncioShell):
+                tamper_with_tap(_tap_of(connection), method, side, error)
+            else:
+                TamperedSocket.take_over(connection, SOCKET_METHODS[method], side, error)
+            return
         original = getattr(connection, method)
 
         def blocking(*arguments, **options):
@@ -73,17 +85,77 @@ def interrupted_call(shell, method, side, error):
     return tamper
 
 
+SOCKET_METHODS = {"send_packed_command": ("send", "sendall"), "read_response": ("recv",)}
+
+
+class TamperedSocket(socket.socket):
+    """The socket of a connection, which raises once when it sends or reads."""
+
+    __module__ = "socket"  # the direct path uses no other sockets
+    fault: Any = ((), "", None)
+
+    @classmethod
+    def take_over(cls, connection, methods, side, error):
+        timeout = connection._sock.gettimeout()
+        taken = cls(fileno=connection._sock.detach())
+        taken.settimeout(timeout)
+        taken.fault = (methods, side, error)
+        connection._sock = connection._parser._sock = taken
+        buffer = getattr(connection._parser, "_buffer", None)
+        if hasattr(buffer, "_sock"):
+            buffer._sock = taken
+
+    def send(self, *arguments):
+        return self._step("send", *arguments)
+
+    def sendall(self, *arguments):
+        return self._step("sendall", *arguments)
+
+    def recv(self, *arguments):
+        return self._step("recv", *arguments)
+
+    def _step(self, name, *arguments):
+        methods, side, error = self.fault
+        if name not in methods or self.gettimeout() == 0:  # redis-py looks for unread bytes without waiting
+            return getattr(super(), name)(*arguments)
+        self.fault = ((), "", None)
+        if side == "after":
+            getattr(super(), name)(*arguments)
+        raise error
+
+
+def tamper_with_tap(tap, method, side, error):
+    """The same for the part of the async queue that sends a command and takes its reply."""
+    original = tap.send
+
+    def send(*arguments):
+        del tap.send
+        if (method, side) == ("send_packed_command", "before"):
+            raise error
+        reply = original(*arguments)
+        if (method, side) == ("send_packed_command", "after"):
+            raise error
+        return reading(reply)
+
+    async def reading(reply):
+        if side == "after":
+            await reply
+        raise error
+
+    tap.send = send
+
+
 def tamper_with_idle_connection(shell, client, tamper):
-    """The pool gives its last connection first: the next caller will get this one."""
+    """The pool hands out its last connection first: the next caller will get this one."""
     pool = client.connection_pool
     if isinstance(shell, AsyncioShell):
 
-        async def borrow():
+        async def acquire_slot():
             connection = await pool.get_connection()
             tamper(connection)
             await pool.release(connection)
 
-        shell.runner.run(borrow())
+        shell.runner.run(acquire_slot())
     else:
         connection = pool.get_connection()
         tamper(connection)
@@ -96,7 +168,7 @@ def check_answers(shell, client, count=KEYS):
 
 
 def check_that_none_leaked(shell, client):
-    """Both connections of the pool can be had at the same time."""
+    """Both connections of the pool can be used at the same time."""
     pool = client.connection_pool
     if isinstance(shell, AsyncioShell):
 
@@ -112,13 +184,14 @@ def check_that_none_leaked(shell, client):
             pool.release(connection)
 
 
+@pytest.mark.promise("An aborted call never leaves its reply on a connection for another call.")
 @every_pool
 @every_step
 @pytest.mark.parametrize("verb", ["publish", "process"])
-def test_an_interrupted_call_leaves_no_answer_behind(
+def test_an_interrupted_call_leaves_no_reply_behind(
     packed, server, truth, keys_of_the_user, pool_class, method, side, verb
 ):
-    """The user's next command on the same pool gets its own answer, and no connection is lost."""
+    """The user's next command on the same pool gets its own reply, and no connection is lost."""
     module = redis.asyncio if isinstance(packed, AsyncioShell) else redis
     client = packed.client(connection_pool=pool_of(module, server, pool_class))
     queue = packed.queue(client)
@@ -126,7 +199,7 @@ def test_an_interrupted_call_leaves_no_answer_behind(
     error = asyncio.CancelledError if module is redis.asyncio else KeyboardInterrupt
     for _ in range(3):  # more often than there are connections
         packed.publish(queue, "message")
-        tamper_with_idle_connection(packed, client, interrupted_call(packed, method, side, error))
+        tamper_with_idle_connection(packed, client, interrupted_call(packed, client, method, side, error))
         with pytest.raises(error):
             if verb == "publish":
                 packed.publish(queue, "message")
@@ -140,8 +213,9 @@ def test_an_interrupted_call_leaves_no_answer_behind(
     check_answers(packed, client)
 
 
+@pytest.mark.promise("An aborted call never leaves its reply on a connection for another call.")
 @pytest.mark.parametrize("error", [SystemExit, GeneratorExit, MemoryError, asyncio.CancelledError])
-def test_whatever_breaks_the_call_off_leaves_no_answer_behind(packed, server, truth, keys_of_the_user, error):
+def test_any_exception_during_a_call_leaves_no_reply_behind(packed, server, truth, keys_of_the_user, error):
     if isinstance(packed, AsyncioShell) and error in (SystemExit, GeneratorExit):
         error = asyncio.InvalidStateError  # a loop does not survive the other two
     module = redis.asyncio if isinstance(packed, AsyncioShell) else redis
@@ -149,7 +223,7 @@ def test_whatever_breaks_the_call_off_leaves_no_answer_behind(packed, server, tr
     queue = packed.queue(client)
     packed.publish(queue, "message")
     for method, side in STEPS:
-        tamper_with_idle_connection(packed, client, interrupted_call(packed, method, side, error))
+        tamper_with_idle_connection(packed, client, interrupted_call(packed, client, method, side, error))
         with pytest.raises(error):
             packed.process(queue)
         check_answers(packed, client, 20)
@@ -158,12 +232,12 @@ def test_whatever_breaks_the_call_off_leaves_no_answer_behind(packed, server, tr
     assert truth.is_empty
 
 
-# Interrupted at every moment
+# Interruptions at every moment
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_ctrl_c_at_every_moment_of_a_publish_leaves_no_answer_behind(server, truth, keys_of_the_user, protocol):
+def test_ctrl_c_at_every_moment_of_a_publish_leaves_no_reply_behind(server, truth, keys_of_the_user, protocol):
     shell = BlockingShell(server.port, redis.Redis)
     with contextlib.closing(shell):
         client = shell.client(protocol=protocol)
@@ -181,9 +255,9 @@ def test_ctrl_c_at_every_moment_of_a_publish_leaves_no_answer_behind(server, tru
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's, of a socket that was hardly open
-def test_ctrl_c_while_connecting_leaves_no_half_made_connection_behind(server, truth, keys_of_the_user):
-    """redis-py puts a connection back whose handshake was interrupted, with answers unread: ours must not stay."""
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's, of a socket that was just opened
+def test_ctrl_c_while_connecting_leaves_no_half_open_connection(server, truth, keys_of_the_user):
+    """redis-py returns a connection with an interrupted handshake and unread replies to the pool: ours must not."""
     shell = BlockingShell(server.port, redis.Redis)
     with contextlib.closing(shell):
         moment, came = 1, True
@@ -195,18 +269,19 @@ def test_ctrl_c_while_connecting_leaves_no_half_made_connection_behind(server, t
             came = interruption.came
             check_answers(shell, client, 3)
             client.close()
-            moment += 4  # of some 400: those that spoil a connection come in rows of four and more
+            moment += 4  # of about 400: those that spoil a connection come in runs of four and more
         assert moment > 100
 
 
-# Cancelled at every await
+# Cancellations at every await
 
 
+@pytest.mark.promise("An aborted call never leaves its reply on a connection for another call.")
 @every_pool
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "and again at once"])
-def test_cancelling_a_call_at_every_await_leaves_no_answer_behind(proxy, truth, keys_of_the_user, pool_class, times):
-    """Also while a connection is being made, and while the call is being broken off by the first cancellation."""
-    proxy.always("EVALSHA", delayed(0.01))  # no answer is there before it is awaited
+def test_cancelling_a_call_at_every_await_leaves_no_reply_behind(proxy, truth, keys_of_the_user, pool_class, times):
+    """Even while connecting, and while the first cancellation is being handled."""
+    proxy.always("EVALSHA", delayed(0.01))  # so that no reply is there before it is awaited
 
     async def cancel_everywhere(verb, connected):
         awaits = 0

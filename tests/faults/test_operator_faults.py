@@ -1,43 +1,43 @@
-"""Redrives, purges and hand-offs lose and double nothing: whatever is cut, killed, late or going on beside them."""
+"""Redrives, purges and hand-offs lose and duplicate nothing when they are cut, killed, late or concurrent."""
 
 import asyncio
 import contextlib
 import inspect
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import redis
 import redis.asyncio
-from redis.exceptions import ConnectionError as RedisConnectionError
 
-from redis_message_queue import LeaseLostError, RedisMessageQueue, RetryPolicy
-from tests.faults.meanwhile import PATIENCE_SECONDS, beside, start, until
-from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS, STRAGGLE, delayed
+from redis_message_queue import CleanupFailedError, LeaseLostError, RedisMessageQueue, RetryPolicy
+from tests.concurrency import LIMIT_SECONDS, beside, start, until
+from tests.faults.proxy import ARRIVE_LATE, BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS, delayed
 from tests.faults.shells import AsyncioShell, BlockingShell
 from tests.faults.stepping import LIBRARY, Cancellation, CtrlC
+from tests.faults.workers import Workers, start_program
+
+pytestmark = pytest.mark.topic("Operator tools")
+
 
 CUTS = [(CUT_BEFORE,), (CUT_AFTER, CUT_AFTER), (PASS, CUT_AFTER, CUT_BEFORE)]
 every_cut = pytest.mark.parametrize("cuts", CUTS, ids=lambda cuts: ", ".join(map(str, cuts)))
 
 
 def done(shell, answer):
-    """The result of a method of either colour."""
+    """The result of a method, sync or async."""
     return shell.runner.run(answer) if inspect.iscoroutine(answer) else answer
 
 
 def plain(truth, name="faults", **options):
-    """A queue past all faults."""
+    """A queue without the proxy."""
     return RedisMessageQueue(name, client=truth.client, message_wait_interval_seconds=0, **options)
 
 
-def bury(truth, texts, tenant=None):
-    """Make dead letters of these, the first one first."""
+def dead_letter(truth, texts, tenant=None):
+    """Turn these messages into dead letters, in this order."""
     queue = plain(truth, max_delivery_count=1, visibility_timeout_seconds=0.001)
     queue.publish_many(texts, tenant=tenant)
     left = len(texts)
@@ -51,19 +51,19 @@ def bury(truth, texts, tenant=None):
     assert truth.client.llen(truth.key.dead_letter) == truth.client.llen(truth.key.records("dlq"))
 
 
-def handed_off(shell, queue, results, meanwhile=lambda: None):
-    """Take a message and hand it off to the results, in the colour of the shell."""
+def handed_off(shell, queue, results, before_settling=lambda: None):
+    """Claim a message and hand it off to the results, sync or async."""
 
     async def awaited():
         async with queue.process_messages(1) as batch:
-            meanwhile()
+            before_settling()
             for message in batch:
                 await message.complete(publish=[(results, f"of {message.payload.decode()}")])
 
     if isinstance(shell, AsyncioShell):
         return shell.runner.run(awaited())
     with queue.process_messages(1) as batch:
-        meanwhile()
+        before_settling()
         for message in batch:
             message.complete(publish=[(results, f"of {message.payload.decode()}")])
     return None
@@ -74,19 +74,20 @@ def results_of(truth):
 
 
 def two_queues(shell, **options):
-    """The queue under test and the one that gets its results, behind the same proxy."""
+    """The queue under test and the queue of its results, behind the same proxy."""
     client = shell.client()
     queue = shell.queue(client, **options)
     return queue, shell.queue_class("results", client=client)
 
 
-# Lost requests and answers
+# Lost requests and replies
 
 
+@pytest.mark.promise("A redrive whose requests are lost or late republishes each message once.")
 @every_cut
-def test_a_redrive_sends_each_letter_back_once(proxy, truth, shell, cuts):
-    """Six hundred letters are two pages; a repeated page gives its first answer."""
-    bury(truth, [str(number) for number in range(600)])
+def test_a_redrive_publishes_each_dead_letter_once(proxy, truth, shell, cuts):
+    """Six hundred dead letters are two pages; a repeated page gets its first reply."""
+    dead_letter(truth, [str(number) for number in range(600)])
     queue = shell.queue()
     proxy.meet("redrive", *cuts)
     summary = done(shell, queue.redrive_dead_letters(where=lambda letter: int(letter.payload) % 4 > 0))
@@ -97,9 +98,12 @@ def test_a_redrive_sends_each_letter_back_once(proxy, truth, shell, cuts):
     assert all(one.id for one in plain(truth).records(max_records=400))
 
 
+@pytest.mark.promise(
+    "A hand-off that is retried after a lost reply takes effect once, and one that arrives late publishes nothing."
+)
 @every_cut
 def test_a_hand_off_happens_once(proxy, truth, shell, cuts):
-    """The message is gone and its result is there, whatever was lost and sent again."""
+    """The message is gone and its result is there, whichever requests and replies are lost."""
     queue, results = two_queues(shell, enable_completed_queue=True)
     for letter in "ab":
         shell.publish(queue, letter)
@@ -111,9 +115,12 @@ def test_a_hand_off_happens_once(proxy, truth, shell, cuts):
     assert truth.is_empty
 
 
+@pytest.mark.promise(
+    "With lost requests and replies, a purge still removes everything; only its count can miss a step."
+)
 @every_cut
 def test_a_purge_removes_everything(proxy, truth, shell, cuts):
-    """Only its count may miss a step whose answer was lost; what it should not touch it does not."""
+    """Only its count may miss a step with a lost reply; it removes nothing else."""
     plain(truth).publish_many(["m"] * 2_500)
     plain(truth).publish_many(["m"] * 10, tenant="t")
     plain(truth).publish("later", delay_seconds=100)
@@ -132,9 +139,10 @@ def test_a_purge_removes_everything(proxy, truth, shell, cuts):
     assert truth.failed == []
 
 
+@pytest.mark.promise("Reads of operator tools are retried after a lost reply.")
 @every_cut
-def test_looks_are_repeated(proxy, truth, shell, cuts):
-    """stats, peek, records and tenants give what is there."""
+def test_reads_are_repeated(proxy, truth, shell, cuts):
+    """stats, peek, records and tenants return the current state."""
     plain(truth).publish_many(["a", "b"], tenant="t")
     queue = shell.queue()
     for name in ("stats", "LRANGE", "ZRANGE"):
@@ -145,9 +153,10 @@ def test_looks_are_repeated(proxy, truth, shell, cuts):
     assert done(shell, queue.records()) == []
 
 
-def test_scripts_that_the_server_has_forgotten_are_sent_again(proxy, truth, shell):
-    """After SCRIPT FLUSH every verb of operators and the hand-off work as ever."""
-    bury(truth, ["dead"])
+@pytest.mark.promise("The queue survives a server that restarts, crashes, freezes or loses its cached scripts.")
+def test_scripts_that_the_server_lost_are_sent_again(proxy, truth, shell):
+    """All operator calls and the hand-off work after SCRIPT FLUSH."""
+    dead_letter(truth, ["dead"])
     queue, results = two_queues(shell)
     for work in (
         lambda: done(shell, queue.stats()),
@@ -161,70 +170,76 @@ def test_scripts_that_the_server_has_forgotten_are_sent_again(proxy, truth, shel
     assert truth.is_empty
 
 
-# Requests that arrive late
+# Late requests
 
 
-def test_a_straggling_redrive_redrives_nothing(proxy, truth, shell):
-    """Neither what its repetition has sent back, nor what has died since."""
-    bury(truth, ["old"])
+@pytest.mark.promise("A redrive whose requests are lost or late republishes each message once.")
+def test_a_late_redrive_redrives_nothing(proxy, truth, shell):
+    """Neither the dead letters of its repetition nor those that came later."""
+    dead_letter(truth, ["old"])
     queue = shell.queue()
-    proxy.meet("redrive", STRAGGLE)
+    proxy.meet("redrive", ARRIVE_LATE)
     assert done(shell, queue.redrive_dead_letters()).redriven == 1
     assert shell.process(queue) == b"old"
-    bury(truth, ["old"])
-    proxy.let_stragglers_through()
+    dead_letter(truth, ["old"])
+    proxy.send_late_requests()
     assert (truth.pending, truth.dead) == (0, [b"old"])
 
 
-def test_a_straggling_hand_off_publishes_nothing(proxy, truth, shell):
-    """After its repetition it is the same call; after its message was taken over it is nobody's."""
+@pytest.mark.promise(
+    "A hand-off that is retried after a lost reply takes effect once, and one that arrives late publishes nothing."
+)
+def test_a_late_hand_off_publishes_nothing(proxy, truth, shell):
+    """After its repetition it is the same call; after its message was reclaimed it is refused."""
     queue, results = two_queues(shell)
     shell.publish(queue, "a")
-    proxy.meet("hand_off", STRAGGLE)
+    proxy.meet("hand_off", ARRIVE_LATE)
     handed_off(shell, queue, results)
-    proxy.let_stragglers_through()
+    proxy.send_late_requests()
     assert results_of(truth) == [b"of a"]
 
-    impatient, results = two_queues(shell, gateway={"retry_budget_seconds": 0})
-    shell.publish(impatient, "b")
-    proxy.meet("hand_off", STRAGGLE)
-    with pytest.raises(RedisConnectionError):
-        handed_off(shell, impatient, results)
-    # It was given back; somebody else takes it, and then the hand-off arrives.
+    hasty, results = two_queues(shell, gateway={"retry_budget_seconds": 0})
+    shell.publish(hasty, "b")
+    proxy.meet("hand_off", ARRIVE_LATE)
+    with pytest.raises(CleanupFailedError):
+        handed_off(shell, hasty, results)
+    # The message was requeued. Another consumer claims it, and then the hand-off arrives.
     with plain(truth).process_message() as message:
         assert message == b"b"
-        proxy.let_stragglers_through()
+        proxy.send_late_requests()
     assert results_of(truth) == [b"of a"]
     assert truth.is_empty
 
 
+@pytest.mark.promise("A purge ends while others publish, and removes nothing that was published after it began.")
 @pytest.mark.parametrize("target", ["pending", "delayed", "dead_letters"])
-def test_a_straggling_purge_removes_nothing_new(proxy, truth, shell, target):
-    """What came after the purge was never meant by it."""
+def test_a_late_purge_removes_nothing_new(proxy, truth, shell, target):
+    """Messages that came after the purge stay."""
 
     def fill(text):
         if target == "dead_letters":
-            bury(truth, [text])
+            dead_letter(truth, [text])
         else:
             plain(truth).publish(text, delay_seconds=100 if target == "delayed" else None)
 
     fill("old")
     queue = shell.queue()
     for name in ("sweep", "UNLINK"):
-        proxy.meet(name, STRAGGLE)
+        proxy.meet(name, ARRIVE_LATE)
     assert done(shell, queue.purge(target)) <= 1
     proxy.relent()
     fill("new")
-    proxy.let_stragglers_through()
+    proxy.send_late_requests()
     assert [one.payload for one in plain(truth).peek(source=target)] == [b"new"]
 
 
 # Interruptions
 
 
-def test_a_hand_off_that_is_cancelled_happens_once_or_not_at_all(proxy, truth):
-    """At every await of it; the cancellation comes out, and the message is gone or still in hand."""
-    proxy.always("EVALSHA", delayed(0.003))  # no answer is there before it is awaited
+@pytest.mark.promise("A cancelled or interrupted hand-off happens once or not at all.")
+def test_a_cancelled_hand_off_happens_once_or_not_at_all(proxy, truth):
+    """At each of its awaits: the cancellation is raised, and the message is gone or still in flight."""
+    proxy.always("EVALSHA", delayed(0.003))  # so that no reply is there before it is awaited
     shell = AsyncioShell(proxy.port, redis.asyncio.Redis)
 
     async def hand_off(queue, results, cancellation):
@@ -243,7 +258,7 @@ def test_a_hand_off_that_is_cancelled_happens_once_or_not_at_all(proxy, truth):
             assert task.cancelled() == cancellation.came
             outcome = (truth.processing, len(results_of(truth)))
             outcomes[outcome] += 1
-            truth.client.flushdb()
+            truth.clear()
             if not cancellation.came:
                 return outcomes
 
@@ -255,14 +270,19 @@ def test_a_hand_off_that_is_cancelled_happens_once_or_not_at_all(proxy, truth):
     assert outcomes[0, 1] >= 2
 
 
+@pytest.mark.promise("A cancelled or interrupted hand-off happens once or not at all.")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-def test_ctrl_c_in_a_hand_off_lets_it_happen_once_or_not_at_all(server, truth):
-    """At every other moment inside the library; the next call on the same objects works as ever."""
+def test_an_interrupted_hand_off_happens_once_or_not_at_all(server, truth):
+    """At every other moment inside the library; the next hand-off on the same objects works."""
     shell = BlockingShell(server.port, redis.Redis)
     queue, results = two_queues(shell)
     moment, came, outcomes = 0, True, Counter()
     while came:
         moment += 2
+        queue.publish("next")
+        handed_off(shell, queue, results)
+        assert (truth.is_empty, len(results_of(truth))) == (True, 1)
+        truth.clear()
         queue.publish("m")
         with contextlib.suppress(KeyboardInterrupt), queue.process_messages(1) as batch:
             interruption = CtrlC(moment, LIBRARY)
@@ -271,7 +291,7 @@ def test_ctrl_c_in_a_hand_off_lets_it_happen_once_or_not_at_all(server, truth):
             came = interruption.came
             raise KeyboardInterrupt
         outcomes[truth.processing, len(results_of(truth))] += 1
-        truth.client.flushdb()
+        truth.clear()
     shell.close()
     assert moment > 20
     assert set(outcomes) == {(0, 1), (1, 0)}
@@ -280,65 +300,52 @@ def test_ctrl_c_in_a_hand_off_lets_it_happen_once_or_not_at_all(server, truth):
 # SIGKILL
 
 
-def process(port, verb):
-    command = [sys.executable, "-W", "error", str(Path(__file__).with_name("mortal_operator.py")), str(port), verb]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-
-
-def test_killing_workers_doubles_and_loses_no_result(server, truth):
-    """Two workers, six kills: consume, process, produce without a gap means one result for each message."""
+@pytest.mark.promise("Workers killed with SIGKILL lose and duplicate no result.")
+def test_killing_workers_duplicates_and_loses_no_result(server, truth):
+    """Two workers, six kills: an atomic hand-off means one result for each message."""
     chance = random.Random(11)
     expected = [b"%d" % number for number in range(180)]
-    workers = [process(server.port, "hand off") for _ in range(2)]
-    try:
+    with Workers("killed_operator.py", *[(server.port, "hand off")] * 2) as workers:
         until(lambda: truth.client.scard("ready") >= 2)
         queue = plain(truth)
         for number, message in enumerate(expected):
             queue.publish(message.decode())
             if number % 30 == 0:
                 time.sleep(chance.random() * 0.03)
-                place = chance.randrange(2)
-                workers[place].send_signal(signal.SIGKILL)
-                workers[place].communicate()
-                workers[place] = process(server.port, "hand off")
+                workers.kill(chance.randrange(2))
         until(lambda: truth.is_empty)
-        truth.client.set("go home", 1)
-        complaints = [worker.communicate(timeout=PATIENCE_SECONDS) for worker in workers]
-        statuses = [worker.returncode for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
-    assert (statuses, complaints) == ([0, 0], [(b"", b"")] * 2)
+        truth.client.set("stop", 1)
+        assert workers.failures() == []
     assert sorted(results_of(truth)) == sorted(expected)
 
 
-# What becomes of a step when its operator is killed: it never arrives, or it was done and nobody heard of it. What
-# the operator sends after that is not heard either, so he is in the middle of it however long the killer takes.
+# The fate of a step whose operator is killed: it never arrives, or it is executed and its reply is lost. Later requests
+# get no reply either, so the operator is still in the middle of the work when it is killed.
 STEPS = {"its step never arrives": (BLACK_HOLE,), "its step was done": (CUT_AFTER, BLACK_HOLE)}
 every_step = pytest.mark.parametrize("last", STEPS.values(), ids=STEPS)
 
 
 def kill_in_the_middle(proxy, verb, script, before, last):
-    """Let an operator do so many steps, and kill him while he waits for the answer to his last request."""
+    """Let an operator do some steps, and kill it while it waits for the reply to its last request."""
     proxy.meet(script, *[PASS] * before, *last)
-    with process(proxy.port, verb) as victim:
+    with start_program("killed_operator.py", proxy.port, verb) as victim:
         try:
             until(lambda: proxy.seen[script] == before + len(last) or victim.poll() is not None)
             assert victim.poll() is None, victim.stderr.read()
         finally:
             victim.kill()
-        out, complaints = victim.communicate(timeout=PATIENCE_SECONDS)
+        out, complaints = victim.communicate(timeout=LIMIT_SECONDS)
         assert (out, b"Traceback" in complaints) == (b"", False)
     assert victim.returncode == -signal.SIGKILL
     assert proxy.seen[script] == before + len(last)
     return before + last.count(CUT_AFTER)
 
 
+@pytest.mark.promise("A killed redrive has moved whole pages, and the next redrive continues.")
 @every_step
-def test_a_redrive_that_is_killed_has_sent_back_whole_pages(proxy, truth, last):
-    """Each letter is dead or waiting, with its record or its lineage; the next redrive does the rest."""
-    bury(truth, [str(number) for number in range(3_000)])
+def test_a_killed_redrive_has_published_whole_pages(proxy, truth, last):
+    """Each letter is dead or waiting, with its record or its `replay_of`; the next redrive does the rest."""
+    dead_letter(truth, [str(number) for number in range(3_000)])
     ids = {one.payload: one.id for one in plain(truth).records(max_records=3_000)}
     pages = kill_in_the_middle(proxy, "redrive", "redrive", 2, last)
     waiting = {one.payload: one.replay_of for one in plain(truth).peek(3_000)}
@@ -352,9 +359,10 @@ def test_a_redrive_that_is_killed_has_sent_back_whole_pages(proxy, truth, last):
     assert sorted(map(int, truth.dead)) == list(range(1, 3_000, 2))
 
 
+@pytest.mark.promise("A killed purge leaves a consistent queue.")
 @every_step
-def test_a_purge_that_is_killed_leaves_a_queue_in_order(proxy, truth, last):
-    """What is left is counted, claimed and purged as ever."""
+def test_a_killed_purge_leaves_a_consistent_queue(proxy, truth, last):
+    """The rest is counted, claimed and purged as usual."""
     queue = plain(truth)
     for tenant in (None, *"abcdefgh"):
         queue.publish_many(["m"] * 3_000, tenant=tenant)
@@ -374,7 +382,7 @@ def test_a_purge_that_is_killed_leaves_a_queue_in_order(proxy, truth, last):
 
 
 class Mourner:
-    """A consumer to whose queue operators send the dead back: what is new dies, what is back is done."""
+    """A consumer of a queue that operators redrive: new messages die, redriven ones succeed."""
 
     def __init__(self, truth, **options):
         policy = RetryPolicy(max_attempts=1)
@@ -400,9 +408,10 @@ def is_chosen(letter):
     return int(letter.payload) % 3 > 0
 
 
+@pytest.mark.promise("A redrive republishes each message once and unchanged, even if the list changes meanwhile.")
 @pytest.mark.parametrize("limit", [None, 50], ids=["every letter is kept", "old letters are trimmed"])
-def test_a_redrive_on_a_live_queue_confuses_nothing(server, truth, limit):
-    """While letters arrive, are trimmed and are redriven by another: each is back once, as itself, or stays dead."""
+def test_a_redrive_on_a_live_queue_redrives_each_letter_once(server, truth, limit):
+    """While letters arrive, are trimmed and are redriven by another operator: each is redriven once or stays dead."""
     numbers = range(900)
     mourner = Mourner(truth, max_dead_letter_length=limit)
 
@@ -410,7 +419,7 @@ def test_a_redrive_on_a_live_queue_confuses_nothing(server, truth, limit):
         with server.client() as client:
             queue = RedisMessageQueue("faults", client=client)
             for at in range(0, len(numbers), 3):
-                # The same tenant for all of a chunk, and payloads that come once.
+                # The same tenant for a whole chunk, and unique payloads.
                 queue.publish_many([str(number) for number in numbers[at : at + 3]], tenant=f"t{at % 5}")
 
     def redrive(publishing):
@@ -423,8 +432,8 @@ def test_a_redrive_on_a_live_queue_confuses_nothing(server, truth, limit):
         try:
             publishing = start(publish)
             for operator in [start(redrive, publishing) for _ in range(2)]:
-                operator.result(PATIENCE_SECONDS)
-            publishing.result(PATIENCE_SECONDS)
+                operator.result(LIMIT_SECONDS)
+            publishing.result(LIMIT_SECONDS)
             until(lambda: len(mourner.born) == len(numbers) or working.done())
             until(lambda: truth.is_empty or working.done())
             plain(truth).redrive_dead_letters(where=is_chosen)
@@ -440,8 +449,9 @@ def test_a_redrive_on_a_live_queue_confuses_nothing(server, truth, limit):
     assert truth.client.llen(truth.key.records("dlq")) == len(truth.dead)
 
 
-def test_a_purge_ends_though_others_go_on_publishing(server, truth):
-    """It removes what was there when it was called, and does not chase what comes after."""
+@pytest.mark.promise("A purge ends while others publish, and removes nothing that was published after it began.")
+def test_a_purge_ends_while_others_publish(server, truth):
+    """It removes the messages that were there when it was called, and no later ones."""
     stopped = []
 
     def publish():
@@ -454,17 +464,20 @@ def test_a_purge_ends_though_others_go_on_publishing(server, truth):
     publishers = [start(publish) for _ in range(3)]
     try:
         until(lambda: plain(truth).stats().tenants == 7)
-        assert start(plain(truth).purge, "pending").result(PATIENCE_SECONDS / 3) > 0
+        assert start(plain(truth).purge, "pending").result(LIMIT_SECONDS / 3) > 0
     finally:
         stopped.append(True)
         for publisher in publishers:
-            publisher.result(PATIENCE_SECONDS)
+            publisher.result(LIMIT_SECONDS)
     plain(truth).purge("pending")
     assert truth.is_empty
 
 
-def test_lines_that_are_deleted_under_everybodys_hands_stay_in_order(server, truth):
-    """While one publishes, one consumes and one deletes lines, nothing is left in the ring that should not be."""
+@pytest.mark.promise(
+    "Deleting a tenant queue of any length leaves running and delayed messages, and the turns of other tenants, alone."
+)
+def test_deleting_tenant_queues_in_use_keeps_them_consistent(server, truth):
+    """While others publish, consume and delete, nothing wrong is left in the ring of tenants."""
     expected, handled, stopped = 900, [], []
 
     def publish():
@@ -489,17 +502,22 @@ def test_lines_that_are_deleted_under_everybodys_hands_stay_in_order(server, tru
             deleted += plain(truth).tenant(tenant).delete()
             time.sleep(0.002)
     stopped.append(True)
-    publishing.result(PATIENCE_SECONDS)
-    consuming.result(PATIENCE_SECONDS)
+    publishing.result(LIMIT_SECONDS)
+    consuming.result(LIMIT_SECONDS)
     assert len(handled) + deleted == expected
     assert len(set(handled)) == len(handled)
-    leftovers = (truth.key.tenants, truth.key.size, *(truth.key.line(f"t{number}") for number in range(3)))
+    leftovers = (
+        truth.key.tenant_ring,
+        truth.key.tenant_backlog,
+        *(truth.key.tenant_pending(f"t{number}") for number in range(3)),
+    )
     assert truth.is_empty
     assert truth.client.exists(*leftovers) == 0
 
 
-def test_of_two_holders_one_hands_off(proxy, truth, shell):
-    """A message that was taken over while its hand-off was on the way has the results of its new holder alone."""
+@pytest.mark.promise("A hand-off without a valid lease publishes nothing and raises `LeaseLostError`.")
+def test_only_one_of_two_holders_hands_off(proxy, truth, shell):
+    """If a message is reclaimed while its hand-off is under way, only the results of the new holder are published."""
     queue, results = two_queues(shell)
     shell.publish(queue, "m")
 
@@ -509,6 +527,6 @@ def test_of_two_holders_one_hands_off(proxy, truth, shell):
             batch[0].complete(publish=[(plain(truth, "results"), "of the new holder")])
 
     with pytest.raises(LeaseLostError):
-        handed_off(shell, queue, results, meanwhile=take_over)
+        handed_off(shell, queue, results, before_settling=take_over)
     assert results_of(truth) == [b"of the new holder"]
     assert truth.is_empty

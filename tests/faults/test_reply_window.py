@@ -1,4 +1,4 @@
-"""An answer is remembered for longer than any client may go on sending its call again."""
+"""A reply is remembered for longer than any client may repeat its call."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ HOUR = 3600.0
 
 
 class OwnRetry(redis.retry.Retry):
-    """Rules that are not redis-py's."""
+    """A retry class that is not redis-py's."""
 
     def call_with_retry(self, do: Any, fail: Any, *arguments: Any, **options: Any) -> Any:
         return super().call_with_retry(do, fail, *arguments, **options)
 
 
 class OwnBackoff(AbstractBackoff):
-    """Pauses of any length."""
+    """A backoff with pauses of any length."""
 
     def compute(self, failures: int) -> float:
         return 10.0**failures
@@ -40,7 +40,7 @@ class OwnBackoff(AbstractBackoff):
         pytest.param({"socket_timeout": 1000, "retry": (NoBackoff(), 30)}, id="more than an hour"),
     ],
 )
-def test_a_client_whose_patience_has_no_known_end_counts_as_an_hour(library: Any, options: dict[str, Any]) -> None:
+def test_a_client_whose_retries_have_no_known_end_counts_as_an_hour(library: Any, options: dict[str, Any]) -> None:
     given = options.get("retry")
     retry = given and (redis.retry if library is redis else redis.asyncio.retry).Retry(*given)
     assert wire.retry_window(library.Redis(**options | {"retry": retry})) == HOUR
@@ -60,19 +60,19 @@ def test_a_retry_class_of_the_users_own_counts_as_an_hour() -> None:
         pytest.param({"socket_timeout": 5, "retry": redis.retry.Retry(ExponentialBackoff(cap=9), 2)}, 42, id="growing"),
     ],
 )
-def test_a_client_that_gives_up_counts_for_as_long_as_that_takes(options: dict[str, Any], least: float) -> None:
+def test_a_client_that_gives_up_counts_for_as_long_as_its_retries_take(options: dict[str, Any], least: float) -> None:
     assert least <= wire.retry_window(redis.Redis(**options)) < HOUR
 
 
 def test_a_client_from_a_url_has_the_timeout_of_its_connections() -> None:
-    """What redis-py gives to a connection that is told nothing: none before redis-py 8."""
+    """The default of redis-py: none before redis-py 8."""
     for client in (redis.Redis.from_url("redis://localhost"), redis.asyncio.Redis.from_url("redis://localhost")):
         made = client.connection_pool.make_connection()
         assert wire.socket_timeout(client) == made.socket_timeout
 
 
 @pytest.mark.parametrize("retries", [0, -1], ids=["once", "for ever"])
-def test_an_answer_outlives_a_client_without_a_timeout(truth: Any, shell: Any, retries: int) -> None:
+def test_a_reply_outlives_a_client_without_a_timeout(truth: Any, shell: Any, retries: int) -> None:
     """In Redis itself: the reply of a publish is there for more than an hour."""
     client = shell.client(socket_timeout=None, retry=shell.retry_class(NoBackoff(), retries))
     shell.publish(shell.queue(client), "message")
@@ -81,7 +81,7 @@ def test_an_answer_outlives_a_client_without_a_timeout(truth: Any, shell: Any, r
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, 4e-7, 0.0009])
-def test_a_wait_of_next_to_nothing_ends(shell: Any, truth: Any, seconds: float) -> None:
-    """BLPOP with a timeout that is written as 0 would block for ever; here that would be a TimeoutError."""
-    waiting = shell.queue(shell.client(socket_timeout=10))._protocol.port.wait(truth.key.bell, seconds)
+def test_a_very_short_wait_ends(shell: Any, truth: Any, seconds: float) -> None:
+    """BLPOP with a timeout written as 0 would block forever; here that would be a TimeoutError."""
+    waiting = shell.queue(shell.client(socket_timeout=10))._protocol.port.wait(truth.key.wakeup, seconds)
     assert (shell.runner.run if hasattr(shell, "runner") else finish)(waiting) is False

@@ -1,4 +1,4 @@
-"""A server that restarts, crashes, freezes or forgets its scripts neither loses nor doubles a message."""
+"""A server that restarts, crashes, freezes or loses its scripts neither loses nor duplicates a message."""
 
 import contextlib
 import threading
@@ -8,18 +8,21 @@ import pytest
 import redis
 
 from redis_message_queue.keys import QueueKeys
+from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.conftest import Truth
-from tests.faults.meanwhile import PATIENCE_SECONDS, start, until
 from tests.faults.shells import WAYS
 
+pytestmark = pytest.mark.topic("Retries of Redis calls")
+
+
 MOST_MESSAGES = 5000
-# Patience for a server that is away for seconds, and short pauses so that the test does not wait for them.
-PATIENT = {"retry_budget_seconds": 60, "retry_max_delay_seconds": 0.1, "message_wait_interval_seconds": 0.2}
+# A budget for a server that is down for seconds, and short pauses so that the test is fast.
+LONG_BUDGET = {"retry_budget_seconds": 60, "retry_max_delay_seconds": 0.1, "message_wait_interval_seconds": 0.2}
 
 
 @pytest.fixture
 def durable(start_server):
-    """A server that has written down what it has answered."""
+    """A server that syncs to disk before each reply."""
     return start_server(append_only=True, config={"appendfsync": "always"})
 
 
@@ -28,12 +31,12 @@ def way(request):
     return WAYS[request.param]
 
 
-# For what the way of sending makes no difference to.
-either_colour = pytest.mark.parametrize("way", ["sync-packed", "asyncio-ordinary"], indirect=True)
+# Where the way of sending makes no difference.
+sync_or_async = pytest.mark.parametrize("way", ["sync-packed", "asyncio-ordinary"], indirect=True)
 
 
 class Traffic:
-    """A producer and a consumer in threads of their own, each with a client of its own, around the faults."""
+    """A producer and a consumer in their own threads, each with its own client, during the faults."""
 
     def __init__(self, server, way, socket_timeout=2.0):
         self.server = server
@@ -50,11 +53,11 @@ class Traffic:
 
     def __exit__(self, *_):
         self._is_enough.set()
-        self._producer.result(PATIENCE_SECONDS)
-        self._consumer.result(PATIENCE_SECONDS)
+        self._producer.result(LIMIT_SECONDS)
+        self._consumer.result(LIMIT_SECONDS)
 
     def flow(self):
-        """Wait until messages get through."""
+        """Wait until messages arrive."""
         wanted = len(self.handled) + 20
         until(lambda: len(self.handled) >= wanted or self._producer.done() or self._consumer.done())
 
@@ -63,7 +66,7 @@ class Traffic:
         shell = self._way(self.server.port)
         with contextlib.closing(shell):
             client = shell.client(socket_timeout=self._socket_timeout)
-            yield shell, shell.queue(client, PATIENT, enable_completed_queue=True, max_completed_length=None)
+            yield shell, shell.queue(client, LONG_BUDGET, enable_completed_queue=True, max_completed_length=None)
 
     def _produce(self):
         with self._queue() as (shell, queue):
@@ -75,13 +78,13 @@ class Traffic:
 
     def _consume(self):
         with self._queue() as (shell, queue):
-            deadline = time.monotonic() + PATIENCE_SECONDS
+            deadline = time.monotonic() + LIMIT_SECONDS
             while time.monotonic() < deadline:
                 if shell.process(queue, self.handled.append) is None and self._producer.done():
                     return
 
     def check(self):
-        """Each message was published once, handled once and acked once."""
+        """Each message was published, handled and acked once."""
         assert self.handled == self.published
         with self.server.client() as client:
             truth = Truth(client, QueueKeys.of("faults"))
@@ -89,21 +92,23 @@ class Traffic:
             assert truth.is_empty
 
 
-def test_a_restart_and_a_crash_in_the_middle_of_everything_are_survived(durable, way):
-    """Whatever was answered is in the append-only file, and what was not is sent again."""
+@pytest.mark.promise("The queue survives a server that restarts, crashes, freezes or loses its cached scripts.")
+def test_a_restart_and_a_crash_under_load_lose_nothing(durable, way):
+    """Every reply is in the append-only file, and what has no reply is sent again."""
     traffic = Traffic(durable, way)
     with traffic:
         durable.restart()
         traffic.flow()
         durable.kill()
-        time.sleep(0.1)  # for a while there is nobody to connect to
+        time.sleep(0.1)  # for a while no server is there
         durable.restart()
         traffic.flow()
     traffic.check()
 
 
-def test_a_frozen_server_that_thaws_executes_old_requests_to_no_effect(start_server, way):
-    """Frozen for longer than its clients listen: each sends its request again and again, and all of them arrive."""
+@pytest.mark.promise("The queue survives a server that restarts, crashes, freezes or loses its cached scripts.")
+def test_a_frozen_server_executes_old_requests_without_effect(start_server, way):
+    """Frozen for longer than the clients' timeout: each repeats its request, and all of them arrive."""
     server = start_server()
     traffic = Traffic(server, way, socket_timeout=0.15)
     with traffic:
@@ -114,8 +119,9 @@ def test_a_frozen_server_that_thaws_executes_old_requests_to_no_effect(start_ser
     traffic.check()
 
 
-def test_a_server_that_forgets_its_scripts_is_told_again(start_server, way):
-    """SCRIPT FLUSH, again and again in the middle of everything: nobody notices."""
+@pytest.mark.promise("The queue survives a server that restarts, crashes, freezes or loses its cached scripts.")
+def test_scripts_that_the_server_lost_are_loaded_again_under_load(start_server, way):
+    """SCRIPT FLUSH again and again: no caller notices."""
     server = start_server()
     traffic = Traffic(server, way)
     with traffic, server.client() as client:
@@ -126,24 +132,25 @@ def test_a_server_that_forgets_its_scripts_is_told_again(start_server, way):
     traffic.check()
 
 
-@either_colour
-def test_what_was_acknowledged_before_a_crash_is_there_after_it(durable, way):
-    """Also the memory of the last answers: a call repeated across the crash gives the answer from before."""
+@sync_or_async
+def test_what_was_confirmed_before_a_crash_is_there_after_it(durable, way):
+    """So are the remembered replies: a call repeated after the crash gets its old reply."""
     shell = way(durable.port)
     with contextlib.closing(shell):
-        queue = shell.queue(shell.client(), PATIENT, deduplication=True)
+        queue = shell.queue(shell.client(), LONG_BUDGET, deduplication=True)
         assert shell.publish(queue, "kept") is True
         durable.kill()
         repeated = start(shell.publish, queue, "kept")
         time.sleep(0.1)
         durable.restart()
-        assert repeated.result(PATIENCE_SECONDS) is False
+        assert repeated.result(LIMIT_SECONDS) is False
         assert shell.process(queue) == b"kept"
         assert shell.process(queue) is None
 
 
-@either_colour
-def test_a_server_that_stays_away_is_reported_in_time(start_server, way):
+@pytest.mark.promise("The queue survives a server that restarts, crashes, freezes or loses its cached scripts.")
+@sync_or_async
+def test_a_server_that_stays_down_is_reported_in_time(start_server, way):
     """The budget ends, with the cause, and the client works again when the server is back."""
     server = start_server()
     shell = way(server.port)
@@ -156,7 +163,7 @@ def test_a_server_that_stays_away_is_reported_in_time(start_server, way):
             with pytest.raises(redis.RedisError) as raised:
                 work()
             assert isinstance(raised.value.__cause__, redis.ConnectionError)
-        assert 0.5 < time.monotonic() - began < PATIENCE_SECONDS
+        assert 0.5 < time.monotonic() - began < LIMIT_SECONDS
         server.restart()
         assert shell.publish(queue, "message") is True
         assert shell.process(queue) == b"message"

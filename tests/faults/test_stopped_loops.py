@@ -13,16 +13,19 @@ from pathlib import Path
 import pytest
 
 from redis_message_queue import RedisMessageQueue
-from tests.faults.meanwhile import PATIENCE_SECONDS, until
+from tests.concurrency import LIMIT_SECONDS, until
 
-every_colour = pytest.mark.parametrize("colour", ["sync", "asyncio"])
+pytestmark = pytest.mark.topic("The consumer loop")
+
+
+sync_and_async = pytest.mark.parametrize("shell_name", ["sync", "asyncio"])
 
 
 @contextlib.contextmanager
-def consumer(server, colour, queue_options, loop_options):
+def consumer(server, shell_name, queue_options, loop_options):
     """A process that runs the loop."""
     program = str(Path(__file__).with_name("looping_consumer.py"))
-    settings = [str(server.port), colour, json.dumps(queue_options), json.dumps(loop_options)]
+    settings = [str(server.port), shell_name, json.dumps(queue_options), json.dumps(loop_options)]
     with subprocess.Popen([sys.executable, program, *settings], stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -34,26 +37,25 @@ def begun(truth):
     return truth.client.lrange("begun", 0, -1)
 
 
-@every_colour
+@pytest.mark.promise("`run()` starts no message whose lease is lost or about to end.")
+@sync_and_async
 @pytest.mark.parametrize("heartbeat", [None, 0.3], ids=["without heartbeats", "with heartbeats"])
-def test_a_loop_that_was_stopped_for_longer_than_a_lease_begins_nothing_that_others_have(
-    server, truth, colour, heartbeat
-):
-    """SIGSTOP, and another consumer completes everything meanwhile: the loop looks at its clock before it goes on."""
+def test_a_loop_stopped_for_longer_than_a_lease_starts_no_lost_message(server, truth, shell_name, heartbeat):
+    """SIGSTOP, and another consumer completes everything: the loop checks its clock before it continues."""
     queue = RedisMessageQueue("faults", client=truth.client)
     queue.publish_many(["hold", *map(str, range(20))])
     options = {"visibility_timeout_seconds": 1.5, "heartbeat_interval_seconds": heartbeat}
-    with consumer(server, colour, options, {"prefetch": 40, "until_empty": True}) as process:
+    with consumer(server, shell_name, options, {"prefetch": 40, "until_empty": True}) as process:
         until(lambda: begun(truth) == [b"hold"])
         os.kill(process.pid, signal.SIGSTOP)
         taken = 0
-        while taken < 20 or truth.deadlines:  # what it held comes when its leases have ended
+        while taken < 20 or truth.deadlines:  # the messages of the loop come when their leases have ended
             with queue.process_messages(40, wait_seconds=0.1) as batch:
                 taken += len(batch)
         truth.client.set("go", "1")
         time.sleep(0.1)
         os.kill(process.pid, signal.SIGCONT)
-        _, complaints = process.communicate(timeout=PATIENCE_SECONDS)
+        _, complaints = process.communicate(timeout=LIMIT_SECONDS)
         assert process.returncode == 0, complaints
     assert begun(truth) == [b"hold"]
     assert truth.is_empty
@@ -61,10 +63,18 @@ def test_a_loop_that_was_stopped_for_longer_than_a_lease_begins_nothing_that_oth
         assert complaints.count("was not started: its lease had ended") == 20
 
 
-@every_colour
-@pytest.mark.parametrize("concurrency", [1, 4])
-def test_only_the_message_that_crashes_its_process_becomes_a_dead_letter(server, truth, colour, concurrency):
-    """Whatever was claimed with it: the others are handled, though the process dies until the poison is put aside."""
+@pytest.mark.promise("`run()` holds a redelivered message alone, so that a crash cannot take other messages with it.")
+@pytest.mark.parametrize(
+    ("shell_name", "concurrency"),
+    [
+        ("sync", 4),
+        ("asyncio", 1),
+        pytest.param("sync", 1, marks=pytest.mark.in_full),
+        pytest.param("asyncio", 4, marks=pytest.mark.in_full),
+    ],
+)
+def test_only_the_message_that_crashes_its_process_becomes_a_dead_letter(server, truth, shell_name, concurrency):
+    """The messages claimed with it are handled, though the process dies until the poison message is dead-lettered."""
     limit, others = 3, [b"%d" % number for number in range(30)]
     queue = RedisMessageQueue("faults", client=truth.client)
     queue.publish_many([word.decode() for word in (*others[:7], b"poison", *others[7:])])
@@ -72,8 +82,8 @@ def test_only_the_message_that_crashes_its_process_becomes_a_dead_letter(server,
     loop = {"prefetch": 100, "concurrency": concurrency, "until_empty": True}
     crashes = 0
     while crashes <= limit:
-        with consumer(server, colour, options, loop) as process:
-            _, complaints = process.communicate(timeout=PATIENCE_SECONDS)
+        with consumer(server, shell_name, options, loop) as process:
+            _, complaints = process.communicate(timeout=LIMIT_SECONDS)
         if process.returncode == 0:
             break
         assert process.returncode == 9, complaints
@@ -87,5 +97,5 @@ def test_only_the_message_that_crashes_its_process_becomes_a_dead_letter(server,
     assert truth.is_empty
     tries = Counter(begun(truth))
     assert tries.pop(b"poison") == limit
-    # A few are handled again: they were begun beside the poison, or not yet acked when the process died.
+    # A few are handled again: they were started beside the poison, or not yet acked when the process died.
     assert max(tries.values()) <= limit

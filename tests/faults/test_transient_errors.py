@@ -1,4 +1,4 @@
-"""Every error reply of a server is decided on, and what passes by itself is waited for."""
+"""Every error reply of a server is classified, and transient ones are retried."""
 
 import contextlib
 
@@ -8,10 +8,10 @@ from redis import exceptions
 from redis._parsers.base import BaseParser
 
 from redis_message_queue import EventOperation, EventOutcome, LuaScriptError, server_errors, wire
-from tests.faults.meanwhile import PATIENCE_SECONDS, start, until
+from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.shells import WAYS
 
-# Every first word that Redis 6.2 to 8 and Valkey 7 to 9 begin an error reply with, in what a queue may meet.
+# Every first word of an error reply in Redis 6.2 to 8 and Valkey 7 to 9 that a queue can get.
 WORDS = {
     *("ERR", "WRONGTYPE", "OOM", "BUSY", "MISCONF", "LOADING", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN"),
     *("MOVED", "ASK", "NOREPLICAS", "NOAUTH", "WRONGPASS", "NOPERM", "EXECABORT", "UNKILLABLE", "NOTBUSY", "NOSCRIPT"),
@@ -25,19 +25,19 @@ WAITED_FOR = {
 
 
 def parsed(reply):
-    """What redis-py makes of it."""
+    """The exception that redis-py makes of it."""
     return BaseParser.parse_error(reply)
 
 
-def test_every_error_reply_is_decided_on():
+def test_every_error_reply_is_classified():
     assert set(server_errors.DECISIONS) == WORDS
     assert {word for word, decision in server_errors.DECISIONS.items() if decision.transient} == WAITED_FOR
     assert all(decision.reason for decision in server_errors.DECISIONS.values())
 
 
 @pytest.mark.parametrize("word", sorted(WORDS - {"MOVED", "ASK"}))
-def test_a_reply_is_sorted_as_redis_py_parses_it_alone_and_out_of_a_script(word):
-    """Redis 6.2 puts the reply behind words of its own, Redis 7 puts its own words behind the reply."""
+def test_a_reply_is_classified_alone_and_inside_a_script_error(word):
+    """Redis 6.2 puts the reply behind its own text, Redis 7 puts its own text behind the reply."""
     text = f"{word} something is the matter"
     expected = word in WAITED_FOR
     assert wire.is_transient(parsed(text)) is expected
@@ -55,11 +55,11 @@ def test_a_reply_is_sorted_as_redis_py_parses_it_alone_and_out_of_a_script(word)
         "READONLYISH is no word",
     ],
 )
-def test_a_word_somewhere_in_a_text_decides_nothing(text):
+def test_a_word_elsewhere_in_a_text_decides_nothing(text):
     assert wire.is_transient(exceptions.ResponseError(text)) is False
 
 
-def test_what_our_scripts_refuse_is_not_repeated():
+def test_refusals_of_our_scripts_are_not_repeated():
     assert (
         wire.is_transient(LuaScriptError("Redis refused claim: BUSY is the name of a queue in this script: ")) is False
     )
@@ -71,7 +71,7 @@ def way(request):
 
 
 class Busy:
-    """A server on which somebody's script runs until it is killed."""
+    """A server on which another client's script runs until it is killed."""
 
     def __init__(self, server):
         self._server = server
@@ -94,19 +94,19 @@ class Busy:
     def __exit__(self, *_):
         with self._server.client() as other:
             other.script_kill()
-        assert isinstance(self._script.exception(PATIENCE_SECONDS), exceptions.ResponseError)
+        assert isinstance(self._script.exception(LIMIT_SECONDS), exceptions.ResponseError)
 
 
-def test_a_busy_server_is_waited_for(start_server, way, caplog):
-    """Publish, claim, ack and heartbeat go on when the script has ended; a connection made meanwhile as well."""
+def test_a_busy_server_is_retried(start_server, way, caplog):
+    """Publish, claim, ack and heartbeat continue when the script has ended, even on a new connection."""
     server = start_server(config={"lua-time-limit": 20})
     with contextlib.closing(way(server.port)) as shell:
-        told = []
+        events = []
         queue = shell.queue(
             shell.client(socket_timeout=5),
             {"message_visibility_timeout_seconds": 30},
             heartbeat_interval_seconds=0.05,
-            on_event=lambda event: told.append((event.operation, event.outcome)),
+            on_event=lambda event: events.append((event.operation, event.outcome)),
         )
 
         def tried(operation):
@@ -116,12 +116,12 @@ def test_a_busy_server_is_waited_for(start_server, way, caplog):
             with Busy(server):
                 outcome = start(work)
                 until(lambda: tried(operation))
-            return outcome.result(PATIENCE_SECONDS)
+            return outcome.result(LIMIT_SECONDS)
 
         shell.publish(queue, "first")
         assert during("publish", lambda: shell.publish(queue, "second")) is True
         assert during("claim", lambda: shell.process(queue)) == b"first"
-        told.clear()
+        events.clear()
         with contextlib.ExitStack() as busy:
 
             def begin(message):
@@ -129,13 +129,13 @@ def test_a_busy_server_is_waited_for(start_server, way, caplog):
 
             outcome = start(shell.process, queue, begin, lambda: not tried("renew"))
             until(lambda: tried("settle"))
-        assert outcome.result(PATIENCE_SECONDS) == b"second"
-        assert (EventOperation.LEASE_RENEW, EventOutcome.FAILURE) not in told
-        assert (EventOperation.ACK, EventOutcome.SUCCESS) in told
+        assert outcome.result(LIMIT_SECONDS) == b"second"
+        assert (EventOperation.LEASE_RENEW, EventOutcome.FAILURE) not in events
+        assert (EventOperation.ACK, EventOutcome.SUCCESS) in events
 
 
-def test_a_server_that_cannot_save_is_waited_for(start_server, way, caplog):
-    """MISCONF: writes are refused since a snapshot failed, until the next one succeeds."""
+def test_a_server_that_cannot_save_is_retried(start_server, way, caplog):
+    """MISCONF: a snapshot failed, and writes are refused until the next one succeeds."""
     server = start_server(config={"save": "3600 1", "stop-writes-on-bgsave-error": "yes", "dbfilename": "taken"})
     obstacle = server.directory / "taken"
     obstacle.mkdir()
@@ -158,5 +158,5 @@ def test_a_server_that_cannot_save_is_waited_for(start_server, way, caplog):
         (obstacle / "something").unlink()
         obstacle.rmdir()
         save("ok")
-        assert published.result(PATIENCE_SECONDS) is True
+        assert published.result(LIMIT_SECONDS) is True
         assert [shell.process(queue), shell.process(queue)] == [b"first", b"second"]

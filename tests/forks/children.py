@@ -1,4 +1,4 @@
-"""Forked children of the test process: each runs one function, says what came of it, and never outlives its test."""
+"""Forked children of the test process: each runs one function, returns its result, and never outlives its test."""
 
 import contextlib
 import os
@@ -12,20 +12,20 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 # Far beyond what a loaded machine needs: reaching it means that something hangs.
-PATIENCE_SECONDS = 60
+LIMIT_SECONDS = 120
 
 
 class ChildFailed(AssertionError):
-    """The child raised, was killed, or hung: the text says which."""
+    """The child raised, was killed, or hung; the text says which."""
 
 
 class Child:
-    """One forked process; it ends with its function, whatever else the parent has under way."""
+    """One forked process. It ends with its function, whatever else the parent is doing."""
 
     def __init__(self, fork: Callable[[], int], work: Callable[..., Any], *arguments: Any) -> None:
-        self._ear, mouth = os.pipe()
+        self._reader, mouth = os.pipe()
         with warnings.catch_warnings():
-            # Python 3.12 warns of a fork beside threads: that is what is tried here.
+            # Python 3.12 warns about a fork beside threads, which is what is tested here.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = fork()
         if self.pid == 0:
@@ -34,24 +34,24 @@ class Child:
         self._status: int | None = None
 
     def result(self) -> Any:
-        """What the function returned; an error says why there is nothing."""
+        """The result of the function, or an error with the reason why there is none."""
         said = self._listen()
         status = self.wait()
         if not said:
-            raise ChildFailed(f"the child ended with {status} and said nothing; {-signal.SIGALRM} means that it hung")
+            raise ChildFailed(f"the child ended with {status} without a result; {-signal.SIGALRM} means that it hung")
         outcome, value = pickle.loads(said)
         if outcome != "returned":
             raise ChildFailed(f"the child raised\n{value}")
         return value
 
     def wait(self) -> int:
-        """The exit code; minus the number of the signal, if one ended it."""
-        deadline = time.monotonic() + PATIENCE_SECONDS + 5
+        """The exit code, or minus the number of the signal that ended it."""
+        deadline = time.monotonic() + LIMIT_SECONDS + 5
         while self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self._status = os.waitstatus_to_exitcode(status)
-                os.close(self._ear)
+                os.close(self._reader)
             elif time.monotonic() > deadline:
                 raise ChildFailed("the child does not end")
             else:
@@ -59,29 +59,29 @@ class Child:
         return self._status
 
     def end(self) -> None:
-        """Kill it, if it still lives, and collect it."""
+        """Kill it, if it is still alive, and collect it."""
         if self._status is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def _listen(self) -> bytes:
-        """Everything up to the end; a child that hangs is ended by its own alarm."""
+        """Everything until the end of file; a child that hangs is ended by its own alarm."""
         said = b""
-        while select.select([self._ear], [], [], PATIENCE_SECONDS + 5)[0]:
-            heard = os.read(self._ear, 65536)
-            if not heard:
+        while select.select([self._reader], [], [], LIMIT_SECONDS + 5)[0]:
+            received = os.read(self._reader, 65536)
+            if not received:
                 break
-            said += heard
+            said += received
         return said
 
 
 def _live(mouth: int, work: Callable[..., Any], *arguments: Any) -> NoReturn:
-    """The child's life. It must not come back into the test runner, so it ends without any goodbyes."""
+    """The child's main function. It must not return into the test runner, so it exits without clean-up."""
     code = 1
     try:
-        # The alarm of the parent's own timeout is not inherited, but its handler is.
+        # A child inherits the handler of pytest's timeout, but not its alarm.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(PATIENCE_SECONDS)
+        signal.alarm(LIMIT_SECONDS)
         said = pickle.dumps(("returned", work(*arguments)))
         code = 0
     except BaseException:
@@ -94,7 +94,7 @@ def _live(mouth: int, work: Callable[..., Any], *arguments: Any) -> NoReturn:
 
 
 class Family:
-    """Forks children and sees to it that none is left."""
+    """Forks children, and makes sure that none is left."""
 
     def __init__(self, fork: Callable[[], int] = os.fork) -> None:
         self._fork = fork

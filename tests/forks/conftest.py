@@ -1,4 +1,4 @@
-"""Children to fork, clients for them to inherit, and a look at what is really in Redis."""
+"""Forks children, makes clients for them to inherit, and gives direct access to Redis."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ Fork = Callable[..., Child]
 
 
 class SubclassedRedis(redis.Redis):
-    """No plain client any more, so that commands take redis-py's own way."""
+    """A subclass, so that commands are sent by redis-py itself."""
 
 
 def plain(port: int) -> redis.Redis:
@@ -46,7 +46,7 @@ def fork() -> Iterator[Fork]:
 
 @pytest.fixture(params=[os.fork, unhooked_fork], ids=["hooked", "unhooked"])
 def any_fork(request: pytest.FixtureRequest) -> Iterator[Fork]:
-    """The same, also by a fork in C that runs none of Python's fork hooks."""
+    """The same, and also with a fork in C that runs none of Python's fork hooks."""
     family = Family(request.param)
     yield family.fork
     family.end()
@@ -54,7 +54,7 @@ def any_fork(request: pytest.FixtureRequest) -> Iterator[Fork]:
 
 @pytest.fixture
 def restored_copy() -> Iterator[Fork]:
-    """Runs a function in a copy of this process, as from a snapshot: it has the same memory and the same process id."""
+    """Runs a function in a copy of this process, as from a snapshot, with the same memory and the same process id."""
     family, pid = Family(unhooked_fork), os.getpid()
 
     def copy(work: Callable[..., Any], *arguments: Any) -> Child:
@@ -70,7 +70,7 @@ def restored_copy() -> Iterator[Fork]:
 
 @pytest.fixture
 def truth(client: redis.Redis) -> Truth:
-    """The queue "forks" as the server has it."""
+    """The queue "forks" as it is in Redis."""
     return Truth(client, QueueKeys.of("forks"))
 
 
@@ -90,13 +90,13 @@ def plain_client(server: EmbeddedRedis, truth: Truth) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def connect(proxy: FaultyProxy) -> Iterator[Callable[..., redis.Redis]]:
-    """Makes clients whose way to the server leads through the proxy."""
+    """Makes clients that connect through the proxy."""
     with contextlib.ExitStack() as clients:
         yield lambda **options: clients.enter_context(redis.Redis(host="127.0.0.1", port=proxy.port, **options))
 
 
 @pytest.fixture
 def proxy(server: EmbeddedRedis, truth: Truth) -> Iterator[FaultyProxy]:
-    """A network between the queue and the shared server that fails when it is told to."""
+    """The faulty proxy between the queue and the shared server."""
     with FaultyProxy(server.port) as opened:
         yield opened

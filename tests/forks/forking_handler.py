@@ -1,7 +1,7 @@
-"""A program whose handler forks under a heartbeat; its child ends in one of several ways, and its parent goes on.
+"""A program whose handler forks under a heartbeat; its child ends in one of several ways, and its parent continues.
 
-Arguments: the server's port, and how the child ends. Prints what there was in Redis after the child's end and after
-the parent's, as JSON.
+Arguments: the server's port, and how the child ends. Prints the state in Redis after the child's end and after the
+parent's, as JSON.
 """
 
 import json
@@ -18,12 +18,12 @@ from redis_message_queue import QueueEvent, RedisMessageQueue
 
 
 class ForkingHandler:
-    """One message, and what is seen of it while a child lives and dies."""
+    """One message, and its state while a child lives and dies."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.parent = os.getpid()
-        self.told: list[str] = []
+        self.events: list[str] = []
         self.queue = RedisMessageQueue(
             "forks",
             client=redis.Redis(host="127.0.0.1", port=port),
@@ -31,11 +31,11 @@ class ForkingHandler:
             enable_failed_queue=True,
             visibility_timeout_seconds=30,
             heartbeat_interval_seconds=0.02,
-            on_event=self.hear,
+            on_event=self.on_event,
         )
 
-    def hear(self, event: QueueEvent) -> None:
-        self.told.append(f"{event.operation}/{event.outcome}")
+    def on_event(self, event: QueueEvent) -> None:
+        self.events.append(f"{event.operation}/{event.outcome}")
 
     def run(self, way: str) -> None:
         self.queue.publish("message")
@@ -47,21 +47,21 @@ class ForkingHandler:
                 else:
                     status = self.fork(way)
                     if os.getpid() != self.parent:
-                        return  # out of the block and to the end of the program, like the parent
+                        return  # leaves the block and ends the program, like the parent
                 self.wait_for_a_renewal()
                 during = self.look()
         except ValueError:
             if os.getpid() == self.parent:
                 raise
             return
-        endings = [each for each in self.told if not each.startswith(("publish", "claim", "lease_renew"))]
-        print(json.dumps({"status": status, "during": during, "after": self.look(), "told": endings}))
+        endings = [each for each in self.events if not each.startswith(("publish", "claim", "lease_renew"))]
+        print(json.dumps({"status": status, "during": during, "after": self.look(), "events": endings}))
 
     def fork(self, way: str) -> int:
         child = os.fork()
         if child:
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        signal.alarm(20)
+        signal.alarm(60)
         if way == "os._exit":
             os._exit(0)
         if way == "sys.exit":
@@ -74,7 +74,7 @@ class ForkingHandler:
     def start_a_process(self) -> int:
         process = multiprocessing.get_context("fork").Process(target=self.use_a_client_of_its_own)
         process.start()
-        process.join(60)
+        process.join(100)
         return -1 if process.exitcode is None else process.exitcode
 
     def use_a_client_of_its_own(self) -> None:
@@ -85,11 +85,11 @@ class ForkingHandler:
                 assert message == b"message of the child"
 
     def wait_for_a_renewal(self) -> None:
-        """One that began after now: at least one more is over then, and another one came behind it."""
-        enough = self.told.count("lease_renew/success") + 2
-        deadline = time.monotonic() + 60
-        while self.told.count("lease_renew/success") < enough:
-            assert time.monotonic() < deadline, f"the heartbeat has stopped: {self.told}"
+        """Wait for a renewal that started after now: when the second one comes, at least one is complete."""
+        enough = self.events.count("lease_renew/success") + 2
+        deadline = time.monotonic() + 100
+        while self.events.count("lease_renew/success") < enough:
+            assert time.monotonic() < deadline, f"the heartbeat has stopped: {self.events}"
             time.sleep(0.005)
 
     def look(self) -> dict[str, int]:
@@ -103,9 +103,9 @@ class ForkingHandler:
 
 
 if __name__ == "__main__":
-    signal.alarm(60)
-    # Python 3.12 warns of a fork beside threads, such as the heartbeat's: that is what is tried here.
+    signal.alarm(110)
+    # Python 3.12 warns about a fork beside threads such as the heartbeat's, which is what is tested here.
     warnings.simplefilter("ignore", DeprecationWarning)
-    # A child that just ends closes nothing of what it has inherited.
+    # A child that exits closes none of the sockets that it inherited.
     warnings.simplefilter("ignore", ResourceWarning)
     ForkingHandler(int(sys.argv[1])).run(sys.argv[2])

@@ -1,4 +1,4 @@
-"""Every lock behind an object, held by a thread that will not let go: the worst moment for a fork."""
+"""Holds every lock behind an object in another thread: the worst moment for a fork."""
 
 import contextlib
 import gc
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
-# What leads out of an object, to code that everybody shares.
+# Attributes that lead out of an object, to shared code.
 CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, threading.Thread)
 
 
 def locks_behind(thing: Any) -> list[Any]:
-    """Found by way of attributes and containers, so that nobody has to know how they are called."""
+    """All locks behind an object, found through attributes and containers."""
     found, seen, ahead = [], set(), [thing]
     while ahead:
         each = ahead.pop()
@@ -29,7 +29,7 @@ def locks_behind(thing: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def all_locks_held(thing: Any) -> Iterator[int]:
-    """Another thread holds them during the block; how many there are."""
+    """Another thread holds the locks during the block. Yields their number."""
     locks = locks_behind(thing)
     held, over = threading.Event(), threading.Event()
 
@@ -43,7 +43,7 @@ def all_locks_held(thing: Any) -> Iterator[int]:
     thread = threading.Thread(target=hold, daemon=True)
     thread.start()
     try:
-        assert held.wait(60), "a lock is held by somebody else"
+        assert held.wait(60), "a lock is held by someone else"
         yield len(locks)
     finally:
         over.set()

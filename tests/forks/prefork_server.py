@@ -1,8 +1,8 @@
-"""A pre-fork server in small: a master that has used its queue forks workers, replaces one that dies, and stops them.
+"""A small pre-fork server: a master that has used its queue forks workers, replaces one that dies, and stops them.
 
-Arguments: the server's port, and what a worker works with: "inherited", everything that the master made, or "fresh", a
-queue and an interrupt handler of its own on the master's client. On SIGTERM the master stops its workers and prints
-how all of them ended, as JSON.
+Arguments: the server's port, and what a worker uses: "inherited", the objects of the master, or "fresh", its own queue
+and interrupt handler on the master's client. On SIGTERM the master stops its workers and prints how all of them ended,
+as JSON.
 """
 
 import json
@@ -62,7 +62,7 @@ class Server:
     def hire(self) -> None:
         pid = os.fork()
         if pid == 0:
-            signal.alarm(60)
+            signal.alarm(110)
             self.work()
             sys.exit(0)
         self.workers.add(pid)
@@ -102,14 +102,14 @@ class Server:
         assert received is not None
         if message == b"wait to be killed" and received.delivery_count == 1:
             self.client.rpush("holding", os.getpid())
-            time.sleep(60)
+            time.sleep(110)
 
 
 if __name__ == "__main__":
-    signal.alarm(60)
-    # A worker that just ends closes nothing of what it has inherited.
+    signal.alarm(110)
+    # A worker that exits closes none of the sockets that it inherited.
     warnings.simplefilter("ignore", ResourceWarning)
-    # A runner in the background has SIGINT ignored, which children inherit.
+    # A runner in the background ignores SIGINT, which children inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     Server(int(sys.argv[1]), sys.argv[2]).run()

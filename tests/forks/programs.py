@@ -1,4 +1,4 @@
-"""Programs of this directory, run by the tests as processes of their own."""
+"""Runs programs of this directory as separate processes."""
 
 import contextlib
 import os
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# Each program ends itself before that; waiting so long means that it did not.
-PATIENCE_SECONDS = 70
+# Each program ends itself earlier than this.
+LIMIT_SECONDS = 130
 
 
 @contextlib.contextmanager
 def running(name: str, *arguments: object) -> "Iterator[subprocess.Popen[str]]":
-    """A program with all of its children in one session, so that none of them is left behind."""
+    """A program with all its children in one session, so that none is left behind."""
     command = [sys.executable, "-W", "error", "-u", str(HERE / name), *map(str, arguments)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -25,15 +25,15 @@ def running(name: str, *arguments: object) -> "Iterator[subprocess.Popen[str]]":
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(PATIENCE_SECONDS)
+        process.wait(LIMIT_SECONDS)
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()
 
 
 def output_of(process: "subprocess.Popen[str]") -> str:
-    """What it printed before it ended well."""
-    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    """The output of the program, which must succeed."""
+    output, errors = process.communicate(timeout=LIMIT_SECONDS)
     assert (process.returncode, errors) == (0, ""), f"ended with {process.returncode}:\n{errors}\n{output}"
     return output
 

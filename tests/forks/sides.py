@@ -1,4 +1,4 @@
-"""What each side of a fork does with a queue."""
+"""How the parent and the child use a queue."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from redis_message_queue import RedisMessageQueue
 
 
 def make_queue(client: redis.Redis, **options: Any) -> RedisMessageQueue:
-    """A queue that keeps what was handled, does not wait for messages, and holds them longer than any test takes."""
+    """A queue that keeps handled messages, does not wait, and has leases longer than any test."""
     usual = {
         "enable_completed_queue": True,
         "enable_failed_queue": True,
@@ -26,13 +26,13 @@ def take(queue: RedisMessageQueue) -> Any:
 
 
 def use(queue: RedisMessageQueue) -> None:
-    """A publish and a claim: from here on the client has open connections, and the queue has callers."""
+    """Publish and claim, so that the client has open connections and the queue has callers."""
     queue.publish("before the fork")
     assert take(queue) == b"before the fork"
 
 
 def serve_oneself(queue: RedisMessageQueue) -> list[Any]:
-    """Publish, and consume until one's own message has come by; what was handled here."""
+    """Publish, and consume until that message comes. Returns what was handled here."""
     assert queue.publish("of the child") is True
     handled: list[Any] = []
     while b"of the child" not in handled:

@@ -1,4 +1,4 @@
-"""An asyncio queue belongs to the process that made it: a child is refused, in words that say what to do instead."""
+"""An async queue belongs to the process that made it: a child gets an error that says what to do instead."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,13 @@ import redis.asyncio
 
 from redis_message_queue import ConfigurationError, after_restore
 from redis_message_queue.asyncio import RedisGateway, RedisMessageQueue
-from tests.forks.children import PATIENCE_SECONDS
+from tests.concurrency import LIMIT_SECONDS
+
+pytestmark = pytest.mark.topic("Forks")
 
 
 class SubclassedRedis(redis.asyncio.Redis):
-    """No plain client any more, so that commands take redis-py's own way."""
+    """A subclass, so that commands are sent by redis-py itself."""
 
 
 def plain(port):
@@ -31,9 +33,9 @@ def with_a_waiting_pool(port):
 
 @pytest.fixture
 def parent():
-    """The loop of the parent, which lives before and after the fork."""
+    """The parent's event loop, which lives before and after the fork."""
     with asyncio.Runner() as runner:
-        yield lambda work: runner.run(asyncio.wait_for(work, PATIENCE_SECONDS))
+        yield lambda work: runner.run(asyncio.wait_for(work, LIMIT_SECONDS))
 
 
 @pytest.fixture(params=[plain, subclassed, with_a_waiting_pool], ids=lambda make: make.__name__)
@@ -63,32 +65,35 @@ async def ignore(message):
 
 
 def refusals(queue):
-    """In a child, with a loop of its own: what it is told when it publishes and when it asks for a message."""
+    """The errors that a child gets when it publishes and when it claims, in its own event loop."""
     calls = [
         lambda: queue.publish("of the child"),
         lambda: take(queue),
         lambda: queue.process_message_callback(ignore),
         lambda: queue.publish("of the child, again"),
     ]
-    told = []
+    errors = []
     for call in calls:
         with pytest.raises(ConfigurationError) as refused:
-            asyncio.run(asyncio.wait_for(call(), PATIENCE_SECONDS / 4))
-        told.append((str(refused.value), refused.value.queue, refused.value.operation))
-    return told
+            asyncio.run(asyncio.wait_for(call(), LIMIT_SECONDS / 4))
+        errors.append((str(refused.value), refused.value.queue, refused.value.operation))
+    return errors
 
 
-def check(told):
-    """Each refusal says where the fault lies, what to do, and what was being done."""
-    for text, queue, _ in told:
+def check(errors):
+    """Each error says what is wrong, what to do, and which call it was."""
+    for text, queue, _ in errors:
         assert "another process" in text
         assert re.search("make the client and (the )?queue", text)
         assert queue == "forks"
-    assert [operation for _, _, operation in told] == ["publish", "claim", "claim", "publish"]
+    assert [operation for _, _, operation in errors] == ["publish", "claim", "claim", "publish"]
 
 
-def test_a_child_is_refused_and_its_parent_notices_nothing(inherited, truth, parent, any_fork):
-    """A command of the child on the parent's socket would be answered there, and the parent would read that answer."""
+@pytest.mark.promise(
+    "An async queue is refused in a forked child, with an error that says to create client and queue there."
+)
+def test_a_child_is_refused_and_its_parent_is_not_disturbed(inherited, truth, parent, any_fork):
+    """A command of the child on the parent's socket would put a reply there that the parent would read."""
     queue = make_queue(inherited)
     parent(use(queue))
     connection = parent(inherited.client_id())
@@ -100,16 +105,16 @@ def test_a_child_is_refused_and_its_parent_notices_nothing(inherited, truth, par
     assert truth.is_empty
 
 
-def test_a_child_is_refused_although_nobody_has_used_the_queue_yet(inherited, truth, parent, any_fork):
-    """The queue cannot know what else its client was used for."""
+def test_a_child_is_refused_even_if_the_queue_was_never_used(inherited, truth, parent, any_fork):
+    """The queue does not know what else its client was used for."""
     queue = make_queue(inherited)
     check(any_fork(refusals, queue).result())
     parent(use(queue))
     assert truth.completed == [b"before the fork"]
 
 
-def test_a_child_is_refused_a_queue_on_a_gateway_of_its_parent(inherited, truth, parent, fork):
-    """The connections are the gateway's, so it does not help to make the queue anew."""
+def test_a_child_is_refused_a_queue_with_an_inherited_gateway(inherited, truth, parent, fork):
+    """The connections belong to the gateway, so a new queue does not help."""
     gateway = RedisGateway(redis_client=inherited, message_wait_interval_seconds=0)
     parent(use(RedisMessageQueue("forks", gateway=gateway)))
 
@@ -121,8 +126,8 @@ def test_a_child_is_refused_a_queue_on_a_gateway_of_its_parent(inherited, truth,
     assert truth.is_empty
 
 
-def test_a_child_is_refused_every_operation_of_a_gateway_of_its_parent(inherited, truth, parent, fork):
-    """They go to Redis without a queue, and some of them by ways of their own."""
+def test_a_child_is_refused_every_operation_of_an_inherited_gateway(inherited, truth, parent, fork):
+    """They go to Redis without a queue, and some of them on their own paths."""
     gateway = RedisGateway(redis_client=inherited, message_visibility_timeout_seconds=30)
     parent(gateway.add_message(truth.key.pending, "message"))
     held = parent(gateway.wait_for_message_and_move(truth.key.pending, truth.key.processing))
@@ -140,7 +145,7 @@ def test_a_child_is_refused_every_operation_of_a_gateway_of_its_parent(inherited
     def try_all():
         for operation in operations:
             with pytest.raises(ConfigurationError, match="another process"):
-                asyncio.run(asyncio.wait_for(operation(), PATIENCE_SECONDS / 8))
+                asyncio.run(asyncio.wait_for(operation(), LIMIT_SECONDS / 8))
 
     fork(try_all).result()
     assert (truth.processing, truth.pending) == (1, 0)
@@ -148,32 +153,32 @@ def test_a_child_is_refused_every_operation_of_a_gateway_of_its_parent(inherited
     assert truth.is_empty
 
 
-def test_a_child_of_a_running_loop_is_refused_while_the_loop_goes_on(inherited, truth, parent, fork):
+def test_a_child_of_a_running_loop_is_refused_while_the_loop_continues(inherited, truth, parent, fork):
     """A handler that forks keeps its message, its heartbeat and its connections."""
     queue = make_queue(inherited, visibility_timeout_seconds=30, heartbeat_interval_seconds=0.02)
 
     async def handle():
         await queue.publish("message")
         async with queue.process_message() as message:
-            told = await asyncio.to_thread(fork(refusals, queue).result)
+            errors = await asyncio.to_thread(fork(refusals, queue).result)
             assert not queue.current_message().lease_lost
             assert (truth.processing, truth.completed) == (1, [])
-        return message, told
+        return message, errors
 
-    message, told = parent(handle())
-    check(told)
+    message, errors = parent(handle())
+    check(errors)
     assert message == b"message"
     assert truth.completed == [b"message"]
     assert truth.is_empty
 
 
-def test_a_child_that_drains_ends_nothing_of_its_parent(inherited, truth, parent, fork):
-    """There is nothing of its own to end, so it is drained at once."""
+def test_a_child_that_drains_does_not_affect_its_parent(inherited, truth, parent, fork):
+    """The child has no work of its own, so the drain returns at once."""
     queue = make_queue(inherited)
     parent(use(queue))
 
     def drain():
-        return asyncio.run(asyncio.wait_for(queue.drain(), PATIENCE_SECONDS / 2))
+        return asyncio.run(asyncio.wait_for(queue.drain(), LIMIT_SECONDS / 2))
 
     assert fork(drain).result() is True
     assert not queue.is_draining
@@ -181,8 +186,11 @@ def test_a_child_that_drains_ends_nothing_of_its_parent(inherited, truth, parent
     assert truth.is_empty
 
 
-def test_children_that_make_client_and_queue_themselves_are_served(server, inherited, truth, parent, fork):
-    """That is what the refusal tells them to do."""
+@pytest.mark.promise(
+    "An async queue is refused in a forked child, with an error that says to create client and queue there."
+)
+def test_children_with_their_own_client_and_queue_work(server, inherited, truth, parent, fork):
+    """As the error says."""
     queue = make_queue(inherited)
     parent(use(queue))
 
@@ -202,8 +210,11 @@ def test_children_that_make_client_and_queue_themselves_are_served(server, inher
     assert truth.is_empty
 
 
+@pytest.mark.promise(
+    "Copies of a process restored from one snapshot reuse no ids and no call numbers after `after_restore()`."
+)
 def test_a_queue_from_before_a_restored_snapshot_is_refused(inherited, truth, parent, restored_copy):
-    """Its sockets are those of all copies; what is made anew has its own."""
+    """All copies share its sockets; a new client has its own."""
     queue = make_queue(inherited)
     parent(use(queue))
 

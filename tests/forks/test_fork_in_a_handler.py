@@ -1,4 +1,4 @@
-"""A handler that forks keeps its message: whatever the child does with what it inherited, the parent settles."""
+"""A handler that forks keeps its message: whatever the child does with it, the parent settles."""
 
 import asyncio
 import json
@@ -9,23 +9,31 @@ from redis_message_queue import asyncio as asyncio_queues
 from tests.forks.programs import run
 from tests.forks.sides import make_queue, take, use
 
+pytestmark = pytest.mark.topic("Forks")
 
+
+@pytest.mark.promise(
+    "A child that is forked in a handler and exits changes nothing; the message stays with its parent."
+)
 @pytest.mark.parametrize("way", ["os._exit", "sys.exit", "fall through", "raise", "multiprocessing"])
 def test_the_end_of_a_child_changes_nothing(server, truth, way):
-    """No ack, no failure and no giving back, also not by the end of its interpreter; the parent's heartbeat goes on."""
+    """No ack, no failure and no requeue, not even when its interpreter exits; the parent's heartbeat continues."""
     seen = json.loads(run("forking_handler.py", server.port, way))
     assert seen == {
         "status": 0,
         "during": {"pending": 0, "processing": 1, "completed": 0, "failed": 0},
         "after": {"pending": 0, "processing": 0, "completed": 1, "failed": 0},
-        "told": ["ack/success", "completed/success"],
+        "events": ["ack/success", "completed/success"],
     }
 
 
+@pytest.mark.promise(
+    "A child that is forked in a handler and exits changes nothing; the message stays with its parent."
+)
 @pytest.mark.parametrize("error", [None, ValueError("in the child")], ids=["normally", "by an exception"])
 @pytest.mark.parametrize("lease", [300, None], ids=["leased", "without leases"])
-def test_a_child_that_leaves_the_block_of_its_parent_leaves_the_message_to_it(plain_client, truth, fork, lease, error):
-    """The parent still works on it: were it settled and the parent died, the message would be lost."""
+def test_a_child_that_leaves_the_inherited_block_does_not_settle_the_message(plain_client, truth, fork, lease, error):
+    """The parent still works on it: if the child settled it and the parent died, the message would be lost."""
     queue = make_queue(plain_client, visibility_timeout_seconds=lease)
     use(queue)
     queue.publish("message")
@@ -42,8 +50,8 @@ def test_a_child_that_leaves_the_block_of_its_parent_leaves_the_message_to_it(pl
     assert truth.is_empty
 
 
-def test_a_child_of_a_handler_may_publish_and_consume_through_the_inherited_queue(inherited, truth, fork):
-    """What it does there is its own, and the message of the handler around it stays its parent's."""
+def test_a_child_of_a_handler_may_use_the_inherited_queue(inherited, truth, fork):
+    """Its messages are its own, and the message of the handler stays with the parent."""
     queue = make_queue(inherited, heartbeat_interval_seconds=0.02)
     use(queue)
     queue.publish("of the parent")
@@ -60,8 +68,8 @@ def test_a_child_of_a_handler_may_publish_and_consume_through_the_inherited_queu
     assert truth.is_empty
 
 
-def test_a_child_of_an_asyncio_handler_that_ends_at_once_changes_nothing(server, truth, fork):
-    """The parent's loop, heartbeat and connections go on as before."""
+def test_a_child_of_an_async_handler_that_exits_at_once_changes_nothing(server, truth, fork):
+    """The parent's event loop, heartbeat and connections continue."""
 
     async def main():
         async with server.async_client() as client:

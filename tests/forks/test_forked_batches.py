@@ -1,4 +1,4 @@
-"""Forks around batches, loops, tenants and operators: a child has work of its own, and leaves its parent's alone."""
+"""Forks around batches, loops, tenants and operators: a child leaves its parent's messages alone."""
 
 import asyncio
 import copy
@@ -9,19 +9,19 @@ import signal
 import sys
 import threading
 import warnings
+from typing import Any
 
 import pytest
 
 import redis_message_queue.asyncio
 from redis_message_queue import ConfigurationError, QueueDrainedError, RetryPolicy
-from tests.faults.meanwhile import start, until
+from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.proxy import delayed
-from tests.forks.children import PATIENCE_SECONDS
 from tests.forks.locks import all_locks_held
 from tests.forks.sides import make_queue, take, use
 
 LETTERS = [letter.encode() for letter in "abcdef"]
-BEATING = {"heartbeat_interval_seconds": 0.02}
+BEATING: dict[str, Any] = {"heartbeat_interval_seconds": 0.02}
 NOT_YOURS = "another process"  # what a refusal has to say
 
 leased_or_not = pytest.mark.parametrize("lease", [300, None], ids=["leased", "without leases"])
@@ -29,19 +29,19 @@ alone_or_together = pytest.mark.parametrize("concurrency", [1, 3], ids=["one thr
 
 
 def fork_here():
-    """A child that goes on from here, as its parent does; if it hangs, an alarm ends it."""
+    """Fork a child that continues from here, like its parent; an alarm ends it if it hangs."""
     with warnings.catch_warnings():
-        # Python 3.12 warns of a fork beside threads: that is what is tried here.
+        # Python 3.12 warns about a fork beside threads, which is what is tested here.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(PATIENCE_SECONDS // 2)
+        signal.alarm(LIMIT_SECONDS // 2)
     return pid
 
 
 def exit_code(pid):
-    """How a child of `fork_here` ended; minus the number of the signal, if one ended it."""
+    """The exit code of a child of `fork_here`, or minus the number of the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -54,7 +54,7 @@ def publish_letters(queue):
 
 
 def serve_oneself_in_batches(queue):
-    """Publish many, and consume them as a batch and in a loop; what was handled, of which nothing is anybody else's."""
+    """Publish many messages, and consume them as a batch and in a loop. Returns what was handled: only its own."""
     mine = [f"{os.getpid()} {number}" for number in range(30)]
     assert queue.publish_many(mine) == [True] * 30
     with queue.process_messages(10) as batch:
@@ -63,7 +63,7 @@ def serve_oneself_in_batches(queue):
         batch[4].complete()
     summary = queue.run(lambda message: handled.append(message.payload), concurrency=2, prefetch=7, until_empty=True)
     assert sorted(handled) == sorted(text.encode() for text in mine)
-    assert (summary.handled, summary.failed, summary.given_back) == (20, 0, 0)
+    assert (summary.handled, summary.failed, summary.requeued) == (20, 0, 0)
     return len(handled)
 
 
@@ -71,7 +71,7 @@ def serve_oneself_in_batches(queue):
 
 
 class Forking:
-    """A handler that forks at the first message; the child's way out is tried, and the parent sees what came of it."""
+    """A handler that forks at the first message; the child leaves it in one of several ways, and the parent checks."""
 
     def __init__(self, queue, client, way):
         self.queue = queue
@@ -102,7 +102,7 @@ class Forking:
             sys.exit(0)
 
     def run(self, **options):
-        """The loop in the parent; the child ends here, if it comes back at all."""
+        """Run the loop in the parent; the child ends here, if it returns at all."""
         try:
             return self.queue.run(self, **options)
         finally:
@@ -113,8 +113,8 @@ class Forking:
 @pytest.mark.parametrize("batches", [False, True], ids=["one by one", "in batches"])
 @pytest.mark.parametrize("way", ["return", "raise", "sys.exit"])
 @leased_or_not
-def test_a_child_that_comes_out_of_a_handler_ends_its_copy_of_the_loop(plain_client, truth, lease, way, batches):
-    """It neither settles the message nor goes on to those that were claimed ahead: all of them are its parent's."""
+def test_a_child_that_returns_from_a_handler_ends_its_copy_of_the_loop(plain_client, truth, lease, way, batches):
+    """It neither settles the message nor handles the prefetched ones: all of them belong to its parent."""
     queue = make_queue(plain_client, visibility_timeout_seconds=lease)
     use(queue)
     publish_letters(queue)
@@ -140,14 +140,14 @@ def test_a_child_that_comes_out_of_a_handler_ends_its_copy_of_the_loop(plain_cli
     assert seen == [(len(LETTERS) - claimed, claimed, [b"before the fork"], [])]
     assert plain_client.lrange("handled in the child", 0, -1) == []
     assert forking.handled == [(letter, 1, False) for letter in LETTERS]
-    assert (summary.handled, summary.failed, summary.given_back) == (len(LETTERS), 0, 0)
+    assert (summary.handled, summary.failed, summary.requeued) == (len(LETTERS), 0, 0)
     assert truth.completed == [b"before the fork", *LETTERS]
     assert truth.is_empty
 
 
 @pytest.mark.parametrize("way", ["return", "raise", "sys.exit"])
-def test_a_child_of_one_thread_of_a_loop_ends_with_it(plain_client, truth, way):
-    """Of the others, one waits for messages with the turn in its hands: in the child nobody would ever give it back."""
+def test_a_child_of_one_thread_of_a_loop_ends_with_its_handler(plain_client, truth, way):
+    """Another thread waits for messages and holds the turn: in the child no thread would ever release it."""
     queue = make_queue(plain_client, **BEATING)
     use(queue)
     forking = Forking(queue, plain_client, way)
@@ -156,20 +156,20 @@ def test_a_child_of_one_thread_of_a_loop_ends_with_it(plain_client, truth, way):
     publish_letters(queue)
     until(lambda: len(forking.handled) == len(LETTERS))
     queue.drain(0)
-    truth.client.lpush(queue.key.bell, "1")  # so that nobody sits out the rest of his second
-    summary = running.result(PATIENCE_SECONDS)
+    truth.client.lpush(queue.key.wakeup, "1")  # so that no worker waits out the rest of its second
+    summary = running.result(LIMIT_SECONDS)
     assert forking.status == 0
     assert plain_client.lrange("handled in the child", 0, -1) == []
     assert sorted(forking.handled) == [(letter, 1, False) for letter in LETTERS]
-    assert (summary.handled, summary.failed, summary.given_back) == (len(LETTERS), 0, 0)
+    assert (summary.handled, summary.failed, summary.requeued) == (len(LETTERS), 0, 0)
     assert sorted(truth.completed) == sorted([b"before the fork", *LETTERS])
     assert truth.failed == []
     assert truth.is_empty
 
 
 @alone_or_together
-def test_a_child_of_a_handler_of_a_loop_may_work_with_the_inherited_queue(inherited, truth, fork, concurrency):
-    """In batches and in a loop of its own; what its parent has claimed ahead stays its parent's, and is renewed."""
+def test_a_child_of_a_loops_handler_may_use_the_inherited_queue(inherited, truth, fork, concurrency):
+    """In batches and in its own loop; the parent keeps its prefetched messages, and their leases are renewed."""
     queue = make_queue(inherited, **BEATING)
     use(queue)
     publish_letters(queue)
@@ -185,24 +185,24 @@ def test_a_child_of_a_handler_of_a_loop_may_work_with_the_inherited_queue(inheri
             until(lambda: deadlines < truth.deadlines)
             seen.append((handled, "redis-message-queue-heartbeat" in names))
             is_done.set()
-        assert is_done.wait(PATIENCE_SECONDS)  # or the loop would claim what the child has published
+        assert is_done.wait(LIMIT_SECONDS)  # otherwise the loop would claim the child's messages
         assert not message.lease_lost
 
     summary = queue.run(handle, concurrency=concurrency, prefetch=len(LETTERS), until_empty=True)
     assert seen == [(30, False)]
-    assert (summary.handled, summary.failed, summary.given_back) == (len(LETTERS), 0, 0)
+    assert (summary.handled, summary.failed, summary.requeued) == (len(LETTERS), 0, 0)
     assert sorted(payload for payload in truth.completed if payload in LETTERS) == LETTERS
     assert len(truth.completed) == 1 + 30 + len(LETTERS)
     assert truth.is_empty
 
 
 @pytest.mark.parametrize("settle", ["complete", "hand off"])
-def test_a_child_of_a_handler_of_a_loop_cannot_settle_the_message(plain_client, truth, fork, settle):
-    """The loop of its parent acknowledges it: whoever comes second would have lost a message that is not lost."""
+def test_a_child_of_a_loops_handler_cannot_settle_the_message(plain_client, truth, fork, settle):
+    """The parent's loop acks it: a second ack would report a lost lease that is not lost."""
     queue, results = make_queue(plain_client), redis_message_queue.RedisMessageQueue("results", client=plain_client)
     use(queue)
     publish_letters(queue)
-    told = []
+    errors = []
 
     def complete(message):
         with pytest.raises(ConfigurationError) as refused:
@@ -210,24 +210,24 @@ def test_a_child_of_a_handler_of_a_loop_cannot_settle_the_message(plain_client, 
         return str(refused.value), refused.value.queue, refused.value.message_id == message.id
 
     def handle(message):
-        if not told:
-            told.append(fork(complete, message).result())
+        if not errors:
+            errors.append(fork(complete, message).result())
 
     summary = queue.run(handle, prefetch=2, until_empty=True)
-    ((text, name, its_own),) = told
+    ((text, name, its_own),) = errors
     assert NOT_YOURS in text and (name, its_own) == ("forks", True)
     assert summary.handled == len(LETTERS)
     assert truth.completed == [b"before the fork", *LETTERS]
     assert truth.is_empty
 
 
-def test_forks_beside_a_loop_of_threads_lose_and_double_nothing(plain_client, truth, fork):
-    """Ten children, each forked while the loop claims, works and acknowledges; they work on another queue."""
+def test_forks_beside_a_threaded_loop_lose_and_duplicate_nothing(plain_client, truth, fork):
+    """Ten children, each forked while the loop claims, handles and acks; they use another queue."""
     queue, other = make_queue(plain_client), redis_message_queue.RedisMessageQueue("other", client=plain_client)
     use(queue)
     published, handled = [], []
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # threads take turns a thousand times as often as usual
+    sys.setswitchinterval(1e-6)  # switch threads a thousand times as often as usual
     running = start(lambda: queue.run(lambda message: handled.append(message.payload), concurrency=3, prefetch=5))
     try:
         for turn in range(10):
@@ -239,14 +239,14 @@ def test_forks_beside_a_loop_of_threads_lose_and_double_nothing(plain_client, tr
     finally:
         sys.setswitchinterval(usual)
         queue.drain(0)
-        truth.client.lpush(queue.key.bell, "1")
-    assert running.result(PATIENCE_SECONDS).handled == len(published)
+        truth.client.lpush(queue.key.wakeup, "1")
+    assert running.result(LIMIT_SECONDS).handled == len(published)
     assert sorted(handled) == sorted(published)
     assert truth.is_empty
 
 
 def test_a_child_that_drains_does_not_end_the_loop_of_its_parent(plain_client, truth, fork):
-    """After the fork there are two objects: the child's takes nothing more, the parent's goes on."""
+    """After the fork there are two objects: the child's accepts nothing more, the parent's continues."""
     queue = make_queue(plain_client)
     use(queue)
     publish_letters(queue)
@@ -275,10 +275,8 @@ def test_a_child_that_drains_does_not_end_the_loop_of_its_parent(plain_client, t
     "error", [None, ValueError("in the child"), SystemExit(0)], ids=["normally", "by an exception", "by its exit"]
 )
 @leased_or_not
-def test_a_child_that_leaves_the_block_of_a_batch_leaves_the_messages_to_its_parent(
-    plain_client, truth, fork, lease, error
-):
-    """No ack, no giving back, no end of the heartbeat; afterwards the parent settles each of them."""
+def test_a_child_that_leaves_an_inherited_batch_does_not_settle_it(plain_client, truth, fork, lease, error):
+    """No ack, no requeue, no end of the heartbeat; afterwards the parent settles each message."""
     beating = BEATING if lease else {}
     queue = make_queue(plain_client, visibility_timeout_seconds=lease, **beating)
     use(queue)
@@ -306,8 +304,8 @@ def test_a_child_that_leaves_the_block_of_a_batch_leaves_the_messages_to_its_par
     assert truth.is_empty
 
 
-def test_a_parent_gives_its_batch_back_although_a_child_has_left_it(plain_client, truth, fork):
-    """In its order, once; what the child did with its copy of the block changes nothing of that."""
+def test_a_parent_requeues_its_batch_after_a_child_has_left_it(plain_client, truth, fork):
+    """In order, once; what the child did with its copy of the block changes nothing."""
     queue = make_queue(plain_client)
     use(queue)
     publish_letters(queue)
@@ -324,7 +322,7 @@ def test_a_parent_gives_its_batch_back_although_a_child_has_left_it(plain_client
 @pytest.mark.parametrize("settle", ["ack", "fail", "complete", "hand off", "retry"])
 @leased_or_not
 def test_a_child_cannot_settle_a_message_of_its_parents_batch(plain_client, truth, fork, lease, settle):
-    """It is told whose the message is; its parent still holds all of them, and settles them."""
+    """The error says whose the message is; the parent still holds all of them, and settles them."""
     policy = RetryPolicy() if settle == "retry" else None
     queue = make_queue(plain_client, visibility_timeout_seconds=lease, retry_policy=policy)
     use(queue)
@@ -350,8 +348,8 @@ def test_a_child_cannot_settle_a_message_of_its_parents_batch(plain_client, trut
     assert truth.is_empty
 
 
-def test_a_child_cannot_complete_the_message_of_its_parents_block(plain_client, truth, fork):
-    """The same for a message that came alone."""
+def test_a_child_cannot_complete_the_message_of_an_inherited_block(plain_client, truth, fork):
+    """The same for a single message."""
     queue = make_queue(plain_client)
     use(queue)
     queue.publish("message")
@@ -367,8 +365,8 @@ def test_a_child_cannot_complete_the_message_of_its_parents_block(plain_client, 
     assert truth.is_empty
 
 
-def test_a_child_of_the_block_of_a_batch_may_work_with_the_inherited_queue(inherited, truth, fork):
-    """Its batches and loops find its own messages alone."""
+def test_a_child_in_an_inherited_batch_may_use_the_queue(inherited, truth, fork):
+    """Its batches and loops contain only its own messages."""
     queue = make_queue(inherited, **BEATING)
     use(queue)
     publish_letters(queue)
@@ -381,8 +379,8 @@ def test_a_child_of_the_block_of_a_batch_may_work_with_the_inherited_queue(inher
     assert truth.is_empty
 
 
-def test_a_block_that_is_entered_after_the_fork_is_the_childs(plain_client, truth, fork):
-    """Whoever enters it claims, and whoever claims settles; when `process_messages` was called says nothing."""
+def test_a_block_entered_after_the_fork_belongs_to_the_child(plain_client, truth, fork):
+    """The process that enters the block claims and settles; when `process_messages` was called does not matter."""
     queue = make_queue(plain_client)
     use(queue)
     publish_letters(queue)
@@ -400,20 +398,20 @@ def test_a_block_that_is_entered_after_the_fork_is_the_childs(plain_client, trut
     assert truth.is_empty
 
 
-# Many at once to publish
+# Publishing many at once
 
 
-def test_a_fork_between_two_chunks_neither_loses_nor_doubles_a_message(plain_client, truth, fork):
-    """A listener forks in the middle of the call; the child publishes and consumes, and the call goes on."""
-    heard, children = [], []
+def test_a_fork_between_two_chunks_neither_loses_nor_duplicates_a_message(plain_client, truth, fork):
+    """A listener forks in the middle of the call; the child publishes and consumes, and the call continues."""
+    events, children = [], []
 
-    def hear(event):
-        heard.append(event)
-        if len(heard) in (1, 1_001, 2_001):
+    def on_event(event):
+        events.append(event)
+        if len(events) in (1, 1_001, 2_001):
             children.append(fork(serve_oneself_in_batches, other).result())
 
     other = redis_message_queue.RedisMessageQueue("other", client=plain_client, message_wait_interval_seconds=0)
-    queue = make_queue(plain_client, on_event=hear)
+    queue = make_queue(plain_client, on_event=on_event)
     numbers = [str(number) for number in range(2_300)]
     assert queue.publish_many(numbers) == [True] * len(numbers)
     assert children == [30, 30, 30]
@@ -421,8 +419,8 @@ def test_a_fork_between_two_chunks_neither_loses_nor_doubles_a_message(plain_cli
     assert other.stats().pending == 0
 
 
-def test_a_fork_while_a_chunk_is_on_its_way(proxy, connect, truth, fork):
-    """The answer is its parent's; the child's own chunks have answers of their own."""
+def test_a_fork_while_a_chunk_is_under_way_keeps_replies_apart(proxy, connect, truth, fork):
+    """The reply belongs to the parent; the child's own chunks get their own."""
     queue = make_queue(connect())
     use(queue)
     numbers = [str(number) for number in range(1_500)]
@@ -434,7 +432,7 @@ def test_a_fork_while_a_chunk_is_on_its_way(proxy, connect, truth, fork):
         return queue.publish_many([f"child {number}" for number in range(1_200)])
 
     assert fork(publish_chunks).result() == [True] * 1_200
-    assert publishing.result(PATIENCE_SECONDS) == [True] * len(numbers)
+    assert publishing.result(LIMIT_SECONDS) == [True] * len(numbers)
     waiting = [one.payload.decode() for one in queue.peek(5_000)]
     assert [text for text in waiting if not text.startswith("child")] == numbers
     assert [text for text in waiting if text.startswith("child")] == [f"child {number}" for number in range(1_200)]
@@ -445,7 +443,7 @@ def test_a_fork_while_a_chunk_is_on_its_way(proxy, connect, truth, fork):
 
 
 def look_after(queue):
-    """Everything that tenants and operators do, with what came of it."""
+    """Use every call of tenants and operators. Returns the results."""
     acme = queue.tenant("acme")
     assert acme.publish("1") is True
     assert acme.publish_many(["2", "3"]) == [True, True]
@@ -464,8 +462,8 @@ def look_after(queue):
     return queue.purge("completed")
 
 
-def test_tenants_and_operators_work_on_both_sides(inherited, truth, fork):
-    """With the queue that was made and used before the fork."""
+def test_tenants_and_operators_work_in_parent_and_child(inherited, truth, fork):
+    """With a queue that was made and used before the fork."""
     queue = make_queue(inherited, retry_policy=RetryPolicy(max_attempts=1), tenant_weights={"acme": 2})
     use(queue)
     assert look_after(queue) == 1
@@ -474,8 +472,8 @@ def test_tenants_and_operators_work_on_both_sides(inherited, truth, fork):
     assert truth.is_empty
 
 
-def test_a_handle_that_was_made_before_the_fork_serves_the_child(plain_client, truth, fork):
-    """It is the same tenant's line on both sides."""
+def test_a_tenant_handle_from_before_the_fork_works_in_the_child(plain_client, truth, fork):
+    """It is the same tenant queue on both sides."""
     queue = make_queue(plain_client)
     use(queue)
     acme = queue.tenant("acme")
@@ -491,7 +489,7 @@ def test_a_handle_that_was_made_before_the_fork_serves_the_child(plain_client, t
 
 
 def test_batches_and_operators_work_in_a_child_although_another_thread_held_every_lock(inherited, truth, fork):
-    """That thread does not exist in the child, so nobody there would ever release them."""
+    """That thread does not exist in the child, so no one would ever release the locks there."""
     queue = make_queue(inherited, retry_policy=RetryPolicy(max_attempts=1))
     use(queue)
 
@@ -505,12 +503,12 @@ def test_batches_and_operators_work_in_a_child_although_another_thread_held_ever
     assert truth.is_empty
 
 
-# Processes, and what does not travel to them
+# Processes, and objects that cannot be sent to them
 
 
 @pytest.mark.parametrize("place", ["loop", "batch", "publish_many"])
-def test_a_process_that_is_started_by_fork_works_with_the_inherited_queue(plain_client, truth, place):
-    """From a handler of a loop, from the block of a batch, and while a generator gives out messages to publish."""
+def test_a_process_started_by_fork_may_use_the_inherited_queue(plain_client, truth, place):
+    """From a handler of a loop, from the block of a batch, and while a generator yields messages to publish."""
     queue = make_queue(plain_client, **BEATING)
     other = redis_message_queue.RedisMessageQueue("other", client=plain_client, message_wait_interval_seconds=0)
     use(queue)
@@ -521,7 +519,7 @@ def test_a_process_that_is_started_by_fork_works_with_the_inherited_queue(plain_
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
-        process.join(PATIENCE_SECONDS)
+        process.join(LIMIT_SECONDS)
         codes.append(process.exitcode)
 
     def messages():
@@ -544,8 +542,8 @@ def test_a_process_that_is_started_by_fork_works_with_the_inherited_queue(plain_
 
 
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.deepcopy, copy.copy], ids=lambda way: way.__name__)
-def test_what_belongs_to_a_queue_is_neither_pickled_nor_copied(plain_client, truth, duplicate):
-    """A message, a batch, its block and a tenant's line hold the queue's connections, and are refused as it is."""
+def test_objects_of_a_queue_are_neither_pickled_nor_copied(plain_client, truth, duplicate):
+    """A message, a batch, its block and a tenant queue hold connections, and are refused like the queue itself."""
     queue = make_queue(plain_client)
     publish_letters(queue)
     refused_by = []
@@ -558,8 +556,8 @@ def test_what_belongs_to_a_queue_is_neither_pickled_nor_copied(plain_client, tru
     assert refused_by == [True] * 9
 
 
-def test_what_belongs_to_an_asyncio_queue_is_neither_pickled_nor_copied(server, truth):
-    """The same in the other colour."""
+def test_objects_of_an_async_queue_are_neither_pickled_nor_copied(server, truth):
+    """The same for async."""
 
     async def main():
         async with server.async_client() as client:
@@ -573,7 +571,7 @@ def test_what_belongs_to_an_asyncio_queue_is_neither_pickled_nor_copied(server, 
 
 
 def refusal_of(duplicate, thing):
-    """Whether it is refused in the words of the queue; pickle's callers expect a TypeError."""
+    """Whether pickling and copying are refused with the text of the queue; callers of pickle expect a TypeError."""
     try:
         duplicate(thing)
     except Exception as error:
@@ -582,7 +580,7 @@ def refusal_of(duplicate, thing):
     return f"a {type(thing).__name__} was duplicated"
 
 
-def test_what_is_known_of_a_queue_travels(plain_client, truth):
+def test_results_of_a_queue_can_be_pickled(plain_client, truth):
     """Records, counts, summaries and policies are values."""
     queue = make_queue(plain_client)
     publish_letters(queue)
@@ -591,7 +589,7 @@ def test_what_is_known_of_a_queue_travels(plain_client, truth):
     assert pickle.loads(pickle.dumps(values)) == copy.deepcopy(values) == values
 
 
-# Asyncio
+# Async
 
 
 async def handle_nothing(message):
@@ -599,7 +597,7 @@ async def handle_nothing(message):
 
 
 def calls_of(queue, tenant, batch):
-    """Everything new that an asyncio queue can be asked for, by a coroutine that is not yet begun."""
+    """Every new call of an async queue, as a coroutine that has not started."""
 
     async def enter():
         async with queue.process_messages(2):
@@ -627,16 +625,16 @@ def calls_of(queue, tenant, batch):
     }
 
 
-def test_a_child_is_refused_everything_of_an_asyncio_queue(server, truth, fork):
-    """Whatever it asks for; its parent's batch, connections and loop go on as before."""
+def test_a_child_is_refused_every_call_of_an_async_queue(server, truth, fork):
+    """The parent's batch, connections and event loop continue."""
 
     def refusals(queue, tenant, batch):
-        told = {}
+        errors = {}
         for name, call in calls_of(queue, tenant, batch).items():
             with pytest.raises(ConfigurationError) as refused:
-                asyncio.run(asyncio.wait_for(call(), PATIENCE_SECONDS / 4))
-            told[name] = str(refused.value)
-        return told
+                asyncio.run(asyncio.wait_for(call(), LIMIT_SECONDS / 4))
+            errors[name] = str(refused.value)
+        return errors
 
     async def main():
         async with server.async_client() as client:
@@ -645,27 +643,27 @@ def test_a_child_is_refused_everything_of_an_asyncio_queue(server, truth, fork):
             connection = await client.client_id()
             context = queue.process_messages(len(LETTERS))
             batch = await context.__aenter__()
-            told = await asyncio.to_thread(fork(refusals, queue, queue.tenant("acme"), batch).result)
+            errors = await asyncio.to_thread(fork(refusals, queue, queue.tenant("acme"), batch).result)
             await asyncio.to_thread(fork(leave, context).result)
             assert (truth.pending, truth.processing, truth.completed) == (0, len(LETTERS), [])
             assert not any(message.lease_lost for message in batch)
             assert await batch.ack(batch[0]) is True
             await context.__aexit__(None, None, None)
             assert await client.client_id() == connection
-            return told, await queue.stats()
+            return errors, await queue.stats()
 
     def leave(context):
         asyncio.run(context.__aexit__(None, None, None))
 
-    told, stats = asyncio.run(main())
-    assert {name: NOT_YOURS in text for name, text in told.items()} == dict.fromkeys(calls_of_names(), True), told
+    errors, stats = asyncio.run(main())
+    assert {name: NOT_YOURS in text for name, text in errors.items()} == dict.fromkeys(calls_of_names(), True), errors
     assert (stats.pending, stats.processing, stats.completed) == (0, 0, len(LETTERS))
     assert truth.completed == LETTERS
     assert truth.is_empty
 
 
 def calls_of_names():
-    """The names of all those calls."""
+    """The names of all these calls."""
 
     class Anything:
         def __getattr__(self, name):
@@ -677,8 +675,8 @@ def calls_of_names():
 
 
 @alone_or_together
-def test_a_child_of_a_handler_of_an_asyncio_loop_that_ends_at_once_changes_nothing(server, truth, fork, concurrency):
-    """The loop, its heartbeat and what was claimed ahead stay its parent's."""
+def test_a_child_of_an_async_loops_handler_that_exits_at_once_changes_nothing(server, truth, fork, concurrency):
+    """The loop, its heartbeat and its prefetched messages stay with the parent."""
     handled = []
 
     async def handle(message):
@@ -696,7 +694,7 @@ def test_a_child_of_a_handler_of_an_asyncio_loop_that_ends_at_once_changes_nothi
             )
             await queue.publish_many([letter.decode() for letter in LETTERS])
             loop = queue.run(handle, concurrency=concurrency, prefetch=4, until_empty=True)
-            return await asyncio.wait_for(loop, PATIENCE_SECONDS)
+            return await asyncio.wait_for(loop, LIMIT_SECONDS)
 
     assert asyncio.run(main()).handled == len(LETTERS)
     assert sorted(handled) == sorted(truth.completed) == LETTERS

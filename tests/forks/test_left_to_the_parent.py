@@ -1,18 +1,19 @@
-"""What a child finds in a queue that it has inherited and leaves to its parent: calls under way and claims in doubt."""
+"""What a child leaves to its parent in an inherited queue: calls under way and unconfirmed claims."""
 
 import pytest
 import redis
 
 from redis_message_queue import QueueDrainedError
-from tests.faults.meanwhile import start, until
+from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.proxy import CUT_AFTER, delayed
-from tests.forks.children import PATIENCE_SECONDS
 from tests.forks.sides import make_queue, serve_oneself, take, use
+
+pytestmark = pytest.mark.topic("Forks")
 
 
 @pytest.mark.parametrize("timeout", [None, 0], ids=["as long as it takes", "only looking"])
-def test_a_child_that_drains_does_not_wait_for_what_its_parent_has_under_way(proxy, connect, truth, any_fork, timeout):
-    """The parent's publish ends in the parent; in the child it would be under way for ever."""
+def test_a_child_that_drains_does_not_wait_for_its_parents_calls(proxy, connect, truth, any_fork, timeout):
+    """The parent's publish ends in the parent; in the child it would be under way forever."""
     queue = make_queue(connect())
     use(queue)
     proxy.meet("publish", delayed(0.5))
@@ -23,14 +24,15 @@ def test_a_child_that_drains_does_not_wait_for_what_its_parent_has_under_way(pro
         return queue.drain(timeout), queue.is_drained
 
     assert any_fork(drain).result() == (True, True)
-    assert publishing.result(PATIENCE_SECONDS) is True
+    assert publishing.result(LIMIT_SECONDS) is True
     assert not queue.is_draining
     assert take(queue) == b"of the parent"
 
 
+@pytest.mark.promise("After a fork, only the parent recovers its unconfirmed claims.")
 @pytest.mark.parametrize("lease", [300, None], ids=["leased", "without leases"])
-def test_a_claim_whose_answer_was_lost_is_the_parents_to_find_again(proxy, connect, truth, any_fork, lease):
-    """The child goes on with the next message; two that asked would both be given the same one."""
+def test_an_unconfirmed_claim_is_recovered_by_the_parent(proxy, connect, truth, any_fork, lease):
+    """The child continues with the next message; if both recovered it, both would get the same message."""
     queue = make_queue(connect(retry=None), retry_budget_seconds=0, visibility_timeout_seconds=lease)
     use(queue)
     queue.publish("of the parent")
@@ -46,7 +48,7 @@ def test_a_claim_whose_answer_was_lost_is_the_parents_to_find_again(proxy, conne
     assert truth.is_empty
 
 
-def test_a_child_with_a_doubt_of_its_own_asks_about_that_one_alone(proxy, connect, truth, any_fork):
+def test_a_child_recovers_only_its_own_unconfirmed_claim(proxy, connect, truth, any_fork):
     """Both claims are on its list, the parent's and its own."""
     queue = make_queue(connect(retry=None), retry_budget_seconds=0)
     use(queue)
@@ -67,8 +69,8 @@ def test_a_child_with_a_doubt_of_its_own_asks_about_that_one_alone(proxy, connec
 
 
 @pytest.mark.parametrize("timeout", [None, 0], ids=["as long as it takes", "only looking"])
-def test_a_child_that_drains_gives_back_nothing_that_its_parent_may_hold(proxy, connect, truth, any_fork, timeout):
-    """Nor does the doubt about it keep the child: it is not the child's."""
+def test_a_child_that_drains_requeues_nothing_of_its_parent(proxy, connect, truth, any_fork, timeout):
+    """The parent's unconfirmed claim does not delay the child either."""
     queue = make_queue(connect(retry=None), retry_budget_seconds=0)
     use(queue)
     queue.publish("of the parent")
@@ -81,8 +83,9 @@ def test_a_child_that_drains_gives_back_nothing_that_its_parent_may_hold(proxy, 
     assert truth.is_empty
 
 
-def test_a_child_that_drains_ends_its_own_work_alone(plain_client, truth, any_fork):
-    """Draining is about an object, and after a fork there are two of them."""
+@pytest.mark.promise("A drain affects its own process only.")
+def test_a_child_that_drains_ends_only_its_own_work(plain_client, truth, any_fork):
+    """A drain applies to one object, and after a fork there are two."""
     queue = make_queue(plain_client)
     use(queue)
 
@@ -95,13 +98,18 @@ def test_a_child_that_drains_ends_its_own_work_alone(plain_client, truth, any_fo
     assert any_fork(drain_and_try).result() is True
     assert not queue.is_draining
     use(queue)
-    child = any_fork(lambda: [use(queue), queue.is_draining])
+
+    def use_and_look():
+        use(queue)
+        return queue.is_draining
+
+    child = any_fork(use_and_look)
     queue.drain()
-    assert child.result() == [None, False]
+    assert child.result() is False
     assert truth.is_empty
 
 
-def test_a_queue_that_was_drained_before_the_fork_is_drained_in_the_child(plain_client, truth, any_fork):
+def test_a_queue_drained_before_the_fork_is_drained_in_the_child(plain_client, truth, any_fork):
     """A drained object stays drained; another one on the same client works, in the child as in the parent."""
     queue = make_queue(plain_client)
     use(queue)

@@ -1,4 +1,4 @@
-"""A pre-fork server: a master that has used its queue, and its workers, of which one is killed and replaced."""
+"""A pre-fork server: a master that has used its queue, and its workers, one of which is killed and replaced."""
 
 import json
 import os
@@ -6,15 +6,18 @@ import signal
 
 import pytest
 
-from tests.faults.meanwhile import until
+from tests.concurrency import until
 from tests.forks.prefork_server import WORKERS
 from tests.forks.programs import output_of, running
 from tests.forks.sides import make_queue
 
+pytestmark = pytest.mark.topic("Forks")
 
+
+@pytest.mark.promise("Queues that a process creates after a fork work, whatever the start method.")
 @pytest.mark.parametrize("kind", ["inherited", "fresh"])
 def test_workers_share_the_messages_and_a_killed_one_is_replaced(server, truth, plain_client, kind):
-    """Each message is completed once, the one that the killed worker held included, and all end well on SIGTERM."""
+    """Each message is completed once, including that of the killed worker, and all processes succeed on SIGTERM."""
     queue = make_queue(plain_client)
     messages = [f"message {number}" for number in range(60)]
     with running("prefork_server.py", server.port, kind) as master:

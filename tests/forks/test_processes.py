@@ -1,4 +1,4 @@
-"""Processes that are started in any way, each with a client and a queue of its own; a queue does not travel to them."""
+"""Processes started in any way, each with its own client and queue; a queue cannot be sent to them."""
 
 import copy
 import itertools
@@ -13,17 +13,21 @@ import redis.asyncio
 import redis_message_queue
 import redis_message_queue.asyncio
 from redis_message_queue import ConfigurationError
-from tests.forks.crew import MESSAGES
 from tests.forks.programs import run
+from tests.forks.worker_processes import MESSAGES
 
-# What the refusal has to say: what cannot be done, and what to do instead.
+pytestmark = pytest.mark.topic("Forks")
+
+
+# The error has to say what is not possible, and what to do instead.
 REFUSAL = "pickled.*make the client and (the )?queue in the process"
 
 
+@pytest.mark.promise("Queues that a process creates after a fork work, whatever the start method.")
 @pytest.mark.parametrize("way", ["spawn", "fork", "forkserver", "executor"])
-def test_a_crew_shares_the_messages_of_its_parent(server, truth, way):
-    """However a process was started: what it makes itself works. The parent's queue is refused before it is sent."""
-    outcome = json.loads(run("crew.py", server.port, way))
+def test_workers_share_the_messages_of_their_parent(server, truth, way):
+    """However the process was started: its own queue works. The parent's queue is refused before it is sent."""
+    outcome = json.loads(run("worker_processes.py", server.port, way))
     messages = sorted(f"message {number}" for number in range(MESSAGES))
     assert sorted(itertools.chain(*outcome["handled"])) == messages
     assert sorted(truth.completed) == sorted([b"of the parent", *(each.encode() for each in messages)])
@@ -51,8 +55,8 @@ def asyncio_gateway():
 @pytest.mark.parametrize(
     "make", [blocking_queue, blocking_gateway, asyncio_queue, asyncio_gateway], ids=lambda make: make.__name__
 )
-def test_nothing_that_holds_a_client_is_pickled_or_copied(make, duplicate):
-    """Two objects with the same call numbers would be given each other's answers; the error says what to do instead."""
+def test_objects_that_hold_a_client_are_neither_pickled_nor_copied(make, duplicate):
+    """Two objects with the same call numbers would get each other's replies; the error says what to do instead."""
     with pytest.raises(ConfigurationError, match=REFUSAL) as refused:
         duplicate(make())
-    assert isinstance(refused.value, TypeError)  # what pickle raises by itself, and what its callers expect
+    assert isinstance(refused.value, TypeError)  # as pickle itself raises, and as its callers expect

@@ -1,4 +1,4 @@
-"""A blocking queue that was made and used before a fork serves the parent and its children at the same time."""
+"""A sync queue that was made and used before a fork works in the parent and its children at the same time."""
 
 import time
 
@@ -6,19 +6,21 @@ import pytest
 import redis
 
 from redis_message_queue import after_restore
-from tests.faults.meanwhile import start
-from tests.forks.children import PATIENCE_SECONDS
+from tests.concurrency import LIMIT_SECONDS, start
 from tests.forks.sides import make_queue, take, use
+
+pytestmark = pytest.mark.topic("Forks")
+
 
 CHILDREN = 3
 EACH = 50
 
 
 def publish_and_consume(side, queue, client):
-    """Publish from one thread and consume in another until all sides are done; what was handled here, with its id."""
+    """Publish in one thread and consume in another until all sides are done. Returns what was handled here, by id."""
     publishing = start(lambda: [queue.publish(f"{side} {number}") for number in range(EACH)])
     handled = []
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + LIMIT_SECONDS
     while client.llen(queue.key.completed) < (CHILDREN + 1) * EACH + 1:
         assert time.monotonic() < deadline, f"side {side} waits for messages that do not come"
         with queue.process_message() as message:
@@ -26,13 +28,16 @@ def publish_and_consume(side, queue, client):
                 question = f"{side} {len(handled)}".encode()
                 assert client.echo(question) == question
                 handled.append((message, queue.current_message().id))
-    assert publishing.result(PATIENCE_SECONDS) == [True] * EACH
+    assert publishing.result(LIMIT_SECONDS) == [True] * EACH
     return handled
 
 
+@pytest.mark.promise(
+    "A sync queue that was used before a fork is safe in parent and children: each process reads its own replies."
+)
 @pytest.mark.parametrize("lease", [300, None], ids=["leased", "without leases"])
-def test_all_sides_publish_and_claim_at_once_and_each_message_is_handled_once(inherited, truth, any_fork, lease):
-    """Each side reads its own answers alone, on the client that they have in common."""
+def test_parent_and_children_publish_and_claim_and_each_message_is_handled_once(inherited, truth, any_fork, lease):
+    """Each side reads only its own replies, on the client that they share."""
     queue = make_queue(inherited, visibility_timeout_seconds=lease, message_wait_interval_seconds=0.05)
     use(queue)
     children = [any_fork(publish_and_consume, side, queue, inherited) for side in range(CHILDREN)]
@@ -47,7 +52,7 @@ def test_all_sides_publish_and_claim_at_once_and_each_message_is_handled_once(in
     assert truth.is_empty
 
 
-def test_heartbeats_of_all_sides_renew_what_their_own_side_holds(plain_client, truth, any_fork):
+def test_heartbeats_renew_the_leases_of_their_own_process(plain_client, truth, any_fork):
     """Handlers that take longer than a lease keep their messages, in the parent and in the children."""
     queue = make_queue(plain_client, visibility_timeout_seconds=2, heartbeat_interval_seconds=0.1)
     use(queue)
@@ -66,8 +71,11 @@ def test_heartbeats_of_all_sides_renew_what_their_own_side_holds(plain_client, t
     assert truth.is_empty
 
 
-def test_no_process_touches_the_reply_slots_of_another(inherited, truth, any_fork):
-    """A call under a number that somebody else has used up would be given that one's answer, and do nothing."""
+@pytest.mark.promise(
+    "A sync queue that was used before a fork is safe in parent and children: each process reads its own replies."
+)
+def test_no_process_uses_the_reply_slots_of_another(inherited, truth, any_fork):
+    """A call under a number that another process has used would get that reply, and do nothing."""
     queue = make_queue(inherited)
     use(queue)
 
@@ -91,8 +99,11 @@ def test_no_process_touches_the_reply_slots_of_another(inherited, truth, any_for
     assert changed and changed <= of_the_parent.keys()
 
 
-def test_no_two_processes_give_out_the_same_message_id(plain_client, truth, any_fork):
-    """Ids are counted up from a random start; brothers that went on from their parent's would meet at once."""
+@pytest.mark.promise(
+    "A sync queue that was used before a fork is safe in parent and children: each process reads its own replies."
+)
+def test_no_two_processes_create_the_same_message_id(plain_client, truth, any_fork):
+    """Ids are counted up from a random start; children that continued from their parent's would collide at once."""
     queue = make_queue(plain_client)
     use(queue)
 
@@ -110,8 +121,8 @@ def test_no_two_processes_give_out_the_same_message_id(plain_client, truth, any_
     assert truth.is_empty
 
 
-def test_a_grandchild_is_served_as_well(inherited, truth, any_fork):
-    """Each generation leaves the connections and the slots of the one before alone."""
+def test_a_grandchild_works_too(inherited, truth, any_fork):
+    """Each generation leaves the connections and the reply slots of the previous one alone."""
     queue = make_queue(inherited)
     use(queue)
 
@@ -127,7 +138,7 @@ def test_a_grandchild_is_served_as_well(inherited, truth, any_fork):
 
 
 def test_a_child_that_ends_leaves_the_connections_of_its_parent_open(inherited, truth, any_fork):
-    """Also if it closes the client that it has inherited: the parent goes on with the same connection as before."""
+    """Even if it closes the inherited client: the parent continues on the same connection."""
     queue = make_queue(inherited)
     use(queue)
     before = inherited.client_id()
@@ -144,9 +155,12 @@ def test_a_child_that_ends_leaves_the_connections_of_its_parent_open(inherited, 
     assert truth.is_empty
 
 
+@pytest.mark.promise(
+    "Copies of a process restored from one snapshot reuse no ids and no call numbers after `after_restore()`."
+)
 @pytest.mark.parametrize("made", ["before the snapshot", "after it was restored"])
 def test_restored_copies_of_a_process_reuse_no_ids_and_no_call_numbers(server, inherited, truth, restored_copy, made):
-    """A copy has the memory of the original and its process id; either it says so, or it makes its queue anew."""
+    """A copy has the memory of the original and its process id; it calls after_restore() or makes a new queue."""
     queue = make_queue(inherited)
     use(queue)
 

@@ -1,4 +1,4 @@
-"""Real web servers that import the application, and with it the queue, before they fork their workers."""
+"""Real web servers that import the application, including its queue, before they fork their workers."""
 
 import contextlib
 import http.client
@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.meanwhile import until
+from tests.concurrency import until
 from tests.forks.sides import make_queue, take
 
+pytestmark = pytest.mark.topic("Forks")
+
+
 HERE = Path(__file__).parent
-# uWSGI forks in C and, unless it is asked to, runs none of Python's fork hooks.
+# uWSGI forks in C and by default runs none of Python's fork hooks.
 SERVERS = {
     "uwsgi": ("uwsgi", "--http-socket", "{address}", "--module", "wsgi_app", "--master", "--processes", "2"),
     "uwsgi with threads": (
@@ -30,7 +33,7 @@ MESSAGES = 40
 
 
 class Connection(http.client.HTTPConnection):
-    """HTTP over a socket in a directory of the test: no port that somebody else may have taken."""
+    """HTTP over a socket in the test's directory, so that no port can be taken."""
 
     def __init__(self, address):
         super().__init__("localhost", timeout=30)
@@ -80,7 +83,7 @@ def web_server(request, server, truth, tmp_path):
         )
     try:
         running = WebServer(address)
-        until(running.answers, within_seconds=60)
+        until(running.answers)
         yield running
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -89,10 +92,11 @@ def web_server(request, server, truth, tmp_path):
         print(log.read_text(errors="replace"))  # pytest shows it if the test fails
 
 
-def test_workers_of_a_server_that_loads_the_queue_before_it_forks_lose_and_double_nothing(
-    web_server, truth, plain_client
-):
-    """Each publish that returned True is stored, and each message is handled by one of the workers."""
+@pytest.mark.promise(
+    "Workers of a server that forks without Python's fork hooks, such as uWSGI, lose and duplicate nothing."
+)
+def test_workers_forked_after_loading_the_queue_lose_and_duplicate_nothing(web_server, truth, plain_client):
+    """Each publish that returned True is stored, and each message is handled by one worker."""
     messages = [f"message-{number}" for number in range(MESSAGES)]
     with ThreadPoolExecutor(4) as pool:
         published = list(pool.map(lambda message: web_server.request("POST", f"/{message}"), messages))

@@ -1,8 +1,8 @@
-"""A fork in C, as uWSGI makes it: Python's fork hooks do not run."""
+"""A fork in C, as uWSGI does it: Python's fork hooks do not run."""
 
 import ctypes
 
-# PyDLL keeps the global lock, so that the child goes on with it.
+# PyDLL keeps the GIL, so that the child continues with it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 
 

@@ -1,7 +1,7 @@
-"""A WSGI application whose module makes and uses its queue: the server forks its workers only after that.
+"""A WSGI application whose module makes and uses its queue, before the server forks its workers.
 
-POST /<text> publishes the text; GET takes a message. Both answer in JSON with the process id of the worker. The port of
-Redis is in RMQ_TEST_PORT.
+POST /<text> publishes the text; GET handles a message. Both reply in JSON with the process id of the worker. The port
+of Redis is in RMQ_TEST_PORT.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Situations of consumer groups: each function prepares one, and gives back the call that is to be made in it."""
+"""Situations of consumer groups: each function prepares one, and returns the call to make in it."""
 
 from functools import partial
 from typing import Any
@@ -19,22 +19,22 @@ class Holder:
         self.number = 1
         self.part = 0
 
-    def take_over(self, after: int = 0, lease_us: int = 60_000_000) -> list[int]:
+    def acquire_group(self, after: int = 0, lease_us: int = 60_000_000) -> list[int]:
         self.epoch = after + 1
-        return self._send("take_over", holder=self.holder, lease_us=lease_us, after=after)
+        return self._send("acquire_group", holder=self.holder, lease_us=lease_us, after=after)
 
-    def gather(self, count: int = 10, part: int | None = None) -> list[int]:
+    def fill_batch(self, count: int = 10, part: int | None = None) -> list[int]:
         self.part = self.part + 1 if part is None else part
-        return self._send("gather", part=self.part, count=count)
+        return self._send("fill_batch", part=self.part, count=count)
 
-    def seal(self) -> int:
-        return self._send("seal")
+    def seal_batch(self) -> int:
+        return self._send("seal_batch")
 
-    def acknowledge(self, upto: int, jump: int = 0) -> list[int]:
-        return self._send("acknowledge", upto=upto, jump=jump)
+    def ack_batch(self, upto: int, jump: int = 0) -> list[int]:
+        return self._send("ack_batch", upto=upto, jump=jump)
 
-    def release(self, keep: int = 0) -> list[int]:
-        return self._send("release", keep=keep)
+    def release_batch(self, keep: int = 0) -> list[int]:
+        return self._send("release_batch", keep=keep)
 
     def members(self, number: int = 1) -> list[bytes]:
         return self.caller.client.lrange(KEYS.members(GROUP, number), 0, -1)
@@ -48,67 +48,67 @@ class Holder:
 def holding(caller: Caller) -> Holder:
     """A holder in its first epoch."""
     holder = Holder(caller)
-    holder.take_over()
+    holder.acquire_group()
     return holder
 
 
 def sealed(caller: Caller, count: int = 10) -> Holder:
     """A holder with a sealed claim of what there is."""
     holder = holding(caller)
-    holder.gather(count)
-    assert holder.seal() == 1
+    holder.fill_batch(count)
+    assert holder.seal_batch() == 1
     return holder
 
 
-def take_over(caller: Caller) -> Call:
-    return Holder(caller).take_over
+def acquire_group(caller: Caller) -> Call:
+    return Holder(caller).acquire_group
 
 
-def take_over_again(caller: Caller) -> Call:
-    return holding(caller).take_over
+def acquire_group_again(caller: Caller) -> Call:
+    return holding(caller).acquire_group
 
 
-def take_over_in_vain(caller: Caller) -> Call:
+def acquire_group_in_vain(caller: Caller) -> Call:
     holding(caller)
-    return partial(Holder(caller, "b").take_over, 1)
+    return partial(Holder(caller, "b").acquire_group, 1)
 
 
-def gather(caller: Caller) -> Call:
+def fill_batch(caller: Caller) -> Call:
     caller.publish_all([b"first", b"second", b"third"])
-    caller.hush()
-    return partial(holding(caller).gather, 2)
+    caller.take_token()
+    return partial(holding(caller).fill_batch, 2)
 
 
-def gather_in_vain(caller: Caller) -> Call:
-    return holding(caller).gather
+def fill_batch_in_vain(caller: Caller) -> Call:
+    return holding(caller).fill_batch
 
 
-def gather_what_came_back(caller: Caller) -> Call:
+def fill_batch_what_came_back(caller: Caller) -> Call:
     caller.hold(b"first", b"second")
     caller.expire()
-    return holding(caller).gather
+    return holding(caller).fill_batch
 
 
-def gather_in_turns(caller: Caller) -> Call:
-    caller.line_up("acme", b"first", b"third")
-    caller.line_up("zeta", b"second")
+def fill_batch_in_turns(caller: Caller) -> Call:
+    caller.enqueue_for("acme", b"first", b"third")
+    caller.enqueue_for("zeta", b"second")
     caller.publish(b"fourth")
-    return holding(caller).gather
+    return holding(caller).fill_batch
 
 
-def gather_what_is_due(caller: Caller) -> Call:
+def fill_batch_what_is_due(caller: Caller) -> Call:
     caller.enqueue(New(b"first", due="+1000000000"), New(b"second", b"acme", due="+1000000000"))
     caller.pass_delays()
-    return holding(caller).gather
+    return holding(caller).fill_batch
 
 
-def gather_past_foreign_values(caller: Caller) -> Call:
+def fill_batch_past_foreign_values(caller: Caller) -> Call:
     caller.client.rpush(KEYS.pending, b"foreign")
     caller.client.lpush(KEYS.pending, b"foreign too")
-    return holding(caller).gather
+    return holding(caller).fill_batch
 
 
-def gather_everything_at_once(caller: Caller) -> Call:
+def fill_batch_everything_at_once(caller: Caller) -> Call:
     """Over the limit, under it, foreign, never delivered, due by now; with a tenant and without."""
     caller.settings.most = 2
     caller.hold(b"over the limit", tenant="acme")
@@ -120,74 +120,74 @@ def gather_everything_at_once(caller: Caller) -> Call:
     caller.publish(b"never delivered")
     caller.enqueue(New(b"due by now", b"acme", due="+1000000000"), New(b"due by now too", b"zeta", due="+1000000000"))
     caller.pass_delays()
-    caller.hush()
-    return holding(caller).gather
+    caller.take_token()
+    return holding(caller).fill_batch
 
 
-def seal(caller: Caller) -> Call:
+def seal_batch(caller: Caller) -> Call:
     caller.publish(b"first")
     holder = holding(caller)
-    holder.gather()
-    return holder.seal
+    holder.fill_batch()
+    return holder.seal_batch
 
 
-def seal_nothing(caller: Caller) -> Call:
-    return holding(caller).seal
+def seal_batch_nothing(caller: Caller) -> Call:
+    return holding(caller).seal_batch
 
 
-def acknowledge(caller: Caller) -> Call:
+def ack_batch(caller: Caller) -> Call:
     caller.publish_all([b"first", b"second"])
-    return partial(sealed(caller).acknowledge, 1)
+    return partial(sealed(caller).ack_batch, 1)
 
 
-def acknowledge_what_was_delivered_twice(caller: Caller) -> Call:
+def ack_batch_what_was_delivered_twice(caller: Caller) -> Call:
     caller.hold(b"first", b"second")
     caller.expire()
-    return partial(sealed(caller).acknowledge, 1)
+    return partial(sealed(caller).ack_batch, 1)
 
 
-def acknowledge_what_is_lost(caller: Caller) -> Call:
-    return partial(holding(caller).acknowledge, 7, jump=1)
+def ack_batch_what_is_lost(caller: Caller) -> Call:
+    return partial(holding(caller).ack_batch, 7, jump=1)
 
 
-def release(caller: Caller) -> Call:
+def release_batch(caller: Caller) -> Call:
     caller.publish_all([b"first", b"second", b"third"])
     holder = sealed(caller, 2)
-    caller.hush()
-    return holder.release
+    caller.take_token()
+    return holder.release_batch
 
 
-def release_in_part(caller: Caller) -> Call:
+def release_batch_in_part(caller: Caller) -> Call:
     caller.publish_all([b"first", b"second", b"third"])
-    return partial(sealed(caller).release, 1)
+    return partial(sealed(caller).release_batch, 1)
 
 
-def release_to_tenants(caller: Caller) -> Call:
-    gather_in_turns(caller)
+def release_batch_to_tenants(caller: Caller) -> Call:
+    fill_batch_in_turns(caller)
     caller.hold(b"delivered before", tenant="acme")
     caller.expire()
     holder = sealed(caller)
-    caller.hush()
-    return holder.release
+    caller.take_token()
+    return holder.release_batch
 
 
-TAKE_OVERS: tuple[Situation, ...] = (take_over, take_over_again, take_over_in_vain)
+TAKE_OVERS: tuple[Situation, ...] = (acquire_group, acquire_group_again, acquire_group_in_vain)
 GATHERINGS: tuple[Situation, ...] = (
-    gather,
-    gather_what_came_back,
-    gather_in_turns,
-    gather_what_is_due,
-    gather_past_foreign_values,
-    gather_everything_at_once,
+    fill_batch,
+    fill_batch_what_came_back,
+    fill_batch_in_turns,
+    fill_batch_what_is_due,
+    fill_batch_past_foreign_values,
+    fill_batch_everything_at_once,
 )
 ENDS: tuple[Situation, ...] = (
-    seal,
-    seal_nothing,
-    acknowledge,
-    acknowledge_what_was_delivered_twice,
-    acknowledge_what_is_lost,
-    release,
-    release_in_part,
-    release_to_tenants,
+    seal_batch,
+    seal_batch_nothing,
+    ack_batch,
+    ack_batch_what_was_delivered_twice,
+    ack_batch_what_is_lost,
+    release_batch,
+    release_batch_in_part,
+    release_batch_to_tenants,
 )
-EVERY = (*TAKE_OVERS, *GATHERINGS, gather_in_vain, *ENDS)
+EVERY = (*TAKE_OVERS, *GATHERINGS, fill_batch_in_vain, *ENDS)

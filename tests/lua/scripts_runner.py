@@ -5,42 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import redis
 
 from redis_message_queue import envelope
 from redis_message_queue.envelope import TOKEN_BYTES
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.keys import QueueKeys, script_keys
 from redis_message_queue.scripts import Script, script
+from tests.protocol.header import argument_names
 from tests.protocol.stored import unpacked
 
 KEYS = QueueKeys.of("orders")
 TARGET = QueueKeys.of("invoices")  # a queue that results are handed to
 TARGET_WORDS = (
-    *("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later"),
-    *("journal", "meta", "longest"),
+    *("pending", "wakeup", "deliveries", "leases", "tenant_ring", "tenant_backlog", "weights", "delayed"),
+    *("delayed_messages", "journal", "meta", "longest"),
 )
 HOUR_US = 3_600_000_000
-FRESH, WOKEN, ON_WATCH = 0, 1, 2  # where a claim comes from
-
-_ARGUMENTS = re.compile(r"^-- ARGV {2}(.*?)^-- Returns", re.MULTILINE | re.DOTALL)
+FRESH, WOKEN, TIMER_OWNER = 0, 1, 2  # where a claim comes from
 
 Dump = dict[bytes, Any]
 Held = Iterable["Taken | tuple[bytes, int]"]
-
-
-@cache
-def argument_names(source: str) -> tuple[str, ...]:
-    """The names in a header's ARGV paragraph, as far as they stand once; what follows 'then' has none."""
-    paragraph = _ARGUMENTS.search(source)
-    rows = [row.strip() for row in re.split(r"\||\n--", paragraph[1])] if paragraph else []
-    once = rows[: next((place for place, row in enumerate(rows) if row.startswith("then ")), len(rows))]
-    return tuple(row.split(":")[0].strip() for row in once if ":" in row)
 
 
 @dataclass(frozen=True)
@@ -110,8 +99,8 @@ class Settings:
     dlq_limit: int = 0
     keep_ms: int = 60_000
     hold_ms: int = 60_000
-    line: str = KEYS.line("")
-    returned: str = KEYS.returned("")
+    tenant_pending: str = KEYS.tenant_pending("")
+    expired: str = KEYS.expired("")
 
 
 class Caller:
@@ -137,9 +126,7 @@ class Caller:
         self, payload: bytes, *, id: bytes | None = None, marker: str | None = None, call: int | None = None
     ) -> int:
         keys = {} if marker is None else {"marker": KEYS.deduplication(marker)}
-        return self._send(
-            "publish", keys, call=self._numbered(call), head=envelope.head(id or fresh_id()), body=payload
-        )
+        return self._send("publish", keys, call=self._numbered(call), head=envelope.head(id or new_id()), body=payload)
 
     def enqueue(
         self, *messages: New | bytes, base: bytes | None = None, bare: bool = False, call: int | None = None
@@ -180,13 +167,13 @@ class Caller:
         told = note if isinstance(note, str) else "" if kept is None else json.dumps(note or {})
         return self._send("settle", keys, held, limit=limit, note=told, call=self._numbered(call))
 
-    def give_back(self, held: Held, *, forgiven: bool = False, call: int | None = None) -> bytes:
-        return self._send("give_back", {}, held, forgiven=int(forgiven), call=self._numbered(call))
+    def requeue(self, held: Held, *, forgiven: bool = False, call: int | None = None) -> bytes:
+        return self._send("requeue", {}, held, forgiven=int(forgiven), call=self._numbered(call))
 
-    def put_off(self, held: Held, delay_us: int = HOUR_US, *, call: int | None = None) -> bytes:
+    def retry_later(self, held: Held, delay_us: int = HOUR_US, *, call: int | None = None) -> bytes:
         """Exactly one message; in a sequence, as the other verbs of a holder want it."""
         told = {"delay_us": delay_us, "error_type": "ValueError"}
-        return self._send("put_off", {}, held, **told, call=self._numbered(call))
+        return self._send("retry_later", {}, held, **told, call=self._numbered(call))
 
     def hand_off(
         self, held: Held, *news: New | bytes, keeps: bool = False, limit: int = 0, call: int | None = None
@@ -204,9 +191,9 @@ class Caller:
             note="{}",
             call=self._numbered(call),
         )
-        theirs = [getattr(TARGET, word) for word in TARGET_WORDS]
+        theirs = script_keys(TARGET, TARGET_WORDS)
         words[own:own] = theirs = [*theirs, *(TARGET.deduplication(marker) for marker in places)]
-        lines = [TARGET.line(""), TARGET.returned("")]
+        lines = [TARGET.tenant_pending(""), TARGET.expired("")]
         rules = [*lines, self.settings.window_ms, limit, self.settings.tenant_limit, self.settings.overload]
         return self._send_words(
             "hand_off", [sha, own + len(theirs), *words, *rules, fresh_base(), len(results), *details]
@@ -224,7 +211,7 @@ class Caller:
         """So many dead letters, the oldest first, all for one tenant, and with one key if any."""
         payloads = self.client.lrange(KEYS.dead_letter, -count, -1)[::-1] if count else []
         notes = self.client.lrange(KEYS.records("dlq"), -count, -1)[::-1] if count else []
-        keys = {} if marker is None else {"marker": KEYS.deduplication(marker)}
+        keys = {} if marker is None else {"markers": KEYS.deduplication(marker)}
         words = self._words("redrive", keys, (), call=self._numbered(call), base=base or fresh_base())
         for place, payload in enumerate(payloads):
             body = envelope.body(payload, tenant, b'{"replay_of": "before"}')
@@ -262,8 +249,14 @@ class Caller:
     def renew(self, held: Held) -> bytes:
         return self._send("renew", {}, held)
 
+    def open_queue(self, *, drains: int = 1, journal: str = "", weights: dict[str, int] | None = None) -> int:
+        """What the protocol writes at its first contact."""
+        rules: dict[str, Any] = {"version": 1, "identity": "ab", "journal": journal, "soft": 10, "hard": 100}
+        words = self._words("open_queue", {}, (), drains=drains, **rules)
+        return self._send_words("open_queue", [*words, *(part for one in (weights or {}).items() for part in one)])
+
     def ring(self) -> int:
-        return self._send("ring", {})
+        return self._send("notify", {})
 
     def repeat(self) -> Any:
         """Send the last call once more."""
@@ -276,7 +269,7 @@ class Caller:
         ids = []
         with self._pipeline("publish") as pipe:
             for payload in payloads:
-                ids.append(fresh_id())
+                ids.append(new_id())
                 head = envelope.head(ids[-1])
                 pipe.evalsha(*self._words("publish", {}, (), call=self._numbered(None), head=head, body=payload))
             assert pipe.execute() == [1] * len(ids)
@@ -291,7 +284,7 @@ class Caller:
             ids += chunk_ids(base, len(some))
         return ids
 
-    def line_up(self, tenant: str, *payloads: bytes) -> list[bytes]:
+    def enqueue_for(self, tenant: str, *payloads: bytes) -> list[bytes]:
         """Messages of one tenant enter its line."""
         return self.enqueue_all(New(payload, tenant.encode()) for payload in payloads)
 
@@ -317,7 +310,7 @@ class Caller:
         if tenant is None:
             self.publish_all(payloads)
         else:
-            self.line_up(tenant, *payloads)
+            self.enqueue_for(tenant, *payloads)
         return self.claim(len(payloads)).taken
 
     def open_journal(self, *, payload: int = 0, soft: int = 1_000_000, hard: int = 10_000_000) -> None:
@@ -363,35 +356,36 @@ class Caller:
         seconds, microseconds = self.client.time()
         return seconds * 1_000_000 + microseconds
 
-    def hush(self) -> None:
-        """Take the token from the bell."""
-        self.client.delete(KEYS.bell)
+    def take_token(self) -> None:
+        """Take the token from the wake-up key."""
+        self.client.delete(KEYS.wakeup)
 
-    def rings(self) -> int:
-        """How many tokens lie in the bell."""
-        return self.client.llen(KEYS.bell)
+    def tokens(self) -> int:
+        """How many tokens lie in the wake-up key."""
+        return self.client.llen(KEYS.wakeup)
 
     def records(self, kept: str) -> list[dict[str, Any]]:
         """What is remembered beside a list."""
         return [json.loads(record) for record in self.client.lrange(records_beside(kept), 0, -1)]
 
     def key(self, name: str) -> str:
-        """The key that a header calls by this name; `line` and `returned` are those of the tenant acme.
+        """The key that a header calls by this name; `tenant_pending` and `expired` are those of the tenant acme.
 
         Those of a queue that results go to have their word behind `target`.
         """
         if name.startswith("target "):
             word = name.removeprefix("target ")
-            return TARGET.line("acme") if word == "line" else getattr(TARGET, word)
+            return TARGET.tenant_pending("acme") if word == "tenant_pending" else getattr(TARGET, word)
         special = {
             "dlq": KEYS.dead_letter,
             "reply": self.reply,
             "kept": KEYS.completed,
-            "source": KEYS.pending,
+            "sources": KEYS.pending,
             "records": KEYS.records("dlq"),
             "marker": KEYS.deduplication("a key"),
-            "line": KEYS.line("acme"),
-            "returned": KEYS.returned("acme"),
+            "markers": KEYS.deduplication("a key"),
+            "tenant_pending": KEYS.tenant_pending("acme"),
+            "expired": KEYS.expired("acme"),
             "group": KEYS.group("reports"),
             "members": KEYS.members("reports", 1),
         }
@@ -460,7 +454,7 @@ class Caller:
 
     def _key_names(self, wanted: Script, given: dict[str, str]) -> list[str]:
         """A script's keys in their order, without those at its end that may be left out and are."""
-        left_out = {"marker", "kept", "target", "source"} - given.keys()
+        left_out = {"marker", "markers", "kept", "targets", "sources"} - given.keys()
         if wanted.name in ("settle", "sweep") and "kept" in left_out:
             left_out.add("records")
         return [name for name in wanted.keys if name not in left_out]
@@ -492,7 +486,7 @@ def _read_claim(reply: Any, nonce: bytes) -> Claimed:
     if isinstance(reply, bytes):
         reply = [reply] if reply[0] < 0x90 else unpacked(reply)
     if isinstance(reply[0], bytes):
-        return Claimed(False, (), b"", tuple(_read_taken(stored, b"1:1:line:0", nonce) for stored in reply), -1)
+        return Claimed(False, (), b"", tuple(_read_taken(stored, b"1:1:queue:0", nonce) for stored in reply), -1)
     again, wait_us, dead, notes, *rest = reply
     return Claimed(
         again=again == 1,
@@ -515,7 +509,7 @@ def records_beside(kept: str) -> str:
     return KEYS.records(kept.rsplit("::", 1)[1])
 
 
-def fresh_id() -> bytes:
+def new_id() -> bytes:
     return os.urandom(16)
 
 

@@ -1,4 +1,4 @@
-"""Situations that matter: each function prepares one, and gives back the call that is to be made in it."""
+"""Situations that matter: each function prepares one, and returns the call to make in it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,7 +6,7 @@ from typing import Any
 
 from redis_message_queue.envelope import HEADER_BYTES, TIME_AT
 from redis_message_queue.scripts import all_names
-from tests.lua.scripts_runner import HOUR_US, KEYS, ON_WATCH, WOKEN, Caller, New, Taken, fresh_id
+from tests.lua.scripts_runner import HOUR_US, KEYS, TIMER_OWNER, WOKEN, Caller, New, Taken, new_id
 
 Call = Callable[[], Any]
 Situation = Callable[[Caller], Call]
@@ -15,10 +15,10 @@ Situation = Callable[[Caller], Call]
 def hold_and_let_come_back(caller: Caller, *payloads: bytes, tenant: str | None = "acme") -> tuple[Taken, ...]:
     """Their leases run out, and a claim that was after something else has given them back to their tenant."""
     held = caller.hold(*(payloads or (b"first", b"second")), tenant=tenant)
-    caller.line_up("zeta", b"somebody else's")
+    caller.enqueue_for("zeta", b"somebody else's")
     caller.expire()
     assert caller.claim().payloads == [b"somebody else's"]
-    assert caller.client.zcard(KEYS.returned(tenant or "")) == len(held)
+    assert caller.client.zcard(KEYS.expired(tenant or "")) == len(held)
     return held
 
 
@@ -82,7 +82,7 @@ def enqueue_into_a_full_line(caller: Caller) -> Call:
 
 
 def enqueue_and_drop(caller: Caller) -> Call:
-    caller.give_back(caller.hold(b"first"))
+    caller.requeue(caller.hold(b"first"))
     caller.publish_all([b"second", b"third"])
     caller.settings.limit, caller.settings.overload = 3, "drop"
     return partial(caller.enqueue, b"fourth", b"fifth")
@@ -93,20 +93,20 @@ def enqueue_for_tenants(caller: Caller) -> Call:
 
 
 def enqueue_behind_others_of_a_tenant(caller: Caller) -> Call:
-    caller.line_up("acme", b"first")
+    caller.enqueue_for("acme", b"first")
     return partial(caller.enqueue, New(b"second", b"acme"))
 
 
 def enqueue_into_the_full_line_of_a_tenant(caller: Caller) -> Call:
-    caller.line_up("acme", b"first", b"second")
+    caller.enqueue_for("acme", b"first", b"second")
     caller.settings.tenant_limit = 2
     return partial(caller.enqueue, New(b"third", b"zeta"), New(b"fourth", b"acme"))
 
 
 def enqueue_and_drop_of_a_tenant(caller: Caller) -> Call:
-    caller.give_back(caller.hold(b"first", tenant="acme"))
-    caller.line_up("acme", b"second")
-    caller.line_up("zeta", b"third")
+    caller.requeue(caller.hold(b"first", tenant="acme"))
+    caller.enqueue_for("acme", b"second")
+    caller.enqueue_for("zeta", b"third")
     caller.settings.tenant_limit, caller.settings.overload = 2, "drop"
     return partial(caller.enqueue, New(b"fourth", b"acme"), New(b"fifth", b"zeta"))
 
@@ -123,9 +123,9 @@ def enqueue_for_later_behind_others(caller: Caller) -> Call:
 
 def enqueue_everything_at_once(caller: Caller) -> Call:
     """For now and for later, with and without a tenant and a key, where the oldest has to leave."""
-    caller.give_back(caller.hold(b"first", tenant="acme"))
+    caller.requeue(caller.hold(b"first", tenant="acme"))
     caller.settings.limit, caller.settings.overload = 4, "drop"
-    caller.hush()
+    caller.take_token()
     return partial(
         caller.enqueue,
         New(b"second", b"acme", marker="a key"),
@@ -147,7 +147,7 @@ def claim_the_usual_way_without_leases(caller: Caller) -> Call:
 
 def claim_when_woken(caller: Caller) -> Call:
     caller.publish_all([b"first", b"second"])
-    caller.hush()
+    caller.take_token()
     return partial(caller.claim, woken=WOKEN)
 
 
@@ -155,8 +155,8 @@ def claim_from_watch(caller: Caller) -> Call:
     caller.hold(b"first")
     caller.claim(slice_us=2 * HOUR_US)
     caller.publish_all([b"second", b"third"])
-    caller.hush()
-    return partial(caller.claim, slice_us=2 * HOUR_US, woken=ON_WATCH)
+    caller.take_token()
+    return partial(caller.claim, slice_us=2 * HOUR_US, woken=TIMER_OWNER)
 
 
 def claim_from_the_line(caller: Caller) -> Call:
@@ -219,14 +219,14 @@ def claim_nothing_but_expired_dead_letters(caller: Caller) -> Call:
 
 def claim_past_returned_dead_letters(caller: Caller) -> Call:
     caller.settings.most = 1
-    caller.give_back(caller.hold(b"first", b"second"))
+    caller.requeue(caller.hold(b"first", b"second"))
     caller.publish(b"third")
     return caller.claim
 
 
 def claim_nothing_but_returned_dead_letters(caller: Caller) -> Call:
     caller.settings.most = 1
-    caller.give_back(caller.hold(b"first", b"second"))
+    caller.requeue(caller.hold(b"first", b"second"))
     return caller.claim
 
 
@@ -236,13 +236,13 @@ def claim_nothing_but_returned_dead_letters_without_leases(caller: Caller) -> Ca
 
 
 def claim_past_a_lease_without_a_body(caller: Caller) -> Call:
-    caller.client.zadd(KEYS.leases, {fresh_id() + bytes(20): 1})
+    caller.client.zadd(KEYS.leases, {new_id() + bytes(20): 1})
     caller.publish(b"first")
     return caller.claim
 
 
 def claim_nothing_but_a_lease_without_a_body(caller: Caller) -> Call:
-    caller.client.zadd(KEYS.leases, {fresh_id() + bytes(20): 1})
+    caller.client.zadd(KEYS.leases, {new_id() + bytes(20): 1})
     return caller.claim
 
 
@@ -255,8 +255,8 @@ def claim_past_what_is_too_old(caller: Caller) -> Call:
 
 
 def claim_in_turns(caller: Caller) -> Call:
-    caller.line_up("acme", b"first", b"third")
-    caller.line_up("zeta", b"second")
+    caller.enqueue_for("acme", b"first", b"third")
+    caller.enqueue_for("zeta", b"second")
     return partial(caller.claim, 2)
 
 
@@ -266,25 +266,25 @@ def claim_in_turns_without_leases(caller: Caller) -> Call:
 
 
 def claim_one_in_turns(caller: Caller) -> Call:
-    caller.line_up("acme", b"first", b"third")
-    caller.line_up("zeta", b"second")
+    caller.enqueue_for("acme", b"first", b"third")
+    caller.enqueue_for("zeta", b"second")
     return caller.claim
 
 
 def claim_one_in_turns_when_woken(caller: Caller) -> Call:
-    caller.line_up("acme", b"first")
-    caller.line_up("zeta", b"second")
-    caller.hush()
+    caller.enqueue_for("acme", b"first")
+    caller.enqueue_for("zeta", b"second")
+    caller.take_token()
     return partial(caller.claim, woken=WOKEN)
 
 
 def claim_the_last_of_a_tenant(caller: Caller) -> Call:
-    caller.line_up("acme", b"first")
+    caller.enqueue_for("acme", b"first")
     return caller.claim
 
 
 def claim_in_turns_with_messages_without_a_tenant(caller: Caller) -> Call:
-    caller.line_up("acme", b"first", b"third")
+    caller.enqueue_for("acme", b"first", b"third")
     caller.publish(b"second")
     return partial(caller.claim, 2)
 
@@ -292,23 +292,23 @@ def claim_in_turns_with_messages_without_a_tenant(caller: Caller) -> Call:
 def claim_again_in_turns(caller: Caller) -> Call:
     caller.hold(b"first", b"third", tenant="acme")
     caller.hold(b"second")
-    caller.line_up("acme", b"fourth")
+    caller.enqueue_for("acme", b"fourth")
     caller.expire()
     return partial(caller.claim, 2)
 
 
 def claim_in_turns_past_dead_letters(caller: Caller) -> Call:
     caller.settings.most = 1
-    caller.give_back(caller.hold(b"first", b"second", tenant="acme"))
+    caller.requeue(caller.hold(b"first", b"second", tenant="acme"))
     caller.hold(b"third", tenant="zeta")
-    caller.line_up("acme", b"fourth")
+    caller.enqueue_for("acme", b"fourth")
     caller.expire()
     return partial(caller.claim, 2)
 
 
 def claim_nothing_but_dead_letters_in_turns(caller: Caller) -> Call:
     caller.settings.most = 1
-    caller.give_back(caller.hold(b"first", b"second", tenant="acme"))
+    caller.requeue(caller.hold(b"first", b"second", tenant="acme"))
     return partial(caller.claim, 2)
 
 
@@ -325,7 +325,7 @@ def claim_what_is_due_without_leases(caller: Caller) -> Call:
 
 def claim_what_is_due_in_turns(caller: Caller) -> Call:
     caller.enqueue(New(b"first", b"acme", due="+1000000000"), New(b"second", b"zeta", due="+1000000000"))
-    caller.put_off(caller.hold(b"third", tenant="acme"))
+    caller.retry_later(caller.hold(b"third", tenant="acme"))
     caller.pass_delays()
     return partial(caller.claim, 2)
 
@@ -347,7 +347,7 @@ def claim_everything_at_once(caller: Caller) -> Call:
     caller.publish(b"never delivered")
     caller.enqueue(New(b"due by now", b"acme", due="+1000000000"), New(b"due by now too", b"zeta", due="+1000000000"))
     caller.pass_delays()
-    caller.hush()
+    caller.take_token()
     return partial(caller.claim, 10)
 
 
@@ -406,64 +406,64 @@ def settle_what_came_back_without_a_tenant(caller: Caller) -> Call:
     return partial(caller.settle, hold_and_let_come_back(caller, tenant=None))
 
 
-def give_back(caller: Caller) -> Call:
+def requeue(caller: Caller) -> Call:
     caller.publish_all([b"first", b"second", b"third"])
     taken = caller.claim(2).taken
-    caller.hush()
-    return partial(caller.give_back, taken)
+    caller.take_token()
+    return partial(caller.requeue, taken)
 
 
-def give_back_forgiven(caller: Caller) -> Call:
-    return partial(caller.give_back, caller.hold(b"first", b"second"), forgiven=True)
+def requeue_forgiven(caller: Caller) -> Call:
+    return partial(caller.requeue, caller.hold(b"first", b"second"), forgiven=True)
 
 
-def give_back_without_leases(caller: Caller) -> Call:
+def requeue_without_leases(caller: Caller) -> Call:
     caller.settings.lease_us = 0
-    return give_back(caller)
+    return requeue(caller)
 
 
-def give_back_in_vain(caller: Caller) -> Call:
+def requeue_in_vain(caller: Caller) -> Call:
     stale = caller.hold(b"first")
     caller.expire()
     caller.claim()
-    return partial(caller.give_back, stale)
+    return partial(caller.requeue, stale)
 
 
-def give_back_to_tenants(caller: Caller) -> Call:
-    caller.line_up("acme", b"first", b"third")
+def requeue_to_tenants(caller: Caller) -> Call:
+    caller.enqueue_for("acme", b"first", b"third")
     caller.publish(b"second")
     taken = caller.claim(3).taken
-    caller.hush()
-    return partial(caller.give_back, taken)
+    caller.take_token()
+    return partial(caller.requeue, taken)
 
 
-def give_back_what_came_back(caller: Caller) -> Call:
-    return partial(caller.give_back, hold_and_let_come_back(caller))
+def requeue_what_came_back(caller: Caller) -> Call:
+    return partial(caller.requeue, hold_and_let_come_back(caller))
 
 
-def put_off(caller: Caller) -> Call:
-    return partial(caller.put_off, caller.hold(b"first"))
+def retry_later(caller: Caller) -> Call:
+    return partial(caller.retry_later, caller.hold(b"first"))
 
 
-def put_off_without_leases(caller: Caller) -> Call:
+def retry_later_without_leases(caller: Caller) -> Call:
     caller.settings.lease_us = 0
-    return put_off(caller)
+    return retry_later(caller)
 
 
-def put_off_what_came_back(caller: Caller) -> Call:
-    return partial(caller.put_off, hold_and_let_come_back(caller, b"first"))
+def retry_later_what_came_back(caller: Caller) -> Call:
+    return partial(caller.retry_later, hold_and_let_come_back(caller, b"first"))
 
 
-def put_off_behind_another(caller: Caller) -> Call:
-    caller.put_off(caller.hold(b"first"), 1_000)
-    return partial(caller.put_off, caller.hold(b"second"))
+def retry_later_behind_another(caller: Caller) -> Call:
+    caller.retry_later(caller.hold(b"first"), 1_000)
+    return partial(caller.retry_later, caller.hold(b"second"))
 
 
-def put_off_in_vain(caller: Caller) -> Call:
+def retry_later_in_vain(caller: Caller) -> Call:
     stale = caller.hold(b"first")
     caller.expire()
     caller.claim()
-    return partial(caller.put_off, stale)
+    return partial(caller.retry_later, stale)
 
 
 def hand_off(caller: Caller) -> Call:
@@ -501,7 +501,7 @@ def hand_off_everything_at_once(caller: Caller) -> Call:
 
 def redrive(caller: Caller) -> Call:
     caller.settle(caller.hold(b"first", b"second", b"third"), kept=KEYS.dead_letter)
-    caller.hush()
+    caller.take_token()
     return partial(caller.redrive, 2)
 
 
@@ -527,7 +527,7 @@ def redrive_everything_at_once(caller: Caller) -> Call:
 
 
 def stats(caller: Caller) -> Call:
-    caller.line_up("acme", b"first")
+    caller.enqueue_for("acme", b"first")
     caller.publish(b"second")
     return caller.stats
 
@@ -539,17 +539,17 @@ def read_page(caller: Caller) -> Call:
 
 def sweep_a_line(caller: Caller) -> Call:
     caller.publish_all([b"first", b"second"])
-    return partial(caller.sweep, "line")
+    return partial(caller.sweep, "pending")
 
 
 def sweep_a_line_of_a_tenant(caller: Caller) -> Call:
     hold_and_let_come_back(caller)
-    caller.give_back(caller.hold(b"first", tenant="acme"))
-    return partial(caller.sweep, "line", "acme")
+    caller.requeue(caller.hold(b"first", tenant="acme"))
+    return partial(caller.sweep, "pending", "acme")
 
 
 def sweep_what_waits_for_its_time(caller: Caller) -> Call:
-    caller.put_off(caller.hold(b"first"))
+    caller.retry_later(caller.hold(b"first"))
     caller.enqueue(New(b"second", b"acme", due="+1000000000"))
     return partial(caller.sweep, "delayed")
 
@@ -584,7 +584,13 @@ def renew_in_vain(caller: Caller) -> Call:
     return partial(caller.renew, stale)
 
 
-def ring(caller: Caller) -> Call:
+def open_queue(caller: Caller) -> Call:
+    caller.client.delete(KEYS.meta)
+    caller.weigh(zeta=3)
+    return partial(caller.open_queue, journal="1", weights={"acme": 2, "zeta": 1})
+
+
+def notify(caller: Caller) -> Call:
     return caller.ring
 
 
@@ -661,19 +667,19 @@ SETTLEMENTS: tuple[Situation, ...] = (
     settle_what_came_back_without_a_tenant,
 )
 RETURNS: tuple[Situation, ...] = (
-    give_back,
-    give_back_forgiven,
-    give_back_without_leases,
-    give_back_in_vain,
-    give_back_to_tenants,
-    give_back_what_came_back,
+    requeue,
+    requeue_forgiven,
+    requeue_without_leases,
+    requeue_in_vain,
+    requeue_to_tenants,
+    requeue_what_came_back,
 )
 PUT_OFFS: tuple[Situation, ...] = (
-    put_off,
-    put_off_without_leases,
-    put_off_what_came_back,
-    put_off_behind_another,
-    put_off_in_vain,
+    retry_later,
+    retry_later_without_leases,
+    retry_later_what_came_back,
+    retry_later_behind_another,
+    retry_later_in_vain,
 )
 HAND_OFFS: tuple[Situation, ...] = (
     hand_off,
@@ -704,7 +710,7 @@ SWEEPS: tuple[Situation, ...] = (
     sweep_orphans,
 )
 NUMBERED = (*PUBLISHES, *ENQUEUES, *CLAIMS, *SETTLEMENTS, *RETURNS, *PUT_OFFS, *HAND_OFFS, *REDRIVES, *SWEEPS)
-EVERY = (*NUMBERED, *RENEWALS, stats, read_page, ring)
+EVERY = (*NUMBERED, *RENEWALS, stats, read_page, open_queue, notify)
 
 
 def script_of(situation: Situation) -> str:

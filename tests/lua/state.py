@@ -14,7 +14,7 @@ from redis_message_queue.envelope import HAS_ENTRY, HEADER_BYTES, ID_BYTES, TIME
 from tests.lua.scripts_runner import KEYS, dump, records_beside
 
 LISTS = (KEYS.completed, KEYS.failed, KEYS.dead_letter)
-_LINE, _RETURNED, _GROUP = KEYS.line("").encode(), KEYS.returned("").encode(), KEYS.group("").encode()
+_LINE, _RETURNED, _GROUP = KEYS.tenant_pending("").encode(), KEYS.expired("").encode(), KEYS.group("").encode()
 
 
 @dataclass
@@ -56,7 +56,7 @@ def read(client: redis.Redis) -> State:
         return everything.get(key.encode(), otherwise)
 
     leases = dict(get(KEYS.leases, []))
-    size = get(KEYS.size, None)
+    size = get(KEYS.tenant_backlog, None)
     lines = {key[len(_LINE) :].decode(): value for key, value in everything.items() if key.startswith(_LINE)}
     lines[""] = get(KEYS.pending, [])
     returned = {
@@ -73,10 +73,10 @@ def read(client: redis.Redis) -> State:
         alarms={name: score for name, score in leases.items() if len(name) != TOKEN_BYTES},
         deliveries=get(KEYS.deliveries, {}),
         delayed=dict(get(KEYS.delayed, [])),
-        later=get(KEYS.later, {}),
-        ring={tenant.decode(): score for tenant, score in get(KEYS.tenants, [])},
+        later=get(KEYS.delayed_messages, {}),
+        ring={tenant.decode(): score for tenant, score in get(KEYS.tenant_ring, [])},
         size=None if size is None else int(size),
-        tokens=len(get(KEYS.bell, [])),
+        tokens=len(get(KEYS.wakeup, [])),
         claims=[_without_count(one) for claim in members for one in claim],
         lists={kept: (get(kept, []), get(records_beside(kept), [])) for kept in LISTS},
         journal=[entry for _, entry in get(KEYS.journal, [])],
@@ -85,7 +85,7 @@ def read(client: redis.Redis) -> State:
 
 
 def _without_count(member: bytes) -> bytes:
-    """Behind its delivery count, if that is not 1: see lua/lib/member.lua."""
+    """Behind its delivery count, if that is not 1: see lua/lib/batch.lua."""
     return member if member[0] >= 0x80 else member.partition(b":")[2]
 
 
@@ -151,7 +151,7 @@ def _in_the_ring(state: State) -> list[str]:
 def _counted(state: State) -> list[str]:
     waiting = sum(len(line) for tenant, line in state.lines.items() if tenant)
     wrong = [] if state.size == (waiting or None) else [f"size is {state.size}, and {waiting} wait"]
-    return wrong + ([f"{state.tokens} tokens lie in the bell"] if state.tokens > 1 else [])
+    return wrong + ([f"{state.tokens} tokens lie in the wake-up key"] if state.tokens > 1 else [])
 
 
 def _remembered(state: State) -> list[str]:
@@ -186,7 +186,7 @@ def _recorded(state: State) -> list[str]:
 
 # What each event says of where its message is from then on; the others have no message of their own.
 _AFTER = {
-    **dict.fromkeys((b"published", b"redriven", b"given_back"), "line"),
+    **dict.fromkeys((b"published", b"redriven", b"requeued"), "queue"),
     **dict.fromkeys((b"delayed", b"retried"), "later"),
     **dict.fromkeys((b"claimed", b"reclaimed"), "processing"),
     **dict.fromkeys((b"acked", b"failed", b"dead", b"expired", b"dropped", b"handed_off"), None),
@@ -194,7 +194,7 @@ _AFTER = {
 
 
 def _told(state: State) -> list[str]:
-    """Whoever reads nothing but the journal knows where every message is."""
+    """The journal alone says where every message is."""
     if state.serial is None:
         return []
     serials = [int(entry[b"n"]) for entry in state.journal]
@@ -206,17 +206,17 @@ def _told(state: State) -> list[str]:
     for entry in state.journal:
         id, event = bytes.fromhex(entry.get(b"id", b"").decode()), entry[b"event"]
         if event in (b"purged", b"deleted"):
-            removed += int(entry[b"count"]) if entry[b"target"] in (b"line", b"delayed", b"orphans") else 0
+            removed += int(entry[b"count"]) if entry[b"target"] in (b"pending", b"delayed", b"orphans") else 0
         elif id and event != b"duplicate":
             place = _AFTER[event]
             told.pop(id, None) if place is None else told.update({id: place})
-    actual = {Envelope(stored).id: "line" for line in state.lines.values() for stored in line}
+    actual = {Envelope(stored).id: "queue" for line in state.lines.values() for stored in line}
     held = [*state.processing, *(Envelope(stored).id for stored in state.claims)]
     actual |= dict.fromkeys(held, "processing") | dict.fromkeys(state.later, "later")
     wrong += [f"the journal does not know of {id.hex()}" for id in actual.keys() - told.keys()]
     for id, place in actual.items():
         # That a message is due is no event: it enters its line with the next claim.
-        if id in told and told[id] != place and (told[id], place) != ("later", "line"):
+        if id in told and told[id] != place and (told[id], place) != ("later", "queue"):
             wrong.append(f"{id.hex()} is in {place}, and told to be in {told[id]}")
     missing = len(told.keys() - actual.keys())
     return wrong + ([f"{missing} are told and not there, {removed} were removed"] if missing != removed else [])

@@ -1,4 +1,4 @@
-"""A chunk of messages enters its lines: all of it or nothing, and once."""
+"""A chunk of messages is enqueued once: all of it or nothing."""
 
 import pytest
 import redis
@@ -6,6 +6,8 @@ import redis
 from redis_message_queue import envelope
 from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, New, chunk_ids, dump, fresh_base, numbered
 from tests.lua.state import faults, read
+
+pytestmark = pytest.mark.topic("Publishing many")
 
 OWN, OTHER = b"acme", b"zeta"
 
@@ -16,7 +18,7 @@ def drop_beyond(caller: Caller, limit: int = 0, tenant_limit: int = 0) -> None:
 
 def waiting(caller: Caller, tenant: bytes = b"") -> list[bytes]:
     """The payloads in a line, the oldest first."""
-    line = KEYS.line(tenant.decode()) if tenant else KEYS.pending
+    line = KEYS.tenant_pending(tenant.decode()) if tenant else KEYS.pending
     return [envelope.Envelope(stored).payload for stored in reversed(caller.client.lrange(line, 0, -1))]
 
 
@@ -92,7 +94,7 @@ def test_tenants_and_extras_come_out_as_they_went_in(caller: Caller):
 def test_a_thousand_tenants_may_come_at_once(caller: Caller):
     """Each gets its line and its place in the ring."""
     assert caller.enqueue(*[New(b"x", b"tenant %d" % place) for place in range(1_000)]) == b"1" * 1_000
-    assert caller.client.zcard(KEYS.tenants) == int(caller.client.get(KEYS.size)) == 1_000
+    assert caller.client.zcard(KEYS.tenant_ring) == int(caller.client.get(KEYS.tenant_backlog)) == 1_000
     assert faults(caller.client) == []
 
 
@@ -169,6 +171,7 @@ def test_a_thousand_keys_go_in_one_call(caller: Caller):
 # Limits that refuse
 
 
+@pytest.mark.promise("A chunk is published whole or not at all, with no other message inside it.")
 @pytest.mark.parametrize("count, answer", [(1, b"1"), (2, b"11"), (3, b"-"), (4, b"-")])
 def test_a_chunk_gets_in_as_a_whole_or_not_at_all(caller: Caller, count: int, answer: bytes):
     """Up to the limit all get in; beyond it none, and nothing has changed but the caller's answer."""
@@ -183,6 +186,10 @@ def test_a_chunk_gets_in_as_a_whole_or_not_at_all(caller: Caller, count: int, an
         assert after == before
 
 
+@pytest.mark.promise(
+    "`max_pending_length` counts all tenant queues and delayed messages; `max_pending_per_tenant` counts one tenant "
+    "queue."
+)
 def test_what_waits_anywhere_counts_and_what_is_held_does_not(caller: Caller):
     """In the line without a tenant, in tenants' lines, and for its time."""
     caller.settings.limit = 3
@@ -202,10 +209,14 @@ def test_duplicates_need_no_room(caller: Caller):
     assert caller.enqueue(New(b"x", OWN, marker="a"), New(b"third", OWN, marker="c")) == b"-"
 
 
+@pytest.mark.promise(
+    "`max_pending_length` counts all tenant queues and delayed messages; `max_pending_per_tenant` counts one tenant "
+    "queue."
+)
 def test_a_tenant_has_a_limit_of_its_own(caller: Caller):
     """One that is full keeps nobody else out, but for the rest of its chunk."""
     caller.settings.tenant_limit = 2
-    caller.line_up("acme", *numbered(2))
+    caller.enqueue_for("acme", *numbered(2))
     assert caller.enqueue(New(b"x", OWN)) == b"-"
     assert caller.enqueue(New(b"x", OTHER), New(b"x", OWN)) == b"-"
     assert caller.enqueue(New(b"first", OTHER), New(b"second", OTHER)) == b"11"
@@ -242,10 +253,10 @@ def test_a_line_just_below_its_limit_drops_nobody(caller: Caller):
 
 
 def test_the_longest_line_gives_way(caller: Caller):
-    """Whoever publishes; of equal ones, new messages counted, the publisher's own."""
+    """No matter who publishes; of queues of equal length, new messages counted, the publisher's own."""
     drop_beyond(caller, 6)
-    zeta = caller.line_up("zeta", *numbered(4))
-    own = caller.line_up("acme", b"old")
+    zeta = caller.enqueue_for("zeta", *numbered(4))
+    own = caller.enqueue_for("acme", b"old")
     caller.publish(b"of nobody")
     assert caller.enqueue(New(b"x", b"newcomer")) == b"1" + zeta[0]
     assert caller.enqueue(New(b"later", due="+1000000000")) == b"1" + zeta[1]
@@ -257,7 +268,7 @@ def test_the_longest_line_gives_way(caller: Caller):
 
 def test_several_leave_from_the_longest_lines_in_turn(caller: Caller):
     """As if they were dropped one by one; the answer names those of a line together, the oldest first."""
-    ids = {tenant: caller.line_up(tenant, *numbered(count)) for tenant, count in (("a", 5), ("b", 3), ("c", 1))}
+    ids = {tenant: caller.enqueue_for(tenant, *numbered(count)) for tenant, count in (("a", 5), ("b", 3), ("c", 1))}
     nobody = caller.publish_all(numbered(4))
     drop_beyond(caller, 13)
     answer = caller.enqueue(*[New(b"x", OWN)] * 4)
@@ -269,18 +280,18 @@ def test_several_leave_from_the_longest_lines_in_turn(caller: Caller):
 def test_a_line_that_is_dropped_to_its_end_leaves_the_ring(caller: Caller):
     """Unless messages of its tenant have come back; and where nothing can be dropped a chunk is refused."""
     drop_beyond(caller, 2)
-    caller.line_up("acme", b"a")
-    caller.line_up("zeta", b"b")
+    caller.enqueue_for("acme", b"a")
+    caller.enqueue_for("zeta", b"b")
     caller.enqueue(New(b"c", b"newcomer"))
     assert sorted(read(caller.client).ring) == ["newcomer", "zeta"]
     assert faults(caller.client) == []
     caller.client.flushall()
     caller.hold(b"a", tenant="acme")
     caller.expire()
-    caller.line_up("zeta", b"b")
+    caller.enqueue_for("zeta", b"b")
     caller.claim()
-    caller.line_up("acme", b"c")
-    caller.line_up("zeta", b"d")
+    caller.enqueue_for("acme", b"c")
+    caller.enqueue_for("zeta", b"d")
     caller.enqueue(New(b"e", b"newcomer"))
     assert sorted(read(caller.client).ring) == ["acme", "newcomer", "zeta"]
     assert faults(caller.client) == []
@@ -290,12 +301,16 @@ def test_a_line_that_is_dropped_to_its_end_leaves_the_ring(caller: Caller):
     assert caller.enqueue(*[New(b"x", OWN)] * 2) == b"-"
 
 
+@pytest.mark.promise(
+    "In a full queue, `drop_oldest` drops the oldest message of the longest tenant queue, so that no tenant locks out "
+    "others."
+)
 def test_the_longest_of_very_many_lines_is_found_by_a_few_looks(caller: Caller):
-    """Whoever has more than half of all messages is remembered, and so is whoever gave way; there is no scan."""
+    """A tenant with more than half of all messages is remembered, and so is one that lost messages; no scan."""
     small = [f"tenant {number}".encode() for number in range(300)]
     drop_beyond(caller, 1_000)
     caller.enqueue(*[New(b"x", tenant) for tenant in small])
-    hog = caller.line_up("acme", *numbered(700))
+    hog = caller.enqueue_for("acme", *numbered(700))
     before = caller.client.info("commandstats")["cmdstat_llen"]["calls"]
     for place in range(20):
         assert caller.enqueue(New(b"y", small[place])) == b"1" + hog[place]
@@ -303,9 +318,20 @@ def test_the_longest_of_very_many_lines_is_found_by_a_few_looks(caller: Caller):
     assert looks <= 20 * 115
     assert caller.client.get(KEYS.longest) == OWN
     assert 0 < caller.client.pttl(KEYS.longest) <= 86_400_000
-    assert caller.sweep("line", "acme") == b"680 "
+    assert caller.sweep("pending", "acme") == b"680 "
     assert caller.enqueue(New(b"z", OWN)) == b"1"
     assert faults(caller.client) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_short_list_does_not_give_way_for_a_longer_one_that_was_not_in_the_sample(caller: Caller, seed: int):
+    """The long one came when nobody dropped messages, so it is not remembered; the average tells that it is there."""
+    small = [f"tenant {number}".encode() for number in range(500)]
+    hog = caller.enqueue_for("acme", *numbered(1_000))
+    caller.enqueue(*[New(b"x", tenant) for tenant in small])
+    drop_beyond(caller, 1_500)
+    assert caller.enqueue(New(b"y", b"newcomer %d" % seed)) == b"1" + hog[0]
+    assert caller.client.zcard(KEYS.tenant_ring) == 502
 
 
 def test_many_leave_though_every_line_has_one_message(caller: Caller):
@@ -314,14 +340,14 @@ def test_many_leave_though_every_line_has_one_message(caller: Caller):
     caller.enqueue(*[New(b"x", b"tenant %d" % number) for number in range(500)])
     answer = caller.enqueue(*[New(b"y", OWN)] * 400)
     assert (answer[:400], len(answer)) == (b"1" * 400, 400 + 16 * 400)
-    assert caller.client.zcard(KEYS.tenants) == 101
+    assert caller.client.zcard(KEYS.tenant_ring) == 101
     assert faults(caller.client) == []
 
 
 def test_the_oldest_of_a_tenant_make_room_in_its_line(caller: Caller):
     """Its own limit is reached; the others are not asked."""
-    own = caller.line_up("acme", *numbered(3))
-    caller.line_up("zeta", *numbered(3))
+    own = caller.enqueue_for("acme", *numbered(3))
+    caller.enqueue_for("zeta", *numbered(3))
     drop_beyond(caller, tenant_limit=3)
     assert caller.enqueue(New(b"a", OWN), New(b"b", OWN)) == b"11" + own[0] + own[1]
     assert waiting(caller, OWN) == [b"message 2", b"a", b"b"]
@@ -331,8 +357,8 @@ def test_the_oldest_of_a_tenant_make_room_in_its_line(caller: Caller):
 
 def test_a_tenant_that_makes_room_by_one_rule_has_made_it_by_the_other(caller: Caller):
     """With both limits reached, as many leave as must, and none twice over."""
-    own = caller.line_up("acme", *numbered(3))
-    caller.line_up("zeta", *numbered(3))
+    own = caller.enqueue_for("acme", *numbered(3))
+    caller.enqueue_for("zeta", *numbered(3))
     drop_beyond(caller, 6, 3)
     assert caller.enqueue(New(b"a", OWN)) == b"1" + own[0]
     assert waiting(caller, OWN) == [b"message 1", b"message 2", b"a"]
@@ -341,8 +367,8 @@ def test_a_tenant_that_makes_room_by_one_rule_has_made_it_by_the_other(caller: C
 @pytest.mark.parametrize("order", [(OWN, OTHER), (OTHER, OWN)], ids=["before", "behind"])
 def test_room_that_one_tenant_must_make_anyway_is_not_taken_from_another(caller: Caller, order: tuple[bytes, bytes]):
     """Of two tenants in one chunk, one is over its own limit: its leaving is enough for both."""
-    own = caller.line_up("acme", *numbered(4))
-    caller.line_up("zeta", *numbered(2))
+    own = caller.enqueue_for("acme", *numbered(4))
+    caller.enqueue_for("zeta", *numbered(2))
     drop_beyond(caller, 7, 4)
     assert caller.enqueue(*[New(b"x", tenant) for tenant in order]) == b"11" + own[0]
     assert waiting(caller, OTHER) == [*numbered(2), b"x"]
@@ -365,7 +391,7 @@ def test_a_chunk_never_drops_its_own_messages(caller: Caller, tenant: bytes, rul
 @pytest.mark.parametrize("rule", ["limit", "tenant_limit"])
 def test_a_lowered_limit_is_reached_in_steps_of_a_thousand(caller: Caller, rule: str):
     """No publish blocks the server to drop a whole backlog."""
-    ids = caller.line_up("acme", *numbered(2_500))
+    ids = caller.enqueue_for("acme", *numbered(2_500))
     drop_beyond(caller, **{rule: 10})
     assert caller.enqueue(New(b"newest", OWN)) == b"1" + b"".join(ids[:1_000])
     assert caller.enqueue(New(b"newest", OWN)) == b"1" + b"".join(ids[1_000:2_000])
@@ -377,7 +403,7 @@ def test_a_lowered_limit_is_reached_in_steps_of_a_thousand(caller: Caller, rule:
 def test_two_tenants_with_a_backlog_drop_a_thousand_between_them(caller: Caller):
     """However many lines there are, one publish drops no more."""
     for tenant in ("acme", "zeta"):
-        caller.line_up(tenant, *numbered(800))
+        caller.enqueue_for(tenant, *numbered(800))
     drop_beyond(caller, tenant_limit=1)
     answer = caller.enqueue(New(b"x", OWN), New(b"x", OTHER))
     assert len(answer) == 2 + 16 * 1_000
@@ -388,49 +414,49 @@ def test_two_tenants_with_a_backlog_drop_a_thousand_between_them(caller: Caller)
 def test_what_is_dropped_leaves_no_numbers_behind(caller: Caller):
     """A message that had come back takes its entry with it."""
     held = caller.hold(*numbered(2), tenant="acme")
-    caller.give_back(held)
+    caller.requeue(held)
     drop_beyond(caller, tenant_limit=1)
     assert caller.enqueue(New(b"new", OWN)) == b"1" + held[0].id + held[1].id
     assert not caller.client.exists(KEYS.deliveries)
     assert faults(caller.client) == []
 
 
-# The bell
+# The wake-up key
 
 
 @pytest.mark.parametrize("tenant", [b"", OWN], ids=["no tenant", "a tenant"])
 def test_a_chunk_rings_once_if_nobody_waited_in_its_line(caller: Caller, tenant: bytes):
     """Behind others it does not: they have a token, or somebody who holds one."""
     caller.enqueue(New(b"first", tenant), New(b"second", tenant))
-    assert caller.rings() == 1
-    caller.hush()
+    assert caller.tokens() == 1
+    caller.take_token()
     caller.enqueue(New(b"third", tenant))
-    assert caller.rings() == 0
+    assert caller.tokens() == 0
     caller.enqueue(New(b"of another", OTHER))
-    assert caller.rings() == 1
+    assert caller.tokens() == 1
     caller.enqueue(New(b"of yet another", b"third"))
-    assert caller.rings() == 1
+    assert caller.tokens() == 1
 
 
 def test_what_brings_no_work_does_not_ring(caller: Caller):
     """Duplicates, and a chunk that was refused."""
     caller.publish(b"first", marker="a")
     caller.claim()
-    caller.hush()
+    caller.take_token()
     caller.settings.limit = 2
     assert caller.enqueue(New(b"x", marker="a")) == b"0"
     assert caller.enqueue(*numbered(3)) == b"-"
-    assert caller.rings() == 0
+    assert caller.tokens() == 0
 
 
 def test_a_delay_rings_if_it_is_the_next_to_end(caller: Caller):
-    """Whoever sleeps until a later time must hear of an earlier one."""
-    rung = []
+    """A consumer that sleeps until a later time must learn of an earlier one."""
+    tokens = []
     for due in ("+3000000000", "+5000000000", "+2000000000"):
-        caller.hush()
+        caller.take_token()
         caller.enqueue(New(b"x", due=due))
-        rung.append(caller.rings())
-    assert rung == [1, 0, 1]
+        tokens.append(caller.tokens())
+    assert tokens == [1, 0, 1]
 
 
 # Repetitions
@@ -462,7 +488,7 @@ def test_what_is_due_by_now_enters_at_once(caller: Caller, due: str):
     """A time in the past is no delay."""
     caller.enqueue(New(b"first", OWN, due=due))
     assert waiting(caller, OWN) == [b"first"]
-    assert not caller.client.exists(KEYS.delayed, KEYS.later)
+    assert not caller.client.exists(KEYS.delayed, KEYS.delayed_messages)
 
 
 @pytest.mark.parametrize("relative", [True, False], ids=["from now", "by the server's clock"])
@@ -474,5 +500,5 @@ def test_what_is_due_later_waits_for_its_time(caller: Caller, relative: bool):
     (found,) = caller.due_times().values()
     assert due_at <= found <= caller.now_us() + HOUR_US if relative else found == due_at
     assert caller.client.zscore(KEYS.leases, "d") == found
-    assert not caller.client.exists(KEYS.line("acme"), KEYS.tenants, KEYS.size)
+    assert not caller.client.exists(KEYS.tenant_pending("acme"), KEYS.tenant_ring, KEYS.tenant_backlog)
     assert faults(caller.client) == []

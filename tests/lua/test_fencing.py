@@ -1,18 +1,20 @@
-"""Whoever has lost a message can do nothing to it."""
+"""A consumer that has lost a message can do nothing to it."""
 
 import pytest
 
-from tests.lua.scripts_runner import KEYS, Caller, Taken, dump, fresh_id
+from tests.lua.scripts_runner import KEYS, Caller, Taken, dump, new_id
 from tests.lua.situations import hold_and_let_come_back, title
 from tests.lua.state import faults
+
+pytestmark = pytest.mark.topic("Leases")
 
 VERBS = {
     "settle": lambda caller, held: caller.settle(held),
     "settle into a list": lambda caller, held: caller.settle(held, kept=KEYS.completed),
-    "give back": lambda caller, held: caller.give_back(held),
-    "give back, forgiven": lambda caller, held: caller.give_back(held, forgiven=True),
+    "requeue": lambda caller, held: caller.requeue(held),
+    "requeue, forgiven": lambda caller, held: caller.requeue(held, forgiven=True),
     "renew": lambda caller, held: caller.renew(held),
-    "put off": lambda caller, held: b"".join(caller.put_off([one]) for one in held),
+    "put off": lambda caller, held: b"".join(caller.retry_later([one]) for one in held),
 }
 every_verb = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 
@@ -27,21 +29,21 @@ def taken_over_twice(caller: Caller, other: Caller, taken: tuple[Taken, ...]) ->
     taken_over(caller, other, taken)
 
 
-def given_back(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
-    other.give_back(taken)
+def requeued(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    other.requeue(taken)
 
 
 def given_back_and_taken(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
-    other.give_back(taken, forgiven=True)
+    other.requeue(taken, forgiven=True)
     other.claim()
 
 
-def put_off(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
-    other.put_off(taken)
+def retry_later(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    other.retry_later(taken)
 
 
-def put_off_and_taken(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
-    other.put_off(taken, 0)
+def retry_later_and_taken(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
+    other.retry_later(taken, 0)
     caller.pass_delays(1_000_000)
     other.claim()
 
@@ -64,16 +66,17 @@ def dead(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
 LOSSES = [
     taken_over,
     taken_over_twice,
-    given_back,
+    requeued,
     given_back_and_taken,
-    put_off,
-    put_off_and_taken,
+    retry_later,
+    retry_later_and_taken,
     settled,
     settled_by_another,
     dead,
 ]
 
 
+@pytest.mark.promise("A consumer that has lost its lease cannot ack, fail or renew the message.")
 @every_verb
 @pytest.mark.parametrize("tenant", [None, "acme"])
 @pytest.mark.parametrize("loss", LOSSES, ids=title)
@@ -100,7 +103,9 @@ def test_the_second_holder_is_not_disturbed(caller: Caller, other: Caller, verb)
 
 
 @every_verb
-@pytest.mark.parametrize("loss", [given_back, given_back_and_taken, put_off, put_off_and_taken, settled], ids=title)
+@pytest.mark.parametrize(
+    "loss", [requeued, given_back_and_taken, retry_later, retry_later_and_taken, settled], ids=title
+)
 def test_without_leases_a_holder_is_fenced_off_just_the_same(caller: Caller, other: Caller, loss, verb):
     """The lease number grows with or without deadlines."""
     caller.settings.lease_us = other.settings.lease_us = 0
@@ -117,7 +122,7 @@ def test_a_number_that_was_never_given_holds_nothing(caller: Caller, verb):
     (held,) = caller.hold(b"first")
     (waiting,) = caller.publish_all([b"second"])
     before = dump(caller.client)
-    nothing = [(held.id, 0), (held.id, 2), (fresh_id(), 1), (waiting, 0), (waiting, 1)]
+    nothing = [(held.id, 0), (held.id, 2), (new_id(), 1), (waiting, 0), (waiting, 1)]
     assert [verb(caller, [pair]) for pair in nothing] == [b"0"] * 5
     assert verb(caller, nothing) == b"00000"
     assert dump(caller.client) == before
@@ -182,7 +187,7 @@ def test_after_a_failover_to_a_stale_replica_two_holders_have_different_tokens(c
         caller.client.restore(key, 0, value)
     now = other.claim().taken
     assert before[0].id == now[0].id
-    assert caller.renew(before) == caller.settle(before) == caller.give_back(before) == caller.put_off(before) == b"0"
+    assert caller.renew(before) == caller.settle(before) == caller.requeue(before) == caller.retry_later(before) == b"0"
     assert caller.hand_off(before, b"result") == b"0"
     assert other.renew(now) == other.settle(now) == b"1"
     assert faults(caller.client) == []

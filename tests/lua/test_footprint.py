@@ -1,16 +1,18 @@
-"""What a message costs while it is there, and what is left when it has gone."""
+"""What a message takes in Redis, and what is left after it is gone."""
 
 import pytest
 
 from tests.conftest import StartServer
-from tests.lua.scripts_runner import KEYS, TARGET, Caller, New, fresh_id, records_beside
+from tests.lua.scripts_runner import KEYS, TARGET, Caller, New, new_id, records_beside
 from tests.lua.situations import NUMBERED, Situation, hold_and_let_come_back, title
+
+pytestmark = pytest.mark.topic("Cost and memory")
 
 
 def left_behind(caller: Caller) -> set[str]:
-    """Which keys exist, without the token in the bell, the answers of callers and the version of what is stored."""
+    """Which keys exist, without the wake-up key, the answers of callers and the version of what is stored."""
     keys = {key.decode() for key in caller.client.scan_iter(count=1000)}
-    always = {KEYS.bell, KEYS.meta, TARGET.meta}
+    always = {KEYS.wakeup, KEYS.meta, TARGET.meta}
     return {key for key in keys if key not in always and not key.startswith(KEYS.reply(""))}
 
 
@@ -30,12 +32,12 @@ def handled_after_expiry(caller: Caller) -> None:
 
 
 def handled_after_giving_back(caller: Caller) -> None:
-    caller.give_back(caller.hold(b"first"))
+    caller.requeue(caller.hold(b"first"))
     caller.settle(caller.claim().taken)
 
 
 def handled_after_forgiving(caller: Caller) -> None:
-    caller.give_back(caller.hold(b"first"), forgiven=True)
+    caller.requeue(caller.hold(b"first"), forgiven=True)
     caller.settle(caller.claim().taken)
 
 
@@ -44,8 +46,8 @@ def asked_in_vain(caller: Caller) -> None:
 
 
 def handled_in_turns(caller: Caller) -> None:
-    caller.line_up("acme", b"first", b"second")
-    caller.line_up("zeta", b"third")
+    caller.enqueue_for("acme", b"first", b"second")
+    caller.enqueue_for("zeta", b"third")
     caller.publish(b"fourth")
     caller.settle(caller.claim(3).taken)
     caller.settle(caller.claim(3).taken)
@@ -59,7 +61,7 @@ def handled_at_its_time(caller: Caller) -> None:
 
 def handled_at_the_second_attempt(caller: Caller) -> None:
     for tenant in (None, "acme"):
-        caller.put_off(caller.hold(b"first", tenant=tenant))
+        caller.retry_later(caller.hold(b"first", tenant=tenant))
         caller.pass_delays()
         caller.settle(caller.claim().taken)
 
@@ -67,7 +69,7 @@ def handled_at_the_second_attempt(caller: Caller) -> None:
 def handled_by_a_holder_that_was_late(caller: Caller) -> None:
     for tenant in (None, "acme"):
         held = caller.hold(b"first", b"second", tenant=tenant)
-        caller.line_up("zeta", b"somebody else's")
+        caller.enqueue_for("zeta", b"somebody else's")
         caller.expire()
         caller.settle(caller.claim().taken)
         caller.settle(held[:1])
@@ -83,10 +85,10 @@ def handled_after_coming_back(caller: Caller) -> None:
 
 
 def settled_in_vain(caller: Caller) -> None:
-    caller.settle([(fresh_id(), 1)])
-    caller.give_back([(fresh_id(), 1)])
-    caller.put_off([(fresh_id(), 1)])
-    caller.renew([(fresh_id(), 1)])
+    caller.settle([(new_id(), 1)])
+    caller.requeue([(new_id(), 1)])
+    caller.retry_later([(new_id(), 1)])
+    caller.renew([(new_id(), 1)])
 
 
 def dropped(caller: Caller) -> None:
@@ -97,14 +99,14 @@ def dropped(caller: Caller) -> None:
 
 
 def given_back_and_dropped(caller: Caller) -> None:
-    caller.give_back(caller.hold(b"first"))
+    caller.requeue(caller.hold(b"first"))
     caller.settings.limit, caller.settings.overload = 1, "drop"
     caller.enqueue(b"second")
     caller.settle(caller.claim(2).taken)
 
 
 def given_back_and_dropped_of_a_tenant(caller: Caller) -> None:
-    caller.give_back(caller.hold(b"first", tenant="acme"))
+    caller.requeue(caller.hold(b"first", tenant="acme"))
     caller.settings.limit, caller.settings.overload = 1, "drop"
     caller.enqueue(New(b"second", b"acme"))
     caller.settle(caller.claim(2).taken)
@@ -140,7 +142,7 @@ NEED_LEASES = (handled_after_expiry, handled_by_a_holder_that_was_late, handled_
 
 @pytest.mark.parametrize("life", LIVES, ids=title)
 def test_nothing_is_left_of_a_message_that_has_gone(life, caller: Caller):
-    """Besides a token in the bell and the answers of its callers, which end by themselves."""
+    """Besides a token in the wake-up key and the answers of its callers, which end by themselves."""
     life(caller)
     assert left_behind(caller) == set()
 
@@ -163,7 +165,7 @@ def test_only_the_list_and_its_records_are_left_where_something_is_kept(kept: st
     assert caller.client.lrange(kept, 0, -1) == [b"first"]
 
 
-@pytest.mark.parametrize("how", ["expired", "given back"])
+@pytest.mark.parametrize("how", ["expired", "requeued"])
 @pytest.mark.parametrize("tenant", [None, "acme"])
 def test_only_the_dead_letter_is_left_of_a_message_that_was_delivered_too_often(
     tenant: str | None, how: str, caller: Caller
@@ -171,7 +173,7 @@ def test_only_the_dead_letter_is_left_of_a_message_that_was_delivered_too_often(
     """Its numbers go with it."""
     caller.settings.most = 1
     taken = caller.hold(b"first", tenant=tenant)
-    caller.expire() if how == "expired" else caller.give_back(taken)
+    caller.expire() if how == "expired" else caller.requeue(taken)
     caller.claim()
     assert left_behind(caller) == {KEYS.dead_letter, KEYS.records("dlq")}
 
@@ -184,20 +186,21 @@ def test_a_message_that_is_delivered_once_has_no_entry_in_the_deliveries(caller:
     assert not caller.client.exists(KEYS.deliveries)
 
 
+@pytest.mark.promise("Cached replies expire.")
 @pytest.mark.parametrize("situation", NUMBERED, ids=title)
 def test_every_answer_ends_by_itself(situation: Situation, caller: Caller):
     """The key of a caller that has gone is forgotten when its time is over."""
     situation(caller)()
     for key in caller.client.scan_iter(match=KEYS.reply("*")):
         assert 0 < caller.client.pttl(key) <= caller.settings.keep_ms
-    for key in (KEYS.watch, KEYS.deduplication("a key")):
+    for key in (KEYS.timer_owner, KEYS.deduplication("a key")):
         assert caller.client.pttl(key) != -1
 
 
 def test_a_queue_without_tenants_and_delays_has_no_keys_for_them(caller: Caller):
     """It pays for neither."""
     caller.publish_all([b"first", b"second", b"third"])
-    caller.give_back(caller.claim(2).taken)
+    caller.requeue(caller.claim(2).taken)
     caller.claim()
     caller.expire()
     caller.claim()

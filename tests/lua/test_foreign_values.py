@@ -1,4 +1,4 @@
-"""What others have put into the line is neither delivered nor lost."""
+"""Values that other programs put into a queue are neither delivered nor lost."""
 
 import struct
 
@@ -104,14 +104,14 @@ def test_a_dropped_foreign_value_has_no_id(value: bytes, caller: Caller):
 @every_kind
 def test_a_foreign_value_in_the_line_of_a_tenant_becomes_a_dead_letter_too(value: bytes, caller: Caller):
     """What waits behind it is delivered by the same claim."""
-    caller.line_up("acme", b"first")
-    caller.client.rpush(KEYS.line("acme"), value)
-    caller.client.incr(KEYS.size)
+    caller.enqueue_for("acme", b"first")
+    caller.client.rpush(KEYS.tenant_pending("acme"), value)
+    caller.client.incr(KEYS.tenant_backlog)
     claimed = caller.claim()
     assert claimed.payloads == [b"first"]
     assert claimed.dead == ((b"", 0, "foreign"),)
     assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value]
-    assert not caller.client.exists(KEYS.line("acme"), KEYS.tenants, KEYS.size)
+    assert not caller.client.exists(KEYS.tenant_pending("acme"), KEYS.tenant_ring, KEYS.tenant_backlog)
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"\xd0\xff\x00", "Привет".encode(), b"y" * 10_000])
@@ -140,35 +140,89 @@ WEIGHTS = [b"", b"heavy", b"0", b"-1", b"-0.5", b"nan", b"inf", b"1e400", b"1e-4
 def test_a_weight_that_is_none_counts_as_one(weight: bytes, caller: Caller):
     """Nobody starves for it, and nobody is kept from publishing."""
     caller.client.hset(KEYS.weights, "acme", weight)
-    caller.line_up("acme", *numbered(3, "acme"))
-    caller.line_up("zeta", *numbered(3, "zeta"))
+    caller.enqueue_for("acme", *numbered(3, "acme"))
+    caller.enqueue_for("zeta", *numbered(3, "zeta"))
     assert sorted(one.only.tenant for one in caller.claim_one_by_one(2)) == ["acme", "zeta"]
     assert sorted(caller.claim(2).tenants) == ["acme", "zeta"]
     assert sorted(caller.claim(2).tenants) == ["acme", "zeta"]
 
 
-@pytest.mark.parametrize("size", [b"", b"many", b"1.5"])
+# The last ones are digits, and still no number that Redis adds to.
+SIZES = [b"", b"many", b"1.5", b"-1", b"007", b"9" * 23, b"%d" % (2**63 - 1)]
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_a_size_that_is_no_number_is_counted_anew(size: bytes, caller: Caller):
     """The sum follows from the lines; nobody is kept from publishing or claiming for it."""
-    caller.line_up("acme", b"first")
-    caller.client.set(KEYS.size, size)
-    caller.line_up("zeta", b"second")
-    assert caller.client.get(KEYS.size) == b"2"
-    caller.client.set(KEYS.size, size)
+    caller.enqueue_for("acme", b"first")
+    caller.client.set(KEYS.tenant_backlog, size)
+    caller.enqueue_for("zeta", b"second")
+    assert caller.client.get(KEYS.tenant_backlog) == b"2"
+    caller.client.set(KEYS.tenant_backlog, size)
     assert caller.claim(2).payloads == [b"first", b"second"]
     assert faults(caller.client) == []
+
+
+@pytest.mark.parametrize("size", [b"many", b"9" * 23, b"inf", b"0x10", b"-1"])
+def test_a_size_that_is_no_number_counts_as_none_in_the_stats(size: bytes, caller: Caller):
+    caller.publish(b"first")
+    caller.client.set(KEYS.tenant_backlog, size)
+    caller.client.hset(KEYS.groups, "", size)
+    assert caller.stats()[:2] == [1, 0]
+
+
+@pytest.mark.parametrize("score", ["inf", "-inf", "1e300", "-5"])
+@pytest.mark.parametrize("damaged", ["acme", "zeta", "", "a tenant that has no messages"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_damaged_place_in_the_ring_stops_nobody(score: str, damaged: str, count: int, caller: Caller):
+    """Every message is delivered, and a tenant that got in front does not stay there."""
+    for tenant in ("acme", "zeta"):
+        caller.enqueue_for(tenant, *numbered(6, tenant))
+    caller.client.execute_command("ZADD", KEYS.tenant_ring, score, damaged)
+    caller.enqueue_for("other", b"other")
+    claimed = [one for _ in range(13 // count + 2) for one in caller.claim(count).taken]
+    assert sorted(one.payload for one in claimed) == sorted([*numbered(6, "acme"), *numbered(6, "zeta"), b"other"])
+    assert {one.tenant for one in claimed[-4:]} >= {"acme", "zeta"} or score in ("inf", "1e300")
+    assert faults(caller.client) == []
+
+
+def test_a_tenant_whose_place_in_the_ring_was_damaged_gets_a_new_one_with_its_next_message(caller: Caller):
+    """Nobody starves because of a score that no turn reaches."""
+    for tenant in ("acme", "zeta"):
+        caller.enqueue_for(tenant, *numbered(10, tenant))
+    caller.client.execute_command("ZADD", KEYS.tenant_ring, "inf", "acme")
+    caller.enqueue_for("acme", b"one more")
+    assert "acme" in [caller.claim().only.tenant for _ in range(2)]
+
+
+@pytest.mark.parametrize("score", ["0", "-1", "-inf"])
+def test_a_lease_with_a_damaged_end_has_ended(score: str, caller: Caller):
+    """Its message comes back although other tenants always have messages waiting."""
+    (held,) = caller.hold(b"held", tenant="acme")
+    caller.client.execute_command("ZADD", KEYS.leases, score, held.token)
+    caller.enqueue_for("zeta", *numbered(5))
+    assert b"held" in [payload for _ in range(2) for payload in caller.claim().payloads]
+
+
+@pytest.mark.parametrize("value", ["nonsense", "5", "nan", "1e300"])
+def test_a_foreign_value_does_not_keep_a_consumer_from_waking_up_in_time(value: str, caller: Caller):
+    """It has no time to live, as the value of a timer owner has, and would stay for ever."""
+    caller.settings.lease_us = 500_000
+    caller.hold(b"first")
+    caller.client.set(KEYS.timer_owner, value)
+    assert 0 < caller.claim(slice_us=1_000_000).wait_us <= 500_000
 
 
 @every_kind
 @pytest.mark.parametrize("tenant", [None, "acme"])
 def test_a_foreign_value_in_flight_is_set_aside_when_its_lease_ends(value: bytes, tenant: str | None, caller: Caller):
-    """It cannot be given back; the claim that finds it names its id and goes on with the others."""
+    """It cannot be requeued; the claim that finds it names its id and goes on with the others."""
     first, _ = caller.hold(b"first", b"second", tenant=tenant)
     caller.client.hset(KEYS.processing, first.id, value)
-    assert caller.give_back([first]) == caller.put_off([first]) == b"0"
+    assert caller.requeue([first]) == caller.retry_later([first]) == b"0"
     caller.expire()
     if tenant:
-        caller.line_up("zeta", b"third")
+        caller.enqueue_for("zeta", b"third")
     claimed = caller.claim(3)
     assert claimed.payloads == ([b"third", b"second"] if tenant else [b"second"])
     assert claimed.dead == ((first.id, 0, "foreign"),)
@@ -195,7 +249,7 @@ def test_a_foreign_value_that_waits_for_its_time_is_set_aside_when_that_comes(va
     base = fresh_base()
     caller.enqueue(New(b"first", due="+1000"), New(b"second", due="+1000"), base=base)
     broken, whole = chunk_ids(base, 2)
-    caller.client.hset(KEYS.later, broken, value)
+    caller.client.hset(KEYS.delayed_messages, broken, value)
     caller.pass_delays()
     claimed = caller.claim(2)
     assert [one.id for one in claimed.taken] == [whole]
@@ -209,7 +263,7 @@ def test_a_foreign_member_of_the_leases_is_set_aside(member: bytes, tenant: str 
     """It would be due for ever, and every claim would take the long way past it."""
     caller.hold(b"held", tenant=tenant)
     caller.client.zadd(KEYS.leases, {member: 1})
-    caller.line_up("zeta", b"first") if tenant else caller.publish(b"first")
+    caller.enqueue_for("zeta", b"first") if tenant else caller.publish(b"first")
     claimed = caller.claim()
     assert claimed.payloads == [b"first"]
     assert claimed.dead == ((b"", 0, "foreign"),)
@@ -236,3 +290,59 @@ def test_a_damaged_number_of_the_journal_stops_nobody(field: str, caller: Caller
     caller.publish(b"first")
     caller.settle(caller.claim().taken)
     assert [int(entry["n"]) for entry in caller.journal()] == list(range(1, 103))
+
+
+@pytest.mark.parametrize("score", ["-inf", "-1e300"])
+def test_a_negative_turn_is_no_privilege(score: str, caller: Caller):
+    """Somebody wrote a time into the ring that turns never change: it counts as 0, and the next turn moves it on."""
+    caller.enqueue_for("acme", *numbered(6, "acme"))
+    caller.enqueue_for("zeta", *numbered(6, "zeta"))
+    caller.client.execute_command("ZADD", KEYS.tenant_ring, score, "acme")
+    served = [one.only.tenant for one in caller.claim_one_by_one(6)]
+    assert served.count("zeta") >= 2
+
+
+@pytest.mark.parametrize("score", ["inf", "1e300", "-inf"])
+def test_a_ring_of_impossible_times_is_served(score: str, caller: Caller):
+    """Also when it is all there is, so that the times are brought back to 0."""
+    caller.enqueue_for("acme", *numbered(3, "acme"))
+    caller.enqueue_for("zeta", *numbered(3, "zeta"))
+    for tenant in ("acme", "zeta"):
+        caller.client.execute_command("ZADD", KEYS.tenant_ring, score, tenant)
+    taken = [*caller.claim(3).taken, *(one.only for one in caller.claim_one_by_one(3))]
+    assert len({one.payload for one in taken}) == 6
+
+
+@pytest.mark.parametrize("size", [b"9" * 19, b"9" * 40])
+def test_a_backlog_that_is_too_large_to_count_is_counted_again(size: bytes, caller: Caller):
+    """A publish for a tenant must not fail half-way because of it."""
+    caller.enqueue_for("acme", b"first")
+    caller.client.set(KEYS.tenant_backlog, size)
+    caller.enqueue_for("acme", b"second")
+    assert caller.client.get(KEYS.tenant_backlog) == b"2"
+
+
+def test_the_backlog_of_a_deleted_list_is_forgotten(caller: Caller):
+    """Somebody deleted the list of a tenant by hand: the next claim that finds nothing corrects the number."""
+    caller.enqueue_for("acme", b"first", b"second")
+    caller.client.delete(KEYS.tenant_pending("acme"))
+    assert caller.claim().taken == ()
+    assert caller.claim().taken == ()
+    assert not caller.client.exists(KEYS.tenant_backlog, KEYS.tenant_ring)
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_foreign_entry_of_the_journal_stops_nobody(place: str, caller: Caller):
+    """It has no serial number where the journal is cut off, and the message is published once."""
+    caller.open_journal()
+    if place == "first":
+        caller.client.xadd(KEYS.journal, {"foreign": "entry"})
+    caller.publish_all([b"x"] * 95)
+    caller.client.hset(KEYS.meta, mapping={"journal_soft": 1, "journal_hard": 2, "journal_mark": "0-1"})
+    if place == "last":
+        caller.publish_all([b"x"] * 2)
+        caller.client.xadd(KEYS.journal, {"foreign": "entry"})
+    for _ in range(5):
+        assert caller.publish(b"y") == 1
+        assert caller.repeat() == 1
+    assert caller.client.llen(KEYS.pending) == 95 + 5 + (2 if place == "last" else 0)

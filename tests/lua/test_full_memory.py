@@ -1,4 +1,4 @@
-"""A server without memory takes nothing in, and can be emptied.
+"""A server without memory accepts no message, and can be emptied.
 
 Redis asks for memory only at the first write of a script, so all depends on which one that is.
 """
@@ -11,9 +11,11 @@ import redis
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.conftest import StartServer
 from tests.lua import situations
-from tests.lua.scripts_runner import FRESH, ON_WATCH, WOKEN, Caller, New, dump
+from tests.lua.scripts_runner import FRESH, KEYS, TIMER_OWNER, WOKEN, Caller, New, dump
 from tests.lua.situations import PUT_OFFS, RENEWALS, RETURNS, SETTLEMENTS, SWEEPS, Situation, title
 from tests.lua.state import faults
+
+pytestmark = pytest.mark.topic("Leases")
 
 SECOND_US = 1_000_000
 OUT_OF_MEMORY = r"OOM|maxmemory"
@@ -104,6 +106,7 @@ def run_out_of_memory(client: redis.Redis) -> None:
         client.set("one more", "value")
 
 
+@pytest.mark.promise("When the server is out of memory, a publish fails immediately and changes nothing.")
 @pytest.mark.parametrize("situation", REFUSED, ids=title)
 def test_what_brings_something_in_is_refused_and_has_changed_nothing(situation: Situation, caller: Caller):
     """A publish, and what publishes: a hand-off and a redrive."""
@@ -133,9 +136,10 @@ def test_what_waits_can_be_claimed(situation: Situation, caller: Caller):
     assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
 
 
+@pytest.mark.promise("Scripts write before they remove, so a server that runs out of memory loses no message.")
 @pytest.mark.parametrize("situation", [*SETTLEMENTS, *RETURNS, *PUT_OFFS, *RENEWALS, *SWEEPS], ids=title)
 def test_what_a_holder_does_succeeds(situation: Situation, caller: Caller):
-    """It settles, into a list too, gives back, puts off and renews, with the same outcome as ever."""
+    """It settles, into a list too, requeues, retries later and renews, with the same outcome as ever."""
     expected = situation(caller)()
     caller.client.flushall()
     caller.write_state()
@@ -146,7 +150,27 @@ def test_what_a_holder_does_succeeds(situation: Situation, caller: Caller):
     assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
 
 
-@pytest.mark.parametrize("woken", [FRESH, WOKEN, ON_WATCH])
+def test_a_consumer_can_open_its_queue_and_a_producer_cannot(caller: Caller):
+    """A worker that starts on a full server writes what its queue must have; a publish is refused before that."""
+    call = situations.open_queue(caller)
+    before = dump(caller.client)
+    run_out_of_memory(caller.client)
+    with pytest.raises(redis.ResponseError, match=OUT_OF_MEMORY):
+        caller.open_queue(drains=0)
+    assert dump(caller.client) == before
+    assert call() == 1
+    assert caller.client.hmget(KEYS.meta, "version", "journal") == [b"1", b"1"]
+    assert caller.client.hgetall(KEYS.weights) == {b"acme": b"2"}
+
+
+def test_a_wakeup_can_be_passed_on(caller: Caller):
+    """A consumer that took a wake-up and does not use it leaves it for the next one."""
+    run_out_of_memory(caller.client)
+    assert situations.notify(caller)() == 1
+    assert caller.client.llen(KEYS.wakeup) == 1
+
+
+@pytest.mark.parametrize("woken", [FRESH, WOKEN, TIMER_OWNER])
 @pytest.mark.parametrize("leased", [True, False], ids=["with leases", "without leases"])
 def test_an_empty_claim_answers_that_it_is_empty(caller: Caller, leased: bool, woken: int):
     """Waiting is not refused, also beside a lease that will end soon."""
@@ -171,7 +195,7 @@ def test_a_claim_sent_again_finds_what_came_back_to_its_tenant(caller: Caller, o
     """To lease it anew needs no memory."""
     caller.hold(b"first", b"second", tenant=tenant)
     ask, held = caller.last, caller.repeat().taken
-    other_slot.line_up("zeta", b"somebody else's")
+    other_slot.enqueue_for("zeta", b"somebody else's")
     caller.expire()
     assert other_slot.claim().payloads == [b"somebody else's"]
     run_out_of_memory(caller.client)
@@ -181,7 +205,7 @@ def test_a_claim_sent_again_finds_what_came_back_to_its_tenant(caller: Caller, o
 
 @pytest.mark.parametrize("leased", [True, False], ids=["with leases", "without leases"])
 def test_an_empty_claim_beside_a_delay_answers_that_it_is_empty(caller: Caller, leased: bool):
-    """It need not write the alarm anew: the one that is there rings early enough."""
+    """It need not write the alarm anew: the existing one is early enough."""
     caller.settings.lease_us *= leased
     caller.enqueue(New(b"later", due="+900000"), New(b"much later", due="+9000000000"))
     run_out_of_memory(caller.client)
@@ -199,6 +223,7 @@ def test_asking_with_count_0_shuts_out_a_claim_that_never_arrived(caller: Caller
     assert caller.claim(1, call=caller.number + 1).taken == ()
 
 
+@pytest.mark.promise("Scripts write before they remove, so a server that runs out of memory loses no message.")
 def test_a_server_that_is_filled_to_the_brim_can_be_emptied(start_server: StartServer):
     """Publishers fill it until they are refused; what consumers hold goes out, and the rest follows."""
     server = start_server(config={"maxmemory": "4mb", "maxmemory-policy": "noeviction"})

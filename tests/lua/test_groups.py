@@ -1,4 +1,4 @@
-"""Claims of a streaming query: every script can be sent twice, fails whole, and obeys the holder alone."""
+"""Scripts of consumer groups: each can be sent twice, changes all or nothing, and works for the holder only."""
 
 import os
 from collections.abc import Iterator
@@ -15,6 +15,8 @@ from tests.lua.situations import Situation, script_of, title
 from tests.lua.state import faults, read
 from tests.lua.test_random_sequences import KINDS, STEPS, World
 from tests.lua.test_wrong_types import RIGHT, keys_of, put_right, spoil
+
+pytestmark = pytest.mark.topic("Streaming queries in Spark")
 
 
 @pytest.fixture(params=[False, True], ids=["", "with a journal"])
@@ -44,13 +46,14 @@ def test_a_call_sent_twice_counts_once(situation: Situation, caller: Caller):
     answer = situation(caller)()
     after = without_deadline(dump(caller.client))
     repeated = caller.repeat()
-    if script_of(situation) == "take_over":
+    if script_of(situation) == "acquire_group":
         assert repeated[:2] == answer[:2]
-    elif script_of(situation) != "release":  # which says where it is, and that it is done
+    elif script_of(situation) != "release_batch":  # which says where it is, and that it is done
         assert repeated == answer
     assert without_deadline(dump(caller.client)) == after
 
 
+@pytest.mark.promise("A query writes the journal of its queue in the scripts that move the messages.")
 @pytest.mark.parametrize("situation", EVERY, ids=title)
 def test_a_message_is_in_one_place_counted_and_told(situation: Situation, caller: Caller):
     """After the call and after its repetition; a journal tells the same, and of the repetition nothing."""
@@ -73,7 +76,7 @@ def test_a_script_fails_whole_or_does_without_the_key(situation: Situation, clie
         try:
             call()
         except redis.ResponseError:
-            if script_of(situation) == "gather" and key in ("line", "returned"):
+            if script_of(situation) == "fill_batch" and key in ("tenant_pending", "expired"):
                 # It learns whose turn it is when it has brought in what is due: that may have happened, and no more.
                 put_right(caller, name)
                 assert faults(client) == [], key
@@ -83,6 +86,7 @@ def test_a_script_fails_whole_or_does_without_the_key(situation: Situation, clie
             assert dump(client)[name.encode()] == before[name.encode()], key
 
 
+@pytest.mark.promise("One query at a time owns a consumer group, and a replaced query can change nothing.")
 @pytest.mark.parametrize("situation", [one for one in EVERY if one not in groups.TAKE_OVERS], ids=title)
 def test_whoever_was_overtaken_is_refused_and_has_changed_nothing(situation: Situation, caller: Caller):
     """Another holder has come in between; it is the epoch that tells, not the time."""
@@ -96,7 +100,7 @@ def test_whoever_was_overtaken_is_refused_and_has_changed_nothing(situation: Sit
 
 @pytest.mark.parametrize("field", ["sealed", "acked", "cleared", "part", "1"])
 def test_a_foreign_value_in_the_group_fails_a_gathering(field: str, caller: Caller):
-    call = groups.gather(caller)
+    call = groups.fill_batch(caller)
     caller.client.hset(KEYS.group(GROUP), field, "something else")
     before = dump(caller.client)
     with pytest.raises(redis.ResponseError, match="foreign value"):
@@ -104,40 +108,84 @@ def test_a_foreign_value_in_the_group_fails_a_gathering(field: str, caller: Call
     assert dump(caller.client) == before
 
 
+@pytest.mark.parametrize("number", ["", "nonsense", "007", "1.5", "9" * 20, str(2**63 - 1)])
+@pytest.mark.parametrize("field", [GROUP, ""], ids=["of the group", "of all groups"])
+def test_a_damaged_count_of_messages_is_counted_anew(field: str, number: str, caller: Caller):
+    """No message is put into a claim twice, and the claim can be acked."""
+    caller.publish_all(numbered(3))
+    caller.client.hset(KEYS.groups, "another group", 5)
+    holder = holding(caller)
+    caller.client.hset(KEYS.groups, field, number)
+    assert holder.fill_batch()[1] == 3
+    assert caller.client.llen(KEYS.pending) == 0
+    assert len(holder.members()) == 3
+    assert caller.client.hmget(KEYS.groups, GROUP, "") == [b"3", b"8"]
+    holder.seal_batch()
+    caller.client.hset(KEYS.groups, field, number)
+    assert holder.ack_batch(1) == [1, 1]
+    assert caller.client.hmget(KEYS.groups, GROUP, "") == [b"0", b"5"]
+
+
+FOREIGN_MEMBERS = [b"", b"hello", b"5:hello", b"5:", b"\x81", b"\x80 too short", b"7:\x85"]
+
+
+@pytest.mark.parametrize("member", FOREIGN_MEMBERS)
+def test_a_foreign_value_in_a_claim_can_be_acked(member: bytes, caller: Caller):
+    caller.publish_all(numbered(3))
+    holder = sealed(caller)
+    caller.client.lset(KEYS.members(GROUP, 1), 1, member)
+    assert holder.ack_batch(1) == [1, 1]
+    assert not caller.client.exists(KEYS.members(GROUP, 1))
+
+
+@pytest.mark.parametrize("member", FOREIGN_MEMBERS)
+def test_a_foreign_value_in_a_claim_is_set_aside_after_its_release(member: bytes, caller: Caller):
+    """It goes back like the messages around it, and the next claim finds that it is none."""
+    first, _, third = numbered(3)
+    caller.publish_all(numbered(3))
+    holder = sealed(caller)
+    caller.client.lset(KEYS.members(GROUP, 1), 1, member)
+    assert holder.release_batch() == [0, 0]
+    claimed = caller.claim(3)
+    assert claimed.payloads == [first, third]
+    assert [reason for _, _, reason in claimed.dead] == ["foreign"]
+    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [member]
+
+
 # Holding
 
 
 def test_a_held_group_is_not_taken_over_before_its_time(caller: Caller):
     holding(caller)
-    taken, epoch, wait_us = Holder(caller, "b").take_over(1)
+    taken, epoch, wait_us = Holder(caller, "b").acquire_group(1)
     assert (taken, epoch) == (0, 1)
     assert 0 < wait_us <= 60_000_000
 
 
 def test_a_group_whose_holder_is_silent_goes_to_the_next_in_the_next_epoch(caller: Caller):
-    holding(caller).take_over(lease_us=0)
-    assert Holder(caller, "b").take_over(1) == [1, 2, 0]
+    holding(caller).acquire_group(lease_us=0)
+    assert Holder(caller, "b").acquire_group(1) == [1, 2, 0]
 
 
 def test_whoever_was_overtaken_cannot_renew(caller: Caller):
     first = holding(caller)
-    first.take_over(lease_us=0)
-    Holder(caller, "b").take_over(1)
-    assert first.take_over(0)[:2] == [0, 2]
+    first.acquire_group(lease_us=0)
+    Holder(caller, "b").acquire_group(1)
+    assert first.acquire_group(0)[:2] == [0, 2]
 
 
 def test_a_take_over_that_was_on_its_way_for_long_takes_nothing(caller: Caller):
     """It comes after an epoch that is over, although nobody holds the group at the moment."""
     first = holding(caller)
-    first.take_over(lease_us=0)
-    Holder(caller, "b").take_over(1, lease_us=0)
-    assert first.take_over(0)[:2] == [0, 2]
+    first.acquire_group(lease_us=0)
+    Holder(caller, "b").acquire_group(1, lease_us=0)
+    assert first.acquire_group(0)[:2] == [0, 2]
 
 
 def test_a_holder_that_was_silent_for_long_and_not_missed_goes_on(caller: Caller):
     first = holding(caller)
-    first.take_over(lease_us=0)
-    assert first.take_over(0) == [1, 1, 0]
+    first.acquire_group(lease_us=0)
+    assert first.acquire_group(0) == [1, 1, 0]
 
 
 # Gathering
@@ -146,8 +194,8 @@ def test_a_holder_that_was_silent_for_long_and_not_missed_goes_on(caller: Caller
 def test_messages_are_gathered_in_their_order_and_leave_the_line(caller: Caller):
     caller.publish_all(numbered(25))
     holder = holding(caller)
-    assert holder.gather(10) == [1, 10, 10, 0]
-    assert holder.gather(10) == [2, 10, 20, 0]
+    assert holder.fill_batch(10) == [1, 10, 10, 0]
+    assert holder.fill_batch(10) == [2, 10, 20, 0]
     assert [one[25:] for one in holder.members()] == numbered(25)[:20]
     assert caller.claim(10).payloads == numbered(25)[20:]
 
@@ -156,46 +204,46 @@ def test_a_part_that_comes_late_is_refused(caller: Caller):
     caller.publish_all(numbered(30))
     holder = holding(caller)
     for _ in range(2):
-        holder.gather(10)
+        holder.fill_batch(10)
     with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
-        holder.gather(10, part=1)
-    holder.seal()
+        holder.fill_batch(10, part=1)
+    holder.seal_batch()
     with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
-        holder.gather(10, part=3)
+        holder.fill_batch(10, part=3)
     assert caller.client.llen(KEYS.pending) == 10
 
 
 def test_a_part_that_found_nothing_writes_nothing_and_leaves_its_number_free(caller: Caller):
     holder = holding(caller)
     before = dump(caller.client)
-    assert holder.gather() == [0, 0, 0, 0]
+    assert holder.fill_batch() == [0, 0, 0, 0]
     assert dump(caller.client) == before
     caller.publish(b"first")
-    assert holder.gather(part=1) == [1, 1, 1, 0]
+    assert holder.fill_batch(part=1) == [1, 1, 1, 0]
 
 
 def test_what_came_back_is_counted_as_delivered_twice_and_nobody_else_holds_it(caller: Caller):
     held = caller.hold(b"first", b"second")
     caller.expire()
     holder = holding(caller)
-    assert holder.gather()[1] == 2
+    assert holder.fill_batch()[1] == 2
     assert [one[:2] for one in holder.members()] == [b"2:", b"2:"]
     assert caller.settle(held) == b"00"
     assert caller.client.hlen(KEYS.processing) == caller.client.zcard(KEYS.leases) == 0
 
 
 def test_tenants_are_gathered_in_turn(caller: Caller):
-    caller.line_up("acme", *numbered(3, "acme"))
-    caller.line_up("zeta", *numbered(1, "zeta"))
+    caller.enqueue_for("acme", *numbered(3, "acme"))
+    caller.enqueue_for("zeta", *numbered(1, "zeta"))
     holder = holding(caller)
-    holder.gather()
+    holder.fill_batch()
     tails = [one.rpartition(b" ")[0][-4:] for one in holder.members()]
     assert tails == [b"acme", b"zeta", b"acme", b"acme"]
-    assert not caller.client.exists(KEYS.tenants, KEYS.size)
+    assert not caller.client.exists(KEYS.tenant_ring, KEYS.tenant_backlog)
 
 
 def test_dead_letters_on_the_way_are_told_once(caller: Caller):
-    call = groups.gather_everything_at_once(caller)
+    call = groups.fill_batch_everything_at_once(caller)
     part, added, length, again = call()
     assert (part, added, length, again) == (1, 4, 4, 0)
     assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"foreign", b"over the limit"]
@@ -205,33 +253,33 @@ def test_what_is_too_old_is_not_gathered_the_quick_way_either(caller: Caller):
     caller.settings.ttl_us = 1
     caller.publish_all([b"first", b"second"])
     holder = holding(caller)
-    assert holder.gather()[1] == 0
+    assert holder.fill_batch()[1] == 0
     assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"second", b"first"]
 
 
 def test_whoever_leaves_work_behind_rings(caller: Caller):
     caller.publish_all(numbered(3))
-    caller.hush()
-    holding(caller).gather(2)
-    assert caller.rings() == 1
+    caller.take_token()
+    holding(caller).fill_batch(2)
+    assert caller.tokens() == 1
 
 
 def test_after_delays_and_tenants_are_gone_the_quick_way_is_open_again(caller: Caller):
     """Neither alarm stays behind."""
-    groups.gather_everything_at_once(caller)()
+    groups.fill_batch_everything_at_once(caller)()
     assert caller.client.zrange(KEYS.leases, 0, -1) == []
 
 
 def test_large_messages_are_gathered_in_smaller_parts(caller: Caller):
     caller.publish_all([b"x" * 3_000_000] * 5)
-    assert holding(caller).gather(5)[1] == 2
+    assert holding(caller).fill_batch(5)[1] == 2
 
 
 # Ending
 
 
 def test_what_is_acknowledged_is_gone_with_its_entries(caller: Caller):
-    groups.acknowledge_what_was_delivered_twice(caller)()
+    groups.ack_batch_what_was_delivered_twice(caller)()
     assert not caller.client.exists(KEYS.deliveries, KEYS.members(GROUP, 1), KEYS.processing)
     assert counts_of(caller.client) == (0, 0, 0)
 
@@ -242,31 +290,31 @@ def test_many_messages_with_entries_are_acknowledged_in_bounded_steps(caller: Ca
     caller.claim(500)
     caller.expire()
     holder = holding(caller)
-    assert [holder.gather(10_000)[1] for _ in range(2)] == [1_000, 500]
-    holder.seal()
-    assert holder.acknowledge(1) == [1, 0]
+    assert [holder.fill_batch(10_000)[1] for _ in range(2)] == [1_000, 500]
+    holder.seal_batch()
+    assert holder.ack_batch(1) == [1, 0]
     assert counts_of(caller.client) == (500, 500, 500)
-    assert holder.acknowledge(1) == [1, 1]
+    assert holder.ack_batch(1) == [1, 1]
     assert not caller.client.exists(KEYS.deliveries, KEYS.members(GROUP, 1))
 
 
 def test_what_is_not_sealed_cannot_be_acknowledged(caller: Caller):
     with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
-        holding(caller).acknowledge(1)
+        holding(caller).ack_batch(1)
 
 
 def test_lost_claims_are_not_jumped_over_while_others_lie_there(caller: Caller):
     caller.publish(b"first")
     holder = sealed(caller)
     with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
-        holder.acknowledge(7, jump=1)
+        holder.ack_batch(7, jump=1)
 
 
 def test_what_is_released_stands_at_the_head_in_its_order(caller: Caller):
     caller.publish_all(numbered(5))
     holder = sealed(caller, 3)
-    assert holder.release(1) == [1, 1]
-    assert holder.release(0) == [0, 0]
+    assert holder.release_batch(1) == [1, 1]
+    assert holder.release_batch(0) == [0, 0]
     claimed = caller.claim(5)
     assert claimed.payloads == numbered(5)
     assert [one.count for one in claimed.taken] == [2, 2, 2, 1, 1]
@@ -274,20 +322,20 @@ def test_what_is_released_stands_at_the_head_in_its_order(caller: Caller):
 
 
 def test_what_is_released_to_tenants_keeps_its_order_and_ring(caller: Caller):
-    groups.release_to_tenants(caller)()
+    groups.release_batch_to_tenants(caller)()
     assert faults(caller.client) == []
-    assert caller.rings() == 1
+    assert caller.tokens() == 1
 
 
 def test_a_released_claim_does_not_come_back_under_its_number(caller: Caller):
     caller.publish(b"first")
     holder = sealed(caller)
-    holder.release()
+    holder.release_batch()
     holder.part = 0
     with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
-        holder.gather()
+        holder.fill_batch()
     holder.number = 2
-    assert holder.gather(part=1)[1] == 1
+    assert holder.fill_batch(part=1)[1] == 1
 
 
 # Full memory
@@ -320,7 +368,7 @@ def test_a_server_without_memory_can_be_drained_by_a_query(situation: Situation,
     assert faults(tight.client) == []
 
 
-@pytest.mark.parametrize("situation", [*groups.TAKE_OVERS, groups.gather_in_vain, *groups.ENDS], ids=title)
+@pytest.mark.parametrize("situation", [*groups.TAKE_OVERS, groups.fill_batch_in_vain, *groups.ENDS], ids=title)
 def test_a_server_without_memory_can_be_emptied(situation: Situation, tight: Caller):
     """Everything succeeds as ever."""
     expected = situation(tight)()
@@ -341,9 +389,9 @@ class WorldWithAQuery(World):
         super().__init__(client, seed, settings)
         self.holder = holding(Caller(client, "query", **settings))
 
-    def gather(self) -> None:
+    def fill_batch(self) -> None:
         before = len(self.holder.members(self.holder.number))
-        part, added, length, _ = self.holder.gather(self.chance.choice([1, 2, 5]))
+        part, added, length, _ = self.holder.fill_batch(self.chance.choice([1, 2, 5]))
         self.holder.part = part
         state = read(self.client)
         for id in self.alive - set(state.ids):
@@ -352,24 +400,24 @@ class WorldWithAQuery(World):
         assert (added, length) == (len(entered), len(state.claims))
         for one in entered:
             lease, count = state.deliveries.get(one.id, b"1:1").split(b":")[:2]
-            self._is_taken(Taken(one.id, one.payload, int(lease), int(count), "line", 0, one.tenant, os.urandom(20)))
+            self._is_taken(Taken(one.id, one.payload, int(lease), int(count), "queue", 0, one.tenant, os.urandom(20)))
             del self.held[one.id]  # no caller holds it
 
-    def acknowledge(self) -> None:
+    def ack_batch(self) -> None:
         if self._seals():
             claims = read(self.client).claims
-            self.holder.acknowledge(self.holder.number)
+            self.holder.ack_batch(self.holder.number)
             for stored in claims:
                 self._leaves(Envelope(stored).id)
             self._goes_on()
 
-    def release(self) -> None:
+    def release_batch(self) -> None:
         if self._seals():
-            assert self.holder.release() == [0, 0]
+            assert self.holder.release_batch() == [0, 0]
             self._goes_on()
 
     def _seals(self) -> bool:
-        return self.holder.seal() == self.holder.number
+        return self.holder.seal_batch() == self.holder.number
 
     def _goes_on(self) -> None:
         self.holder.number, self.holder.part = self.holder.number + 1, 0
@@ -377,7 +425,7 @@ class WorldWithAQuery(World):
     def step(self) -> str:
         if self.chance.random() < 0.7:
             return super().step()
-        name = self.chance.choice(["gather", "gather", "acknowledge", "release"])
+        name = self.chance.choice(["fill_batch", "fill_batch", "ack_batch", "release_batch"])
         getattr(self, name)()
         return name
 

@@ -1,4 +1,4 @@
-"""What a queue with a journal tells, entry by entry, and what it does when nobody reads it."""
+"""What the journal contains, entry by entry, and what happens if nobody reads it."""
 
 import json
 
@@ -8,6 +8,8 @@ import redis
 from tests.lua import situations
 from tests.lua.scripts_runner import KEYS, TARGET, Caller, New, dump, numbered
 from tests.lua.situations import EVERY, Situation, title
+
+pytestmark = pytest.mark.topic("Journal")
 
 OURS = ("n", "at", "event", "id", "tenant")  # what every entry has, and in this order
 
@@ -48,7 +50,7 @@ def test_an_entry_has_the_time_of_its_stream_id(journaled: Caller):
 def test_a_chunk_is_told_message_by_message(journaled: Caller):
     """With tenants, duplicates, delays, and what had to make room."""
     journaled.settings.limit, journaled.settings.overload = 3, "drop"
-    journaled.line_up("acme", b"old")
+    journaled.enqueue_for("acme", b"old")
     journaled.enqueue(
         New(b"a", marker="key"), New(b"b", marker="key"), New(b"c", b"acme"), New(b"d", due="+1000000000")
     )
@@ -107,7 +109,7 @@ def test_a_settlement_tells_what_its_note_says(journaled: Caller, note: dict[str
 
 
 def test_a_retry_tells_when_and_why(journaled: Caller):
-    journaled.put_off(journaled.hold(b"first"), 5_000_000)
+    journaled.retry_later(journaled.hold(b"first"), 5_000_000)
     entry = journaled.journal()[-1]
     assert (entry["event"], entry["failures"], entry["error_type"]) == ("retried", "1", "ValueError")
     assert int(entry["due"]) == int(entry["at"]) + 5_000_000
@@ -123,14 +125,15 @@ def test_a_redriven_message_names_the_one_that_it_repeats(journaled: Caller):
 
 def test_a_sweep_tells_how_many(journaled: Caller):
     """And of what; one that found nothing tells nothing."""
-    journaled.line_up("acme", b"first", b"second")
-    journaled.sweep("line", "acme")
-    journaled.sweep("line", "acme")
+    journaled.enqueue_for("acme", b"first", b"second")
+    journaled.sweep("pending", "acme")
+    journaled.sweep("pending", "acme")
     entry = journaled.journal()[-1]
-    assert (entry["event"], entry["count"], entry["target"], entry["tenant"]) == ("purged", "2", "line", "acme")
+    assert (entry["event"], entry["count"], entry["target"], entry["tenant"]) == ("purged", "2", "pending", "acme")
     assert len(journaled.journal()) == 3
 
 
+@pytest.mark.promise("A hand-off is in the journals of both queues.")
 @pytest.mark.parametrize("there", [True, False], ids=["both", "source alone"])
 def test_a_hand_off_is_told_in_the_journal_of_each_queue(journaled: Caller, there: bool):
     """In one as leaving, in the other as entering; a queue without a journal gets none."""
@@ -165,6 +168,9 @@ def test_a_call_answers_the_same_with_a_journal(situation: Situation, caller: Ca
         assert (answer.payloads, answer.tenants, answer.again) == (expected.payloads, expected.tenants, expected.again)
 
 
+@pytest.mark.promise(
+    "The journal is bounded; entries that an archive has not read are kept ten times as long, and a gap is an entry."
+)
 def test_without_an_archive_a_journal_keeps_about_its_length(caller: Caller):
     """Redis cuts whole nodes of its stream; a journal is never shorter than it should be."""
     caller.open_journal(soft=200, hard=2_000)
@@ -173,6 +179,9 @@ def test_without_an_archive_a_journal_keeps_about_its_length(caller: Caller):
     assert caller.journal()[-1]["n"] == "1000"
 
 
+@pytest.mark.promise(
+    "The journal is bounded; entries that an archive has not read are kept ten times as long, and a gap is an entry."
+)
 def test_what_the_archive_has_not_read_is_kept_up_to_the_hard_limit(caller: Caller):
     """What it has read goes."""
     caller.open_journal(soft=200, hard=100_000)
@@ -184,6 +193,9 @@ def test_what_the_archive_has_not_read_is_kept_up_to_the_hard_limit(caller: Call
     assert 200 < kept[0] <= 301
 
 
+@pytest.mark.promise(
+    "The journal is bounded; entries that an archive has not read are kept ten times as long, and a gap is an entry."
+)
 def test_beyond_the_hard_limit_the_gap_is_an_entry(caller: Caller):
     """All of it together is every serial number that was ever given."""
     caller.open_journal(soft=100, hard=250)

@@ -1,12 +1,14 @@
-"""Many messages at once: as many as are meant to be, and none lost beyond."""
+"""Large batches: the limits hold, and no message is lost."""
 
 import pytest
 import redis
 
 from redis_message_queue import envelope
-from tests.lua.scripts_runner import KEYS, Caller, New, Taken, dump, fresh_id, numbered
+from tests.lua.scripts_runner import KEYS, Caller, New, Taken, dump, new_id, numbered
 from tests.lua.situations import hold_and_let_come_back, title
 from tests.lua.state import faults
+
+pytestmark = pytest.mark.topic("Cost and memory")
 
 # What the protocol may put into one call. Lua unpacks no more than 7,999 values, and half as many pairs.
 MOST = 1_000
@@ -14,7 +16,7 @@ MOST = 1_000
 VERBS = {
     "settle": lambda caller, held: caller.settle(held),
     "settle into a list": lambda caller, held: caller.settle(held, kept=KEYS.completed),
-    "give back": lambda caller, held: caller.give_back(held),
+    "requeue": lambda caller, held: caller.requeue(held),
     "renew": lambda caller, held: caller.renew(held),
 }
 every_tenant = pytest.mark.parametrize("tenant", [None, "acme"])
@@ -82,7 +84,7 @@ def test_a_thousand_messages_that_came_back_go_in_one_call(caller: Caller, verb)
 def test_a_thousand_messages_that_are_given_back_keep_their_order(caller: Caller):
     """They stand at the head as they stood before."""
     caller.publish_all(numbered(1_100))
-    caller.give_back(caller.claim(MOST).taken)
+    caller.requeue(caller.claim(MOST).taken)
     assert caller.claim(MOST).payloads + caller.claim(MOST).payloads == numbered(1_100)
 
 
@@ -95,7 +97,7 @@ def test_a_thousand_settled_messages_lie_in_the_list_newest_left(caller: Caller)
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_one_message_more_is_refused(caller: Caller, verb):
     """A caller that forgets the limit hears of it, and has changed nothing."""
-    held = [*caller.hold(*numbered(MOST)), (fresh_id(), 1)]
+    held = [*caller.hold(*numbered(MOST)), (new_id(), 1)]
     before = dump(caller.client)
     with pytest.raises(redis.ResponseError, match="at most 1,000 messages"):
         verb(caller, held)
@@ -106,7 +108,7 @@ def test_one_message_more_is_refused(caller: Caller, verb):
 @pytest.mark.parametrize("count", [4_000, 8_000])
 def test_more_than_can_be_done_is_done_whole_or_not_at_all(caller: Caller, verb, count: int):
     """No lease is lost on the way to an error."""
-    held = [(fresh_id(), 1) for _ in range(count)]
+    held = [(new_id(), 1) for _ in range(count)]
     stored = {id: envelope.head(id) + bytes(8) + b"payload" for id, _ in held}
     caller.client.hset(KEYS.processing, mapping=stored)
     caller.client.zadd(KEYS.leases, {id: place for place, id in enumerate(stored)})
@@ -135,9 +137,10 @@ def expired(caller: Caller) -> None:
 def returned(caller: Caller) -> None:
     held = hold_many(caller, 5_000)
     for start in range(4_000, -1, -MOST):
-        caller.give_back(held[start : start + MOST])
+        caller.requeue(held[start : start + MOST])
 
 
+@pytest.mark.promise("A claim never returns empty while a deliverable message exists.")
 @pytest.mark.parametrize("poison, count", [(foreign, 1), (foreign, 10), (expired, 1), (returned, 10)], ids=title)
 def test_thousands_of_dead_letters_are_worked_off_in_several_calls(caller: Caller, poison, count: int):
     """At most a thousand a call, in their order and none lost; then the message behind them is delivered."""

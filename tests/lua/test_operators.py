@@ -1,4 +1,4 @@
-"""What operators read and remove: bounded in messages and bytes, and nothing that came after they began."""
+"""What operators read and remove: bounded in messages and bytes, and nothing newer than the call."""
 
 import hashlib
 
@@ -6,6 +6,8 @@ import pytest
 
 from tests.lua.scripts_runner import KEYS, Caller, New
 from tests.lua.state import faults
+
+pytestmark = pytest.mark.topic("Operator tools")
 
 DEEP = 50_000  # from which on lists are read in slices
 
@@ -25,6 +27,7 @@ def test_a_page_has_the_elements_in_the_order_of_their_places(side: str, first: 
     assert more == 0
 
 
+@pytest.mark.promise("Operator tools read or remove at most 4 MB, or one message, in one script or reply.")
 def test_a_page_ends_at_its_limits_and_has_one_element_at_least(caller: Caller):
     """What was read of the last key, if anything, is there; the keys behind it are not."""
     caller.client.rpush("list", *(b"x" * size for size in (5, 1, 1, 1)))
@@ -67,16 +70,16 @@ def all_stats(caller: Caller) -> tuple[int, int]:
 def test_heads_are_looked_at_up_to_four_megabytes(caller: Caller):
     """One of them may have more; whether tenants have the same place in the ring or not."""
     for tenant in "abcdef":
-        caller.line_up(tenant, b"x" * 1_500_000)
+        caller.enqueue_for(tenant, b"x" * 1_500_000)
     caller.publish(b"the last, without a tenant")
-    head = caller.client.lindex(KEYS.line("a"), -1)
+    head = caller.client.lindex(KEYS.tenant_pending("a"), -1)
     age = caller.now_us() - int.from_bytes(head[17:25], "big")
     for _ in range(2):
         calls, oldest = all_stats(caller)
         assert (calls, oldest >= age) == (2, True)
-        caller.client.zadd(KEYS.tenants, dict.fromkeys("abcdef", 27_720))
-    caller.line_up("a", b"y" * 5_000_000)
-    caller.client.lmove(KEYS.line("a"), KEYS.line("a"), "LEFT", "RIGHT")
+        caller.client.zadd(KEYS.tenant_ring, dict.fromkeys("abcdef", 27_720))
+    caller.enqueue_for("a", b"y" * 5_000_000)
+    caller.client.lmove(KEYS.tenant_pending("a"), KEYS.tenant_pending("a"), "LEFT", "RIGHT")
     assert all_stats(caller)[0] == 3
     assert caller.stats(b"")[6:] == [6, -1, b"", b""]
 
@@ -84,11 +87,11 @@ def test_heads_are_looked_at_up_to_four_megabytes(caller: Caller):
 def test_who_is_served_meanwhile_hides_nobody(caller: Caller):
     """Tenants that leave their places between two looks do not move others past the second look."""
     caller.enqueue(*[New(b"x", b"tenant %d" % number) for number in range(1_000)])
-    caller.line_up("oldest", b"x")
+    caller.enqueue_for("oldest", b"x")
     *_, cursor, last = caller.stats()
     assert last == b"tenant 999"
     caller.claim(500)
-    (head,) = caller.client.lrange(KEYS.line("oldest"), 0, -1)
+    (head,) = caller.client.lrange(KEYS.tenant_pending("oldest"), 0, -1)
     *_, age, cursor, last = caller.stats(cursor, last)
     assert (age > 0, cursor) == (True, b"")
     assert len(head) > 25
@@ -98,14 +101,14 @@ def test_who_is_served_meanwhile_hides_nobody(caller: Caller):
 
 
 def test_of_a_line_goes_what_was_there(caller: Caller):
-    """Whoever publishes meanwhile keeps his message, and his tenant its place."""
+    """A message that is published meanwhile stays, and its tenant keeps its position."""
     caller.publish_all([b"a", b"b"])
-    caller.line_up("acme", b"c")
+    caller.enqueue_for("acme", b"c")
     began = caller.now_us()
     caller.publish_all([b"d"])
-    caller.line_up("acme", b"e")
-    caller.line_up("other", b"f")
-    assert caller.sweep("line", "", "acme", "other", began=began) == b"3 "
+    caller.enqueue_for("acme", b"e")
+    caller.enqueue_for("other", b"f")
+    assert caller.sweep("pending", "", "acme", "other", began=began) == b"3 "
     assert sorted(caller.claim(9).payloads) == [b"d", b"e", b"f"]
     assert faults(caller.client) == []
 
@@ -114,13 +117,13 @@ def test_of_what_came_back_goes_what_had_come_back_then(caller: Caller):
     """A lease that ended later was held when it began."""
     caller.hold(b"a", tenant="acme")
     caller.expire()
-    caller.line_up("other", b"b")
+    caller.enqueue_for("other", b"b")
     assert caller.claim().payloads == [b"b"]  # and what ran out has come back to its tenant
-    came_back, began = caller.client.zrange(KEYS.returned("acme"), 0, -1), caller.now_us()
-    caller.client.zadd(KEYS.returned("acme"), dict.fromkeys(came_back, began + 1))
-    assert caller.sweep("line", "acme", began=began) == b"0 "
-    assert caller.client.zcard(KEYS.returned("acme")) == 1
-    assert caller.sweep("line", "acme", began=began + 1) == b"1 "
+    came_back, began = caller.client.zrange(KEYS.expired("acme"), 0, -1), caller.now_us()
+    caller.client.zadd(KEYS.expired("acme"), dict.fromkeys(came_back, began + 1))
+    assert caller.sweep("pending", "acme", began=began) == b"0 "
+    assert caller.client.zcard(KEYS.expired("acme")) == 1
+    assert caller.sweep("pending", "acme", began=began + 1) == b"1 "
     assert faults(caller.client) == []
 
 
@@ -139,9 +142,9 @@ def test_of_delayed_messages_goes_what_was_published_then(caller: Caller):
 def test_many_tenants_leave_the_ring_in_one_step(caller: Caller):
     """At most a thousand messages; where it stopped, it can go on."""
     for tenant, count in (("a", 600), ("b", 300), ("c", 400), ("d", 1)):
-        caller.line_up(tenant, *[b"m"] * count)
-    assert caller.sweep("line", "a", "b", "c", "d") == b"1000 2"
-    assert (caller.client.llen(KEYS.line("c")), caller.client.zcard(KEYS.tenants)) == (300, 2)
+        caller.enqueue_for(tenant, *[b"m"] * count)
+    assert caller.sweep("pending", "a", "b", "c", "d") == b"1000 2"
+    assert (caller.client.llen(KEYS.tenant_pending("c")), caller.client.zcard(KEYS.tenant_ring)) == (300, 2)
     assert faults(caller.client) == []
-    assert caller.sweep("line", "c", "d", "nobody") == b"301 "
-    assert caller.client.exists(KEYS.tenants, KEYS.size, KEYS.leases) == 0
+    assert caller.sweep("pending", "c", "d", "nobody") == b"301 "
+    assert caller.client.exists(KEYS.tenant_ring, KEYS.tenant_backlog, KEYS.leases) == 0

@@ -1,11 +1,14 @@
-"""Messages keep their order, also when they come back; numbers go where they should."""
+"""Messages keep their order, also when they come back, and so do their counts."""
 
 import pytest
 
 from tests.lua.scripts_runner import FRESH, HOUR_US, KEYS, WOKEN, Caller, New, Taken, numbered
 from tests.lua.situations import age
 
+pytestmark = pytest.mark.topic("Leases")
 
+
+@pytest.mark.promise("Messages whose leases end together keep their order, however many there are.")
 @pytest.mark.parametrize("woken", [FRESH, WOKEN], ids=["fresh", "woken"])
 def test_quick_claims_that_all_expire_come_back_in_their_order(caller: Caller, woken: int):
     """Deadlines in microseconds tell 230 claims apart that took a few milliseconds."""
@@ -54,7 +57,7 @@ def test_expired_messages_come_before_the_line(caller: Caller, count: int):
     caller.expire()
     taken = [one for _ in range(5) for one in caller.claim(count).taken]
     assert [one.payload for one in taken] == [b"first", b"second", b"third", b"fourth"]
-    assert [one.origin for one in taken] == ["lease", "lease", "line", "line"]
+    assert [one.origin for one in taken] == ["lease", "lease", "queue", "queue"]
 
 
 def test_leases_that_run_stay_with_their_holders(caller: Caller):
@@ -80,7 +83,7 @@ def test_what_is_given_back_returns_to_the_head_in_its_order(caller: Caller, lea
     caller.settings.lease_us *= leased
     caller.publish_all(numbered(5))
     taken = caller.claim(3).taken
-    assert caller.give_back(taken) == b"111"
+    assert caller.requeue(taken) == b"111"
     assert caller.claim(5).payloads == numbered(5)
 
 
@@ -88,7 +91,7 @@ def test_a_part_that_is_given_back_goes_to_the_head(caller: Caller):
     """The rest of the batch stays with its holder."""
     caller.publish_all(numbered(4))
     first, second, third = caller.claim(3).taken
-    assert caller.give_back([first, third]) == b"11"
+    assert caller.requeue([first, third]) == b"11"
     assert caller.claim(5).payloads == [b"message 0", b"message 2", b"message 3"]
     assert caller.settle([second]) == b"1"
 
@@ -96,15 +99,15 @@ def test_a_part_that_is_given_back_goes_to_the_head(caller: Caller):
 # Lease number and delivery count
 
 
-def put_off_and_wait(caller: Caller, taken: tuple[Taken, ...]) -> None:
-    caller.put_off(taken)
+def retry_later_and_wait(caller: Caller, taken: tuple[Taken, ...]) -> None:
+    caller.retry_later(taken)
     caller.pass_delays()
 
 
 RETURNS = {
     "expired": (lambda caller, taken: caller.expire(), 1),
-    "given back": (lambda caller, taken: caller.give_back(taken), 1),
-    "given back, forgiven": (lambda caller, taken: caller.give_back(taken, forgiven=True), 0),
+    "requeued": (lambda caller, taken: caller.requeue(taken), 1),
+    "requeued, forgiven": (lambda caller, taken: caller.requeue(taken, forgiven=True), 0),
 }
 
 
@@ -127,7 +130,7 @@ def test_ways_of_coming_back_may_mix(caller: Caller):
     """Each claim raises both numbers, and forgiveness lowers both."""
     caller.publish(b"first")
     numbers = []
-    for how in ("expired", "given back, forgiven", "given back", "expired", "given back, forgiven", "expired"):
+    for how in ("expired", "requeued, forgiven", "requeued", "expired", "requeued, forgiven", "expired"):
         taken = caller.claim().taken
         numbers += [(one.attempts, one.count) for one in taken]
         RETURNS[how][0](caller, taken)
@@ -135,7 +138,7 @@ def test_ways_of_coming_back_may_mix(caller: Caller):
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-@pytest.mark.parametrize("how", ["expired", "given back"])
+@pytest.mark.parametrize("how", ["expired", "requeued"])
 def test_a_message_over_its_limit_becomes_a_dead_letter(caller: Caller, how: str, most: int):
     """It is delivered as often as it may be, and then no more; the answer tells id and count."""
     caller.settings.most = most
@@ -151,11 +154,11 @@ def test_a_message_over_its_limit_becomes_a_dead_letter(caller: Caller, how: str
 
 
 def test_a_forgiven_message_never_becomes_a_dead_letter(caller: Caller):
-    """With a limit of one it is delivered as often as it is given back untouched."""
+    """With a limit of one it is delivered as often as it is requeued untouched."""
     caller.settings.most = 1
     caller.publish(b"first")
     for _ in range(5):
-        assert caller.give_back(caller.claim().taken, forgiven=True) == b"1"
+        assert caller.requeue(caller.claim().taken, forgiven=True) == b"1"
     assert caller.claim().payloads == [b"first"]
 
 
@@ -166,18 +169,18 @@ def test_failures_are_counted_by_themselves(caller: Caller):
     for failures in range(5):
         taken = caller.claim().taken
         assert [(one.attempts, one.count, one.failures) for one in taken] == [(failures + 1, 1, failures)]
-        put_off_and_wait(caller, taken)
+        retry_later_and_wait(caller, taken)
     caller.expire()
     caller.claim()
     caller.expire()
     assert caller.claim().dead[0][1:] == (1, "deliveries")
 
 
-@pytest.mark.parametrize("how", ["expired", "given back", "given back, forgiven"])
+@pytest.mark.parametrize("how", ["expired", "requeued", "requeued, forgiven"])
 def test_failures_are_not_forgotten_when_a_message_comes_back_in_another_way(caller: Caller, how: str):
     """Neither an expiry nor giving back makes an attempt undone."""
     caller.publish(b"first")
-    put_off_and_wait(caller, caller.claim().taken)
+    retry_later_and_wait(caller, caller.claim().taken)
     RETURNS[how][0](caller, caller.claim().taken)
     assert caller.claim().only.failures == 1
 
@@ -201,7 +204,7 @@ def test_a_message_that_is_too_old_becomes_a_dead_letter(caller: Caller, count: 
     """The same claim goes on to what is young enough, and says what it put aside and why."""
     caller.settings.ttl_us, caller.settings.lease_us = HOUR_US, HOUR_US * leased
     ids = caller.enqueue_all([New(b"too old", tenant), New(b"too old as well", tenant)])
-    age(caller, KEYS.line(tenant.decode()) if tenant else KEYS.pending)
+    age(caller, KEYS.tenant_pending(tenant.decode()) if tenant else KEYS.pending)
     caller.enqueue(New(b"young", tenant))
     claimed = caller.claim(count)
     assert claimed.payloads == [b"young"]
@@ -223,7 +226,7 @@ def test_a_message_that_grew_too_old_in_flight_becomes_a_dead_letter(caller: Cal
 # Lists that are kept, newest left
 
 
-@pytest.mark.parametrize("how", ["expired", "given back"])
+@pytest.mark.parametrize("how", ["expired", "requeued"])
 def test_dead_letters_lie_newest_left_and_no_more_than_allowed(caller: Caller, how: str):
     """Those that were pushed first are cut off first."""
     caller.settings.most, caller.settings.dlq_limit = 1, 3

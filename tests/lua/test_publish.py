@@ -5,12 +5,12 @@ import time
 import pytest
 
 from redis_message_queue import envelope
-from tests.lua.scripts_runner import KEYS, Caller, fresh_id, numbered
+from tests.lua.scripts_runner import KEYS, Caller, new_id, numbered
 
 
 def test_the_server_stamps_the_time(caller: Caller):
     """Ages are measured with one clock, and it is the server's."""
-    id = fresh_id()
+    id = new_id()
     before = caller.client.time()
     caller.publish(b"first", id=id)
     after = caller.client.time()
@@ -29,7 +29,7 @@ def test_messages_leave_in_the_order_in_which_they_came(caller: Caller):
 
 def test_a_key_suppresses_until_its_window_ends(caller: Caller):
     """The marker names the message and lives for the length of the window."""
-    id, marker = fresh_id(), KEYS.deduplication("a key")
+    id, marker = new_id(), KEYS.deduplication("a key")
     assert caller.publish(b"first", id=id, marker="a key") == 1
     assert caller.client.get(marker) == id
     assert 0 < caller.client.pttl(marker) <= caller.settings.window_ms
@@ -55,7 +55,7 @@ def test_a_duplicate_leaves_the_marker_as_it_is(caller: Caller):
 def test_a_publish_does_its_work_however_many_tokens_lie_in_the_bell(caller: Caller, tokens: int):
     """One is usual, more do no harm."""
     for _ in range(tokens):
-        caller.client.lpush(KEYS.bell, "1")
+        caller.client.lpush(KEYS.wakeup, "1")
     assert caller.publish(b"first", marker="a key") == 1
-    assert caller.rings() == max(1, tokens)
+    assert caller.tokens() == max(1, tokens)
     assert caller.claim().payloads == [b"first"]

@@ -1,4 +1,4 @@
-"""Whatever is called in whatever order, every message is in one place and nothing contradicts anything else."""
+"""After any sequence of calls, every message is in one place and the state is consistent."""
 
 import random
 
@@ -6,8 +6,10 @@ import pytest
 import redis
 
 from redis_message_queue.envelope import Envelope
-from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, Claimed, New, Taken, chunk_ids, fresh_base, fresh_id
+from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, Claimed, New, Taken, chunk_ids, fresh_base, new_id
 from tests.lua.state import LISTS, faults, read
+
+pytestmark = pytest.mark.topic("Journal")
 
 STEPS = 70
 TENANTS = [b"", b"", b"acme", b"zeta", b"b", b"B", b"r", b"d"]
@@ -15,7 +17,7 @@ TENANTS = [b"", b"", b"acme", b"zeta", b"b", b"B", b"r", b"d"]
 # `sweep` is rare, or there would be little left to go wrong.
 RARE = ("sweep",)
 VERBS = (
-    *("publish", "enqueue", "enqueue", "claim", "claim", "claim", "settle", "give_back", "put_off", "renew"),
+    *("publish", "enqueue", "enqueue", "claim", "claim", "claim", "settle", "requeue", "retry_later", "renew"),
     *("hand_off", "redrive", "repeat", "expire", "pass_delays", "weigh", "forget_keys"),
 )
 KINDS = {
@@ -40,7 +42,7 @@ class World:
             self.callers[0].open_journal()
         self.alive: set[bytes] = set()
         self.gone: set[bytes] = set()
-        self.held: dict[bytes, Taken] = {}  # by whoever claimed it last
+        self.held: dict[bytes, Taken] = {}  # by the consumer that claimed it last
         self.ever_taken: list[Taken] = []
         self.plain_order: dict[bytes, int] = {}  # messages that went straight into their line, as they came
         self.last_plain: dict[str | None, int] = {}
@@ -48,7 +50,7 @@ class World:
     # What may happen
 
     def publish(self, caller: Caller) -> None:
-        id = fresh_id()
+        id = new_id()
         marker = self.chance.choice([None, None, "a", "b"])
         entered = caller.publish(b"payload", id=id, marker=marker) == 1
         if entered:
@@ -97,15 +99,15 @@ class World:
         for one in self._judged(held, marks):
             self._leaves(one.id)
 
-    def give_back(self, caller: Caller) -> None:
+    def requeue(self, caller: Caller) -> None:
         held = self._some_held()
-        marks = caller.give_back(held, forgiven=self.chance.random() < 0.5)
+        marks = caller.requeue(held, forgiven=self.chance.random() < 0.5)
         for one in self._judged(held, marks):
             del self.held[one.id]
 
-    def put_off(self, caller: Caller) -> None:
+    def retry_later(self, caller: Caller) -> None:
         for one in self._some_held()[:1]:
-            mark = caller.put_off([one], self.chance.choice([0, 1_000_000_000]))
+            mark = caller.retry_later([one], self.chance.choice([0, 1_000_000_000]))
             for ours in self._judged([one], mark):
                 del self.held[ours.id]
 
@@ -127,7 +129,7 @@ class World:
         state, tenant = read(self.client), self.chance.choice(TENANTS).decode()
         waiting = [Envelope(stored).id for stored in state.lines.get(tenant, [])]
         came_back = list(state.returned.get(tenant, ()))
-        assert caller.sweep("line", tenant) == b"%d " % (len(waiting) + len(came_back))
+        assert caller.sweep("pending", tenant) == b"%d " % (len(waiting) + len(came_back))
         for id in (*waiting, *came_back):
             self._leaves(id)
 
@@ -199,7 +201,7 @@ class World:
         """Of what is held and what was held once, now and then both in one call."""
         known = [*self.held.values(), *self.ever_taken[-5:]]
         some = self.chance.sample(known, min(len(known), self.chance.randint(1, 3)))
-        return list({one.id: one for one in some}.values()) or [Taken(fresh_id(), b"", 1, 1, "line")]
+        return list({one.id: one for one in some}.values()) or [Taken(new_id(), b"", 1, 1, "queue")]
 
     def _judged(self, held: list[Taken], marks: bytes) -> list[Taken]:
         """Exactly what is still held under its number was found to be."""
@@ -225,6 +227,7 @@ class World:
         return len(found)
 
 
+@pytest.mark.promise("The journal alone tells where every message is.")
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_is_lost_doubled_or_forgotten(seed: int, kind: dict[str, int | str], client: redis.Redis):
@@ -256,7 +259,8 @@ def test_a_queue_that_is_worked_off_leaves_nothing_behind(kind: dict[str, int | 
             caller.settle(taken)
         elif not read(client).ids:
             break
-    expected = {*LISTS, *(KEYS.records(word) for word in ("completed", "failed", "dlq")), KEYS.weights, KEYS.bell}
+    expected = {*LISTS, *(KEYS.records(word) for word in ("completed", "failed", "dlq")), KEYS.weights, KEYS.wakeup}
     expected |= {KEYS.journal, KEYS.meta}
     left = {key.decode() for key in client.scan_iter(match=f"{KEYS.prefix}*", count=1_000)} - expected
-    assert {key for key in left if not key.startswith((KEYS.reply(""), KEYS.deduplication(""), KEYS.watch))} == set()
+    expiring = (KEYS.reply(""), KEYS.deduplication(""), KEYS.timer_owner)
+    assert {key for key in left if not key.startswith(expiring)} == set()

@@ -1,4 +1,4 @@
-"""What is remembered of a message beside its payload, and how that keeps to the list it belongs to."""
+"""Records of messages, and how they stay in step with their list."""
 
 import hashlib
 
@@ -8,6 +8,8 @@ import redis
 from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, New, dump, numbered, records_beside
 from tests.lua.situations import age
 from tests.lua.state import LISTS, faults
+
+pytestmark = pytest.mark.topic("Tracking lists")
 
 every_list = pytest.mark.parametrize("kept", LISTS)
 with_and_without_leases = pytest.mark.parametrize("leased", [True, False], ids=["with leases", "without leases"])
@@ -24,6 +26,10 @@ def microseconds(record: dict[str, str], name: str) -> int:
 # Shape
 
 
+@pytest.mark.promise(
+    "`records()` returns id, tenant, delivery count, error, and the times of publishing, claiming and settling, "
+    "newest first."
+)
 @every_list
 @with_and_without_leases
 def test_a_record_tells_all_that_is_known(caller: Caller, kept: str, leased: bool):
@@ -31,7 +37,7 @@ def test_a_record_tells_all_that_is_known(caller: Caller, kept: str, leased: boo
     caller.settings.lease_us *= leased
     before = caller.now_us()
     caller.enqueue(New(b"first", "Ümläut".encode()))
-    caller.give_back(caller.claim().taken)
+    caller.requeue(caller.claim().taken)
     held = caller.claim().only
     note = {"reason": "failed", "error_type": "ValueError", "error": 'no "such" thing: é\n\x00', "held_us": 5_000}
     caller.settle([held], kept=kept, note=note)
@@ -89,14 +95,14 @@ def test_a_record_of_a_large_error_is_kept_whole(caller: Caller):
 
 
 @pytest.mark.parametrize("tenant", [b"", b"acme"], ids=["no tenant", "a tenant"])
-@pytest.mark.parametrize("how", ["expired", "given back"])
+@pytest.mark.parametrize("how", ["expired", "requeued"])
 def test_a_message_that_was_delivered_too_often_says_so(caller: Caller, tenant: bytes, how: str):
     """With its number of deliveries."""
     caller.settings.most = 2
     caller.enqueue(New(b"poison", tenant))
     for _ in range(2):
         taken = caller.claim().taken
-        caller.expire() if how == "expired" else caller.give_back(taken)
+        caller.expire() if how == "expired" else caller.requeue(taken)
     before = caller.now_us()
     caller.claim()
     (record,) = caller.records(KEYS.dead_letter)
@@ -106,6 +112,10 @@ def test_a_message_that_was_delivered_too_often_says_so(caller: Caller, tenant: 
     assert faults(caller.client) == []
 
 
+@pytest.mark.promise(
+    "A message older than `message_ttl_seconds` is dead-lettered with that reason, its id and its tenant instead of "
+    "being delivered."
+)
 def test_a_message_that_is_too_old_says_so(caller: Caller):
     """And when it was published."""
     caller.settings.ttl_us = HOUR_US
@@ -171,6 +181,7 @@ def test_records_are_trimmed_with_their_list(caller: Caller, kept: str, limit: i
     assert faults(caller.client) == []
 
 
+@pytest.mark.promise("The limit of a list also limits its records.")
 def test_records_of_dead_letters_are_trimmed_with_them(caller: Caller):
     """By the claim that puts them there."""
     caller.settings.most, caller.settings.dlq_limit = 1, 3
@@ -197,6 +208,7 @@ def cut_old_records(caller: Caller, kept: str) -> None:
     caller.client.ltrim(records_beside(kept), 0, 1)
 
 
+@pytest.mark.promise("If you edit a list by hand, the list is right, and the next write repairs its records.")
 @every_list
 @pytest.mark.parametrize("cut", [cut_the_oldest, cut_all, cut_the_records, cut_old_records])
 def test_the_next_write_heals_what_an_operator_has_cut(caller: Caller, kept: str, cut):
@@ -234,7 +246,7 @@ def test_a_payload_that_is_taken_out_by_hand_leaves_a_record_too_many_until_the_
 
 def test_every_message_of_a_batch_has_its_own_record(caller: Caller):
     """Each with its own id, tenant, count and digest; they share the reason and the time."""
-    caller.give_back(caller.hold(b"returned", tenant="acme"))
+    caller.requeue(caller.hold(b"returned", tenant="acme"))
     caller.publish(b"plain")
     held = caller.claim(2).taken
     caller.settle(held, kept=KEYS.failed, note={"reason": "together"})

@@ -1,4 +1,4 @@
-"""A call may be sent as often as need be, and counts once."""
+"""A call can be sent any number of times, and counts once."""
 
 import pytest
 import redis
@@ -13,6 +13,8 @@ from tests.lua.situations import (
     title,
 )
 from tests.lua.state import faults
+
+pytestmark = pytest.mark.topic("Journal")
 
 # A claim and a renewal that are sent again begin the lease anew, and an empty claim may leave the watch alone.
 LASTING = [one for one in NUMBERED if one not in CLAIMS]
@@ -32,10 +34,10 @@ ANSWERS = {
     "settle": b"11",
     "settle_in_vain": b"00",
     "settle_partly_in_vain": b"01",
-    "give_back": b"11",
+    "requeue": b"11",
     "give_back_in_vain": b"0",
     "give_back_to_tenants": b"111",
-    "put_off": b"1",
+    "retry_later": b"1",
     "put_off_in_vain": b"0",
     "hand_off": b"111" + b"\0\0",
     "hand_off_in_vain": b"0",
@@ -64,6 +66,7 @@ def test_a_call_that_is_sent_twice_gives_the_same_answer_and_changes_nothing(sit
         assert without_deadlines(dump(caller.client)) == without_deadlines(before)
 
 
+@pytest.mark.promise("The journal alone tells where every message is.")
 @pytest.mark.parametrize("journaled", [False, True], ids=["", "with a journal"])
 @pytest.mark.parametrize("situation", EVERY, ids=title)
 def test_everything_is_in_order_after_a_call_and_after_its_repetition(
@@ -83,7 +86,7 @@ def test_everything_is_in_order_after_a_call_and_after_its_repetition(
 
 @pytest.mark.parametrize("situation", LASTING, ids=title)
 def test_a_repetition_does_not_touch_deadlines(situation: Situation, caller: Caller):
-    """Whoever publishes, settles or gives back twice moves no lease."""
+    """A repeated publish, settle or requeue changes no lease."""
     situation(caller)()
     before = dump(caller.client)
     caller.repeat()
@@ -92,13 +95,13 @@ def test_a_repetition_does_not_touch_deadlines(situation: Situation, caller: Cal
 
 @pytest.mark.parametrize("situation", NUMBERED, ids=title)
 def test_the_repetition_of_an_older_call_is_refused(situation: Situation, caller: Caller):
-    """A straggler that a later call of its caller has overtaken changes nothing."""
+    """A late request that a later call of its caller has overtaken changes nothing."""
     situation(caller)()
-    straggler = caller.last
+    late_request = caller.last
     caller.publish(b"later")
     before = dump(caller.client)
     with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
-        straggler()
+        late_request()
     assert dump(caller.client) == before
 
 
@@ -181,7 +184,7 @@ def test_a_claim_sent_again_gives_the_message_under_the_same_lease(caller: Calle
     """Body, lease number, count and origin are those of the first answer."""
     caller.publish(b"first")
     taken = caller.claim().only
-    assert (taken.payload, taken.attempts, taken.count, taken.origin) == (b"first", 1, 1, "line")
+    assert (taken.payload, taken.attempts, taken.count, taken.origin) == (b"first", 1, 1, "queue")
     assert caller.repeat().only == taken
 
 
@@ -203,13 +206,13 @@ def test_a_claim_sent_again_renews_the_lease_in_full(caller: Caller, expired: bo
     [
         lambda other, taken: other.settle(taken),
         lambda other, taken: other.settle(taken, kept=KEYS.completed),
-        lambda other, taken: other.give_back(taken),
-        lambda other, taken: other.put_off(taken),
+        lambda other, taken: other.requeue(taken),
+        lambda other, taken: other.retry_later(taken),
     ],
-    ids=["acknowledged", "kept in a list", "given back", "put off"],
+    ids=["acknowledged", "kept in a list", "requeued", "retried later"],
 )
 def test_a_claim_sent_again_leaves_out_what_has_left(caller: Caller, other: Caller, leave):
-    """What was settled or given back meanwhile is not handed out a second time."""
+    """What was settled or requeued meanwhile is not handed out a second time."""
     first, second = caller.hold(b"first", b"second")
     leave(other, [first])
     before = without_deadlines(dump(caller.client))
@@ -217,11 +220,11 @@ def test_a_claim_sent_again_leaves_out_what_has_left(caller: Caller, other: Call
     assert without_deadlines(dump(caller.client)) == before
 
 
-@pytest.mark.parametrize("how", ["expired", "given back"])
+@pytest.mark.parametrize("how", ["expired", "requeued"])
 def test_a_claim_sent_again_leaves_out_what_another_holds(caller: Caller, other: Caller, how: str):
     """The new holder's lease is neither shared nor touched."""
     taken = caller.hold(b"first")
-    caller.expire() if how == "expired" else other.give_back(taken)
+    caller.expire() if how == "expired" else other.requeue(taken)
     assert other.claim().only.attempts == 2
     before = dump(caller.client)
     assert caller.repeat().taken == ()
@@ -233,7 +236,7 @@ def test_a_claim_sent_again_gives_what_came_back_to_its_tenant(caller: Caller, o
     """Nobody has taken it since: it is leased anew, and does not wait for its tenant's turn any more."""
     held = caller.hold(b"first", b"second", tenant=tenant)
     ask_again = caller.last
-    other.line_up("zeta", b"somebody else's")
+    other.enqueue_for("zeta", b"somebody else's")
     caller.expire()
     assert other.claim().payloads == [b"somebody else's"]
     assert ask_again().taken == held
@@ -244,7 +247,7 @@ def test_a_claim_sent_again_gives_what_came_back_to_its_tenant(caller: Caller, o
 
 def test_a_batch_sent_again_tells_the_numbers_of_each_message(caller: Caller):
     """Lease, count, failures, origin and tenant: of one that is new, one that failed, and one that expired."""
-    caller.put_off(caller.hold(b"failed", tenant="acme"))
+    caller.retry_later(caller.hold(b"failed", tenant="acme"))
     caller.hold(b"expired")
     caller.expire()
     caller.pass_delays()
@@ -252,9 +255,9 @@ def test_a_batch_sent_again_tells_the_numbers_of_each_message(caller: Caller):
     claimed = caller.claim(9)
     numbers = {one.payload: (one.attempts, one.count, one.failures, one.origin, one.tenant) for one in claimed.taken}
     assert numbers == {
-        b"failed": (2, 1, 1, "line", "acme"),
+        b"failed": (2, 1, 1, "queue", "acme"),
         b"expired": (2, 2, 0, "lease", None),
-        b"new": (1, 1, 0, "line", "zeta"),
+        b"new": (1, 1, 0, "queue", "zeta"),
     }
     assert caller.repeat() == claimed
 

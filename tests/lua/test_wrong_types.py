@@ -1,4 +1,4 @@
-"""A key that holds something else fails a script before it has changed anything.
+"""A key of the wrong type makes a script fail before it has changed anything.
 
 `watch` is the exception: whatever lies there may be overwritten or removed, for it only says that somebody is awake.
 """
@@ -8,45 +8,48 @@ import redis
 
 from redis_message_queue.scripts import all_names, script
 from tests.lua import group_situations, situations
-from tests.lua.scripts_runner import KEYS, ON_WATCH, TARGET_WORDS, Caller, Claimed, Taken, dump, records_beside
+from tests.lua.scripts_runner import KEYS, TARGET_WORDS, TIMER_OWNER, Caller, Claimed, Taken, dump, records_beside
 from tests.lua.situations import EVERY, Situation, script_of, title
 from tests.lua.state import faults
+
+pytestmark = pytest.mark.topic("Publishing")
 
 # For each script a call that needs all of its keys; and the keys that it does without. `line` and `returned` are keys
 # of a tenant, which scripts make themselves. What a script only tidies up when its work is done may be of any type.
 FULLEST: list[tuple[Situation, set[str]]] = [
     (situations.publish_with_a_key, set()),
     (situations.enqueue_everything_at_once, set()),
-    (situations.claim_everything_at_once, {"watch", "returned"}),
-    (situations.settle_what_was_delivered_twice, {"pending", "tenants", "returned"}),
-    (situations.give_back_to_tenants, {"returned"}),
-    (situations.put_off, {"pending", "tenants", "returned"}),
+    (situations.claim_everything_at_once, {"timer_owner", "expired"}),
+    (situations.settle_what_was_delivered_twice, {"pending", "tenant_ring", "expired"}),
+    (situations.requeue_to_tenants, {"expired"}),
+    (situations.retry_later, {"pending", "tenant_ring", "expired"}),
     (situations.hand_off_everything_at_once, {"pending"}),
     (situations.redrive_everything_at_once, set()),
     (situations.stats, set()),
     (situations.read_page, set()),
     (situations.sweep_a_line_of_a_tenant, {"pending", "kept", "records"}),
-    (situations.sweep_a_list, {"pending", "line", "returned"}),
-    (situations.renew_what_came_back, {"pending", "tenants"}),
-    (situations.ring, set()),
-    (group_situations.take_over, set()),
-    (group_situations.gather_everything_at_once, {"returned"}),
-    (group_situations.seal, set()),
-    (group_situations.acknowledge_what_was_delivered_twice, set()),
-    (group_situations.release_to_tenants, set()),
+    (situations.sweep_a_list, {"pending", "tenant_pending", "expired"}),
+    (situations.renew_what_came_back, {"pending", "tenant_ring"}),
+    (situations.open_queue, set()),
+    (situations.notify, set()),
+    (group_situations.acquire_group, set()),
+    (group_situations.fill_batch_everything_at_once, {"expired"}),
+    (group_situations.seal_batch, set()),
+    (group_situations.ack_batch_what_was_delivered_twice, set()),
+    (group_situations.release_batch_to_tenants, set()),
 ]
 OF_A_TENANT = {
-    "enqueue": {"line"},
-    "claim": {"line", "returned"},
-    "settle": {"returned"},
-    "give_back": {"line", "returned"},
-    "put_off": {"returned"},
-    "hand_off": {"returned", "target line", *(f"target {word}" for word in TARGET_WORDS)},
-    "redrive": {"line"},
-    "stats": {"line"},
-    "sweep": {"line", "returned"},
-    "gather": {"line", "returned"},
-    "release": {"line", "returned"},
+    "enqueue": {"tenant_pending"},
+    "claim": {"tenant_pending", "expired"},
+    "settle": {"expired"},
+    "requeue": {"tenant_pending", "expired"},
+    "retry_later": {"expired"},
+    "hand_off": {"expired", "target tenant_pending", *(f"target {word}" for word in TARGET_WORDS)},
+    "redrive": {"tenant_pending"},
+    "stats": {"tenant_pending"},
+    "sweep": {"tenant_pending", "expired"},
+    "fill_batch": {"tenant_pending", "expired"},
+    "release_batch": {"tenant_pending", "expired"},
 }
 ASIDE = "aside"
 WRONG = {
@@ -56,19 +59,19 @@ WRONG = {
     "zset": lambda client, key: client.zadd(key, {"something": 1}),
 }
 RIGHT = {
-    **dict.fromkeys(("pending", "line", "bell", "dlq", "kept", "records", "completed", "failed"), "list"),
-    **dict.fromkeys(("members", "source"), "list"),
-    **dict.fromkeys(("processing", "deliveries", "later", "weights", "group", "groups", "meta"), "hash"),
+    **dict.fromkeys(("pending", "tenant_pending", "wakeup", "dlq", "kept", "records", "completed", "failed"), "list"),
+    **dict.fromkeys(("members", "sources"), "list"),
+    **dict.fromkeys(("processing", "deliveries", "delayed_messages", "weights", "group", "groups", "meta"), "hash"),
     "journal": "stream",
-    **dict.fromkeys(("reply", "marker", "size", "longest"), "string"),
-    **dict.fromkeys(("leases", "returned", "delayed", "tenants"), "zset"),
+    **dict.fromkeys(("reply", "marker", "markers", "tenant_backlog", "longest"), "string"),
+    **dict.fromkeys(("leases", "expired", "delayed", "tenant_ring"), "zset"),
 }
 
 
 def keys_of(situation: Situation, spared: set[str]) -> list[str]:
     """The keys of its script, without some."""
     name = script_of(situation)
-    return sorted({*script(name).keys, *OF_A_TENANT.get(name, ())} - {"target", *spared})
+    return sorted({*script(name).keys, *OF_A_TENANT.get(name, ())} - {"targets", *spared})
 
 
 def spoil(caller: Caller, situation: Situation, key: str, kind: str) -> str:
@@ -97,6 +100,7 @@ def test_every_key_of_every_script_is_tried():
     assert sorted({script_of(situation) for situation, _ in FULLEST}) == all_names()
 
 
+@pytest.mark.promise("A publish to a key of the wrong type fails and changes nothing.")
 @pytest.mark.parametrize(
     "situation, key, kind",
     [
@@ -123,7 +127,7 @@ def test_a_key_of_a_wrong_type_fails_the_script_and_nothing_has_changed(
 @pytest.mark.parametrize("situation", EVERY, ids=title)
 def test_a_script_fails_whole_or_does_without_the_key(situation: Situation, client: redis.Redis):
     """In no situation is half of the work done before a key of a wrong type is found, whichever it is."""
-    for key in keys_of(situation, {"watch"}):
+    for key in keys_of(situation, {"timer_owner"}):
         client.flushall()
         caller = Caller(client)
         call = situation(caller)
@@ -132,7 +136,7 @@ def test_a_script_fails_whole_or_does_without_the_key(situation: Situation, clie
         try:
             call()
         except redis.ResponseError:
-            if script_of(situation) == "claim" and key in ("line", "returned"):
+            if script_of(situation) == "claim" and key in ("tenant_pending", "expired"):
                 # It learns whose turn it is when it has brought in what is due: that may have happened, and no more.
                 put_right(caller, name)
                 assert faults(client, leased=caller.settings.lease_us > 0) == [], key
@@ -146,9 +150,9 @@ def test_a_script_fails_whole_or_does_without_the_key(situation: Situation, clie
 def test_a_watch_of_any_type_does_not_keep_a_claim_from_its_work(kind: str, caller: Caller):
     """The watch may hold anything: a claim works, and a watcher that leaves removes it."""
     caller.publish(b"first")
-    WRONG[kind](caller.client, KEYS.watch)
-    assert caller.claim(woken=ON_WATCH).payloads == [b"first"]
-    assert not caller.client.exists(KEYS.watch)
+    WRONG[kind](caller.client, KEYS.timer_owner)
+    assert caller.claim(woken=TIMER_OWNER).payloads == [b"first"]
+    assert not caller.client.exists(KEYS.timer_owner)
 
 
 @pytest.mark.parametrize("answer", [b"", b"garbage", b"1", b"\x81", b"\xc0"])
@@ -178,10 +182,10 @@ def held_with_entries(caller: Caller) -> tuple[Taken, ...]:
     [
         lambda caller, held: caller.settle(held),
         lambda caller, held: caller.settle(held, kept=KEYS.completed),
-        lambda caller, held: caller.give_back(held),
+        lambda caller, held: caller.requeue(held),
         lambda caller, held: caller.claim(0, call=caller.number),
     ],
-    ids=["settle", "settle into a list", "give back", "claim sent again"],
+    ids=["settle", "settle into a list", "requeue", "claim sent again"],
 )
 def test_a_damaged_entry_in_the_deliveries_does_not_stop_the_holder(act, entry: bytes, caller: Caller):
     """Who holds a message is told by the lease; the entry only counts."""
@@ -205,7 +209,7 @@ def test_a_damaged_entry_in_the_deliveries_does_not_matter_for_renewing(entry: b
 def test_a_message_with_a_damaged_entry_is_set_aside_with_its_reason(place: str, entry: bytes, caller: Caller):
     """How often it was delivered is not known: it becomes a dead letter, and the others go on."""
     held = held_with_entries(caller)
-    caller.give_back(held) if place == "in the line" else caller.expire()
+    caller.requeue(held) if place == "in the line" else caller.expire()
     caller.client.hset(KEYS.deliveries, held[1].id, entry)
     claimed = caller.claim(2)
     assert [one.id for one in claimed.taken] == [held[0].id]

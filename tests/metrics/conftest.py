@@ -1,4 +1,4 @@
-"""Tests of the adapters that ask for a shell run once for each, as those of the contract do."""
+"""Tests that use `shell` run once with the sync and once with the async queue."""
 
 from tests.contract.conftest import onlooker, pytest_pyfunc_call, shell, wiring
 

@@ -1,4 +1,4 @@
-"""The dashboard asks for what the exporter has: names, labels and values."""
+"""The Grafana dashboard uses metrics, labels and values that exist."""
 
 import itertools
 import json
@@ -11,9 +11,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from redis_message_queue import EventOperation, EventOutcome, QueueEvent
-from redis_message_queue.metrics.look import STATES
 from redis_message_queue.metrics.prometheus import QueueMetrics
+from redis_message_queue.metrics.stats_poller import STATES
 from tests.contract.shells import Shell, sync_only
+
+pytestmark = pytest.mark.topic("Metrics")
+
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "redis-message-queue.json"
 SUBJECTS = (
@@ -29,13 +32,13 @@ KNOWN_VALUES = {
 
 @pytest.fixture(scope="module")
 def dashboard() -> dict[str, Any]:
-    """Read as Grafana reads it."""
+    """The dashboard as JSON."""
     board: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     return board
 
 
-def questions(dashboard: dict[str, Any]) -> Iterator[str]:
-    """Everything that it asks Prometheus."""
+def queries(dashboard: dict[str, Any]) -> Iterator[str]:
+    """Every query to Prometheus."""
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
             yield target["expr"]
@@ -46,17 +49,18 @@ def questions(dashboard: dict[str, Any]) -> Iterator[str]:
 
 def selectors(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Metric, label and value of each condition."""
-    for question in questions(dashboard):
-        for metric, conditions in re.findall(r"(rmq_\w+)\{([^}]*)\}", question):
+    for query in queries(dashboard):
+        for metric, conditions in re.findall(r"(rmq_\w+)\{([^}]*)\}", query):
             for label, value in re.findall(r'(\w+)=~?"([^"]*)"', conditions):
                 yield metric, label, value
 
 
+@pytest.mark.promise("The dashboard queries only metrics that the exporter has.")
 @sync_only
 async def test_every_metric_of_the_dashboard_exists_with_its_labels(
     shell: Shell, dashboard: dict[str, Any], dead_port: int
 ) -> None:
-    """Held against a scrape in which everything has happened once."""
+    """Compared with a scrape after every event has happened once."""
     registry = CollectorRegistry()
     metrics = QueueMetrics(registry=registry)
     for operation, outcome in itertools.product(EventOperation, EventOutcome):
@@ -71,22 +75,24 @@ async def test_every_metric_of_the_dashboard_exists_with_its_labels(
     for family in registry.collect():
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
-    asked = {name for question in questions(dashboard) for name in re.findall(r"\brmq_\w+", question)}
+    asked = {name for query in queries(dashboard) for name in re.findall(r"\brmq_\w+", query)}
     assert asked <= labels.keys()
     assert {(metric, label) for metric, label, _ in selectors(dashboard) if label not in labels[metric]} == set()
     shown = {name for name in labels if not name.endswith(("_created", "_sum"))}
     assert shown - asked == {"rmq_stats_age_seconds", "rmq_stats_duration_seconds", "rmq_event_duration_seconds_count"}
 
 
+@pytest.mark.promise("The dashboard queries only metrics that the exporter has.")
 def test_every_value_of_the_dashboard_can_occur(dashboard: dict[str, Any]) -> None:
-    """An operation that is misspelt would be a panel that stays empty for ever."""
+    """A misspelt operation would be an empty panel."""
     for _, label, value in selectors(dashboard):
         if label in KNOWN_VALUES:
             assert set(value.split("|")) <= KNOWN_VALUES[label], (label, value)
 
 
-def test_the_dashboard_is_whole(dashboard: dict[str, Any]) -> None:
-    """Each panel has a number, a place and a sentence of its own, and nothing of the server it was made on."""
+@pytest.mark.promise("The dashboard queries only metrics that the exporter has.")
+def test_every_panel_has_a_place_a_title_and_a_description(dashboard: dict[str, Any]) -> None:
+    """Panels do not overlap, and none refers to one Grafana server."""
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     titles = {panel["title"] for panel in panels}

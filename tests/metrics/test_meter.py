@@ -1,4 +1,4 @@
-"""The numbers of a queue through OpenTelemetry's meter."""
+"""Metrics of queues through an OpenTelemetry meter."""
 
 import asyncio
 from typing import Any
@@ -11,9 +11,11 @@ from redis_message_queue import ConfigurationError, ConfigurationTypeError, Even
 from redis_message_queue.metrics.opentelemetry import QueueMeter
 from tests.contract.shells import Shell, asyncio_only, fail, sync_only, take, until
 
+pytestmark = pytest.mark.topic("Metrics")
+
 
 class Reading:
-    """A meter, and what is read from it."""
+    """A meter, and a reader of its metrics."""
 
     def __init__(self, **options: Any) -> None:
         self._reader = InMemoryMetricReader()
@@ -39,8 +41,9 @@ def reading() -> Reading:
     return Reading()
 
 
+@pytest.mark.promise("`QueueMetrics` counts and times every event by queue, operation, outcome and exception type.")
 async def test_events_are_counted_and_timed(shell: Shell, reading: Reading) -> None:
-    """The same numbers that Prometheus gets, without the text of an error."""
+    """The numbers are those of Prometheus, without the text of an error."""
     queue = shell.queue(wait=0, on_event=reading.meter.on_event)
     await queue.publish_many(["a", "b"])
     await take(queue)
@@ -52,9 +55,10 @@ async def test_events_are_counted_and_timed(shell: Shell, reading: Reading) -> N
     assert reading.points("rmq.event.duration")["ack", "success"].count == 1
 
 
+@pytest.mark.promise("A scrape reports the lengths from `stats()`; for an async queue a task reads them.")
 @sync_only
-async def test_lengths_are_observed_when_they_are_read(shell: Shell, reading: Reading) -> None:
-    """As stats() says."""
+async def test_a_sync_queue_is_read_when_metrics_are_collected(shell: Shell, reading: Reading) -> None:
+    """The numbers are those of stats()."""
     queue = shell.queue(wait=0)
     reading.meter.watch(queue.queue)
     await queue.publish("a")
@@ -62,15 +66,17 @@ async def test_lengths_are_observed_when_they_are_read(shell: Shell, reading: Re
     assert reading.points("rmq.oldest_pending")[()].value > 0
 
 
+@pytest.mark.promise("A failing or hanging `stats()` is a metric, never an error of the scrape.")
 @sync_only
-async def test_a_queue_that_cannot_be_reached_has_no_lengths(shell: Shell, reading: Reading, dead_port: int) -> None:
-    """And nothing is raised into the reader."""
+async def test_a_queue_that_cannot_be_read_is_left_out(shell: Shell, reading: Reading, dead_port: int) -> None:
+    """The reader gets no exception."""
     reading.meter.watch(shell.queue(client=shell.dead_client(dead_port), retry_budget_seconds=0).queue)
     assert reading.points("rmq.messages") == {}
 
 
+@pytest.mark.promise("A scrape reports the lengths from `stats()`; for an async queue a task reads them.")
 @asyncio_only
-async def test_a_task_keeps_the_lengths_of_an_asyncio_queue(shell: Shell, reading: Reading) -> None:
+async def test_a_task_reads_an_asyncio_queue(shell: Shell, reading: Reading) -> None:
     """Until it is cancelled."""
     queue = shell.queue(wait=0)
     await queue.publish("a")
@@ -85,8 +91,11 @@ async def test_a_task_keeps_the_lengths_of_an_asyncio_queue(shell: Shell, readin
     assert reading.points("rmq.messages") == {}
 
 
-def test_classes_of_exceptions_beyond_the_first_are_others() -> None:
-    """As for Prometheus."""
+@pytest.mark.promise(
+    "Labels are bounded: surplus exception types and tenants become `other`; error texts and ids are never labels."
+)
+def test_exception_classes_beyond_the_limit_are_other() -> None:
+    """The number of attributes stays bounded."""
     reading = Reading(max_exception_types=1)
     for kind in ("A", "B", "C"):
         reading.meter.on_event(

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: events counted and timed, lengths looked up, labels bounded, over threads and processes."""
+"""What Prometheus scrapes: events, the state of queues, bounded labels, from threads and processes."""
 
 import asyncio
 import os
@@ -36,11 +36,14 @@ from tests.contract.shells import (
     until,
 )
 
-CREW = Path(__file__).with_name("crew.py")
+pytestmark = pytest.mark.topic("Metrics")
+
+
+PROGRAM = Path(__file__).with_name("counting_processes.py")
 
 
 class Scrape:
-    """Metrics in a registry of their own, and what a scrape of it says."""
+    """Metrics in their own registry, and what a scrape shows."""
 
     def __init__(self, **options: Any) -> None:
         self.registry = CollectorRegistry()
@@ -68,6 +71,7 @@ def event(operation: EventOperation = EventOperation.FAILED, **details: Any) -> 
 # Events
 
 
+@pytest.mark.promise("`QueueMetrics` counts and times every event by queue, operation, outcome and exception type.")
 async def test_every_event_is_counted_and_timed(shell: Shell, scrape: Scrape) -> None:
     """By queue, operation, outcome and the class of the exception; durations by queue and operation."""
     queue = shell.queue(
@@ -89,8 +93,9 @@ async def test_every_event_is_counted_and_timed(shell: Shell, scrape: Scrape) ->
     assert b"secret" not in generate_openmetrics(scrape.registry)
 
 
+@pytest.mark.promise("`QueueMetrics` counts and times every event by queue, operation, outcome and exception type.")
 async def test_redeliveries_show_in_the_delivery_count(shell: Shell, scrape: Scrape) -> None:
-    """The first bucket has the first deliveries, the rest are repetitions."""
+    """The first bucket counts first deliveries, the others count redeliveries."""
     queue = shell.queue(wait=0, on_event=scrape.metrics.on_event)
     await queue.publish("m")
     await claim_and_die(queue)
@@ -101,15 +106,19 @@ async def test_redeliveries_show_in_the_delivery_count(shell: Shell, scrape: Scr
     assert scrape.count("claim_reclaim") == 1
 
 
+@pytest.mark.promise("`QueueMetrics` counts and times every event by queue, operation, outcome and exception type.")
 async def test_one_object_serves_many_queues(shell: Shell, scrape: Scrape) -> None:
-    """Their names tell them apart."""
+    """The label `queue` has their names."""
     for name in ("one", "other"):
         await shell.queue(name, on_event=scrape.metrics.on_event).publish("m")
     assert [scrape.count("publish", queue=name) for name in ("one", "other")] == [1, 1]
 
 
-def test_classes_of_exceptions_beyond_the_first_are_others() -> None:
-    """Whoever makes classes without end fills no database; what has a name keeps it."""
+@pytest.mark.promise(
+    "Labels are bounded: surplus exception types and tenants become `other`; error texts and ids are never labels."
+)
+def test_exception_classes_beyond_the_limit_are_other() -> None:
+    """The number of time series stays bounded, and a class that has its own series keeps it."""
     scrape = Scrape(max_exception_types=2)
     for kind in ("A", "B", "C", "D", "C", "A"):
         scrape.metrics.on_event(event(exception_type=kind))
@@ -117,19 +126,23 @@ def test_classes_of_exceptions_beyond_the_first_are_others() -> None:
     assert counts == {"A": 2, "B": 1, "C": None, "D": None, "other": 3}
 
 
-def test_texts_of_errors_and_ids_are_no_labels(scrape: Scrape) -> None:
-    """Neither a message nor what an exception says can be read from a scrape."""
+@pytest.mark.promise(
+    "Labels are bounded: surplus exception types and tenants become `other`; error texts and ids are never labels."
+)
+def test_error_texts_and_ids_are_not_labels(scrape: Scrape) -> None:
+    """A scrape shows neither messages nor the texts of exceptions."""
     scrape.metrics.on_event(event(error=ValueError("secret"), exception_type="ValueError", message_id="ab" * 16))
     said = generate_openmetrics(scrape.registry)
     assert b"secret" not in said and b"abab" not in said and b"ValueError" in said
 
 
-# Lengths
+# The state of queues
 
 
+@pytest.mark.promise("A scrape reports the lengths from `stats()`; for an async queue a task reads them.")
 @sync_only
-async def test_a_scrape_shows_how_many_messages_are_where(shell: Shell, scrape: Scrape) -> None:
-    """As stats() says at that moment."""
+async def test_a_scrape_shows_how_many_messages_are_in_each_state(shell: Shell, scrape: Scrape) -> None:
+    """The numbers are those of stats()."""
     queue = shell.queue(wait=0, enable_completed_queue=True, enable_failed_queue=True, max_delivery_count=1)
     scrape.metrics.watch(queue.queue)
     await queue.publish_many(["dies", "good", "bad", "waits", "in flight"])
@@ -149,9 +162,12 @@ async def test_a_scrape_shows_how_many_messages_are_where(shell: Shell, scrape: 
     assert scrape.value("rmq_oldest_pending_seconds", queue="q") == 0
 
 
+@pytest.mark.promise("A failing or hanging `stats()` is a metric, never an error of the scrape.")
 @sync_only
-async def test_a_failed_look_is_a_metric_and_the_scrape_goes_on(shell: Shell, scrape: Scrape, dead_port: int) -> None:
-    """The queue that cannot be reached has no lengths; the other has, and failures are counted by their class."""
+async def test_a_queue_that_cannot_be_read_is_a_metric_and_the_scrape_goes_on(
+    shell: Shell, scrape: Scrape, dead_port: int
+) -> None:
+    """The other queue is shown, and failures are counted by the class of the error."""
     lost = shell.queue("lost", client=shell.dead_client(dead_port), retry_budget_seconds=0)
     scrape.metrics.watch(lost.queue)
     scrape.metrics.watch(shell.queue("found").queue)
@@ -161,9 +177,10 @@ async def test_a_failed_look_is_a_metric_and_the_scrape_goes_on(shell: Shell, sc
     assert 'rmq_messages{queue="lost"' not in said and 'rmq_messages{queue="found"' in said
 
 
+@pytest.mark.promise("A failing or hanging `stats()` is a metric, never an error of the scrape.")
 @sync_only
 async def test_a_scrape_does_not_wait_for_a_server_that_hangs(shell: Shell, start_server: Any) -> None:
-    """However patient the queue is; looks do not pile up, and when the server is back so are the lengths."""
+    """Whatever the timeouts of the queue are; threads do not pile up, and the numbers come back with the server."""
     server: EmbeddedRedis = start_server()
     scrape = Scrape()
     with server.client() as client:
@@ -181,9 +198,10 @@ async def test_a_scrape_does_not_wait_for_a_server_that_hangs(shell: Shell, star
         assert await until(lambda: scrape.value("rmq_stats_up", queue="q") == 1)
 
 
+@pytest.mark.promise("A scrape reports the lengths from `stats()`; for an async queue a task reads them.")
 @asyncio_only
-async def test_a_task_keeps_the_lengths_of_an_asyncio_queue(shell: Shell, scrape: Scrape) -> None:
-    """A scrape from any thread shows what was seen last, and how long ago; when the task ends they are gone."""
+async def test_a_task_reads_an_asyncio_queue(shell: Shell, scrape: Scrape) -> None:
+    """A scrape from any thread shows the latest numbers and their age; after the task they are gone."""
     queue = shell.queue(wait=0)
     await queue.publish("m", tenant="acme")
     task = asyncio.create_task(scrape.metrics.keep_watching(queue.queue, interval_seconds=0.01, max_tenants=5))
@@ -197,9 +215,10 @@ async def test_a_task_keeps_the_lengths_of_an_asyncio_queue(shell: Shell, scrape
     assert scrape.messages("pending") is None
 
 
+@pytest.mark.promise("A failing or hanging `stats()` is a metric, never an error of the scrape.")
 @asyncio_only
-async def test_a_task_survives_looks_that_fail(shell: Shell, scrape: Scrape, dead_port: int) -> None:
-    """It says so and looks again."""
+async def test_a_task_survives_failures(shell: Shell, scrape: Scrape, dead_port: int) -> None:
+    """It counts them and tries again."""
     queue = shell.queue(client=shell.dead_client(dead_port), retry_budget_seconds=0)
     task = asyncio.create_task(scrape.metrics.keep_watching(queue.queue, interval_seconds=0.01))
     labels = {"queue": "q", "exception_type": "ConnectionError"}
@@ -210,9 +229,12 @@ async def test_a_task_survives_looks_that_fail(shell: Shell, scrape: Scrape, dea
     await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.promise(
+    "Labels are bounded: surplus exception types and tenants become `other`; error texts and ids are never labels."
+)
 @sync_only
-async def test_tenants_are_shown_only_if_asked_for_and_the_late_ones_together(shell: Shell, scrape: Scrape) -> None:
-    """Each name is a time series; with a cap they stay few."""
+async def test_tenants_are_shown_only_on_request_and_beyond_the_limit_as_other(shell: Shell, scrape: Scrape) -> None:
+    """Each name is a time series, so their number is bounded."""
     queue, other = shell.queue(wait=0), shell.queue("other", wait=0)
     for tenant, count in {"a": 1, "b": 2, "c": 3, "d": 4}.items():
         for target in (queue, other):
@@ -225,9 +247,10 @@ async def test_tenants_are_shown_only_if_asked_for_and_the_late_ones_together(sh
     assert 'rmq_tenant_pending{queue="other"' not in generate_openmetrics(scrape.registry).decode()
 
 
+@pytest.mark.promise("A scrape reports the lengths from `stats()`; for an async queue a task reads them.")
 @sync_only
 async def test_the_metrics_can_be_served_as_prometheus_reads_them(shell: Shell, scrape: Scrape) -> None:
-    """Over HTTP, in its own format."""
+    """Over HTTP, in the format of Prometheus."""
     queue = shell.queue(wait=0, on_event=scrape.metrics.on_event)
     scrape.metrics.watch(queue.queue)
     await queue.publish("m")
@@ -250,12 +273,17 @@ def fetched(url: str) -> str:
 # Several processes
 
 
+@pytest.mark.promise("The counts of several processes add up.")
 @pytest.mark.parametrize("how", ["spawned", "forked"])
 def test_processes_add_their_counts_up(how: str, clean_server: EmbeddedRedis, tmp_path: Path) -> None:
-    """In the multiprocess mode of prometheus_client; one of them shows the lengths. Also counts of those that ended."""
+    """In the multiprocess mode of prometheus_client, with the counts of processes that have ended."""
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONWARNINGS": "error"}
     said = subprocess.run(
-        [sys.executable, str(CREW), how, clean_server.url], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, str(PROGRAM), how, clean_server.url],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert said.returncode == 0, said.stderr
     samples = {
@@ -273,13 +301,19 @@ def test_processes_add_their_counts_up(how: str, clean_server: EmbeddedRedis, tm
 # Bad input
 
 
+@pytest.mark.promise(
+    "Invalid options and queues are refused immediately, and creating a collector does not call Redis."
+)
 def test_one_registry_takes_one_object() -> None:
-    """The second would count into the same names; the error says what to do."""
+    """A second one would use the same names; the error says what to do."""
     scrape = Scrape()
     with pytest.raises(ConfigurationError, match="make one QueueMetrics for each registry"):
         QueueMetrics(registry=scrape.registry)
 
 
+@pytest.mark.promise(
+    "Invalid options and queues are refused immediately, and creating a collector does not call Redis."
+)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -291,16 +325,19 @@ def test_one_registry_takes_one_object() -> None:
         ({"duration_buckets": (2, 1)}, "duration_buckets must grow"),
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
-    """And leave the registry as it was."""
+def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:
+    """The registry stays as it was."""
     registry = CollectorRegistry()
     with pytest.raises(ConfigurationError, match=words):
         QueueMetrics(**{"registry": registry} | options)
     QueueMetrics(registry=registry)
 
 
+@pytest.mark.promise(
+    "Invalid options and queues are refused immediately, and creating a collector does not call Redis."
+)
 async def test_what_cannot_be_watched_is_refused(shell: Shell) -> None:
-    """A queue of the other colour, twice the same name, a custom gateway, and what is no queue."""
+    """An async queue where a sync one is needed, a second queue of one name, a custom gateway, another object."""
     stats = StatsCollector(registry=CollectorRegistry())
 
     def watch(queue: Any) -> None:
@@ -311,7 +348,7 @@ async def test_what_cannot_be_watched_is_refused(shell: Shell) -> None:
 
     queue = shell.queue(wait=0).queue
     watch(queue)
-    await until(lambda: bool(stats._watched))
+    await until(lambda: bool(list(stats._pollers)))
     wrong: list[tuple[Any, type[Exception], str]] = [
         ("q", ConfigurationTypeError, "queue must be a RedisMessageQueue, not str"),
         (shell.queue("g", gateway=silent_gateway(shell)).queue, GatewayContractError, "what operators do"),
@@ -321,19 +358,22 @@ async def test_what_cannot_be_watched_is_refused(shell: Shell) -> None:
         with pytest.raises(error, match=words):
             stats.watch(given) if shell.name == "sync" else await stats.keep_watching(given)
     other = stats.watch if shell.name == "asyncio" else stats.keep_watching
-    with pytest.raises(ConfigurationTypeError, match="asyncio queue" if shell.name == "asyncio" else "blocking one"):
+    with pytest.raises(ConfigurationTypeError, match="asyncio queue" if shell.name == "asyncio" else "sync queue"):
         await Awaited(Ways(other)).watch(queue)
 
 
 class Ways:
-    """A function in either colour, as a method that can be awaited."""
+    """A sync or async function, as a method that can be awaited."""
 
     def __init__(self, watch: Any) -> None:
         self.watch = watch
 
 
+@pytest.mark.promise(
+    "Invalid options and queues are refused immediately, and creating a collector does not call Redis."
+)
 def test_making_a_collector_asks_redis_nothing() -> None:
-    """Its names are known without a look, so a registry can refuse a second one."""
+    """A registry knows its names without reading a queue, so it can refuse a second one."""
     registry = CollectorRegistry()
     StatsCollector(registry=registry)
     with pytest.raises(ValueError, match="Duplicated timeseries"):

@@ -1,4 +1,4 @@
-"""Spans of a queue: who published, who processed, and how the two find each other through the message."""
+"""Spans of queues, and the links between producer and consumer."""
 
 import asyncio
 import contextlib
@@ -24,12 +24,14 @@ from redis_message_queue import (
     RetryPolicy,
 )
 from redis_message_queue.metrics.opentelemetry import QueueTracing
+from tests.contract.custom_gateways import Core, custom
 from tests.contract.shells import Awaited, Died, Shell, asyncio_only, claim_and_die, fail, sync_only, take
-from tests.contract.test_gateways import Core, custom
+
+pytestmark = pytest.mark.topic("Tracing")
 
 
 class Traces:
-    """A tracing whose spans are kept, the first to end first."""
+    """A QueueTracing and its finished spans, in the order of their ends."""
 
     def __init__(self, shell: Shell, **options: Any) -> None:
         self._shell = shell
@@ -71,7 +73,8 @@ def linked(span: ReadableSpan) -> list[int]:
 
 def number(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.span_id
+    span_id: int = span.context.span_id
+    return span_id
 
 
 def current() -> int:
@@ -81,8 +84,11 @@ def current() -> int:
 # Publisher and consumer
 
 
+@pytest.mark.promise(
+    "A traced publish has a producer span, and processing has a consumer span linked to it, both with the message id."
+)
 async def test_the_span_of_a_consumer_links_to_that_of_the_publisher(traces: Traces, shell: Shell) -> None:
-    """By the conventions for messaging, with the id of the message on both; each is the root of its own trace."""
+    """After the messaging conventions, with the id of the message in both; each is the root of its own trace."""
     queue = traces.queue("orders")
     await queue.publish("m")
     async with queue.process_message():
@@ -109,10 +115,13 @@ async def test_the_span_of_a_consumer_links_to_that_of_the_publisher(traces: Tra
     assert received.headers.keys() == {"traceparent"}
 
 
+@pytest.mark.promise(
+    "The handler's span is current in a block, a callback, a batch, and in each thread or task of `run()`."
+)
 async def test_a_handler_finds_its_span_current_and_what_it_publishes_belongs_to_it(
     traces: Traces, shell: Shell
 ) -> None:
-    """In every way to take a message; afterwards nothing is current."""
+    """For every method that delivers messages; afterwards no span is current."""
     queue, other = traces.queue(), traces.queue("other")
     await queue.publish_many(["a", "b", "c", "d"])
     seen: list[int] = []
@@ -131,6 +140,9 @@ async def test_a_handler_finds_its_span_current_and_what_it_publishes_belongs_to
     assert current() == 0
 
 
+@pytest.mark.promise(
+    "A traced publish has a producer span, and processing has a consumer span linked to it, both with the message id."
+)
 async def test_the_span_around_a_publish_is_its_parent(traces: Traces, shell: Shell) -> None:
     """So a trace leads from a request through the queue."""
     queue = traces.queue()
@@ -141,6 +153,9 @@ async def test_the_span_around_a_publish_is_its_parent(traces: Traces, shell: Sh
     assert sent.parent is not None and sent.parent.span_id == request.get_span_context().span_id
 
 
+@pytest.mark.promise(
+    "A redelivery is a new span with links to the publish span and, if known, to the previous delivery."
+)
 async def test_a_redelivery_is_a_new_span_with_links_to_both_that_went_before(traces: Traces, shell: Shell) -> None:
     """To the publisher's, and to the previous delivery's: after a failure that is tried again, and after a crash."""
     queue = traces.queue(retry_policy=RetryPolicy(max_attempts=3))
@@ -159,8 +174,11 @@ async def test_a_redelivery_is_a_new_span_with_links_to_both_that_went_before(tr
     assert (second.links[1].attributes or {})["rmq.link"] == "previous_delivery"
 
 
+@pytest.mark.promise(
+    "A traced publish has a producer span, and processing has a consumer span linked to it, both with the message id."
+)
 async def test_another_process_links_to_the_publisher_alone(traces: Traces, shell: Shell) -> None:
-    """What it has not seen it does not know."""
+    """It does not know earlier deliveries in other processes."""
     queue = traces.queue()
     await queue.publish("m")
     await claim_and_die(queue)
@@ -171,8 +189,9 @@ async def test_another_process_links_to_the_publisher_alone(traces: Traces, shel
     assert linked(processed) == [number(traces.sent[0])]
 
 
+@pytest.mark.promise("Messages published together share a span, and a batch links to each of its producers.")
 async def test_messages_that_were_published_together_share_one_span(traces: Traces, shell: Shell) -> None:
-    """It says how many; their consumers all link to it, and a batch links to each of its publishers."""
+    """It has their number; all their consumers link to it, and a batch links to each of its producers."""
     queue = traces.queue()
     await queue.publish_many(["a", "b"])
     await queue.publish("c")
@@ -186,8 +205,11 @@ async def test_messages_that_were_published_together_share_one_span(traces: Trac
     assert [(link.attributes or {})["messaging.message.id"] for link in processed.links] == ids
 
 
+@pytest.mark.promise(
+    "The handler's span is current in a block, a callback, a batch, and in each thread or task of `run()`."
+)
 async def test_a_loop_with_batches_has_one_span_for_each(traces: Traces, shell: Shell) -> None:
-    """As its handler is called."""
+    """One span for each call of the handler."""
     queue = traces.queue()
     await queue.publish_many(["a", "b", "c", "d"])
     seen: list[int] = []
@@ -196,8 +218,11 @@ async def test_a_loop_with_batches_has_one_span_for_each(traces: Traces, shell: 
     assert seen == [number(span) for span in traces.processed] and len(seen) == 2
 
 
+@pytest.mark.promise(
+    "The handler's span is current in a block, a callback, a batch, and in each thread or task of `run()`."
+)
 async def test_several_workers_have_their_own_spans(traces: Traces, shell: Shell) -> None:
-    """Threads and tasks do not see each other's."""
+    """Threads and tasks do not share spans."""
     queue = traces.queue()
     await queue.publish_many(str(place) for place in range(20))
     seen: list[tuple[str, int]] = []
@@ -213,11 +238,14 @@ async def test_several_workers_have_their_own_spans(traces: Traces, shell: Shell
     assert dict(seen) == spans and len(spans) == 20
 
 
-# What becomes of a message
+# Retries, failures and other ends
 
 
+@pytest.mark.promise(
+    "A trace continues through delays, tenants, hand-offs and redrives, and baggage travels with it as far as it fits."
+)
 async def test_headers_lead_through_delays_tenants_hand_offs_and_redrives(traces: Traces, shell: Shell) -> None:
-    """Wherever a message goes, the way back to where it came from stays."""
+    """The link to the publisher stays, wherever a message goes."""
     queue, target = traces.queue(max_delivery_count=1), traces.queue("target")
     await Awaited(Awaited(queue)._thing.tenant("acme")).publish("m", delay_seconds=3600)
     shell.ripen(queue)
@@ -235,8 +263,11 @@ async def test_headers_lead_through_delays_tenants_hand_offs_and_redrives(traces
     assert [event.name for event in redriven.events] == ["handed_off"]
 
 
+@pytest.mark.promise(
+    "A span has the error class and the result; it has the error text and the tenant only if you ask for them."
+)
 async def test_a_duplicate_has_a_span_that_says_so(traces: Traces, shell: Shell) -> None:
-    """It was published, and suppressed."""
+    """It has `rmq.duplicate`."""
     queue = traces.queue(deduplication=True)
     await queue.publish("m")
     await queue.publish("m")
@@ -244,8 +275,11 @@ async def test_a_duplicate_has_a_span_that_says_so(traces: Traces, shell: Shell)
     assert (first, second) == (None, True)
 
 
-async def test_a_failed_processing_is_an_error_without_words(traces: Traces, shell: Shell) -> None:
-    """The class of the exception, and no text: it may hold what was in the message. What came of it is told."""
+@pytest.mark.promise(
+    "A span has the error class and the result; it has the error text and the tenant only if you ask for them."
+)
+async def test_a_failed_processing_records_only_the_class_of_the_error(traces: Traces, shell: Shell) -> None:
+    """The text may contain parts of the message. An event says what happened to the message."""
     queue = traces.queue(retry_policy=RetryPolicy(max_attempts=2))
     await queue.publish("m")
     await fail(queue, LookupError("secret payload"))
@@ -256,8 +290,11 @@ async def test_a_failed_processing_is_an_error_without_words(traces: Traces, she
     assert "secret" not in span.to_json()
 
 
-async def test_exceptions_are_recorded_where_that_is_wanted(shell: Shell) -> None:
-    """With record_exceptions their text and traceback are in the span."""
+@pytest.mark.promise(
+    "A span has the error class and the result; it has the error text and the tenant only if you ask for them."
+)
+async def test_record_exceptions_records_text_and_traceback(shell: Shell) -> None:
+    """They are in an event of the span."""
     traces = Traces(shell, record_exceptions=True, tenants=True)
     queue = traces.queue()
     await queue.publish("m", tenant="acme")
@@ -268,16 +305,22 @@ async def test_exceptions_are_recorded_where_that_is_wanted(shell: Shell) -> Non
     assert (span.attributes or {})["rmq.tenant"] == "acme"
 
 
-async def test_a_tenant_is_named_only_where_that_is_wanted(traces: Traces, shell: Shell) -> None:
-    """Names of customers are no business of a trace by default."""
+@pytest.mark.promise(
+    "A span has the error class and the result; it has the error text and the tenant only if you ask for them."
+)
+async def test_a_tenant_is_recorded_only_on_request(traces: Traces, shell: Shell) -> None:
+    """A tenant may be the name of a customer."""
     queue = traces.queue()
     await queue.publish("m", tenant="acme")
     await take(queue)
     assert "acme" not in "".join(span.to_json() for span in traces.spans)
 
 
+@pytest.mark.promise(
+    "A span has the error class and the result; it has the error text and the tenant only if you ask for them."
+)
 async def test_a_refused_publish_is_an_error(traces: Traces, shell: Shell) -> None:
-    """By the server, or before anything was sent; the caller gets it as ever."""
+    """Refused by the server or before anything was sent; the caller gets the exception."""
     queue = traces.queue(max_pending_length=1, max_payload_bytes=10)
     await queue.publish("m")
     with pytest.raises(QueueBackpressureError):
@@ -289,8 +332,9 @@ async def test_a_refused_publish_is_an_error(traces: Traces, shell: Shell) -> No
     assert current() == 0
 
 
-async def test_whatever_ends_a_handler_ends_its_span(traces: Traces, shell: Shell) -> None:
-    """Also what is no Exception and leaves the message to its lease."""
+@pytest.mark.promise("Every span ends, however its block ends; an empty claim creates none.")
+async def test_every_end_of_a_handler_ends_its_span(traces: Traces, shell: Shell) -> None:
+    """Also a BaseException, which leaves the message until its lease expires."""
     queue = traces.queue()
     await queue.publish_many(["a", "b"])
     with contextlib.suppress(Died):
@@ -303,8 +347,9 @@ async def test_whatever_ends_a_handler_ends_its_span(traces: Traces, shell: Shel
     assert current() == 0
 
 
+@pytest.mark.promise("Every span ends, however its block ends; an empty claim creates none.")
 async def test_an_empty_queue_makes_no_spans(traces: Traces, shell: Shell) -> None:
-    """A consumer that waits is not at work."""
+    """Waiting is not processing."""
     queue = traces.queue()
     assert await take(queue) is None
     async with queue.process_messages(5) as batch:
@@ -312,8 +357,9 @@ async def test_an_empty_queue_makes_no_spans(traces: Traces, shell: Shell) -> No
     assert traces.spans == ()
 
 
+@pytest.mark.promise("A traced queue keeps the options, events and headers of the original queue.")
 async def test_a_message_that_nobody_traced_has_a_span_without_links(traces: Traces, shell: Shell) -> None:
-    """From a publisher without tracing, or with headers that are no context."""
+    """The publisher has no tracing, or its headers are not a trace context."""
     await shell.queue().publish("a")
     await shell.queue(get_headers=shell.callback(lambda: {"traceparent": "nonsense"})).publish("b")
     queue = traces.queue()
@@ -323,11 +369,12 @@ async def test_a_message_that_nobody_traced_has_a_span_without_links(traces: Tra
     assert [linked(span) for span in traces.processed] == [[], []]
 
 
-# Beside what the user has
+# With options of the user
 
 
+@pytest.mark.promise("A traced queue keeps the options, events and headers of the original queue.")
 async def test_a_traced_queue_keeps_the_options_of_the_one_it_was_made_from(traces: Traces, shell: Shell) -> None:
-    """Its on_event is called, its headers travel beside the trace, and its limits count."""
+    """Its on_event is called, its headers travel with the trace context, and its other options apply."""
     events = shell.events()
     mine = shell.callback(lambda: {"request": "7"})
     queue = traces.queue(on_event=events.listen, get_headers=mine, enable_completed_queue=True)
@@ -340,8 +387,11 @@ async def test_a_traced_queue_keeps_the_options_of_the_one_it_was_made_from(trac
     assert isinstance(queue.queue, shell.module.RedisMessageQueue)
 
 
+@pytest.mark.promise(
+    "A trace continues through delays, tenants, hand-offs and redrives, and baggage travels with it as far as it fits."
+)
 async def test_baggage_travels_with_a_message(traces: Traces, shell: Shell) -> None:
-    """The handler has that of the publisher, and afterwards nobody has."""
+    """The handler has the baggage of the publisher; afterwards it is gone."""
     queue = traces.queue()
     token = context.attach(baggage.set_baggage("customer", "7"))
     await queue.publish("m")
@@ -351,27 +401,32 @@ async def test_baggage_travels_with_a_message(traces: Traces, shell: Shell) -> N
     assert baggage.get_baggage("customer") is None
 
 
-class Talkative(TraceContextTextMapPropagator):
-    """A propagator that says more than a message can carry, and stumbles over what others say."""
+class BrokenPropagator(TraceContextTextMapPropagator):
+    """A propagator that writes more than the headers can hold, and fails to read."""
 
     def inject(self, carrier: Any, context: Any = None, setter: Any = default_setter) -> None:
         super().inject(carrier, context, setter)
-        setter.set(carrier, "life-story", "x" * 20_000)
+        setter.set(carrier, "too-long", "x" * 20_000)
 
     def extract(self, carrier: Any, context: Any = None, getter: Any = None) -> Any:
         raise LookupError("no idea")
 
 
 @pytest.fixture
-def talkative() -> Iterator[None]:
+def broken_propagator() -> Iterator[None]:
     usual = propagate.get_global_textmap()
-    propagate.set_global_textmap(Talkative())
+    propagate.set_global_textmap(BrokenPropagator())
     yield
     propagate.set_global_textmap(usual)
 
 
-async def test_a_propagator_that_says_too_much_costs_no_message(traces: Traces, shell: Shell, talkative: None) -> None:
-    """What does not fit is left behind, and the trace is not; what cannot be read is a missing link."""
+@pytest.mark.promise(
+    "A trace continues through delays, tenants, hand-offs and redrives, and baggage travels with it as far as it fits."
+)
+async def test_a_propagator_that_fails_does_not_fail_a_message(
+    traces: Traces, shell: Shell, broken_propagator: None
+) -> None:
+    """What does not fit is left out and the trace continues; what cannot be read is a missing link."""
     queue = traces.queue()
     await queue.publish("m")
     async with queue.process_message():
@@ -379,8 +434,9 @@ async def test_a_propagator_that_says_too_much_costs_no_message(traces: Traces, 
     assert [linked(span) for span in traces.processed] == [[]]
 
 
+@pytest.mark.promise("A traced queue keeps the options, events and headers of the original queue.")
 async def test_get_headers_alone_carries_the_span_around(traces: Traces, shell: Shell) -> None:
-    """For a publisher that wants no spans of the queue's own."""
+    """For a publisher whose queue makes no spans."""
     plain = shell.queue(get_headers=shell.callback(traces.tracing.get_headers))
     with traces.tracer.start_as_current_span("request") as request:
         await plain.publish("m")
@@ -388,9 +444,12 @@ async def test_get_headers_alone_carries_the_span_around(traces: Traces, shell: 
     assert linked(traces.processed[0]) == [request.get_span_context().span_id]
 
 
+@pytest.mark.promise(
+    "The handler's span is current in a block, a callback, a batch, and in each thread or task of `run()`."
+)
 @sync_only
 async def test_a_decorated_handler_has_a_span_in_a_loop_that_is_not_traced(traces: Traces, shell: Shell) -> None:
-    """As for a worker that makes its queue itself; called with something else it works without."""
+    """As in `rmq worker`, which makes the queue; with another argument it works without a span."""
     seen: list[int] = []
 
     @traces.tracing.handler
@@ -408,9 +467,12 @@ async def test_a_decorated_handler_has_a_span_in_a_loop_that_is_not_traced(trace
     assert (handle.__name__, handle.__doc__) == ("handle", "My handler.")
 
 
+@pytest.mark.promise(
+    "The handler's span is current in a block, a callback, a batch, and in each thread or task of `run()`."
+)
 @asyncio_only
 async def test_a_decorated_coroutine_has_a_span_until_it_is_done(traces: Traces, shell: Shell) -> None:
-    """Not until its first await."""
+    """The span does not end at the first await."""
     seen: list[int] = []
 
     @traces.tracing.handler
@@ -424,8 +486,9 @@ async def test_a_decorated_coroutine_has_a_span_until_it_is_done(traces: Traces,
     assert seen == [number(span) for span in traces.processed] and len(seen) == 1
 
 
+@pytest.mark.promise("A traced queue keeps the options, events and headers of the original queue.")
 async def test_a_queue_on_a_custom_gateway_has_spans_without_links(traces: Traces, shell: Shell) -> None:
-    """Its messages have neither headers nor ids; publishing and processing are traced all the same."""
+    """Its messages have neither headers nor ids, but publishing and processing are traced."""
     queue = traces.queue(gateway=custom(shell, Core("m")))
     await queue.publish("m")
     async with queue.process_message() as message:
@@ -435,8 +498,9 @@ async def test_a_queue_on_a_custom_gateway_has_spans_without_links(traces: Trace
     assert "messaging.message.id" not in (processed.attributes or {})
 
 
+@pytest.mark.promise("A traced queue keeps the options, events and headers of the original queue.")
 async def test_what_is_no_queue_is_refused(traces: Traces, shell: Shell) -> None:
-    """So is a queue that is traced already, whose messages would have two spans."""
+    """Also a queue that is traced already, whose messages would have two spans."""
     with pytest.raises(ConfigurationTypeError, match="queue must be a RedisMessageQueue, not str"):
         traces.tracing.trace("q")  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(ConfigurationTypeError, match="traced already"):
@@ -449,12 +513,15 @@ async def test_what_is_no_queue_is_refused(traces: Traces, shell: Shell) -> None
         traces.tracing.handler("handle")  # type: ignore[type-var]  # wrong on purpose
 
 
+@pytest.mark.promise(
+    "A redelivery is a new span with links to the publish span and, if known, to the previous delivery."
+)
 @sync_only
-async def test_the_deliveries_that_are_remembered_are_bounded(
+async def test_only_the_latest_deliveries_are_remembered(
     traces: Traces, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest are forgotten first, and what was handled well at once."""
-    monkeypatch.setattr("redis_message_queue.metrics.spans._REMEMBERED", 2)
+    """The oldest are forgotten first, and a message that succeeded is forgotten at once."""
+    monkeypatch.setattr("redis_message_queue.metrics.spans._MAX_PREVIOUS_DELIVERIES", 2)
     queue = traces.queue()
     await queue.publish_many(["a", "b", "c"])
     for _ in range(3):
@@ -463,12 +530,15 @@ async def test_the_deliveries_that_are_remembered_are_bounded(
     for _ in range(3):
         await take(queue)
     assert [len(linked(span)) for span in traces.processed[3:]] == [1, 1, 2]  # a new delivery takes a place too
-    assert len(traces.tracing._spans._earlier) == 0
+    assert len(traces.tracing._spans._previous) == 0
 
 
+@pytest.mark.promise(
+    "Without the `metrics` extra there is one clear error, and a queue never imports an adapter on its own."
+)
 @pytest.mark.parametrize("module", ["prometheus", "opentelemetry"])
 def test_a_missing_extra_is_one_clear_error(module: str) -> None:
-    """With the line that brings it; the library itself needs neither."""
+    """It says how to install it; the library itself does not need it."""
     package = {"prometheus": "prometheus_client", "opentelemetry": "opentelemetry"}[module]
     program = f"""
 import sys
@@ -482,11 +552,14 @@ except redis_message_queue.MissingExtraError as error:
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
     assert said.stderr == ""
     assert f"metrics.{module} needs {package}" in said.stdout
-    assert "pip install 'redis-message-queue[metrics]'" in said.stdout
+    assert "pip install 'redis-exact-queue[metrics]'" in said.stdout
 
 
+@pytest.mark.promise(
+    "Without the `metrics` extra there is one clear error, and a queue never imports an adapter on its own."
+)
 def test_a_plain_queue_does_not_load_the_adapters() -> None:
-    """Nobody pays for them who does not use them."""
+    """Importing the library does not import them."""
     program = """
 import sys, redis_message_queue.asyncio
 print({name for name in sys.modules if name.startswith(("prometheus_client", "redis_message_queue.metrics"))})

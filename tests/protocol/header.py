@@ -1,26 +1,14 @@
-"""What a call brings, by the names that the header of its script gives to keys and arguments."""
+"""Maps the keys and arguments of a call to the names in the header of its script."""
 
-import re
 from collections.abc import Sequence
 from functools import cache
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
-_ARGV = re.compile(r"^-- ARGV {2}(.*?)^-- Returns", re.MULTILINE | re.DOTALL)
+from redis_message_queue import scripts
 
-
-@cache
-def argument_names(source: str) -> tuple[str, ...]:
-    """The names in a header's ARGV paragraph, up to where it says "then": what follows there comes in any number."""
-    paragraph = _ARGV.search(source)
-    names: list[str] = []
-    for row in re.split(r"\||\n--", paragraph[1]) if paragraph else ():
-        if row.strip().startswith("then "):
-            break
-        if ":" in row:
-            names.append(row.split(":")[0].strip())
-    return tuple(names)
+argument_names = cache(scripts.argument_names)
 
 
 def named(names: tuple[str, ...], values: Sequence[Any]) -> Any:

@@ -1,8 +1,8 @@
 """Redis without a server: what each script does to the keys of a queue, in plain Python.
 
 This is the executable specification of ``lua/``, written from the headers of the scripts and held against real
-servers by ``tests/model``. Where messages wait is told in ``lines.py``, how they get there in ``arrivals.py``, and how
-they are claimed in ``claiming.py``. Time stands still unless somebody lets it pass.
+servers by ``tests/model``. Waiting messages are in ``backlog.py``, adding them is in ``enqueueing.py``, and
+claiming them in ``claiming.py``. Time passes only when a test says so.
 """
 
 import hashlib
@@ -15,17 +15,18 @@ from itertools import count
 from typing import Any
 
 from redis_message_queue.errors import LuaScriptError
-from redis_message_queue.headers import found_in
+from redis_message_queue.headers import decode
 from redis_message_queue.protocol.port import Argument, Command, StateMissingError
 from redis_message_queue.scripts import all_names, script
-from tests.protocol.arrivals import Arrival, Arrivals
+from tests.protocol.backlog import Backlog, by_tenant
 from tests.protocol.claiming import SECOND, Claiming, Taken
+from tests.protocol.enqueueing import Enqueueing, NewMessage
 from tests.protocol.header import argument_names, held_by, in_groups, named
-from tests.protocol.lines import Lines, by_tenant
 from tests.protocol.stored import IN_FLIGHT, Entry, extras_of, id_of, payload_of, tenant_of, time_of
 
 _TARGET_KEYS = (
-    *("pending", "bell", "deliveries", "leases", "tenants", "size", "weights", "delayed", "later"),
+    *("pending", "wakeup", "deliveries", "leases", "tenant_ring", "tenant_backlog", "weights", "delayed"),
+    "delayed_messages",
     *("journal", "meta", "longest"),
 )
 SCRIPT_US = 10  # what a script takes: two that follow each other never have the same time
@@ -49,26 +50,27 @@ class MemoryRedis:
         self._late: list[tuple[int, Callable[[], Any]]] = []
         self._executed = 0
 
-    def run(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
-        """Execute one script as Redis would: alone, and in a moment of its own."""
+    def run(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        """Execute one script as Redis would: alone, and at a time of its own."""
         self._executed += 1
-        self._let_stragglers_in()
-        return self.execute(command, open_keys, arguments)
+        self._run_late_requests()
+        return self.execute(command, extra_keys, arguments)
 
-    def execute(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+    def execute(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         """Read keys and arguments by the names that the script's header gives them."""
         self.clock_us += SCRIPT_US
-        for key in () if self.knows_all_queues else (*command.keys, *open_keys):
+        opens = command.script.name == "open_queue"
+        for key in () if self.knows_all_queues or opens else (*command.keys, *extra_keys):
             if key.endswith("::meta") and b"version" not in self.hashes[key]:
-                raise StateMissingError(f"NOSTATE in {key}")
-        keys = named(command.script.keys, (*command.keys, *open_keys))
+                raise StateMissingError(StateMissingError.said_of(key))
+        keys = named(command.script.keys, (*command.keys, *extra_keys))
         given = named(argument_names(command.script.source), (*command.settings, *arguments))
         return getattr(self, command.script.name)(keys, given)
 
     # -- the verbs
 
     def publish(self, keys: Any, given: Any) -> int:
-        """One message without a tenant or a delay enters a line without a limit, once for each call."""
+        """Add one message without a tenant or a delay to a queue without a limit, once for each call."""
         answer = self._remembered(keys, given)
         if answer is None:
             answer = 0
@@ -76,16 +78,16 @@ class MemoryRedis:
                 answer = 1
                 line = self.lists[keys.pending]
                 line.insert(0, given.head + self.stamp() + given.body)
-                # A line that was not empty has its token already, or somebody holds it and will pass it on.
+                # A queue that was not empty has its token already, or a consumer took it and will wake up the next.
                 if len(line) == 1:
-                    self.ring(keys)
+                    self.notify(keys)
                 if keys.marker is not None:
                     self.set(keys.marker, given.head[1:], given.window_ms)
         self._remember(keys, given, answer)  # a repetition as well: a WAIT behind it waits for something
         return answer
 
     def enqueue(self, keys: Any, given: Any) -> bytes:
-        """Messages enter their lines, or wait for their time: all of a chunk or none, once for each call."""
+        """Add messages, some of them delayed: all of a chunk or none, once for each call."""
         answer = self._remembered(keys, given)
         if answer is None:
             answer = self._enqueue_chunk(keys, given)
@@ -94,15 +96,15 @@ class MemoryRedis:
 
     def _enqueue_chunk(self, keys: Any, given: Any) -> bytes:
         if given.form == "bare":
-            arrivals = [Arrival("", None, b"\x80" + payload) for payload in given.rest]
+            messages = [NewMessage("", None, b"\x80" + payload) for payload in given.rest]
         else:
-            markers = (None, keys.marker, *keys.rest)
-            arrivals = [Arrival(due, markers[place], body) for due, place, body in in_groups(given.rest, 3)]
-        chunk = Arrivals(self, keys, given, arrivals)
+            markers = (None, keys.markers, *keys.rest)
+            messages = [NewMessage(due, markers[place], body) for due, place, body in in_groups(given.rest, 3)]
+        chunk = Enqueueing(self, keys, given, messages)
         return chunk.marks + chunk.carry_out() if chunk.has_room else b"-"
 
     def claim(self, keys: Any, given: Any) -> Any:
-        """Messages are leased to the caller: what came back first, then the heads of the lines, tenants in turn."""
+        """Lease messages to the caller: expired ones first, then waiting ones, tenants in turn."""
         claiming = Claiming(self, keys, given)
         remembered = self._remembered(keys, given)
         if remembered is not None:
@@ -114,7 +116,7 @@ class MemoryRedis:
         return answer
 
     def settle(self, keys: Any, given: Any) -> bytes:
-        """Messages leave the queue, into a list that keeps their payload or for good, if the caller holds them."""
+        """Remove messages that the caller holds, with or without a copy of their payload in a terminal list."""
         answer = self._remembered(keys, given)
         if answer is not None:
             return answer
@@ -123,19 +125,19 @@ class MemoryRedis:
         return self._answer_with(marks, keys, given)
 
     def _let_go(self, keys: Any, given: Any, held: Sequence[bytes], kept_in: str | None, limit: int) -> None:
-        lines, note, kept = Lines(self, keys, given), json.loads(given.note or "{}"), []
+        backlog, note, kept = Backlog(self, keys, given), json.loads(given.note or "{}"), []
         for token in held:
             key = token[:16]
             stored, times = self.hashes[keys.processing][_field(given, token)], self._entry(keys, key).times
             kept.append((payload_of(stored), self.record(stored, payload_of(stored), times, note)))
             self._take_out(keys, given, token)
             self.hashes[keys.deliveries].pop(key, None)
-            lines.forget_lease(stored, token)
+            backlog.forget_lease(stored, token)
         if kept_in is not None:
-            self.keep(kept_in, keys.records, kept, limit)
+            self.terminal_list(kept_in, keys.records, kept, limit)
 
     def hand_off(self, keys: Any, given: Any) -> bytes:
-        """A message leaves its queue and its results enter others, all of it or nothing."""
+        """Remove a message and add its results to other queues: all of it or nothing."""
         answer = self._remembered(keys, given)
         if answer is None:
             if not self.holds(keys, given, given.tokens):
@@ -144,7 +146,7 @@ class MemoryRedis:
         self._remember(keys, given, answer)
         return answer
 
-    def _hand_off_to(self, targets: list[Arrivals], keys: Any, given: Any) -> bytes:
+    def _hand_off_to(self, targets: list[Enqueueing], keys: Any, given: Any) -> bytes:
         for number, target in enumerate(targets, 1):
             if not target.has_room:
                 return b"-%d" % number
@@ -153,33 +155,34 @@ class MemoryRedis:
         self._let_go(keys, given, [given.tokens], keys.kept if given.kept_limit >= 0 else None, given.kept_limit)
         return b"1" + marks + b"".join((len(gone) // 16).to_bytes(2, "big") + gone for gone in dropped)
 
-    def _targets(self, keys: Any, given: Any) -> list[Arrivals]:
+    def _targets(self, keys: Any, given: Any) -> list[Enqueueing]:
         """Each has its keys, eight settings and three arguments a message; the markers of all are at the end."""
-        names, rest, settings = (keys.target, *keys.rest), list(given.rest), []
+        names, rest, settings = (keys.targets, *keys.rest), list(given.rest), []
         while rest:
             rules = named(
-                ("line", "returned", "window_ms", "limit", "tenant_limit", "overload", "base", "number"), rest[:8]
+                ("tenant_pending", "expired", "window_ms", "limit", "tenant_limit", "overload", "base", "number"),
+                rest[:8],
             )
-            rules.arrivals = in_groups(rest[8 : 8 + 3 * rules.number], 3)
+            rules.messages = in_groups(rest[8 : 8 + 3 * rules.number], 3)
             settings.append(rules)
             rest = rest[8 + 3 * rules.number :]
         markers = (None, *names[len(_TARGET_KEYS) * len(settings) :])
         return [
-            Arrivals(
+            Enqueueing(
                 self,
                 named(_TARGET_KEYS, names[len(_TARGET_KEYS) * place :][: len(_TARGET_KEYS)]),
                 rules,
-                [Arrival(due, markers[place], body) for due, place, body in rules.arrivals],
+                [NewMessage(due, markers[place], body) for due, place, body in rules.messages],
             )
             for place, rules in enumerate(settings)
         ]
 
-    def give_back(self, keys: Any, given: Any) -> bytes:
-        """Messages return to the heads of their lines, in their order, if the caller holds them."""
+    def requeue(self, keys: Any, given: Any) -> bytes:
+        """Return messages to the front of their queues, in order, if the caller holds them."""
         answer = self._remembered(keys, given)
         if answer is not None:
             return answer
-        lines, marks = Lines(self, keys, given), self._marks(keys, given)
+        backlog, marks = Backlog(self, keys, given), self._marks(keys, given)
         held = self._held(marks, given)
         tokens = {token[:16]: token for token in held}
         for key in tokens:
@@ -188,46 +191,57 @@ class MemoryRedis:
             self.hashes[keys.deliveries][key] = numbers
         coming_back = by_tenant(self._take_out(keys, given, token) for token in held)
         for tenant, messages in coming_back.items():
-            lines.come_back(tenant, messages)
+            backlog.return_to_front(tenant, messages)
             for stored in messages:
-                lines.forget_lease(stored, tokens[id_of(stored)])
+                backlog.forget_lease(stored, tokens[id_of(stored)])
         if held:
-            self.ring(keys)
+            self.notify(keys)
         return self._answer_with(marks, keys, given)
 
-    def put_off(self, keys: Any, given: Any) -> bytes:
-        """A message whose handler failed waits for its next attempt, if the caller holds it."""
+    def retry_later(self, keys: Any, given: Any) -> bytes:
+        """Delay a failed message until its next attempt, if the caller holds it."""
         answer = self._remembered(keys, given)
         if answer is not None:
             return answer
         if not self.holds(keys, given, given.tokens):
             return b"0"
         key = given.tokens[:16]
-        lines, entry = Lines(self, keys, given), self._entry(keys, key)
+        backlog, entry = Backlog(self, keys, given), self._entry(keys, key)
         # A failure is counted by itself: it does not use up the deliveries that are meant for crashes.
         self.hashes[keys.deliveries][key] = Entry(entry.attempts, entry.times - 1, entry.failures + 1)
         stored = self._take_out(keys, given, given.tokens)
-        if lines.put_off({key: self.clock_us + given.delay_us}, {key: stored}):
-            self.ring(keys)
-        lines.forget_lease(stored, given.tokens)
+        if backlog.retry_later({key: self.clock_us + given.delay_us}, {key: stored}):
+            self.notify(keys)
+        backlog.forget_lease(stored, given.tokens)
         return self._answer_with([b"1"], keys, given)
 
     def renew(self, keys: Any, given: Any) -> bytes:
-        """Leases begin anew, also those that had run out, as far as nobody else has taken the messages over."""
-        lines, leases, marks = Lines(self, keys, given), self.zsets[keys.leases], []
+        """Renew leases, expired ones too, unless another consumer has claimed the message."""
+        backlog, leases, marks = Backlog(self, keys, given), self.zsets[keys.leases], []
         for place, token in enumerate(held_by(given), 1):
             is_ours = bool(given.lease_us) and self.holds(keys, given, token)
             if is_ours:
-                lines.forget_lease(self.hashes[keys.processing][token[:16]], token)
+                backlog.forget_lease(self.hashes[keys.processing][token[:16]], token)
                 leases[token] = self.clock_us + given.lease_us + place
             marks.append(b"1" if is_ours else b"0")
         return b"".join(marks)
 
-    def ring(self, keys: Any, _given: Any = None) -> int:
-        """Leave a token for the next waiter, if none lies there."""
-        if self.lists[keys.bell]:
+    def open_queue(self, keys: Any, given: Any) -> int:
+        """Write the version of a queue, and the weights of its tenants."""
+        self.hashes[keys.meta].setdefault(b"version", given.version)
+        self.hashes[keys.meta].setdefault(b"partitions", 1)
+        for tenant, weight in in_groups(given.rest, 2):
+            if weight == 1:
+                self.hashes[keys.weights].pop(tenant.encode(), None)
+            else:
+                self.hashes[keys.weights][tenant.encode()] = weight
+        return 1
+
+    def notify(self, keys: Any, _given: Any = None) -> int:
+        """Add a wake-up token if there is none."""
+        if self.lists[keys.wakeup]:
             return 0
-        self.lists[keys.bell].append(b"1")
+        self.lists[keys.wakeup].append(b"1")
         return 1
 
     # -- shared steps
@@ -241,8 +255,8 @@ class MemoryRedis:
         stored = self.hashes[keys.processing].get(_field(given, token))
         if stored is None or not _is_leased(given):
             return stored is not None
-        returned = Lines(self, keys, given).returned(tenant_of(stored))
-        return token in self.zsets[keys.leases] or token in returned
+        expired = Backlog(self, keys, given).expired(tenant_of(stored))
+        return token in self.zsets[keys.leases] or token in expired
 
     def _marks(self, keys: Any, given: Any) -> list[bytes]:
         return [b"1" if self.holds(keys, given, token) else b"0" for token in held_by(given)]
@@ -256,7 +270,7 @@ class MemoryRedis:
         return stored
 
     def record(self, stored: bytes | None, payload: bytes, times: int, note: Mapping[str, Any]) -> dict[str, Any]:
-        """What is remembered of a message beside its payload; times are text, in microseconds."""
+        """The record of a message; times are text, in microseconds."""
         one = {"bytes": len(payload), "sha1": hashlib.sha1(payload).hexdigest(), "finished": str(self.clock_us), **note}
         if "held_us" in one:
             one["claimed"] = str(self.clock_us - one.pop("held_us"))
@@ -266,19 +280,21 @@ class MemoryRedis:
                 one["tenant"] = tenant.decode()
             if isinstance(replayed := extras_of(stored).get("replay_of"), str):
                 one["replay_of"] = replayed
-            if headers := found_in(extras_of(stored)):
+            if headers := decode(extras_of(stored)):
                 one["headers"] = headers
         return one
 
-    def keep(self, key: str, records: str, kept: Sequence[tuple[bytes, dict[str, Any]]], limit: int) -> None:
-        """Payloads and their records, the newest first, both cut to the limit; records follow their list."""
+    def terminal_list(self, key: str, records: str, kept: Sequence[tuple[bytes, dict[str, Any]]], limit: int) -> int:
+        """Keep payloads and their records, the newest first, both cut to the limit. Returns how many were cut off."""
         for payload, note in kept:
             self.lists[key].insert(0, payload)
             self.lists[records].insert(0, note)
-        if kept and limit:
+        cut = max(0, len(self.lists[key]) - limit) if kept and limit else 0
+        if cut:
             del self.lists[key][limit:]
         if kept:
             del self.lists[records][len(self.lists[key]) :]
+        return cut
 
     def stamp(self) -> bytes:
         return self.clock_us.to_bytes(8, "big")
@@ -313,20 +329,9 @@ class MemoryRedis:
     # -- commands without a script
 
     def obey(self, words: tuple[Argument, ...]) -> Any:
-        """One command of a conversation; what the server refuses is an answer too."""
+        """One command of a pipeline; an error of the server is an answer too."""
         verb, *rest = words
         return getattr(self, f"_{str(verb).lower()}")(*rest)
-
-    def _hset(self, key: str, field: str, value: int) -> int:
-        is_new = field.encode() not in self.hashes[key]
-        self.hashes[key][field.encode()] = value
-        return int(is_new)
-
-    def _hsetnx(self, key: str, field: str, value: int) -> int:
-        return 0 if field.encode() in self.hashes[key] else self._hset(key, field, value)
-
-    def _hdel(self, key: str, field: str) -> int:
-        return int(self.hashes[key].pop(field.encode(), None) is not None)
 
     def _eval(self, source: str, number: int, *words: Any) -> Any:
         found = next(script(name) for name in all_names() if script(name).source == source)
@@ -338,11 +343,11 @@ class MemoryRedis:
     # -- time, and what happens in it
 
     def at(self, seconds_from_now: float, happens: Callable[[], Any]) -> None:
-        """Something happens by itself when the clock gets there."""
+        """Let something happen when the clock reaches this time."""
         heapq.heappush(self._agenda, (self.clock_us + to_us(seconds_from_now), next(self.order), happens))
 
     def pass_time(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Let time pass, and what is on the agenda happen; whether ``until`` came true before the end."""
+        """Let time pass, and what is planned happen. Returns whether ``until`` came true before the end."""
         end = self.clock_us + to_us(seconds)
         while not until():
             if not self._agenda or self._agenda[0][0] > end:
@@ -357,7 +362,7 @@ class MemoryRedis:
         """Keep a request back until so many other calls have been executed."""
         self._late.append((self._executed + calls, execute))
 
-    def _let_stragglers_in(self) -> None:
+    def _run_late_requests(self) -> None:
         if not self._late:
             return
         due = [execute for when, execute in self._late if when < self._executed]
@@ -365,20 +370,20 @@ class MemoryRedis:
         for execute in due:
             execute()
 
-    def let_all_stragglers_in(self) -> None:
-        """The last requests that were on their way arrive."""
+    def run_all_late_requests(self) -> None:
+        """Execute the last requests that are on their way."""
         late, self._late = self._late, []
         for _, execute in late:
             execute()
 
-    def take_token(self, bell: str) -> bool:
+    def take_token(self, wakeup: str) -> bool:
         """BLPOP, once there is something to pop."""
-        tokens = self.lists[bell]
+        tokens = self.lists[wakeup]
         return bool(tokens and tokens.pop(0))
 
 
 def to_us(seconds: float) -> int:
-    """Microseconds, rounded up: whoever sleeps sleeps."""
+    """Microseconds, rounded up, so that no sleep is too short."""
     return math.ceil(seconds * SECOND)
 
 
@@ -388,5 +393,5 @@ def _is_leased(given: Any) -> bool:
 
 
 def _field(given: Any, token: bytes) -> bytes:
-    """Where a message in flight lies: without leases its field names the holder."""
+    """The field of a message in `processing`: without leases it names the holder."""
     return token[:16] if _is_leased(given) else token

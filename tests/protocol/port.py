@@ -1,4 +1,4 @@
-"""A port to a memory: it loses what a test wants lost, and breaks off where a test wants it broken off."""
+"""A port to the in-memory Redis that loses requests and replies, and interrupts calls, where a test says so."""
 
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from redis_message_queue.errors import LuaScriptError
-from redis_message_queue.protocol.port import Answer, Argument, Call, Command, Pause
+from redis_message_queue.protocol.port import Answer, Argument, Call, Command, Pause, attempt_ends_at
 from redis_message_queue.scripts import Script, all_names, script
 from tests.protocol.claiming import SECOND
 from tests.protocol.header import argument_names
@@ -27,7 +27,7 @@ class Cancelled(BaseException):
 
 @dataclass(frozen=True)
 class Loss:
-    """How a call is lost: before or after its execution, or executed when its caller has long gone on."""
+    """How a call is lost: before or after its execution, or executed after its caller has continued."""
 
     executed: bool
     late_by: int | None = None
@@ -43,7 +43,7 @@ REPLY = Loss(executed=True)
 
 
 def late(calls: int) -> Loss:
-    """A straggler: the request arrives after so many later calls."""
+    """A late request: it arrives after so many later calls."""
     return Loss(executed=False, late_by=calls)
 
 
@@ -68,7 +68,7 @@ class Turn:
 
     @property
     def sleeps_until_us(self) -> int:
-        """When a sleeper goes on; others go on at once."""
+        """When a sleeping caller continues; others continue at once."""
         return 0 if self._woken or self.until_us is None else self.until_us
 
     def __await__(self) -> Generator["Turn", None, bool]:
@@ -83,10 +83,11 @@ class Sent(NamedTuple):
     keys: tuple[str, ...]
     given: dict[str, Any]  # the arguments, by the names of the script's header
     at: float
+    ends_at: float | None = None  # when a client must have given up, if it gets no reply
 
 
 class Talk(NamedTuple):
-    """A conversation as it left the port: several commands for one connection."""
+    """A pipeline as it left the port: several commands for one connection."""
 
     commands: tuple[tuple[Argument, ...], ...]
     at: float
@@ -109,7 +110,7 @@ class Talk(NamedTuple):
 def _sent(call: Call, at: float) -> Sent:
     command, _, arguments = call
     given = dict(zip(argument_names(command.script.source), (*command.settings, *arguments), strict=False))
-    return Sent(command.script.name, command.keys, given, at)
+    return Sent(command.script.name, command.keys, given, at, attempt_ends_at())
 
 
 @dataclass
@@ -133,7 +134,7 @@ class MemoryPort:
     retry_window = 0.0
     address = "a memory"
     is_cluster = False
-    born_in = 1
+    owner_pid = 1
 
     def __init__(
         self,
@@ -159,11 +160,12 @@ class MemoryPort:
         self.socket_timeout = socket_timeout
         self.latency = latency  # of the way to the server, and of the way back
         self.followers = followers or Followers()
-        self.pid = self.born_in = 1
+        self.pid = self.owner_pid = 1
         self.luck = 0.5
         self.sent: list[Sent | Talk] = []
         self.exchanges = 0  # round trips so far
         self.waits: list[float] = []
+        self.waits_end_at: list[float | None] = []
         self.sleeps: list[float] = []
         self.points: list[str] = []
         self.sidecars: list[MemorySidecar] = []
@@ -172,15 +174,15 @@ class MemoryPort:
         """What was sent, in order."""
         return [sent.verb for sent in self.sent]
 
-    async def meet(self) -> None:
+    async def connect(self) -> None:
         """A memory is always there."""
 
-    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
-        self._note((command, open_keys, arguments))
+    async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        self._note((command, extra_keys, arguments))
         return await self._exchange(
             command.script.name,
-            lambda: self.memory.run(command, open_keys, arguments),
-            lambda: self._arrive_late(command, open_keys, arguments),
+            lambda: self.memory.run(command, extra_keys, arguments),
+            lambda: self._arrive_late(command, extra_keys, arguments),
         )
 
     async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
@@ -230,11 +232,11 @@ class MemoryPort:
         if self.latency:
             self.memory.pass_time(self.latency)
 
-    def _arrive_late(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> None:
+    def _arrive_late(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> None:
         with suppress(LuaScriptError):  # refused as overtaken; nobody is there to hear it
-            self.memory.execute(command, open_keys, arguments)
+            self.memory.execute(command, extra_keys, arguments)
 
-    async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+    async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         """One request and one reply, however many commands there are: both are lost as a whole."""
         talk, loss = Talk(commands, self.now()), self.losses.get(self.exchanges)
         self.sent.append(talk)
@@ -276,11 +278,12 @@ class MemoryPort:
         )
         return [int(followers.on_disk), followers.replicas_on_disk]
 
-    async def wait(self, bell: str, seconds: float) -> bool:
+    async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
         self.waits.append(seconds)
-        await self._point("before waiting for the bell")
-        rang = await self._pass_time(seconds, lambda: self.memory.take_token(bell))
-        await self._point("after waiting for the bell")
+        self.waits_end_at.append(attempt_ends_at())
+        await self._point("before waiting for the wake-up key")
+        rang = await self._pass_time(seconds, lambda: self.memory.take_token(wakeup))
+        await self._point("after waiting for the wake-up key")
         return rang
 
     async def sleep(self, seconds: float) -> None:
@@ -293,7 +296,7 @@ class MemoryPort:
             return await Turn(self.memory.clock_us + to_us(seconds), wakes)
         return self.memory.pass_time(seconds, wakes or (lambda: False))
 
-    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+    async def call_user(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
         await self._point("before a function of the user's")
         try:
             value = function(*arguments)
@@ -317,19 +320,19 @@ class MemoryPort:
     def now(self) -> float:
         return self.memory.clock_us / SECOND
 
-    def chance(self) -> float:
+    def random(self) -> float:
         return self.luck
 
     def lock(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def fresh_id(self) -> bytes:
+    def new_id(self) -> bytes:
         return next(self.memory.ids).to_bytes(8, "big") * 2
 
     def slot_name(self) -> bytes:
         return next(self.memory.ids).to_bytes(15, "big")
 
-    def inherit(self) -> None:
+    def after_fork(self) -> None:
         return
 
     def process(self) -> int:

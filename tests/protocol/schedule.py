@@ -1,4 +1,4 @@
-"""Several callers at once, without threads or a loop: every order in which their steps can happen is tried."""
+"""Runs several callers without threads or a loop, in every order in which their steps can happen."""
 
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any

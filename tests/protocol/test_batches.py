@@ -1,4 +1,4 @@
-"""A batch is claimed, found again, settled and given back as one, and each of its messages counts for itself."""
+"""A batch is claimed, recovered, settled and requeued together, and each message is counted separately."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,128 +10,131 @@ from redis_message_queue.errors import CleanupFailedError
 from redis_message_queue.events import EventOperation
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.protocol.claim import Claim
-from redis_message_queue.protocol.feed import RunOptions
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.run_options import RunOptions
+from redis_message_queue.protocol.sender import OutgoingMessage
 from redis_message_queue.sync.batch import ProcessMessages
 from redis_message_queue.sync.loop import Loop
 from tests.protocol.port import REPLY, REQUEST, Loss, Lost, MemoryPort, late
-from tests.protocol.scene import (
+from tests.protocol.setup import (
+    CLAIMANT,
     DELAY,
     LATER,
     LEASE,
     HandlerError,
-    Scene,
-    check_that_slots_are_lent_once,
-    nobody_listens,
+    Setup,
+    check_that_slots_are_acquired_once,
     process_all,
 )
+
+pytestmark = pytest.mark.topic("Batches")
 
 leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "at-most-once"])
 
 
-def filled(messages: int = 4, tenant: str | None = None, **settings: object) -> Scene:
+def filled(messages: int = 4, tenant: str | None = None, **settings: object) -> Setup:
     """So many messages wait."""
-    scene = Scene(**settings)
-    finish(scene.queue().outbox.publish_many([str(number) for number in range(messages)], tenant=tenant))
-    return scene
+    setup = Setup(**settings)
+    finish(setup.queue().publisher.publish_many([str(number) for number in range(messages)], tenant=tenant))
+    return setup
 
 
-def claim(scene: Scene, port: MemoryPort, count: int) -> tuple[QueueProtocol, list[Claim]]:
+def claim(setup: Setup, port: MemoryPort, count: int) -> tuple[QueueProtocol, list[Claim]]:
     """A batch in the hands of somebody who may crash."""
-    claimer = (queue := scene.queue(port)).store.claimer
-    return queue, finish(claimer.claim(claimer.attempt(), 0, lambda: False, nobody_listens, count)).claims
+    claimer = (queue := setup.queue(port)).store.claimer
+    return queue, finish(claimer.claim(claimer.attempt(), CLAIMANT, 0, count)).claims
 
 
 def process_batch(queue: QueueProtocol, count: int = 4, error: Exception | None = None) -> list[bytes]:
     """Handle a batch, as the blocking shell does, or fail it."""
     payloads: list[bytes] = []
-    with suppress(HandlerError), ProcessMessages(queue.batch(count, 0)) as batch:
+    with suppress(HandlerError), ProcessMessages(queue, count, 0) as batch:
         payloads += [message.payload for message in batch]
         if error is not None:
             raise error
     return payloads
 
 
-def unsure_batch(count: int = 3, **settings: object) -> tuple[Scene, QueueProtocol]:
+def unconfirmed_batch(count: int = 3, **settings: object) -> tuple[Setup, QueueProtocol]:
     """The answer to a claim of so many was lost, and its consumer was told so."""
-    scene = filled(retry_budget_seconds=0, **settings)
-    queue = scene.queue(scene.port({0: REPLY}))
+    setup = filled(retry_budget_seconds=0, **settings)
+    queue = setup.queue(setup.port({0: REPLY}))
     with pytest.raises(Lost):
         process_batch(queue, count)
-    assert len(queue.store.claimer.unsure) == 1
-    return scene, queue
+    assert len(queue.store.claimer.unconfirmed) == 1
+    return setup, queue
 
 
 # Found again
 
 
 @pytest.mark.parametrize("tenant", [None, "ann"])
-def test_a_batch_whose_reply_was_lost_is_found_again_in_its_order(tenant):
-    scene = filled(tenant=tenant)
-    port = scene.port({0: REPLY})
-    assert process_batch(scene.queue(port), 3) == [b"0", b"1", b"2"]
+def test_a_batch_whose_reply_was_lost_is_recovered_in_its_order(tenant):
+    setup = filled(tenant=tenant)
+    port = setup.port({0: REPLY})
+    assert process_batch(setup.queue(port), 3) == [b"0", b"1", b"2"]
     assert port.verbs() == ["claim", "claim", "settle"]
     assert len({sent.given["call"] for sent in port.sent[:2]}) == 1
-    assert scene.waiting == [b"3"]
+    assert setup.waiting == [b"3"]
 
 
 @leased_or_not
 @pytest.mark.parametrize("tenant", [None, "ann"])
-def test_whoever_wants_fewer_than_an_unsure_batch_has_gives_the_rest_back_in_its_order(lease, tenant):
+def test_whoever_wants_fewer_than_an_unconfirmed_batch_has_requeues_the_rest_in_its_order(lease, tenant):
     """The others are the next again, before what has waited all the time, and another object can have them."""
-    scene, queue = unsure_batch(tenant=tenant, message_visibility_timeout_seconds=lease)
-    with ProcessMessages(queue.batch(1, 0)) as batch:
+    setup, queue = unconfirmed_batch(tenant=tenant, message_visibility_timeout_seconds=lease)
+    with ProcessMessages(queue, 1, 0) as batch:
         assert [message.payload for message in batch] == [b"0"]
-        assert scene.waiting == [b"1", b"2", b"3"]
-        assert process_all(scene.queue()) == [b"1", b"2", b"3"]
-    assert len(scene.completed) == 4
-    check_that_slots_are_lent_once(queue)
+        assert setup.waiting == [b"1", b"2", b"3"]
+        assert process_all(setup.queue()) == [b"1", b"2", b"3"]
+    assert len(setup.completed) == 4
+    check_that_slots_are_acquired_once(queue)
 
 
-def test_what_is_given_back_from_an_unsure_batch_was_not_delivered():
+def test_what_is_requeued_from_an_unconfirmed_batch_was_not_delivered():
     """One delivery is allowed, and nobody has seen these."""
-    scene, queue = unsure_batch(max_delivery_count=1)
+    setup, queue = unconfirmed_batch(max_delivery_count=1)
     assert process_batch(queue, 1) == [b"0"]
-    assert process_all(scene.queue()) == [b"1", b"2", b"3"]
-    assert scene.dead == []
+    assert process_all(setup.queue()) == [b"1", b"2", b"3"]
+    assert setup.dead == []
 
 
-def test_whoever_wants_more_than_an_unsure_batch_has_gets_the_batch():
-    _, queue = unsure_batch()
+def test_whoever_wants_more_than_an_unconfirmed_batch_has_gets_the_batch():
+    _, queue = unconfirmed_batch()
     assert process_batch(queue, 4) == [b"0", b"1", b"2"]
     assert process_batch(queue, 4) == [b"3"]
 
 
 @pytest.mark.parametrize("tenant", [None, "ann"])
 @pytest.mark.parametrize("taken_over", [1, 2, 3])
-def test_what_others_have_taken_over_is_left_out_of_a_batch_that_is_found_again(taken_over, tenant):
+def test_what_others_have_taken_over_is_left_out_of_a_batch_that_is_recovered(taken_over, tenant):
     """Its leases ran out while nobody knew of them; the rest is still its own, and leased anew."""
-    scene, queue = unsure_batch(tenant=tenant)
-    scene.let_leases_run_out()
-    other, claims = claim(scene, scene.port(), taken_over)
+    setup, queue = unconfirmed_batch(tenant=tenant)
+    setup.let_leases_run_out()
+    other, claims = claim(setup, setup.port(), taken_over)
     found = process_batch(queue, 3)
     assert found == [b"0", b"1", b"2"][taken_over:] or taken_over == 3
-    assert finish(other.store.settler.settle(claims, None)).held == [True] * taken_over
+    assert finish(other.store.settler.settle(claims, None)).owned == [True] * taken_over
     process_all(queue)
-    assert not scene.processing
-    assert len(scene.completed) == 4 - taken_over
+    assert not setup.processing
+    assert len(setup.completed) == 4 - taken_over
 
 
 @pytest.mark.parametrize("lost", [REQUEST, REPLY, late(0), late(1)], ids=str)
 def test_the_giving_back_of_what_is_not_wanted_can_be_lost_as_well(lost):
-    """Whoever asks next finds what is left of the batch, and nothing is there twice."""
-    scene, queue = unsure_batch()
+    """The next claim finds what is left of the batch, and nothing is there twice."""
+    setup, queue = unconfirmed_batch()
     port = queue.port
     port.losses = {2: lost}  # after the claim and the question
     with pytest.raises(Lost):
         process_batch(queue, 1)
     port.losses = {}
-    scene.memory.let_all_stragglers_in()
+    setup.memory.run_all_late_requests()
     seen = [payload for _ in range(4) for payload in process_batch(queue, 1)]
     assert sorted(seen) == [b"0", b"1", b"2", b"3"]
-    assert scene.places == {b"%d" % number: 1 for number in range(4)}
-    assert len(queue.store.claimer.unsure) == 0
+    assert setup.places == {b"%d" % number: 1 for number in range(4)}
+    assert len(queue.store.claimer.unconfirmed) == 0
 
 
 # Settled
@@ -147,71 +150,75 @@ def losses(calls: int, kinds: tuple[Loss, ...] = (REQUEST, REPLY, late(0), late(
 
 def test_a_batch_is_acknowledged_once_whatever_is_lost():
     for lost in losses(calls=4):
-        scene = filled()
-        assert process_batch(scene.queue(scene.port(lost)), 4) == [b"0", b"1", b"2", b"3"], lost
-        scene.memory.let_all_stragglers_in()
-        assert scene.completed == [b"3", b"2", b"1", b"0"]
-        assert not (scene.processing or scene.waiting)
+        setup = filled()
+        assert process_batch(setup.queue(setup.port(lost)), 4) == [b"0", b"1", b"2", b"3"], lost
+        setup.memory.run_all_late_requests()
+        assert setup.completed == [b"3", b"2", b"1", b"0"]
+        assert not (setup.processing or setup.waiting)
 
 
 @pytest.mark.parametrize("tenants", [(None, None), ("ann", "ann"), ("ann", "bob")], ids=str)
-def test_a_batch_that_failed_is_given_back_once_in_its_order_whatever_is_lost(tenants):
+def test_a_batch_that_failed_is_requeued_once_in_its_order_whatever_is_lost(tenants):
     for lost in losses(calls=4):
-        scene = Scene()
+        setup = Setup()
         for payload, tenant in zip("01", tenants, strict=True):
-            finish(scene.queue().publish(payload, tenant=tenant))
-        assert process_batch(scene.queue(scene.port(lost)), 2, HandlerError()) == [b"0", b"1"], lost
-        scene.memory.let_all_stragglers_in()
-        assert not scene.processing
-        assert process_all(scene.queue()) == [b"0", b"1"], lost
-        assert scene.places == {b"0": 1, b"1": 1}
+            finish(setup.queue().publish(payload, tenant=tenant))
+        assert process_batch(setup.queue(setup.port(lost)), 2, HandlerError()) == [b"0", b"1"], lost
+        setup.memory.run_all_late_requests()
+        assert not setup.processing
+        assert process_all(setup.queue()) == [b"0", b"1"], lost
+        assert setup.places == {b"0": 1, b"1": 1}
 
 
+@pytest.mark.promise(
+    "A batch that raises counts as a delivery, so one that always raises ends in the dead-letter queue."
+)
 def test_leaving_a_batch_by_an_exception_counts_as_a_delivery():
     """One of its messages may be the poison: with a limit of one they are dead now."""
-    scene = filled(2, max_delivery_count=1)
-    process_batch(scene.queue(), 2, HandlerError())
-    assert process_all(scene.queue()) == []
-    assert scene.dead == [b"1", b"0"]
+    setup = filled(2, max_delivery_count=1)
+    process_batch(setup.queue(), 2, HandlerError())
+    assert process_all(setup.queue()) == []
+    assert setup.dead == [b"1", b"0"]
 
 
-def test_one_message_of_a_batch_is_acknowledged_and_another_put_off_whatever_is_lost():
-    """The rest is acknowledged when the batch ends; what was put off comes again in its time, and counts as new."""
+@pytest.mark.promise("A failure that is retried after a lost reply counts as one attempt.")
+def test_one_message_of_a_batch_is_acknowledged_and_another_retried_later_whatever_is_lost():
+    """The rest is acknowledged when the batch ends; what is retried later comes in its time, and counts as new."""
     for lost in losses(calls=6, kinds=(REQUEST, REPLY)):
-        scene = filled(3, max_delivery_count=1)
-        with ProcessMessages(scene.queue(scene.port(lost), retry_policy=LATER).batch(3, 0)) as batch:
+        setup = filled(3, max_delivery_count=1)
+        with ProcessMessages(setup.queue(setup.port(lost), retry_policy=LATER), 3, 0) as batch:
             assert batch.ack(batch[1]) is True
             assert batch.fail(batch[0], HandlerError()) is True
-        assert (scene.completed, scene.later) == ([b"2", b"1"], [b"0"]), lost
-        scene.memory.pass_time(DELAY)
-        assert process_all(scene.queue()) == [b"0"]
-        assert scene.places == {b"%d" % number: 1 for number in range(3)}
+        assert (setup.completed, setup.delayed) == ([b"2", b"1"], [b"0"]), lost
+        setup.memory.pass_time(DELAY)
+        assert process_all(setup.queue()) == [b"0"]
+        assert setup.places == {b"%d" % number: 1 for number in range(3)}
 
 
-def test_what_a_batch_has_lost_to_others_is_told_message_by_message():
-    scene = filled(3)
-    told: list[tuple[EventOperation, str]] = []
-    queue = scene.queue(on_event=lambda event: told.append((event.operation, event.message_id)))
-    with ProcessMessages(queue.batch(3, 0)) as batch:
+def test_what_a_batch_has_lost_to_others_is_reported_message_by_message():
+    setup = filled(3)
+    on_retry: list[tuple[EventOperation, str]] = []
+    queue = setup.queue(on_event=lambda event: on_retry.append((event.operation, event.message_id)))
+    with ProcessMessages(queue, 3, 0) as batch:
         ids = [message.id for message in batch]
-        scene.let_leases_run_out()
-        claim(scene, scene.port(), 1)
-    outcomes = [(what, ids.index(who)) for what, who in told if what != EventOperation.CLAIM]
+        setup.let_leases_run_out()
+        claim(setup, setup.port(), 1)
+    outcomes = [(what, ids.index(who)) for what, who in on_retry if what != EventOperation.CLAIM]
     assert (EventOperation.STALE_LEASE_ACK, 0) in outcomes
     assert [who for what, who in outcomes if what == EventOperation.ACK] == [1, 2]
-    assert scene.completed == [b"2", b"1"]
+    assert setup.completed == [b"2", b"1"]
 
 
 def test_what_cannot_be_decoded_leaves_its_batch_for_the_dead_letters():
     for lost in losses(calls=3, kinds=(REQUEST, REPLY)):
-        scene = Scene()
-        publisher = scene.store().publisher
+        setup = Setup()
+        sender = setup.store().sender
         for payload in (b"0", b"\xff", b"2"):
-            finish(publisher.publish_one(scene.port().fresh_id(), payload, None, lambda: False))
-        queue = scene.queue(scene.port(lost, decodes=True))
+            finish(sender.send([setup.port().new_id()], [OutgoingMessage(payload)], lambda: False))
+        queue = setup.queue(setup.port(lost, decodes=True))
         assert process_batch(queue, 3) == ["0", "2"], lost
-        assert (scene.dead, scene.completed) == ([b"\xff"], [b"2", b"0"])
-        assert not scene.processing
+        assert (setup.dead, setup.completed) == ([b"\xff"], [b"2", b"0"])
+        assert not setup.processing
 
 
 # Claimed ahead by a loop
@@ -234,35 +241,38 @@ def run(queue: QueueProtocol, prefetch: int, seen: list[bytes], failing: bytes |
 def test_a_loop_handles_and_acknowledges_each_message_once_whatever_is_lost(prefetch, tenant):
     """Acknowledgements travel with the next claim: a loss is the loss of both, and both are repeated."""
     for lost in losses(calls=5):
-        scene, seen = filled(tenant=tenant), []
-        run(scene.queue(scene.port(lost)), prefetch, seen, failing=b"2")
-        scene.memory.let_all_stragglers_in()
+        setup, seen = filled(tenant=tenant), []
+        run(setup.queue(setup.port(lost)), prefetch, seen, failing=b"2")
+        setup.memory.run_all_late_requests()
         assert seen == [b"0", b"1", b"2", b"3"], lost
-        assert (sorted(scene.completed), scene.failed) == ([b"0", b"1", b"3"], [b"2"])
-        assert not (scene.processing or scene.waiting)
+        assert (sorted(setup.completed), setup.failed) == ([b"0", b"1", b"3"], [b"2"])
+        assert not (setup.processing or setup.waiting)
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_a_loop_that_gives_up_leaves_every_message_in_one_place(prefetch):
     """What it has not begun waits again, uncounted; what it could not acknowledge comes back with its lease."""
     for lost in losses(calls=5, kinds=(REQUEST, REPLY)):
-        scene, seen = filled(retry_budget_seconds=0), []
-        queue = scene.queue(scene.port(lost))
+        setup, seen = filled(retry_budget_seconds=0), []
+        queue = setup.queue(setup.port(lost))
         with suppress(Lost, CleanupFailedError):
             run(queue, prefetch, seen)
-        assert scene.places == {b"%d" % number: 1 for number in range(4)}, lost
+        assert setup.places == {b"%d" % number: 1 for number in range(4)}, lost
         queue.port.losses = {}
         run(queue, prefetch, seen)
-        scene.let_leases_run_out()
+        setup.let_leases_run_out()
         process_all(queue)
-        assert sorted(scene.completed) == [b"0", b"1", b"2", b"3"], lost
+        assert sorted(setup.completed) == [b"0", b"1", b"2", b"3"], lost
 
 
-def test_a_loop_that_is_stopped_acknowledges_what_is_done_and_gives_back_what_it_has_not_begun():
+@pytest.mark.promise(
+    "An interrupt or a drain ends `run()` gracefully: handlers that have started finish and their messages are acked."
+)
+def test_a_loop_that_is_stopped_acknowledges_what_is_done_and_requeues_what_it_has_not_begun():
     """No claim follows with which an acknowledgement could travel, and what was not begun was not delivered."""
     for lost in losses(calls=4):
-        scene, seen = filled(max_delivery_count=1), []
-        queue = scene.queue(scene.port(lost))
+        setup, seen = filled(max_delivery_count=1), []
+        queue = setup.queue(setup.port(lost))
 
         def handle(message: ReceivedMessage, queue: QueueProtocol = queue, seen: list[bytes] = seen) -> None:
             seen.append(message.payload)
@@ -270,30 +280,30 @@ def test_a_loop_that_is_stopped_acknowledges_what_is_done_and_gives_back_what_it
 
         rules = {"batch_size": None, "batch_seconds": None, "until_empty": False}
         Loop(queue, RunOptions(handler=handle, concurrency=1, prefetch=3, **rules)).run()
-        scene.memory.let_all_stragglers_in()
-        assert (seen, scene.completed, scene.pending) == ([b"0", b"1"], [b"1", b"0"], [b"2", b"3"]), lost
-        assert process_all(scene.queue()) == [b"2", b"3"]
+        setup.memory.run_all_late_requests()
+        assert (seen, setup.completed, setup.pending) == ([b"0", b"1"], [b"1", b"0"], [b"2", b"3"]), lost
+        assert process_all(setup.queue()) == [b"2", b"3"]
 
 
 # More than one script takes
 
 
-def claim_everything(scene: Scene, queue: QueueProtocol) -> list[Claim]:
+def claim_everything(setup: Setup, queue: QueueProtocol) -> list[Claim]:
     claimer, claims = queue.store.claimer, []
-    while scene.pending:
-        claims += finish(claimer.claim(claimer.attempt(), 0, lambda: False, nobody_listens, 1000)).claims
+    while setup.pending:
+        claims += finish(claimer.claim(claimer.attempt(), CLAIMANT, 0, 1000)).claims
     return claims
 
 
 @pytest.mark.parametrize("messages", [1000, 1001, 2000])
-def test_more_messages_than_one_script_takes_are_ended_in_pieces_and_each_is_told_of(messages):
-    """Renewed and settled each has its own answer, and given back they keep their order."""
-    scene = filled(messages)
-    queue = scene.queue()
-    settler, claims = queue.store.settler, claim_everything(scene, queue)
+def test_more_messages_than_one_script_takes_are_ended_in_pieces_and_each_is_reported(messages):
+    """Renewed and settled each has its own answer, and requeued they keep their order."""
+    setup = filled(messages)
+    queue = setup.queue()
+    settler, claims = queue.store.settler, claim_everything(setup, queue)
     assert finish(settler.renew(claims, 1.0)) == [True] * messages
-    assert finish(settler.give_back(claims, forgiven=True)) == [True] * messages
-    assert scene.pending == [b"%d" % number for number in range(messages)]
-    again = claim_everything(scene, queue)
-    assert finish(settler.settle(claims, None)).held == [False] * messages
-    assert finish(settler.settle(again, None)).held == [True] * messages
+    assert finish(settler.requeue(claims, forgiven=True)) == [True] * messages
+    assert setup.pending == [b"%d" % number for number in range(messages)]
+    again = claim_everything(setup, queue)
+    assert finish(settler.settle(claims, None)).owned == [False] * messages
+    assert finish(settler.settle(again, None)).owned == [True] * messages

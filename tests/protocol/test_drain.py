@@ -1,4 +1,4 @@
-"""A queue object that ends gives back what it may hold, and whatever is lost meanwhile, nothing stays behind."""
+"""A drained queue object requeues what it may hold, whatever is lost meanwhile."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,55 +12,55 @@ from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import REPLY, REQUEST, Cancelled, Loss, Lost, MemoryPort, late
-from tests.protocol.scene import LEASE, Scene, check_that_slots_are_lent_once, nobody_listens, process_all
+from tests.protocol.setup import CLAIMANT, LEASE, Setup, check_that_slots_are_acquired_once, process_all
 
 leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "at-most-once"])
 CLAIM = 2  # the place of the first claim among the calls of a scene's port
 
 
-def left_in_doubt(
+def left_unconfirmed(
     lease: float | None,
     kind: Loss = REPLY,
-    unsure: int = 1,
+    unconfirmed: int = 1,
     *,
     count: int = 1,
     tenants: tuple[str | None, str | None] = (None, None),
-) -> tuple[Scene, MemoryPort, QueueProtocol]:
+) -> tuple[Setup, MemoryPort, QueueProtocol]:
     """Two messages were published by one object, and so many of its claims, each of so many messages, were lost."""
-    scene = Scene(message_visibility_timeout_seconds=lease, retry_budget_seconds=0, max_delivery_count=lease and 1)
-    port = scene.port(dict.fromkeys(range(CLAIM, CLAIM + unsure), kind))
-    queue = scene.queue(port)
+    setup = Setup(message_visibility_timeout_seconds=lease, retry_budget_seconds=0, max_delivery_count=lease and 1)
+    port = setup.port(dict.fromkeys(range(CLAIM, CLAIM + unconfirmed), kind))
+    queue = setup.queue(port)
     for payload, tenant in zip("01", tenants, strict=True):
         finish(queue.publish(payload, tenant=tenant))
     claimer = queue.store.claimer
-    attempts = [claimer.attempt() for _ in range(unsure)]
+    attempts = [claimer.attempt() for _ in range(unconfirmed)]
     for attempt in attempts:
         with pytest.raises(Lost):
-            finish(claimer.claim(attempt, 0, lambda: False, nobody_listens, count))
-        claimer.release(attempt)
-    assert len(claimer.unsure) == unsure
-    return scene, port, queue
+            finish(claimer.claim(attempt, CLAIMANT, 0, count))
+        claimer.release(attempt, CLAIMANT)
+    assert len(claimer.unconfirmed) == unconfirmed
+    return setup, port, queue
 
 
-def check_that_another_object_gets_everything(scene: Scene, queue: QueueProtocol) -> None:
+def check_that_another_object_gets_everything(setup: Setup, queue: QueueProtocol) -> None:
     """In order, and as if it had never been delivered: the limit is one delivery."""
-    assert process_all(scene.queue()) == [b"0", b"1"]
-    assert scene.places == {b"0": 1, b"1": 1}
-    assert not scene.dead
-    check_that_slots_are_lent_once(queue)
+    assert process_all(setup.queue()) == [b"0", b"1"]
+    assert setup.places == {b"0": 1, b"1": 1}
+    assert not setup.dead
+    check_that_slots_are_acquired_once(queue)
 
 
 @leased_or_not
 @pytest.mark.parametrize("kind", [REQUEST, REPLY], ids=str)
-@pytest.mark.parametrize("unsure", [1, 2])
-def test_a_drain_gives_unsure_claims_back_at_once_and_uncounted(lease, kind, unsure):
-    scene, _, queue = left_in_doubt(lease, kind, unsure)
+@pytest.mark.parametrize("unconfirmed", [1, 2])
+def test_a_drain_requeues_unconfirmed_claims_at_once_and_uncounted(lease, kind, unconfirmed):
+    setup, _, queue = left_unconfirmed(lease, kind, unconfirmed)
     assert finish(queue.drain(None)) is True
-    assert len(queue.store.claimer.unsure) == 0
-    assert not scene.processing
-    assert Counter(scene.pending) == {b"0": 1, b"1": 1}
-    if unsure == 1:
-        check_that_another_object_gets_everything(scene, queue)
+    assert len(queue.store.claimer.unconfirmed) == 0
+    assert not setup.processing
+    assert Counter(setup.pending) == {b"0": 1, b"1": 1}
+    if unconfirmed == 1:
+        check_that_another_object_gets_everything(setup, queue)
 
 
 TENANTS = [(None, None), ("ann", "ann"), ("ann", "bob"), ("ann", None)]
@@ -70,13 +70,13 @@ of_tenants = pytest.mark.parametrize("tenants", TENANTS, ids=lambda pair: "-".jo
 @leased_or_not
 @of_tenants
 @pytest.mark.parametrize("kind", [REQUEST, REPLY], ids=str)
-def test_a_drain_gives_an_unsure_batch_back_in_its_order_and_uncounted(lease, kind, tenants):
-    scene, _, queue = left_in_doubt(lease, kind, count=2, tenants=tenants)
-    assert Counter(scene.processing) == (Counter() if kind is REQUEST else {b"0": 1, b"1": 1})
+def test_a_drain_requeues_an_unconfirmed_batch_in_its_order_and_uncounted(lease, kind, tenants):
+    setup, _, queue = left_unconfirmed(lease, kind, count=2, tenants=tenants)
+    assert Counter(setup.processing) == (Counter() if kind is REQUEST else {b"0": 1, b"1": 1})
     assert finish(queue.drain(None)) is True
-    assert (len(queue.store.claimer.unsure), scene.processing) == (0, [])
-    assert Counter(scene.waiting) == {b"0": 1, b"1": 1}
-    check_that_another_object_gets_everything(scene, queue)
+    assert (len(queue.store.claimer.unconfirmed), setup.processing) == (0, [])
+    assert Counter(setup.waiting) == {b"0": 1, b"1": 1}
+    check_that_another_object_gets_everything(setup, queue)
 
 
 def losses_during(calls: int) -> Iterator[dict[int, Loss]]:
@@ -89,15 +89,15 @@ def losses_during(calls: int) -> Iterator[dict[int, Loss]]:
 
 @leased_or_not
 @pytest.mark.parametrize(("count", "tenants"), [(1, (None, None)), (2, (None, None)), (2, ("ann", "bob"))])
-def test_a_drain_that_loses_calls_can_be_repeated_until_nothing_is_in_doubt(lease, count, tenants):
+def test_a_drain_that_loses_calls_can_be_repeated_until_nothing_is_unconfirmed(lease, count, tenants):
     for losses in losses_during(calls=4):
-        scene, port, queue = left_in_doubt(lease, count=count, tenants=tenants)
+        setup, port, queue = left_unconfirmed(lease, count=count, tenants=tenants)
         port.losses = losses
         for _ in range(3):
             finish(queue.drain(None))
-        scene.memory.let_all_stragglers_in()
-        assert len(queue.store.claimer.unsure) == 0, losses
-        check_that_another_object_gets_everything(scene, queue)
+        setup.memory.run_all_late_requests()
+        assert len(queue.store.claimer.unconfirmed) == 0, losses
+        check_that_another_object_gets_everything(setup, queue)
 
 
 @leased_or_not
@@ -105,7 +105,7 @@ def test_a_drain_that_loses_calls_can_be_repeated_until_nothing_is_in_doubt(leas
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_drain_that_is_broken_off_anywhere_can_be_repeated(lease, broken_by, batch):
     for more in count():
-        scene, port, queue = left_in_doubt(lease, count=batch)
+        setup, port, queue = left_unconfirmed(lease, count=batch)
         port.break_at, port.break_with = (len(port.points) + more,), broken_by
         points = len(port.points)
         with suppress(broken_by):
@@ -114,40 +114,49 @@ def test_a_drain_that_is_broken_off_anywhere_can_be_repeated(lease, broken_by, b
             assert more >= 4, "the drain was too short to prove anything"
             return
         assert finish(queue.drain(None)) is True
-        check_that_another_object_gets_everything(scene, queue)
+        check_that_another_object_gets_everything(setup, queue)
+
+
+def test_every_attempt_of_a_drain_ends_with_its_time():
+    """Asking what a claim took, and requeueing it: even if the client would wait longer for a reply."""
+    _, port, queue = left_unconfirmed(LEASE)
+    port.sent.clear()
+    started = port.now()
+    assert finish(queue.drain(7.0)) is True
+    assert [(sent.verb, sent.ends_at) for sent in port.sent] == [("claim", started + 7), ("requeue", started + 7)]
 
 
 def test_a_drain_without_redis_ends_with_its_time_and_says_so():
-    scene, port, queue = left_in_doubt(LEASE)
+    setup, port, queue = left_unconfirmed(LEASE)
     port.losses = dict.fromkeys(range(999), REQUEST)
     started = port.now()
     assert finish(queue.drain(2.0)) is False
     assert port.now() - started <= 2.1
-    assert scene.processing == [b"0"]
+    assert setup.processing == [b"0"]
     port.losses.clear()
     assert finish(queue.drain(2.0)) is True
-    check_that_another_object_gets_everything(scene, queue)
+    check_that_another_object_gets_everything(setup, queue)
 
 
 def test_a_drained_object_takes_nothing_more():
-    scene = Scene()
-    queue = scene.queue()
+    setup = Setup()
+    queue = setup.queue()
     finish(queue.publish("0"))
     assert finish(queue.drain(None)) is True
     with pytest.raises(QueueDrainedError):
         finish(queue.publish("1"))
     with ProcessMessage(queue) as payload:
         assert payload is None
-    assert scene.pending == [b"0"]
+    assert setup.pending == [b"0"]
 
 
 def test_a_drain_touches_nothing_that_a_handler_has():
     """Its handler will settle it, also after the drain."""
-    scene = Scene()
-    queue = scene.queue()
+    setup = Setup()
+    queue = setup.queue()
     finish(queue.publish("0"))
     with ProcessMessage(queue) as payload:
         assert payload == b"0"
         finish(queue.drain(0.0))
-        assert scene.processing == [b"0"]
-    assert scene.completed == [b"0"]
+        assert setup.processing == [b"0"]
+    assert setup.completed == [b"0"]

@@ -1,10 +1,10 @@
-"""The blocking shell finishes a coroutine of the protocol in one go, because its port never suspends."""
+"""The sync shell runs a coroutine of the protocol in one step, because its port never suspends."""
 
 import pytest
 
 from redis_message_queue.protocol.port import finish
 from tests.protocol.port import Turn
-from tests.protocol.scene import Scene
+from tests.protocol.setup import Setup
 
 
 def test_the_result_of_a_coroutine_comes_back():
@@ -41,8 +41,8 @@ def test_a_coroutine_that_suspends_is_closed_and_refused():
 
 
 def test_a_port_that_suspends_cannot_serve_the_blocking_shell():
-    scene = Scene()
-    queue = scene.queue(scene.port(suspends=True))
+    setup = Setup()
+    queue = setup.queue(setup.port(suspends=True))
     with pytest.raises(RuntimeError, match="not its port"):
         finish(queue.publish("a"))
-    assert scene.pending == []
+    assert setup.pending == []

@@ -1,4 +1,4 @@
-"""A message leaves its queue and its results enter others in one step, once or not at all."""
+"""A hand-off happens once or not at all."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.errors import LeaseLostError, QueueBackpressureError
+from redis_message_queue.errors import CleanupFailedError, LeaseLostError, QueueBackpressureError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions, QueueOptions
 from redis_message_queue.protocol.port import finish
@@ -16,8 +16,10 @@ from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import REPLY, REQUEST, Cancelled, Loss, Lost, MemoryPort, late
-from tests.protocol.scene import LEASE, Scene, check_that_slots_are_lent_once, process_all
+from tests.protocol.setup import LEASE, Setup, check_that_slots_are_acquired_once, process_all
 from tests.protocol.stored import payload_of
+
+pytestmark = pytest.mark.topic("Hand-off")
 
 leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "at-most-once"])
 RESULTS = [("refunds", "1", {}), ("refunds", "2", {"tenant": "ann"}), ("orders", "3", {"delay_seconds": 500})]
@@ -27,14 +29,14 @@ class Handing:
     """A queue of one message, whose handler hands three results off, to another queue and to its own."""
 
     def __init__(
-        self, port: Callable[[Scene], MemoryPort] = Scene.port, refunds: dict[str, Any] | None = None, **settings: Any
+        self, port: Callable[[Setup], MemoryPort] = Setup.port, refunds: dict[str, Any] | None = None, **settings: Any
     ) -> None:
-        self.scene = Scene(**settings)
-        finish(self.scene.queue().publish("0", tenant="bob"))
-        self.port = port(self.scene)
-        self.queue = self.scene.queue(self.port)
+        self.setup = Setup(**settings)
+        finish(self.setup.queue().publish("0", tenant="bob"))
+        self.port = port(self.setup)
+        self.queue = self.setup.queue(self.port)
         self.keys = QueueKeys.of("refunds")
-        store = RedisStore(self.scene.port(), self.keys, GatewayOptions(**refunds or {}))
+        store = RedisStore(self.setup.port(), self.keys, GatewayOptions(**refunds or {}))
         self.refunds = QueueProtocol(QueueOptions(name="refunds"), store)
 
     def handle(self, *, before: Callable[[], Any] = lambda: None) -> list[bytes]:
@@ -45,29 +47,29 @@ class Handing:
             if payload is None:
                 return []
             before()
-            delivery = context._delivery
+            block = context._block
             results = [(queues[name], message, details) for name, message, details in RESULTS]
-            finish(delivery.complete(delivery.claim, results))
+            finish(block.consumer.complete(block.claimed, results))
         return [payload]
 
     @property
     def results(self) -> list[bytes]:
-        lists = self.scene.memory.lists
-        away = [*lists[self.keys.pending], *lists[self.keys.line("ann")]]
-        return [*(payload_of(stored) for stored in away), *self.scene.later]
+        lists = self.setup.memory.lists
+        away = [*lists[self.keys.pending], *lists[self.keys.tenant_pending("ann")]]
+        return [*(payload_of(stored) for stored in away), *self.setup.delayed]
 
     def check_done(self) -> None:
         assert self.results == [b"1", b"2", b"3"]
-        assert self.scene.completed == [b"0"]
-        assert not self.scene.processing
+        assert self.setup.completed == [b"0"]
+        assert not self.setup.processing
 
     def check_all_or_nothing(self) -> None:
         """Also where the handler's failure took the message to the failed list."""
         if self.results:
             self.check_done()
         else:
-            assert self.scene.completed == []
-            assert self.scene.places == {b"0": 1}
+            assert self.setup.completed == []
+            assert self.setup.places == {b"0": 1}
 
 
 def losses(calls: int) -> Iterator[dict[int, Loss]]:
@@ -80,23 +82,26 @@ def losses(calls: int) -> Iterator[dict[int, Loss]]:
 @leased_or_not
 def test_a_hand_off_happens_once_whatever_is_lost(lease):
     for lost in losses(calls=4):
-        one = Handing(lambda scene, lost=lost: scene.port(lost), message_visibility_timeout_seconds=lease)
+        one = Handing(lambda setup, lost=lost: setup.port(lost), message_visibility_timeout_seconds=lease)
         assert one.handle() == [b"0"], lost
-        one.scene.memory.let_all_stragglers_in()
+        one.setup.memory.run_all_late_requests()
         one.check_done()
-        check_that_slots_are_lent_once(one.queue)
+        check_that_slots_are_acquired_once(one.queue)
 
 
+@pytest.mark.promise(
+    "If Redis is unreachable, a hand-off happened whole or not at all, and repeating one that arrived is refused."
+)
 @leased_or_not
 def test_after_an_unknown_outcome_a_hand_off_has_happened_or_not_and_never_half(lease):
     settings = {"message_visibility_timeout_seconds": lease, "retry_budget_seconds": 0}
     for lost in losses(calls=4):
-        one = Handing(lambda scene, lost=lost: scene.port(lost), **settings)
-        with suppress(Lost):
+        one = Handing(lambda setup, lost=lost: setup.port(lost), **settings)
+        with suppress(Lost, CleanupFailedError):
             one.handle()
         one.port.losses = {}
         one.check_all_or_nothing()
-        one.scene.memory.let_all_stragglers_in()
+        one.setup.memory.run_all_late_requests()
         one.check_all_or_nothing()
 
 
@@ -105,7 +110,7 @@ def test_after_an_unknown_outcome_a_hand_off_has_happened_or_not_and_never_half(
 def test_a_hand_off_that_is_broken_off_anywhere_has_happened_or_not(lease, broken_by):
     for at in count():
         one = Handing(
-            lambda scene, at=at: scene.port(break_at=(at,), break_with=broken_by),
+            lambda setup, at=at: setup.port(break_at=(at,), break_with=broken_by),
             message_visibility_timeout_seconds=lease,
         )
         with suppress(broken_by):
@@ -115,45 +120,50 @@ def test_a_hand_off_that_is_broken_off_anywhere_has_happened_or_not(lease, broke
             return
         one.check_all_or_nothing()
         if lease is not None:
-            one.scene.let_leases_run_out()
+            one.setup.let_leases_run_out()
             while one.handle():
                 pass
             assert sorted(set(one.results)) == [b"1", b"2", b"3"]
             assert len(one.results) == 3
 
 
+@pytest.mark.promise(
+    "A full target refuses the whole hand-off immediately, whatever its overload policy; the message stays leased."
+)
 def test_a_hand_off_to_a_full_queue_changes_nothing_and_leaves_the_message_in_hand():
     one = Handing(refunds={"max_pending_length": 1})
     with pytest.raises(QueueBackpressureError, match="'refunds' is full"):
         one.handle()
-    assert (one.results, one.scene.failed) == ([], [b"0"])
+    assert (one.results, one.setup.failed) == ([], [b"0"])
 
 
+@pytest.mark.promise("A hand-off without a valid lease publishes nothing and raises `LeaseLostError`.")
 def test_whoever_has_lost_the_lease_hands_nothing_off():
     one = Handing()
 
     def lose_it() -> None:
-        one.scene.let_leases_run_out()
-        assert process_all(one.scene.queue()) == [b"0"]
+        one.setup.let_leases_run_out()
+        assert process_all(one.setup.queue()) == [b"0"]
 
     with pytest.raises(LeaseLostError):
         one.handle(before=lose_it)
-    assert (one.results, one.scene.completed) == ([], [b"0"])
+    assert (one.results, one.setup.completed) == ([], [b"0"])
 
 
+@pytest.mark.promise("A lease that ran out stays valid until another consumer claims the message.")
 def test_a_lease_that_ran_out_is_no_loss_while_nobody_else_has_the_message():
     """Another message of another tenant was claimed meanwhile, so this one waits for its tenant's next turn."""
     one = Handing()
 
     def let_it_run_out() -> None:
-        one.scene.let_leases_run_out()
+        one.setup.let_leases_run_out()
         for tenant in ("ann", "cid"):
-            finish(one.scene.queue().publish(tenant, tenant=tenant))
-        with ProcessMessage(one.scene.queue()) as payload:
+            finish(one.setup.queue().publish(tenant, tenant=tenant))
+        with ProcessMessage(one.setup.queue()) as payload:
             assert payload == b"ann"
 
     one.handle(before=let_it_run_out)
     assert one.results == [b"1", b"2", b"3"]
-    assert sorted(one.scene.completed) == [b"0", b"ann"]
-    assert process_all(one.scene.queue()) == [b"cid"]
-    assert not one.scene.memory.zsets[one.scene.keys.tenants]
+    assert sorted(one.setup.completed) == [b"0", b"ann"]
+    assert process_all(one.setup.queue()) == [b"cid"]
+    assert not one.setup.memory.zsets[one.setup.keys.tenant_ring]

@@ -1,4 +1,4 @@
-"""A heartbeat keeps a lease while its handler works, says when it is lost, and never outlives either."""
+"""A heartbeat renews a lease while its handler runs, reports its loss, and ends with the handler."""
 
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
-from redis_message_queue.protocol.delivery import current_message
+from redis_message_queue.protocol.lease import Heartbeat, Lease
+from redis_message_queue.protocol.message_block import current_message
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import REPLY, REQUEST, Lost, MemoryPort
-from tests.protocol.scene import LEASE, Scene, process_all
+from tests.protocol.setup import CLAIMANT, LEASE, Setup, process_all
 
 INTERVAL = 10.0
 MOMENT = 0.01
@@ -26,14 +28,14 @@ STALE = (EventOperation.STALE_LEASE_RENEW, EventOutcome.SKIPPED)
 class Handler:
     """Somebody who works on the only message of a queue, for as long as a test says."""
 
-    def __init__(self, port: MemoryPort | None = None, scene: Scene | None = None, **options: Any) -> None:
-        self.scene = scene or Scene()
-        self.port = port or self.scene.port()
+    def __init__(self, port: MemoryPort | None = None, setup: Setup | None = None, **options: Any) -> None:
+        self.setup = setup or Setup()
+        self.port = port or self.setup.port()
         self.events: list[QueueEvent] = []
         self.failures: list[float] = []
         usual = {"heartbeat_interval_seconds": INTERVAL, "on_heartbeat_failure": self._fail}
-        self.queue: QueueProtocol = self.scene.queue(self.port, on_event=self.events.append, **usual | options)
-        finish(self.scene.queue().publish("a"))
+        self.queue: QueueProtocol = self.setup.queue(self.port, on_event=self.events.append, **usual | options)
+        finish(self.setup.queue().publish("a"))
         self.started = self.port.now()
 
     def _fail(self) -> None:
@@ -46,7 +48,7 @@ class Handler:
             yield self
 
     def work(self, seconds: float) -> None:
-        self.scene.memory.pass_time(seconds)
+        self.setup.memory.pass_time(seconds)
 
     @property
     def lease_lost(self) -> bool:
@@ -67,9 +69,9 @@ def test_a_lease_is_renewed_for_as_long_as_its_handler_works():
     with handler.at_work():
         handler.work(305.0)
         assert not handler.lease_lost
-        assert process_all(handler.scene.queue()) == []
+        assert process_all(handler.setup.queue()) == []
     assert handler.beats == [RENEWED] * 30
-    assert handler.scene.completed == [b"a"]
+    assert handler.setup.completed == [b"a"]
     assert handler.failures == []
 
 
@@ -80,8 +82,8 @@ def test_without_a_heartbeat_a_long_handler_loses_its_lease_and_can_see_it():
         assert not handler.lease_lost
         handler.work(2 * MOMENT)
         assert handler.lease_lost
-        assert process_all(handler.scene.queue()) == [b"a"]
-    assert handler.scene.completed == [b"a"]
+        assert process_all(handler.setup.queue()) == [b"a"]
+    assert handler.setup.completed == [b"a"]
 
 
 def test_a_heartbeat_ends_with_its_handler():
@@ -96,8 +98,8 @@ def test_a_heartbeat_ends_with_its_handler():
 
 def test_a_renewal_that_was_lost_is_repeated_and_nobody_hears_of_it():
     for kind in (REQUEST, REPLY):
-        scene = Scene()
-        handler = Handler(scene.port({1: kind, 2: kind}), scene)
+        setup = Setup()
+        handler = Handler(setup.port({1: kind, 2: kind}), setup)
         with handler.at_work():
             handler.work(15.0)
         assert handler.port.verbs() == ["claim", "renew", "renew", "renew", "settle"]
@@ -117,10 +119,10 @@ def test_a_handler_that_exceeds_its_time_is_no_longer_renewed():
         assert handler.heartbeat_is_over
         assert not handler.lease_lost
         handler.work(40.0 + LEASE - 50.5 - MOMENT)
-        assert process_all(handler.scene.queue()) == []
+        assert process_all(handler.setup.queue()) == []
         handler.work(2 * MOMENT)
         assert handler.lease_lost
-        assert process_all(handler.scene.queue()) == [b"a"]
+        assert process_all(handler.setup.queue()) == [b"a"]
     assert handler.failures == []
     assert handler.events[-1].operation == EventOperation.STALE_LEASE_ACK
 
@@ -135,18 +137,18 @@ def test_a_handler_within_its_time_is_renewed():
 # The lease was lost to another consumer
 
 
-def take_over(scene: Scene) -> None:
+def take_over(setup: Setup) -> None:
     """The lease runs out on the server, and another consumer gets the message."""
-    leases = scene.memory.zsets[scene.keys.leases]
+    leases = setup.memory.zsets[setup.keys.leases]
     leases.update(dict.fromkeys(leases, 1))
-    other = ProcessMessage(scene.queue())
+    other = ProcessMessage(setup.queue())
     assert other.__enter__() == b"a"
 
 
-def test_a_refused_renewal_is_told_and_ends_the_heartbeat():
+def test_a_refused_renewal_is_reported_and_ends_the_heartbeat():
     handler = Handler()
     with handler.at_work():
-        handler.scene.memory.at(15.0, lambda: take_over(handler.scene))
+        handler.setup.memory.at(15.0, lambda: take_over(handler.setup))
         handler.work(19.0)
         assert not handler.lease_lost
         handler.work(2.0)
@@ -155,7 +157,7 @@ def test_a_refused_renewal_is_told_and_ends_the_heartbeat():
     assert handler.beats == [RENEWED, STALE]
     assert handler.failures == pytest.approx([20.0], abs=MOMENT)
     assert handler.heartbeat_is_over
-    assert handler.scene.processing == [b"a"]
+    assert handler.setup.processing == [b"a"]
 
 
 def test_a_renewal_that_is_refused_because_the_message_was_settled_is_no_loss():
@@ -163,9 +165,9 @@ def test_a_renewal_that_is_refused_because_the_message_was_settled_is_no_loss():
     handler = Handler()
     with handler.at_work():
         handler.work(5.0)
-        sidecar = handler.port.sidecars[0]
-        handler.scene.memory.zsets[handler.scene.keys.leases].clear()
-        stop_in_the_middle(handler.port, lambda: setattr(sidecar, "_stopped", True))
+        background_task = handler.port.sidecars[0]
+        handler.setup.memory.zsets[handler.setup.keys.leases].clear()
+        stop_in_the_middle(handler.port, lambda: setattr(background_task, "_stopped", True))
         handler.work(6.0)
     assert handler.beats == []
     assert handler.failures == []
@@ -189,8 +191,8 @@ def stop_in_the_middle(port: MemoryPort, happens: Callable[[], None]) -> None:
 @pytest.mark.parametrize("budget", [5.0, 120.0])
 def test_a_heartbeat_tries_at_each_interval_until_its_lease_ends(budget):
     """At 20 s Redis goes away; the lease was renewed at 10 s, so it surely lasts until 40 s, whatever the budget is."""
-    scene = Scene(retry_budget_seconds=budget)
-    handler = Handler(scene.port(dict.fromkeys(range(2, 999), REQUEST)), scene)
+    setup = Setup(retry_budget_seconds=budget)
+    handler = Handler(setup.port(dict.fromkeys(range(2, 999), REQUEST)), setup)
     with pytest.raises(Exception, match="could not be acknowledged"), handler.at_work():
         handler.work(19.0)
         handler.work(100.0)
@@ -201,8 +203,8 @@ def test_a_heartbeat_tries_at_each_interval_until_its_lease_ends(budget):
 
 
 def test_without_a_budget_a_heartbeat_tries_once_at_each_interval():
-    scene = Scene(retry_budget_seconds=0)
-    handler = Handler(scene.port({1: REQUEST}), scene)
+    setup = Setup(retry_budget_seconds=0)
+    handler = Handler(setup.port({1: REQUEST}), setup)
     with handler.at_work():
         handler.work(25.0)
         assert not handler.lease_lost
@@ -212,12 +214,12 @@ def test_without_a_budget_a_heartbeat_tries_once_at_each_interval():
     assert (failed.outcome, failed.exception_type) == (EventOutcome.FAILURE, Lost.__name__)
 
 
-def test_a_renewal_that_fails_while_the_handler_ends_is_told_to_nobody():
-    scene = Scene(retry_budget_seconds=0)
-    handler = Handler(scene.port({1: REQUEST}), scene)
+def test_a_renewal_that_fails_while_the_handler_ends_is_reported_to_nobody():
+    setup = Setup(retry_budget_seconds=0)
+    handler = Handler(setup.port({1: REQUEST}), setup)
     with handler.at_work():
-        sidecar = handler.port.sidecars[0]
-        stop_in_the_middle(handler.port, lambda: setattr(sidecar, "_stopped", True))
+        background_task = handler.port.sidecars[0]
+        stop_in_the_middle(handler.port, lambda: setattr(background_task, "_stopped", True))
         handler.work(11.0)
     assert handler.beats == []
     assert handler.failures == []
@@ -229,7 +231,7 @@ def test_a_callback_that_raises_disturbs_neither_heartbeat_nor_handler():
 
     handler = Handler(on_heartbeat_failure=fail)
     with handler.at_work():
-        take_over(handler.scene)
+        take_over(handler.setup)
         handler.work(15.0)
         assert handler.heartbeat_is_over
     assert handler.beats == [STALE]
@@ -240,8 +242,8 @@ def test_a_callback_that_raises_disturbs_neither_heartbeat_nor_handler():
 
 def test_a_lease_counts_from_before_the_claim_was_sent():
     """The server began it no earlier; by this count it is lost a little too early and never too late."""
-    scene = Scene()
-    handler = Handler(scene.port(latency=2.0), scene, heartbeat_interval_seconds=None, on_heartbeat_failure=None)
+    setup = Setup()
+    handler = Handler(setup.port(latency=2.0), setup, heartbeat_interval_seconds=None, on_heartbeat_failure=None)
     with handler.at_work():
         handler.work(LEASE - 4.0 - MOMENT)
         assert not handler.lease_lost
@@ -250,8 +252,8 @@ def test_a_lease_counts_from_before_the_claim_was_sent():
 
 
 def test_a_lease_counts_from_before_its_renewal_was_sent():
-    scene = Scene()
-    handler = Handler(scene.port(latency=2.0), scene, max_processing_seconds=15.0)
+    setup = Setup()
+    handler = Handler(setup.port(latency=2.0), setup, max_processing_seconds=15.0)
     with handler.at_work():
         sent_at = handler.port.now() + INTERVAL
         handler.work(INTERVAL + 5.0)
@@ -262,11 +264,11 @@ def test_a_lease_counts_from_before_its_renewal_was_sent():
         assert handler.lease_lost
 
 
-def test_a_claim_that_was_found_again_counts_its_lease_from_before_the_question():
+def test_a_claim_that_was_recovered_counts_its_lease_from_before_the_question():
     """The question renewed the lease; how long its answer took is lost time."""
-    scene = Scene(retry_budget_seconds=0)
+    setup = Setup(retry_budget_seconds=0)
     handler = Handler(
-        scene.port({0: REPLY}, latency=2.0), scene, heartbeat_interval_seconds=None, on_heartbeat_failure=None
+        setup.port({0: REPLY}, latency=2.0), setup, heartbeat_interval_seconds=None, on_heartbeat_failure=None
     )
     with pytest.raises(Lost), handler.at_work():
         pass
@@ -279,8 +281,35 @@ def test_a_claim_that_was_found_again_counts_its_lease_from_before_the_question(
 
 
 def test_a_message_without_a_lease_is_never_lost():
-    scene = Scene(message_visibility_timeout_seconds=None)
-    handler = Handler(scene=scene, heartbeat_interval_seconds=None, on_heartbeat_failure=None)
+    setup = Setup(message_visibility_timeout_seconds=None)
+    handler = Handler(setup=setup, heartbeat_interval_seconds=None, on_heartbeat_failure=None)
     with handler.at_work():
         handler.work(1_000_000.0)
         assert not handler.lease_lost
+
+
+def test_a_renewal_that_fails_while_its_message_is_being_settled_does_not_end_the_heartbeat():
+    """The ack may fail as well, and then the message is held as before."""
+    handler = Handler()
+    claimer = handler.queue.store.claimer
+    (claim,) = finish(claimer.claim(claimer.attempt(), CLAIMANT, 0)).claims
+    lease, answers = Lease(LEASE, handler.port), iter([None, [True], [False]])
+    lease.add([claim])
+
+    async def renew(claims: Any, budget: float, is_over: Callable[[], bool]) -> list[bool]:
+        if (answer := next(answers)) is not None:
+            return answer
+        ack = lease.settling(claim)
+        ack.__enter__()
+        settling.append(ack)
+        raise RetryBudgetExhaustedError("no answer")
+
+    async def pause(seconds: float) -> bool:
+        if seconds and settling:
+            settling.pop().__exit__(Lost, Lost(), None)
+        return False
+
+    settling: list[Any] = []
+    finish(Heartbeat(lease, renew, handler.queue.options, handler.queue.emitter).beat(pause))
+    assert handler.beats == [GIVEN_UP, RENEWED, STALE]
+    assert len(handler.failures) == 1

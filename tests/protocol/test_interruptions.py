@@ -1,4 +1,4 @@
-"""A consumer that is broken off anywhere, by Ctrl-C or a cancellation, leaves no message that nobody finds."""
+"""A consumer that is interrupted anywhere, by Ctrl-C or a cancellation, strands no message."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,16 +11,17 @@ import pytest
 from redis_message_queue.events import EventOperation, QueueEvent
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.sender import OutgoingMessage
 from redis_message_queue.sync.batch import ProcessMessages
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import Cancelled, MemoryPort
-from tests.protocol.scene import (
+from tests.protocol.setup import (
     DELAY,
     LATER,
     LEASE,
     HandlerError,
-    Scene,
-    check_that_slots_are_lent_once,
+    Setup,
+    check_that_slots_are_acquired_once,
     process_all,
 )
 
@@ -31,10 +32,10 @@ leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "
 class Consumer:
     """One queue object over a port that is broken off here and there, and what its handler saw."""
 
-    def __init__(self, scene: Scene, port: MemoryPort, **options: Any) -> None:
-        self.scene = scene
+    def __init__(self, setup: Setup, port: MemoryPort, **options: Any) -> None:
+        self.setup = setup
         self.port = port
-        self.queue: QueueProtocol = scene.queue(port, on_event=self._hear, **options)
+        self.queue: QueueProtocol = setup.queue(port, on_event=self._hear, **options)
         self.seen: Counter[bytes] = Counter()
         self.events: list[QueueEvent] = []
 
@@ -52,7 +53,7 @@ class Consumer:
 
     def handle_batch(self, error: Exception | None = None) -> None:
         """The same with up to two messages at once."""
-        with suppress(HandlerError, KeyboardInterrupt, Cancelled), ProcessMessages(self.queue.batch(2, 0)) as batch:
+        with suppress(HandlerError, KeyboardInterrupt, Cancelled), ProcessMessages(self.queue, 2, 0) as batch:
             self.seen.update(message.payload for message in batch)
             if batch and error is not None:
                 raise error
@@ -66,13 +67,13 @@ class Consumer:
 
     def publish_many(self) -> None:
         with suppress(KeyboardInterrupt, Cancelled):
-            finish(self.queue.outbox.publish_many(["2", "3"], tenant="ann", delay_seconds=DELAY))
+            finish(self.queue.publisher.publish_many(["2", "3"], tenant="ann", delay_seconds=DELAY))
 
     def handle_the_rest(self) -> None:
         """Nobody breaks off any more; the same object goes on."""
         self.port.break_at = ()
         self.seen.update(process_all(self.queue))
-        check_that_slots_are_lent_once(self.queue)
+        check_that_slots_are_acquired_once(self.queue)
 
 
 Play = Callable[[Consumer], None]
@@ -82,23 +83,23 @@ def played(
     play: Play,
     broken_by: type[BaseException],
     points: tuple[int, ...],
-    scene: Scene,
+    setup: Setup,
     *,
     decodes: bool = False,
     **options: Any,
 ) -> Consumer:
-    port = scene.port(break_at=points, break_with=broken_by, decodes=decodes)
-    consumer = Consumer(scene, port, **options)
+    port = setup.port(break_at=points, break_with=broken_by, decodes=decodes)
+    consumer = Consumer(setup, port, **options)
     play(consumer)
     return consumer
 
 
 def break_everywhere(
-    play: Play, check: Play, broken_by: type[BaseException], scene: Callable[[], Scene], **options: Any
+    play: Play, check: Play, broken_by: type[BaseException], setup: Callable[[], Setup], **options: Any
 ) -> None:
     """Play and check, once for each point where the port can be broken off."""
     for at in count():
-        consumer = played(play, broken_by, (at,), scene(), **options)
+        consumer = played(play, broken_by, (at,), setup(), **options)
         if at == len(consumer.port.points):
             assert at >= 5, "the play was too short to prove anything"
             return
@@ -114,25 +115,25 @@ def check_at(check: Play, consumer: Consumer, *points: int) -> None:
         raise
 
 
-def filled(lease: float | None = LEASE, tenants: tuple[str | None, str | None] = (None, None)) -> Scene:
+def filled(lease: float | None = LEASE, tenants: tuple[str | None, str | None] = (None, None)) -> Setup:
     """Two messages wait."""
-    scene = Scene(message_visibility_timeout_seconds=lease)
+    setup = Setup(message_visibility_timeout_seconds=lease)
     for payload, tenant in zip("01", tenants, strict=True):
-        finish(scene.queue().publish(payload, tenant=tenant))
-    return scene
+        finish(setup.queue().publish(payload, tenant=tenant))
+    return setup
 
 
 def check_each_was_handled_once(consumer: Consumer) -> None:
     """No lease has run out: each message was seen once, and is in one place."""
     consumer.handle_the_rest()
     assert consumer.seen == {b"0": 1, b"1": 1}
-    assert consumer.scene.places == {b"0": 1, b"1": 1}
-    assert len(consumer.queue.store.claimer.unsure) == 0
+    assert consumer.setup.places == {b"0": 1, b"1": 1}
+    assert len(consumer.queue.store.claimer.unconfirmed) == 0
 
 
 @either_way
 @leased_or_not
-def test_a_claim_that_was_broken_off_anywhere_is_found_again(broken_by, lease):
+def test_a_claim_that_was_broken_off_anywhere_is_recovered(broken_by, lease):
     """The handler sees the message once, however far the first try had come."""
     break_everywhere(Consumer.handle_one, check_each_was_handled_once, broken_by, lambda: filled(lease))
 
@@ -148,10 +149,10 @@ def test_a_failure_that_was_broken_off_anywhere_is_not_handled_again(broken_by, 
 def test_what_was_broken_off_while_it_was_settled_comes_back_with_its_lease(broken_by):
     def check(consumer: Consumer) -> None:
         check_each_was_handled_once(consumer)
-        held = Counter(consumer.scene.processing)
-        consumer.scene.let_leases_run_out()
+        held = Counter(consumer.setup.processing)
+        consumer.setup.let_leases_run_out()
         assert Counter(process_all(consumer.queue)) == held
-        assert not consumer.scene.processing
+        assert not consumer.setup.processing
 
     break_everywhere(Consumer.handle_one, check, broken_by, filled)
 
@@ -164,27 +165,27 @@ either_line = pytest.mark.parametrize(
 @either_way
 @leased_or_not
 @either_line
-def test_a_batch_that_was_broken_off_anywhere_is_found_again(broken_by, lease, tenants):
+def test_a_batch_that_was_broken_off_anywhere_is_recovered(broken_by, lease, tenants):
     """Its messages are seen once, though the next to ask wants fewer: what it does not want waits at the head again."""
     break_everywhere(Consumer.handle_batch, check_each_was_handled_once, broken_by, lambda: filled(lease, tenants))
 
 
 @either_way
 @either_line
-def test_a_batch_that_was_broken_off_while_it_was_given_back_is_there_once(broken_by, tenants):
+def test_a_batch_that_was_broken_off_while_it_was_requeued_is_there_once(broken_by, tenants):
     """Its handler failed: each message is in its line or still held, and comes back with its lease at the latest."""
 
     def play(consumer: Consumer) -> None:
         consumer.handle_batch(HandlerError())
 
     def check(consumer: Consumer) -> None:
-        assert consumer.scene.places == {b"0": 1, b"1": 1}
+        assert consumer.setup.places == {b"0": 1, b"1": 1}
         consumer.handle_the_rest()
-        held = Counter(consumer.scene.processing)
-        consumer.scene.let_leases_run_out()
+        held = Counter(consumer.setup.processing)
+        consumer.setup.let_leases_run_out()
         assert Counter(process_all(consumer.queue)) == held
-        assert consumer.scene.places == {b"0": 1, b"1": 1}
-        assert not consumer.scene.processing
+        assert consumer.setup.places == {b"0": 1, b"1": 1}
+        assert not consumer.setup.processing
 
     break_everywhere(play, check, broken_by, lambda: filled(tenants=tenants))
 
@@ -195,13 +196,13 @@ def test_a_retry_that_was_broken_off_anywhere_happens_once_or_is_left_to_the_lea
     """The message waits for its next attempt or is still held: nobody gets it before its time."""
 
     def check(consumer: Consumer) -> None:
-        assert consumer.scene.places == {b"0": 1, b"1": 1}
+        assert consumer.setup.places == {b"0": 1, b"1": 1}
         consumer.handle_the_rest()
         assert consumer.seen == {b"0": 1, b"1": 1}
-        put_off = consumer.scene.later
-        consumer.scene.let_delays_end()
-        assert process_all(consumer.queue) == put_off
-        assert consumer.scene.places == {b"0": 1, b"1": 1}
+        retry_later = consumer.setup.delayed
+        consumer.setup.let_delays_end()
+        assert process_all(consumer.queue) == retry_later
+        assert consumer.setup.places == {b"0": 1, b"1": 1}
 
     break_everywhere(Consumer.fail_one, check, broken_by, lambda: filled(lease), retry_policy=LATER)
 
@@ -231,20 +232,20 @@ def test_the_question_for_a_broken_off_claim_can_be_broken_off_as_well(broken_by
 
 @either_way
 def test_a_waiting_consumer_can_be_broken_off_anywhere(broken_by):
-    """It slept by the bell when the message came; whoever waits next gets it."""
+    """It was blocked on the wake-up key when the message came; the next consumer gets it."""
 
-    def scene() -> Scene:
-        fresh = Scene(message_wait_interval_seconds=3.0)
+    def setup() -> Setup:
+        fresh = Setup(message_wait_interval_seconds=3.0)
         fresh.memory.at(1.5, lambda: finish(fresh.queue().publish("0")))
         return fresh
 
     def check(consumer: Consumer) -> None:
-        consumer.scene.memory.pass_time(3.0)
+        consumer.setup.memory.pass_time(3.0)
         consumer.handle_the_rest()
         assert consumer.seen == {b"0": 1}
-        assert consumer.scene.places == {b"0": 1}
+        assert consumer.setup.places == {b"0": 1}
 
-    break_everywhere(Consumer.handle_one, check, broken_by, scene)
+    break_everywhere(Consumer.handle_one, check, broken_by, setup)
 
 
 @either_way
@@ -258,7 +259,7 @@ def test_a_publish_that_was_broken_off_anywhere_counts_once_or_not_at_all(broken
         consumer.handle_the_rest()
         # A break lost at most one of the two; what arrived was handled as often as it arrived.
         assert 1 <= consumer.seen[b"2"] <= 2
-        assert consumer.scene.places == consumer.seen
+        assert consumer.setup.places == consumer.seen
 
     break_everywhere(play, check, broken_by, filled)
 
@@ -273,35 +274,35 @@ def test_a_chunk_that_was_broken_off_anywhere_counts_once_or_not_at_all(broken_b
         consumer.handle_one()
 
     def check(consumer: Consumer) -> None:
-        consumer.scene.let_delays_end()
+        consumer.setup.let_delays_end()
         consumer.handle_the_rest()
         assert 1 <= consumer.seen[b"2"] == consumer.seen[b"3"] <= 2
-        assert consumer.scene.places == consumer.seen
+        assert consumer.setup.places == consumer.seen
 
     break_everywhere(play, check, broken_by, filled)
 
 
 @either_way
 @leased_or_not
-def test_what_cannot_be_decoded_is_buried_once_wherever_that_is_broken_off(broken_by, lease):
+def test_what_cannot_be_decoded_is_dead_lettered_once_wherever_that_is_broken_off(broken_by, lease):
     """It went to no handler, so it is found again; it lies among the dead letters once, and the line moves on."""
 
-    def scene() -> Scene:
-        fresh = Scene(message_visibility_timeout_seconds=lease)
+    def setup() -> Setup:
+        fresh = Setup(message_visibility_timeout_seconds=lease)
         for payload in (b"\xff", b"1"):
-            publisher = fresh.store().publisher
-            finish(publisher.publish_one(fresh.port().fresh_id(), payload, None, lambda: False))
+            sender = fresh.store().sender
+            finish(sender.send([fresh.port().new_id()], [OutgoingMessage(payload)], lambda: False))
         return fresh
 
     def check(consumer: Consumer) -> None:
         consumer.handle_the_rest()
-        assert consumer.scene.dead == [b"\xff"]
-        assert consumer.scene.places == {b"\xff": 1, b"1": 1}
+        assert consumer.setup.dead == [b"\xff"]
+        assert consumer.setup.places == {b"\xff": 1, b"1": 1}
 
-    break_everywhere(Consumer.handle_one, check, broken_by, scene, decodes=True)
+    break_everywhere(Consumer.handle_one, check, broken_by, setup, decodes=True)
 
 
-def test_a_claim_that_is_found_again_is_told_as_such():
+def test_a_claim_that_is_recovered_is_reported_as_such():
     """An event for the claim, and one that says that it had been made before."""
     consumer = played(Consumer.handle_one, KeyboardInterrupt, (1,), filled())
     assert consumer.port.points[1] == "after claim was executed"

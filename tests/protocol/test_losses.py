@@ -1,4 +1,4 @@
-"""Whatever is lost between a queue object and Redis, no message is lost, doubled or handled twice for it."""
+"""Whatever is lost between a queue object and Redis, no message is lost, duplicated or handled twice."""
 
 import dataclasses
 from collections import Counter
@@ -11,24 +11,25 @@ import pytest
 
 from redis_message_queue.errors import CleanupFailedError, QueueBackpressureError, RetryBudgetExhaustedError
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.protocol.publish import chunk_ids
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.sender import OutgoingMessage, chunk_ids
 from redis_message_queue.sync.batch import ProcessMessages
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import REPLY, REQUEST, Loss, Lost, late
-from tests.protocol.scene import (
+from tests.protocol.setup import (
+    CLAIMANT,
     DELAY,
     LATER,
+    LEASE,
     HandlerError,
-    Scene,
-    check_that_slots_are_lent_once,
-    give_back,
-    nobody_listens,
+    Setup,
+    check_that_slots_are_acquired_once,
     process_all,
+    requeue,
 )
 
-PATIENT = {"retry_budget_seconds": 10.0}
-IMPATIENT = {"retry_budget_seconds": 0.0}  # every lost call is reported at once, and its outcome is unknown
+RETRIES = {"retry_budget_seconds": 10.0}
+NO_RETRIES = {"retry_budget_seconds": 0.0}  # every lost call is reported at once, and its outcome is unknown
 
 
 class FailsForNow(Exception):
@@ -50,23 +51,23 @@ class Story:
 
     p publishes a message, t one of a tenant, d one for later, m several at once, n several of a tenant at once;
     a handles a message and acks it, f fails it, y fails it for now, r renews its lease and then acks it, b gives it
-    back; c handles a batch, e gives one back because its handler fails.
+    back; c handles a batch, e requeues one because its handler fails.
     """
 
     def __init__(self, letters: str, losses: dict[int, Loss], **settings: object) -> None:
         self.letters = letters
         self.settings = settings
-        self.scene = Scene(**settings)
-        self.port = self.scene.port(losses)
-        self.queue: QueueProtocol = self.scene.queue(self.port, retry_policy=ONLY_FOR_NOW)
+        self.setup = Setup(**settings)
+        self.port = self.setup.port(losses)
+        self.queue: QueueProtocol = self.setup.queue(self.port, retry_policy=ONLY_FOR_NOW)
         self.accepted: set[bytes] = set()
-        self.in_doubt: set[bytes] = set()
+        self.unconfirmed: set[bytes] = set()
         self.seen: Counter[bytes] = Counter()
-        self.given_back: Counter[bytes] = Counter()
+        self.requeued: Counter[bytes] = Counter()
         self.errors: list[Exception] = []
         for letter in letters:
             self._do(letter)
-        self.scene.memory.let_all_stragglers_in()
+        self.setup.memory.run_all_late_requests()
 
     def _do(self, letter: str) -> None:
         try:
@@ -82,15 +83,15 @@ class Story:
             self.errors.append(error)
 
     def _publish(self, number: int = 1, **details: object) -> None:
-        first = len(self.accepted) + len(self.in_doubt)
+        first = len(self.accepted) + len(self.unconfirmed)
         payloads = {b"%d" % place for place in range(first, first + number)}
-        self.in_doubt |= payloads
+        self.unconfirmed |= payloads
         messages = sorted(payload.decode() for payload in payloads)
         if number == 1:
             assert finish(self.queue.publish(messages[0], **details))
         else:
-            assert finish(self.queue.outbox.publish_many(messages, **details)) == [True] * number
-        self.in_doubt -= payloads
+            assert finish(self.queue.publisher.publish_many(messages, **details)) == [True] * number
+        self.unconfirmed -= payloads
         self.accepted |= payloads
 
     def _process(self, letter: str) -> None:
@@ -99,41 +100,41 @@ class Story:
             if payload is None:
                 return
             self.seen[payload] += 1
-            delivery = context._delivery
+            block = context._block
             if letter == "f":
                 raise HandlerError
             if letter == "y":
-                self.given_back[payload] += 1
+                self.requeued[payload] += 1
                 raise FailsForNow
             if letter == "r":
-                assert finish(self.queue.store.settler.renew([delivery.claim], 10.0)) == [True]
+                assert finish(self.queue.store.settler.renew([block.claimed], 10.0)) == [True]
             if letter == "b":
-                delivery.hands_off = True
-                self.given_back[payload] += 1  # also in doubt: then it may be seen again, and need not be
-                assert finish(give_back(self.queue, delivery.claim, forgiven=True))
+                block.is_left_alone = True
+                self.requeued[payload] += 1  # also if unconfirmed: then it may be seen again, and need not be
+                assert finish(requeue(self.queue, block.claimed, forgiven=True))
 
     def _process_batch(self, letter: str) -> None:
-        with ProcessMessages(self.queue.batch(2, 0)) as batch:
+        with ProcessMessages(self.queue, 2, 0) as batch:
             payloads = [message.payload for message in batch]
             self.seen.update(payloads)
             if letter == "e":
-                self.given_back.update(payloads)
+                self.requeued.update(payloads)
                 raise HandlerError
 
     def handle_the_rest(self) -> None:
         """The losses are over; the same object goes on, until nothing waits any more."""
         self.port.losses.clear()
         self.seen.update(process_all(self.queue))
-        self.scene.let_delays_end()
+        self.setup.let_delays_end()
         self.seen.update(process_all(self.queue))
 
     def check_that_nothing_is_lost_or_doubled(self) -> None:
-        places = self.scene.places
+        places = self.setup.places
         for payload in self.accepted:
             assert places[payload] == 1, f"{payload!r} is in {places[payload]} places"
-        for payload in self.in_doubt:
+        for payload in self.unconfirmed:
             assert places[payload] <= 1, f"{payload!r} is in {places[payload]} places"
-        check_that_slots_are_lent_once(self.queue)
+        check_that_slots_are_acquired_once(self.queue)
 
 
 def stories(letters: str, length: int) -> list[str]:
@@ -160,12 +161,12 @@ def shown(losses: dict[int, Loss]) -> Iterator[None]:
         raise
 
 
-def told(story: str, losses: dict[int, Loss], **settings: object) -> Story:
+def played(story: str, losses: dict[int, Loss], **settings: object) -> Story:
     """The story after it has been told and its rest has been handled; nothing waits in the line any more."""
     one = Story(story, losses, **settings)
     one.handle_the_rest()
     one.check_that_nothing_is_lost_or_doubled()
-    assert not one.scene.waiting
+    assert not one.setup.waiting
     return one
 
 
@@ -181,21 +182,21 @@ TENANTS_AND_DELAYS = ["tpa", "tba", "tfa", "da", "dya", "tya", "ptya"]
 BATCHES = ["mc", "nc", "mec", "tpc", "tpec", "mba", "my"]
 
 
-# With patience: each call is repeated under its number, and gives the answer that it gave before
+# With retries: each call is repeated under its number, and gets the same reply again
 
 
 def check_as_if_nothing_had_happened(story: str, losses: dict[int, Loss], undisturbed: Story) -> None:
-    disturbed = told(story, losses, **undisturbed.settings)
-    assert (disturbed.errors, disturbed.in_doubt) == ([], set())
+    disturbed = played(story, losses, **undisturbed.settings)
+    assert (disturbed.errors, disturbed.unconfirmed) == ([], set())
     assert disturbed.seen == undisturbed.seen
-    assert disturbed.scene.completed == undisturbed.scene.completed
-    assert disturbed.scene.failed == undisturbed.scene.failed
-    assert not disturbed.scene.processing
+    assert disturbed.setup.completed == undisturbed.setup.completed
+    assert disturbed.setup.failed == undisturbed.setup.failed
+    assert not disturbed.setup.processing
 
 
 @pytest.mark.parametrize("story", [*stories("pafrb", 3), "ppafa", *TENANTS_AND_DELAYS, *BATCHES])
 def test_two_losses_anywhere_are_as_if_nothing_had_happened(story):
-    undisturbed = told(story, {}, **PATIENT | LEASED)
+    undisturbed = played(story, {}, **RETRIES | LEASED)
     for losses in losses_of(undisturbed, 2, (REQUEST, REPLY)):
         with shown(losses):
             check_as_if_nothing_had_happened(story, losses, undisturbed)
@@ -203,7 +204,7 @@ def test_two_losses_anywhere_are_as_if_nothing_had_happened(story):
 
 @pytest.mark.parametrize("story", ["pa", "pf", "pba", "ppa", "tda", "mc", "nec", "tya"])
 def test_two_losses_without_leases_are_as_if_nothing_had_happened(story):
-    undisturbed = told(story, {}, **PATIENT | AT_MOST_ONCE)
+    undisturbed = played(story, {}, **RETRIES | AT_MOST_ONCE)
     for losses in losses_of(undisturbed, 2, (REQUEST, REPLY)):
         with shown(losses):
             check_as_if_nothing_had_happened(story, losses, undisturbed)
@@ -211,7 +212,7 @@ def test_two_losses_without_leases_are_as_if_nothing_had_happened(story):
 
 @pytest.mark.parametrize("story", ["pa", "pf", "pr", "pb", "pba", "py", "nc"])
 def test_three_losses_in_a_row_or_apart_are_as_if_nothing_had_happened(story):
-    undisturbed = told(story, {}, **PATIENT | LEASED)
+    undisturbed = played(story, {}, **RETRIES | LEASED)
     for losses in losses_of(undisturbed, 3, (REQUEST, REPLY)):
         with shown(losses):
             check_as_if_nothing_had_happened(story, losses, undisturbed)
@@ -219,28 +220,28 @@ def test_three_losses_in_a_row_or_apart_are_as_if_nothing_had_happened(story):
 
 @leased_or_not
 @pytest.mark.parametrize("story", ["ppaa", "pbfa", "papa", "tpy", "mcd"])
-def test_a_straggler_that_arrives_after_its_repetition_changes_nothing(story, lease):
+def test_a_late_request_that_arrives_after_its_repetition_changes_nothing(story, lease):
     """Its number has been answered, or is lower than one that has."""
-    undisturbed = told(story, {}, **PATIENT | lease)
+    undisturbed = played(story, {}, **RETRIES | lease)
     for losses in losses_of(undisturbed, 2, (late(0), late(2), REPLY)):
         with shown(losses):
             check_as_if_nothing_had_happened(story, losses, undisturbed)
 
 
-# Without patience: a lost call is reported, its outcome is unknown, and the same object goes on
+# Without retries: a lost call is reported, its outcome is unknown, and the same object continues
 
 
 @leased_or_not
 @pytest.mark.parametrize("story", [*stories("pab", 3), "pfa", "ppf", "tba", "tpa", "dya", "tya", "mc", "nec"])
 def test_after_an_unknown_outcome_every_message_is_in_one_place_and_seen_once(story, lease):
-    """A claim whose reply was lost is found again; what was in doubt is there once, or not at all."""
-    for losses in losses_of(told(story, {}, **IMPATIENT | lease), 2, (REQUEST, REPLY, late(1))):
+    """A claim whose reply was lost is recovered; what was unconfirmed is there once, or not at all."""
+    for losses in losses_of(played(story, {}, **NO_RETRIES | lease), 2, (REQUEST, REPLY, late(1))):
         with shown(losses):
-            one = told(story, losses, **IMPATIENT | lease)
+            one = played(story, losses, **NO_RETRIES | lease)
             for payload in one.accepted:
-                assert 1 <= one.seen[payload] <= 1 + one.given_back[payload]
-            for payload in one.in_doubt:
-                assert one.seen[payload] <= 1 + one.given_back[payload]
+                assert 1 <= one.seen[payload] <= 1 + one.requeued[payload]
+            for payload in one.unconfirmed:
+                assert one.seen[payload] <= 1 + one.requeued[payload]
 
 
 @pytest.mark.parametrize(
@@ -249,113 +250,150 @@ def test_after_an_unknown_outcome_every_message_is_in_one_place_and_seen_once(st
 )
 def test_what_could_not_be_settled_comes_back_when_its_lease_runs_out(story, most):
     """Then, and only then, a handler sees a message a second time."""
-    for losses in losses_of(told(story, {}, **IMPATIENT | LEASED), most, (REQUEST, REPLY)):
+    for losses in losses_of(played(story, {}, **NO_RETRIES | LEASED), most, (REQUEST, REPLY)):
         with shown(losses):
-            one = told(story, losses, **IMPATIENT | LEASED)
-            held = Counter(one.scene.processing)
+            one = played(story, losses, **NO_RETRIES | LEASED)
+            held = Counter(one.setup.processing)
             assert held <= one.seen
-            one.scene.let_leases_run_out()
+            one.setup.let_leases_run_out()
             assert Counter(process_all(one.queue)) == held
             one.check_that_nothing_is_lost_or_doubled()
-            assert not one.scene.processing
+            assert not one.setup.processing
 
 
 # One loss, told in full
 
 
-def test_a_claim_whose_reply_was_lost_is_repeated_under_its_number_and_found_again():
-    one = Story("pa", {1: REPLY}, **PATIENT | LEASED)
+def test_a_claim_whose_reply_was_lost_is_repeated_under_its_number_and_recovered():
+    one = Story("pa", {1: REPLY}, **RETRIES | LEASED)
     assert one.port.verbs() == ["publish", "claim", "claim", "settle"]
     _, first, second, _ = one.port.sent
     assert first.given["call"] == second.given["call"]
     assert one.seen == {b"0": 1}
 
 
-def test_after_an_exhausted_budget_the_next_claim_asks_the_unsure_one_first():
+def test_after_an_exhausted_budget_the_next_claim_recovers_the_unconfirmed_one_first():
     """The message that nobody saw goes first, before anything that still waits in the line."""
-    one = Story("ppa", {2: REPLY}, **IMPATIENT | LEASED)
-    assert one.scene.processing == [b"0"]
-    assert len(one.queue.store.claimer.unsure) == 1
+    one = Story("ppa", {2: REPLY}, **NO_RETRIES | LEASED)
+    assert one.setup.processing == [b"0"]
+    assert len(one.queue.store.claimer.unconfirmed) == 1
     one.handle_the_rest()
     lost, asked = one.port.sent[2], one.port.sent[3]
     assert (asked.given["call"], asked.given["count"]) == (lost.given["call"], 0)
     assert list(one.seen) == [b"0", b"1"]
-    assert len(one.queue.store.claimer.unsure) == 0
+    assert len(one.queue.store.claimer.unconfirmed) == 0
 
 
-def test_an_unsure_claim_that_never_arrived_never_will():
-    """The question closes the number: the straggler finds it answered, and takes nothing for a caller who has left."""
-    one = Story("pa", {1: late(1)}, **IMPATIENT | LEASED)
+def test_a_claim_whose_answer_comes_after_its_lease_asks_again_before_the_handler_starts():
+    """The message is still ours: the question renews its lease, and it is not delivered twice for that."""
+    setup = Setup(message_wait_interval_seconds=200)
+    finish(setup.queue().publish("a"))
+    port = setup.port(latency=0.6 * LEASE)
+    setup.memory.at(1.1 * LEASE, lambda: setattr(port, "latency", 0.0))
+    with ProcessMessage(setup.queue(port)) as payload:
+        assert payload == b"a"
+        first, second = port.sent
+    assert (second.given["call"], second.given["count"]) == (first.given["call"], 0)
+    assert process_all(setup.queue()) == []
+
+
+def test_a_claim_whose_answer_comes_after_another_consumer_took_over_starts_no_handler():
+    """Another consumer has handled the message by then."""
+    setup = Setup()
+    finish(setup.queue().publish("a"))
+    port, seen = setup.port(latency=0.5 * LEASE), []
+    setup.memory.at(0.4 * LEASE, lambda: setattr(port, "latency", 1.5 * LEASE))  # of the way back
+    setup.memory.at(1.6 * LEASE, lambda: seen.extend(process_all(setup.queue())))
+    setup.memory.at(1.7 * LEASE, lambda: setattr(port, "latency", 0.0))
+    with ProcessMessage(setup.queue(port)) as payload:
+        assert payload is None
+    assert seen == [b"a"]
+    assert setup.completed == [b"a"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_passing_on_a_wakeup_ends_at_the_limit_of_its_claim(seconds: float):
+    """A claim with a time limit must be over then; a lost wake-up costs the others a slice."""
+    setup = Setup(retry_budget_seconds=10.0)
+    port = setup.port(dict.fromkeys(range(500), REQUEST))
+    claimer, started = setup.store(port).claimer, port.now()
+    finish(claimer.notify(started + seconds))
+    assert port.now() - started <= seconds + 0.01
+
+
+def test_an_unconfirmed_claim_that_never_arrived_never_will():
+    """The recovery uses up the number: the late request finds a reply, and claims nothing any more."""
+    one = Story("pa", {1: late(1)}, **NO_RETRIES | LEASED)
     one.handle_the_rest()
-    one.scene.memory.let_all_stragglers_in()
+    one.setup.memory.run_all_late_requests()
     assert one.seen == {b"0": 1}
-    assert not one.scene.processing
+    assert not one.setup.processing
 
 
-def test_the_question_after_an_unsure_claim_can_be_lost_as_well():
-    one = Story("paaa", {1: REPLY, 2: REPLY, 3: REQUEST}, **IMPATIENT | LEASED)
+def test_the_question_after_an_unconfirmed_claim_can_be_lost_as_well():
+    one = Story("paaa", {1: REPLY, 2: REPLY, 3: REQUEST}, **NO_RETRIES | LEASED)
     assert len(one.errors) == 3
     one.handle_the_rest()
     assert one.seen == {b"0": 1}
 
 
-def test_several_unsure_claims_are_all_asked():
+def test_several_unconfirmed_claims_are_all_recovered():
     """Two consumers of one object lost their replies: both messages are found, each once."""
-    one = Story("pp", {}, **IMPATIENT | LEASED)
+    one = Story("pp", {}, **NO_RETRIES | LEASED)
     claimer = one.queue.store.claimer
     one.port.losses = {2: REPLY, 3: REPLY}
     attempts = [claimer.attempt(), claimer.attempt()]
     for attempt in attempts:
         with pytest.raises(Lost):
-            finish(claimer.claim(attempt, 0, lambda: False, nobody_listens))
+            finish(claimer.claim(attempt, CLAIMANT, 0))
     for attempt in attempts:
-        claimer.release(attempt)
-    assert len(claimer.unsure) == 2
+        claimer.release(attempt, CLAIMANT)
+    assert len(claimer.unconfirmed) == 2
     one.handle_the_rest()
     assert one.seen == {b"0": 1, b"1": 1}
 
 
 def test_a_question_that_is_lost_after_another_was_answered_costs_no_slot():
-    """One unsure claim turns out empty, and its slot is free; the next question fails, and frees nothing twice."""
-    one = Story("p", {}, **IMPATIENT | LEASED)
+    """One unconfirmed claim turns out empty, and its slot is free; the next question fails, and frees nothing twice."""
+    one = Story("p", {}, **NO_RETRIES | LEASED)
     claimer = one.queue.store.claimer
     one.port.losses = {1: REQUEST, 2: REPLY, 4: REQUEST}
     attempts = [claimer.attempt(), claimer.attempt()]
     for attempt in attempts:
         with pytest.raises(Lost):
-            finish(claimer.claim(attempt, 0, lambda: False, nobody_listens))
-        claimer.release(attempt)
+            finish(claimer.claim(attempt, CLAIMANT, 0))
+        claimer.release(attempt, CLAIMANT)
     with pytest.raises(Lost):
         process_all(one.queue)
-    check_that_slots_are_lent_once(one.queue)
+    check_that_slots_are_acquired_once(one.queue)
     one.handle_the_rest()
     assert one.seen == {b"0": 1}
 
 
 def test_a_deduplicated_publish_whose_reply_was_lost_is_not_its_own_duplicate():
-    scene = Scene(**PATIENT)
-    queue = scene.queue(scene.port({0: REPLY}), deduplication=True)
+    setup = Setup(**RETRIES)
+    queue = setup.queue(setup.port({0: REPLY}), deduplication=True)
     assert finish(queue.publish("order")) is True
     assert finish(queue.publish("order")) is False
-    assert scene.pending == [b"order"]
+    assert setup.pending == [b"order"]
 
 
-def test_a_dropped_message_is_told_of_though_the_reply_was_lost():
-    scene = Scene(max_pending_length=1, pending_overload_policy="drop_oldest", **PATIENT)
-    publisher = scene.store(scene.port({1: REPLY})).publisher
-    (first,), (second,) = chunk_ids(b"1" * 16, 1), chunk_ids(b"2" * 16, 1)
-    finish(publisher.publish_one(first, b"a", None, lambda: False))
-    published = finish(publisher.publish_one(second, b"b", None, lambda: False))
-    assert (published.accepted, published.dropped) == ([True], (first.hex(),))
-    assert scene.pending == [b"b"]
+def test_a_dropped_message_is_reported_though_the_reply_was_lost():
+    setup = Setup(max_pending_length=1, pending_overload_policy="drop_oldest", **RETRIES)
+    sender = setup.store(setup.port({1: REPLY})).sender
+    first, second = chunk_ids(b"1" * 16, 1), chunk_ids(b"2" * 16, 1)
+    finish(sender.send(first, [OutgoingMessage(b"a")], lambda: False))
+    published = finish(sender.send(second, [OutgoingMessage(b"b")], lambda: False))
+    assert (published.accepted, published.dropped) == ([True], (first[0].hex(),))
+    assert setup.pending == [b"b"]
 
 
 def test_a_refused_publish_is_refused_again_when_its_reply_was_lost():
     """There is room by then; but this call was told no, and the caller hears the same."""
-    scene = Scene(max_pending_length=1, **PATIENT)
-    queue = scene.queue(scene.port({1: REPLY}))
+    setup = Setup(max_pending_length=1, **RETRIES)
+    queue = setup.queue(setup.port({1: REPLY}))
     finish(queue.publish("a"))
-    scene.memory.at(0, lambda: scene.memory.lists[scene.keys.pending].clear())
+    setup.memory.at(0, lambda: setup.memory.lists[setup.keys.pending].clear())
     with pytest.raises(QueueBackpressureError):
         finish(queue.publish("b"))
-    assert scene.places == {}
+    assert setup.places == {}

@@ -8,8 +8,8 @@ import pytest
 from redis_message_queue.protocol.pace import Pace
 
 
-def pace(size=100, workers=1, lease=10.0, has_heartbeat=False, in_lists=False):
-    return Pace("orders", size, workers, lease=lease, has_heartbeat=has_heartbeat, in_lists=in_lists)
+def pace(size=100, workers=1, lease=10.0, has_heartbeat=False, in_batches=False):
+    return Pace("orders", size, workers, lease=lease, has_heartbeat=has_heartbeat, in_batches=in_batches)
 
 
 def size_of(one, *, is_careful=False):
@@ -35,7 +35,7 @@ def test_a_handler_that_takes_as_long_as_a_lease_still_gets_messages(seconds):
     assert one.reserve == 5.0  # a message that was just claimed is begun
 
 
-@pytest.mark.parametrize("options", [{"has_heartbeat": True}, {"lease": None}, {"in_lists": True}], ids=str)
+@pytest.mark.parametrize("options", [{"has_heartbeat": True}, {"lease": None}, {"in_batches": True}], ids=str)
 def test_time_does_not_matter_where_leases_are_renewed_or_lists_are_handled(options):
     one = pace(**options)
     one.handled_in(1.0)
@@ -78,13 +78,13 @@ def test_what_will_not_be_reached_is_known_from_what_runs(running, workers, reac
 
 
 def test_a_list_may_fill_for_nearly_as_long_as_its_first_lease_lasts():
-    assert pace(in_lists=True).longest_wait(10.0) == 9.0
-    assert pace(in_lists=True, has_heartbeat=True).longest_wait(1.0) == math.inf
+    assert pace(in_batches=True).longest_wait(10.0) == 9.0
+    assert pace(in_batches=True, has_heartbeat=True).longest_wait(1.0) == math.inf
 
 
 @pytest.mark.parametrize(
     ("options", "enough", "too_much"),
-    [({}, 0.1, 0.11), ({"workers": 10}, 1.0, 1.1), ({"size": 1}, 10.0, 10.1), ({"in_lists": True}, 10.0, 10.1)],
+    [({}, 0.1, 0.11), ({"workers": 10}, 1.0, 1.1), ({"size": 1}, 10.0, 10.1), ({"in_batches": True}, 10.0, 10.1)],
     ids=str,
 )
 def test_it_warns_once_when_handlers_are_too_slow_for_what_is_claimed(options, enough, too_much, caplog):

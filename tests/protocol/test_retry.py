@@ -1,4 +1,4 @@
-"""Transient errors are repeated with growing pauses inside a budget, and nothing else is repeated."""
+"""Transient errors are retried with growing pauses within a budget, and other errors are not."""
 
 from itertools import accumulate, product
 
@@ -8,7 +8,9 @@ from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.retry import RetryPlan
 from tests.protocol.port import REPLY, REQUEST, Lost, MemoryPort
-from tests.protocol.scene import Scene
+from tests.protocol.setup import Setup
+
+pytestmark = pytest.mark.topic("Retries of Redis calls")
 
 PLAN = RetryPlan(budget_seconds=120.0, initial_delay_seconds=0.01, max_delay_seconds=5.0)
 
@@ -16,8 +18,9 @@ PLAN = RetryPlan(budget_seconds=120.0, initial_delay_seconds=0.01, max_delay_sec
 # The decision
 
 
+@pytest.mark.promise("Transient errors are retried within `retry_budget_seconds`, with exponential backoff and jitter.")
 @pytest.mark.parametrize(
-    ("attempt", "elapsed", "chance", "budget", "pause"),
+    ("attempt", "elapsed", "random", "budget", "pause"),
     [
         pytest.param(1, 0, 0.0, None, 0.005, id="the first pause is half the initial delay at least"),
         pytest.param(1, 0, 1.0, None, 0.010, id="and all of it at most"),
@@ -33,8 +36,8 @@ PLAN = RetryPlan(budget_seconds=120.0, initial_delay_seconds=0.01, max_delay_sec
         pytest.param(1, 0, 0.5, 0.0, None, id="a call without time is tried once"),
     ],
 )
-def test_the_pause_after_a_failed_attempt(attempt, elapsed, chance, budget, pause):
-    assert PLAN.pause(attempt, elapsed, chance, budget) == (None if pause is None else pytest.approx(pause))
+def test_the_pause_after_a_failed_attempt(attempt, elapsed, random, budget, pause):
+    assert PLAN.pause(attempt, elapsed, random, budget) == (None if pause is None else pytest.approx(pause))
 
 
 GRID = list(
@@ -48,10 +51,11 @@ GRID = list(
 )
 
 
+@pytest.mark.promise("Backoff starts at `retry_initial_delay_seconds` and never exceeds `retry_max_delay_seconds`.")
 def test_a_pause_is_positive_within_its_bounds_and_never_ends_beyond_the_budget():
-    for budget, of_call, attempt, elapsed, chance in GRID:
+    for budget, of_call, attempt, elapsed, random in GRID:
         plan = RetryPlan(budget, 0.01, 5.0)
-        pause = plan.pause(attempt, elapsed, chance, of_call)
+        pause = plan.pause(attempt, elapsed, random, of_call)
         left = min(budget, budget if of_call is None else of_call) - elapsed
         if pause is None:
             assert left <= 0
@@ -62,9 +66,9 @@ def test_a_pause_is_positive_within_its_bounds_and_never_ends_beyond_the_budget(
 
 
 def test_more_budget_never_means_less_patience():
-    for budget, of_call, attempt, elapsed, chance in GRID:
-        less = RetryPlan(budget, 0.01, 5.0).pause(attempt, elapsed, chance, of_call) or 0
-        more = RetryPlan(budget + 1, 0.01, 5.0).pause(attempt, elapsed, chance, of_call) or 0
+    for budget, of_call, attempt, elapsed, random in GRID:
+        less = RetryPlan(budget, 0.01, 5.0).pause(attempt, elapsed, random, of_call) or 0
+        more = RetryPlan(budget + 1, 0.01, 5.0).pause(attempt, elapsed, random, of_call) or 0
         assert more >= less
 
 
@@ -73,8 +77,9 @@ def test_later_attempts_never_pause_for_less_while_the_budget_lasts():
     assert pauses == sorted(pauses)
 
 
+@pytest.mark.promise("Transient errors are retried within `retry_budget_seconds`, with exponential backoff and jitter.")
 def test_callers_that_failed_together_come_back_apart():
-    assert len({PLAN.pause(5, 0, chance / 100) for chance in range(100)}) == 100
+    assert len({PLAN.pause(5, 0, random / 100) for random in range(100)}) == 100
 
 
 # The loop around it
@@ -83,25 +88,26 @@ def test_callers_that_failed_together_come_back_apart():
 class Broken(MemoryPort):
     """A port whose every call fails, in a moment."""
 
-    async def call(self, command, open_keys, arguments):
+    async def call(self, command, extra_keys, arguments):
         self.memory.pass_time(0.001)
         self.losses[self.exchanges] = REQUEST
-        return await super().call(command, open_keys, arguments)
+        return await super().call(command, extra_keys, arguments)
 
 
-def broken(**settings: float) -> tuple[Scene, Broken]:
-    scene = Scene(**settings)
-    return scene, Broken(scene.memory)
+def broken(**settings: float) -> tuple[Setup, Broken]:
+    setup = Setup(**settings)
+    return setup, Broken(setup.memory)
 
 
+@pytest.mark.promise("Transient errors are retried within `retry_budget_seconds`, with exponential backoff and jitter.")
 @pytest.mark.parametrize("budget", [0.2, 3.0, 47.0])
 @pytest.mark.parametrize("luck", [0.0, 0.5, 0.999])
 def test_a_call_is_repeated_until_its_budget_is_spent_and_not_longer(budget, luck):
-    scene, port = broken(retry_budget_seconds=budget)
+    setup, port = broken(retry_budget_seconds=budget)
     port.luck = luck
     started = port.now()
     with pytest.raises(RetryBudgetExhaustedError) as caught:
-        finish(scene.queue(port).publish("a"))
+        finish(setup.queue(port).publish("a"))
     assert isinstance(caught.value.__cause__, Lost)
     assert caught.value.operation == "publish"
     assert budget <= port.now() - started <= budget + 0.002  # the last attempt is made when the budget ends
@@ -112,17 +118,17 @@ def test_a_call_is_repeated_until_its_budget_is_spent_and_not_longer(budget, luc
 
 
 def test_without_a_budget_the_original_error_comes_through_after_one_attempt():
-    scene, port = broken(retry_budget_seconds=0)
+    setup, port = broken(retry_budget_seconds=0)
     with pytest.raises(Lost) as caught:
-        finish(scene.queue(port).publish("a"))
+        finish(setup.queue(port).publish("a"))
     assert caught.value.__cause__ is None
     assert port.verbs() == ["publish"]
     assert port.sleeps == []
 
 
 def test_an_error_that_would_come_again_is_not_repeated():
-    scene = Scene()
-    port = scene.port()
+    setup = Setup()
+    port = setup.port()
 
     async def refuse(*arguments):
         port.sent.append(arguments)
@@ -130,22 +136,22 @@ def test_an_error_that_would_come_again_is_not_repeated():
 
     port.call = refuse
     with pytest.raises(ValueError, match="a wrong type of key"):
-        finish(scene.queue(port).publish("a"))
+        finish(setup.queue(port).publish("a"))
     assert len(port.sent) == 1
     assert port.sleeps == []
 
 
 def test_an_interrupt_is_not_an_error_to_be_repeated():
-    scene = Scene()
-    port = scene.port(break_at=(1,))
+    setup = Setup()
+    port = setup.port(break_at=(1,))
     with pytest.raises(KeyboardInterrupt):
-        finish(scene.queue(port).publish("a"))
+        finish(setup.queue(port).publish("a"))
     assert port.verbs() == ["publish"]
 
 
 def test_a_call_that_succeeds_at_last_has_slept_a_little_longer_each_time():
-    scene = Scene()
-    port = scene.port({0: REQUEST, 1: REPLY, 2: REPLY})
-    assert finish(scene.queue(port).publish("a"))
+    setup = Setup()
+    port = setup.port({0: REQUEST, 1: REPLY, 2: REPLY})
+    assert finish(setup.queue(port).publish("a"))
     assert port.sleeps == pytest.approx([0.0075, 0.015, 0.03])
-    assert scene.pending == [b"a"]
+    assert setup.pending == [b"a"]

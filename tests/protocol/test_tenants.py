@@ -1,4 +1,4 @@
-"""Tenants take turns, weighted if somebody says so, and whoever asks is never told 'empty' while one of them waits."""
+"""Tenants take turns, by weight if they have one, and no claim is empty while one of them waits."""
 
 from itertools import product
 
@@ -7,43 +7,41 @@ import pytest
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from tests.protocol.port import REPLY, REQUEST, Lost
-from tests.protocol.scene import Scene, nobody_listens, process_all
+from tests.protocol.setup import CLAIMANT, Listener, Setup, process_all
 
 
-def filled(lines: dict[str | None, int], **settings: object) -> Scene:
+def filled(lines: dict[str | None, int], **settings: object) -> Setup:
     """So many messages of each tenant, whose payload is its name and a number."""
-    scene = Scene(**settings)
-    queue = scene.queue()
+    setup = Setup(**settings)
+    queue = setup.queue()
     for tenant, number in lines.items():
         name = tenant or "nobody"
-        finish(queue.outbox.publish_many([f"{name}{place}" for place in range(number)], tenant=tenant))
-    return scene
+        finish(queue.publisher.publish_many([f"{name}{place}" for place in range(number)], tenant=tenant))
+    return setup
 
 
 def taken(queue: QueueProtocol, *counts: int) -> list[str]:
     """Whose messages claims of so many each bring, in their order."""
     claimer = queue.store.claimer
     claims = [
-        claim
-        for count in counts
-        for claim in finish(claimer.claim(claimer.attempt(), 0, lambda: False, nobody_listens, count)).claims
+        claim for count in counts for claim in finish(claimer.claim(claimer.attempt(), CLAIMANT, 0, count)).claims
     ]
     return [claim.envelope.tenant or "nobody" for claim in claims]
 
 
 @pytest.mark.parametrize("counts", [(1,) * 8, (2,) * 4, (3, 3, 2), (8,)], ids=str)
 def test_tenants_take_turns_however_many_are_claimed_at_once(counts):
-    """A backlog of one is no disadvantage for another; whoever has no tenant takes turns with the rest."""
-    scene = filled({"ann": 50, "bob": 2, None: 50, "cid": 1})
-    order = taken(scene.queue(), *counts)
+    """A backlog of one is no disadvantage for another; messages without a tenant take turns with the rest."""
+    setup = filled({"ann": 50, "bob": 2, None: 50, "cid": 1})
+    order = taken(setup.queue(), *counts)
     assert set(order[:4]) == {"ann", "bob", "cid", "nobody"}
     assert set(order[4:7]) == {"ann", "bob", "nobody"}
 
 
 def test_a_queue_without_tenants_knows_of_no_turns():
-    scene = filled({None: 3})
-    taken(scene.queue(), 1, 2)
-    assert not scene.memory.zsets[scene.keys.tenants]
+    setup = filled({None: 3})
+    taken(setup.queue(), 1, 2)
+    assert not setup.memory.zsets[setup.keys.tenant_ring]
 
 
 # Weights
@@ -52,46 +50,46 @@ def test_a_queue_without_tenants_knows_of_no_turns():
 WEIGHTS = {"ann": 3, "bob": 1}
 
 
-def test_weights_are_told_before_the_first_claim_of_an_object_and_not_again():
-    scene = filled({"ann": 9, "bob": 9}, tenant_weights=WEIGHTS)
-    port = scene.port()
-    taken(scene.queue(port), 1, 1)
-    assert port.verbs() == ["HDEL", "claim", "claim"]
-    assert scene.memory.hashes[scene.keys.weights] == {b"ann": 3}
+def test_weights_are_written_before_the_first_claim_of_an_object_and_not_again():
+    setup = filled({"ann": 9, "bob": 9}, tenant_weights=WEIGHTS)
+    port = setup.port()
+    taken(setup.queue(port), 1, 1)
+    assert port.verbs() == ["open_queue", "claim", "claim"]
+    assert setup.memory.hashes[setup.keys.weights] == {b"ann": 3}
 
 
 @pytest.mark.parametrize("counts", [(1,) * 8, (4, 4), (8,)], ids=str)
 def test_a_tenant_with_three_times_the_weight_has_three_times_the_turns(counts):
-    scene = filled({"ann": 9, "bob": 9}, tenant_weights=WEIGHTS)
-    order = taken(scene.queue(), *counts)
+    setup = filled({"ann": 9, "bob": 9}, tenant_weights=WEIGHTS)
+    order = taken(setup.queue(), *counts)
     assert order.count("ann") == 6
     assert "bob" in order[:4]
 
 
-def test_weights_whose_telling_was_lost_are_told_again_before_anything_is_claimed():
+def test_weights_whose_writing_was_lost_are_written_again_before_anything_is_claimed():
     for first, second in product((REQUEST, REPLY), repeat=2):
-        scene = filled({"ann": 1, "bob": 1}, tenant_weights=WEIGHTS)
-        port = scene.port({0: first, 1: second})
-        assert len(process_all(scene.queue(port))) == 2
-        assert port.verbs()[:4] == ["HDEL"] * 3 + ["claim"]
+        setup = filled({"ann": 1, "bob": 1}, tenant_weights=WEIGHTS)
+        port = setup.port({0: first, 1: second})
+        assert len(process_all(setup.queue(port))) == 2
+        assert port.verbs()[:4] == ["open_queue"] * 3 + ["claim"]
 
 
 def test_a_consumer_that_cannot_tell_its_weights_claims_nothing_and_tries_again():
-    scene = filled({"ann": 1}, tenant_weights=WEIGHTS, retry_budget_seconds=0)
-    port = scene.port({0: REQUEST})
-    queue = scene.queue(port)
+    setup = filled({"ann": 1}, tenant_weights=WEIGHTS, retry_budget_seconds=0)
+    port = setup.port({0: REQUEST})
+    queue = setup.queue(port)
     with pytest.raises(Lost):
         process_all(queue)
-    assert (port.verbs(), len(queue.store.claimer.unsure)) == (["HDEL"], 0)
+    assert (port.verbs(), len(queue.store.claimer.unconfirmed)) == (["open_queue"], 0)
     assert process_all(queue) == [b"ann0"]
-    assert port.verbs()[1:3] == ["HDEL", "claim"]
+    assert port.verbs()[1:3] == ["open_queue", "claim"]
 
 
-def test_a_weight_of_one_takes_back_what_was_told_before():
-    scene = Scene(tenant_weights={"ann": 1, "bob": 2})
-    scene.memory.hashes[scene.keys.weights] = {b"ann": 3}
-    taken(scene.queue(), 1)
-    assert scene.memory.hashes[scene.keys.weights] == {b"bob": 2}
+def test_a_weight_of_one_takes_back_what_was_written_before():
+    setup = Setup(tenant_weights={"ann": 1, "bob": 2})
+    setup.memory.hashes[setup.keys.weights] = {b"ann": 3}
+    taken(setup.queue(), 1)
+    assert setup.memory.hashes[setup.keys.weights] == {b"bob": 2}
 
 
 # Never told 'empty' while there is work
@@ -100,21 +98,21 @@ def test_a_weight_of_one_takes_back_what_was_told_before():
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_the_dead_of_many_tenants_do_not_hide_a_living_message(count):
     """More tenants than one claim turns to have nothing but what was delivered too often."""
-    scene = filled({f"t{number}": 1 for number in range(9)}, max_delivery_count=1)
-    store = scene.store()
-    found = finish(store.claimer.claim(store.claimer.attempt(), 0, lambda: False, nobody_listens, 9))
-    finish(store.settler.give_back(found.claims, forgiven=False))
-    finish(scene.queue().publish("good", tenant="z"))
-    found = finish(store.claimer.claim(store.claimer.attempt(), 0, lambda: False, nobody_listens, count))
+    setup = filled({f"t{number}": 1 for number in range(9)}, max_delivery_count=1)
+    store, listener = setup.store(), Listener()
+    found = finish(store.claimer.claim(store.claimer.attempt(), CLAIMANT, 0, 9))
+    finish(store.settler.requeue(found.claims, forgiven=False))
+    finish(setup.queue().publish("good", tenant="z"))
+    found = finish(store.claimer.claim(store.claimer.attempt(), listener, 0, count))
     assert [claim.envelope.payload for claim in found.claims] == [b"good"]
-    assert len(found.dead) == len(scene.dead) == 9
-    assert not scene.memory.zsets[scene.keys.tenants]
+    assert len(listener.dead) == len(setup.dead) == 9
+    assert not setup.memory.zsets[setup.keys.tenant_ring]
 
 
 def test_what_came_back_goes_first_in_its_own_tenants_turn_and_delays_no_other():
     """Three messages of one tenant were lost with their consumer; another's only message is the second to go."""
-    scene = filled({"ann": 5})
-    taken(scene.queue(), 3)
-    finish(scene.queue().publish("bob0", tenant="bob"))
-    scene.let_leases_run_out()
-    assert process_all(scene.queue()) == [b"ann0", b"bob0", b"ann1", b"ann2", b"ann3", b"ann4"]
+    setup = filled({"ann": 5})
+    taken(setup.queue(), 3)
+    finish(setup.queue().publish("bob0", tenant="bob"))
+    setup.let_leases_run_out()
+    assert process_all(setup.queue()) == [b"ann0", b"bob0", b"ann1", b"ann2", b"ann3", b"ann4"]

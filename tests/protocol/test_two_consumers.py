@@ -1,4 +1,4 @@
-"""Several consumers at once, in every order of their steps: what one holds, no other can get, settle or renew."""
+"""Several consumers, in every order of their steps: no other consumer can get, settle or renew a held message."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,36 +12,38 @@ from redis_message_queue.asyncio.batch import ProcessMessages
 from redis_message_queue.asyncio.queue import ProcessMessage
 from redis_message_queue.errors import CleanupFailedError
 from redis_message_queue.events import EventOperation, QueueEvent
+from redis_message_queue.protocol.claim import Claimant
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from tests.protocol.port import REPLY, REQUEST, Lost, Turn, late
-from tests.protocol.scene import (
-    HandlerError,
-    Scene,
-    check_that_slots_are_lent_once,
-    give_back,
-    nobody_listens,
-    process_all,
-)
 from tests.protocol.schedule import Actor, every_order
+from tests.protocol.setup import (
+    HandlerError,
+    Setup,
+    check_that_slots_are_acquired_once,
+    process_all,
+    requeue,
+)
 
-ENDS = ("ack", "fail", "renew", "give back", "put off")
+pytestmark = pytest.mark.topic("Retries of Redis calls")
+
+ENDS = ("ack", "fail", "renew", "requeue", "retry later")
 
 
 class Play:
     """Some messages, some consumers, and what happened to them, in the order in which it did."""
 
     def __init__(self, messages: int, tenants: Sequence[str | None] = (None,), **settings: object) -> None:
-        self.scene = Scene(**settings)
+        self.setup = Setup(**settings)
         self.log: list[tuple[str, Any]] = []
         self.seen: Counter[bytes] = Counter()
-        publisher = self.scene.queue()
+        publisher = self.setup.queue()
         for number, tenant in zip(range(messages), cycle(tenants), strict=False):
             finish(publisher.publish(str(number), tenant=tenant))
 
     def queue(self, who: Any, losses: Any = None, **options: Any) -> QueueProtocol:
-        port = self.scene.port(losses, suspends=True, **options)
-        return self.scene.queue(port, on_event=self._listener(who))
+        port = self.setup.port(losses, suspends=True, **options)
+        return self.setup.queue(port, on_event=self._listener(who))
 
     def _listener(self, who: Any) -> Callable[[QueueEvent], None]:
         words = {
@@ -65,34 +67,34 @@ class Play:
                 return
             self.log.append(("claimed", who))
             self.seen[payload] += 1
-            delivery = context._delivery
+            block = context._block
             if end == "fail":
                 raise HandlerError
             if end == "renew":
-                (renewed,) = await queue.store.settler.renew([delivery.claim], 1.0)
+                (renewed,) = await queue.store.settler.renew([block.claimed], 1.0)
                 self.log.append(("renewed" if renewed else "refused", who))
-            if end == "give back":
-                delivery.hands_off = True
-                given = await give_back(queue, delivery.claim, forgiven=False)
-                self.log.append(("given back" if given else "refused", who))
-            if end == "put off":
-                delivery.hands_off = True
-                put_off = await queue.store.settler.put_off(delivery.claim, 0, ValueError())
-                self.log.append(("given back" if put_off else "refused", who))
+            if end == "requeue":
+                block.is_left_alone = True
+                given = await requeue(queue, block.claimed, forgiven=False)
+                self.log.append(("requeued" if given else "refused", who))
+            if end == "retry later":
+                block.is_left_alone = True
+                retry_later = await queue.store.settler.retry_later(block.claimed, 0, ValueError())
+                self.log.append(("requeued" if retry_later else "refused", who))
 
     async def batch_consumer(self, queue: QueueProtocol, *ends: str) -> None:
         """The same with two messages at a time."""
         for end in ends:
             with suppress(HandlerError, Lost, CleanupFailedError):
-                async with ProcessMessages(queue.batch(2, 0)) as batch:
+                async with ProcessMessages(queue, 2, 0) as batch:
                     self.seen.update(message.payload for message in batch)
-                    if end == "give back":
+                    if end == "requeue":
                         raise HandlerError
 
     async def time(self) -> None:
         """At some moment all leases run out."""
         await Turn()
-        self.scene.let_leases_run_out()
+        self.setup.let_leases_run_out()
         self.log.append(("run out", None))
 
     def check_the_fences(self) -> None:
@@ -106,12 +108,13 @@ class Play:
                 assert not done, "it was delivered after it had been settled"
                 holder, leased = who, True
             elif what == "refused":
-                assert who != holder or done, "a holder was refused"
+                # When its lease has run out, another may have claimed the message and not begun with it.
+                assert who != holder or done or not leased, "a holder was refused"
             else:
                 assert who == holder and not done, f"it was {what} by one who had lost it"
                 leased = leased or what == "renewed"
                 done = what == "settled"
-                holder = None if what == "given back" else holder
+                holder = None if what == "requeued" else holder
 
 
 def orders_of(begin: Callable[[], tuple[Play, list[Actor]]], check: Callable[[Play], None]) -> int:
@@ -119,18 +122,19 @@ def orders_of(begin: Callable[[], tuple[Play, list[Actor]]], check: Callable[[Pl
 
     def begin_anew() -> tuple[Any, list[Actor], Callable[[], None]]:
         play, actors = begin()
-        return play.scene.memory, actors, lambda: check(play)
+        return play.setup.memory, actors, lambda: check(play)
 
     return every_order(begin_anew)
 
 
 def check_each_is_in_one_place(play: Play, messages: int) -> None:
-    assert play.scene.places == {b"%d" % number: 1 for number in range(messages)}
+    assert play.setup.places == {b"%d" % number: 1 for number in range(messages)}
 
 
 # Two queue objects
 
 
+@pytest.mark.promise("Each message goes to exactly one of the competing consumers.")
 @pytest.mark.parametrize("between", [False, True], ids=["calls", "calls-and-answers"])
 def test_two_consumers_never_get_the_same_message(between):
     """Each of two messages is handled by one of them, however their claims and acks fall."""
@@ -141,7 +145,7 @@ def test_two_consumers_never_get_the_same_message(between):
 
     def check(play: Play) -> None:
         assert play.seen == {b"0": 1, b"1": 1}
-        assert sorted(play.scene.completed) == [b"0", b"1"]
+        assert sorted(play.setup.completed) == [b"0", b"1"]
 
     assert orders_of(begin, check) >= (70 if between else 6)
 
@@ -161,8 +165,8 @@ def test_three_consumers_share_four_messages_without_doubling_one():
 
 @pytest.mark.parametrize("tenant", [None, "ann"], ids=["in line", "of a tenant"])
 @pytest.mark.parametrize(("first", "second"), list(product(ENDS, ENDS)))
-def test_only_the_holder_can_ack_fail_renew_give_back_or_put_off(first, second, tenant):
-    """The lease runs out at any moment; whoever lost it is refused, and the other's message stays as it is."""
+def test_only_the_owner_can_ack_fail_renew_requeue_or_retry_later(first, second, tenant):
+    """The lease expires at any moment; the consumer that lost it is refused, and the other keeps the message."""
 
     def begin() -> tuple[Play, list[Actor]]:
         play = Play(1, [tenant])
@@ -201,9 +205,9 @@ def test_a_loss_between_two_consumers_gives_neither_the_others_message(place, lo
         return play, [play.consumer("A", lossy, "ack", "ack"), play.consumer("B", sound, "ack")]
 
     def check(play: Play) -> None:
-        play.scene.memory.let_all_stragglers_in()
+        play.setup.memory.run_all_late_requests()
         assert play.seen == {b"0": 1, b"1": 1}
-        assert sorted(play.scene.completed) == [b"0", b"1"]
+        assert sorted(play.setup.completed) == [b"0", b"1"]
 
     assert orders_of(begin, check) >= 10
 
@@ -220,25 +224,25 @@ def test_two_consumers_of_batches_never_get_the_same_message(tenants, lost):
 
     def check(play: Play) -> None:
         assert play.seen == {b"0": 1, b"1": 1, b"2": 1}
-        assert sorted(play.scene.completed) == [b"0", b"1", b"2"]
+        assert sorted(play.setup.completed) == [b"0", b"1", b"2"]
 
     assert orders_of(begin, check) >= 6
 
 
 @pytest.mark.parametrize("tenants", [[None], ["ann", "bob"]], ids=str)
 def test_a_batch_that_comes_back_while_others_take_theirs_is_neither_lost_nor_doubled(tenants):
-    """Given back by a failing handler, or because its lease ran out at any moment."""
+    """Requeued by a failing handler, or because its lease ran out at any moment."""
 
     def begin() -> tuple[Play, list[Actor]]:
         play = Play(3, tenants)
-        actors = [play.batch_consumer(play.queue("A"), "give back"), play.batch_consumer(play.queue("B"), "ack")]
+        actors = [play.batch_consumer(play.queue("A"), "requeue"), play.batch_consumer(play.queue("B"), "ack")]
         return play, [*actors, play.time()]
 
     def check(play: Play) -> None:
         check_each_is_in_one_place(play, 3)
-        play.scene.let_leases_run_out()
-        process_all(play.scene.queue())
-        assert sorted(play.scene.completed) == [b"0", b"1", b"2"]
+        play.setup.let_leases_run_out()
+        process_all(play.setup.queue())
+        assert sorted(play.setup.completed) == [b"0", b"1", b"2"]
 
     assert orders_of(begin, check) >= 20
 
@@ -246,10 +250,11 @@ def test_a_batch_that_comes_back_while_others_take_theirs_is_neither_lost_nor_do
 # Two consumers of one queue object
 
 
+@pytest.mark.promise("A lost claim is recovered by exactly one consumer.")
 @pytest.mark.parametrize("lost", [REQUEST, REPLY], ids=str)
 @pytest.mark.parametrize("place", range(5))
-def test_an_unsure_claim_of_one_object_is_found_by_one_of_its_consumers(place, lost):
-    """They share the list of unsure claims, and no two of them follow the same one."""
+def test_an_unconfirmed_claim_of_one_object_is_recovered_by_one_of_its_consumers(place, lost):
+    """They share the list of unconfirmed claims, and no two of them recover the same one."""
 
     def begin() -> tuple[Play, list[Actor]]:
         play = Play(2, retry_budget_seconds=0)
@@ -257,26 +262,26 @@ def test_an_unsure_claim_of_one_object_is_found_by_one_of_its_consumers(place, l
         return play, [play.consumer(who, play.shared, "ack", "ack") for who in "AB"]
 
     def check(play: Play) -> None:
-        check_that_slots_are_lent_once(play.shared)
-        play.seen.update(process_all(play.scene.queue()))
+        check_that_slots_are_acquired_once(play.shared)
+        play.seen.update(process_all(play.setup.queue()))
         assert max(play.seen.values()) == 1
         check_each_is_in_one_place(play, 2)
 
     assert orders_of(begin, check) >= 20
 
 
-# The bell
+# The wake-up key
 
 
 class Hall:
     """Consumers of every kind around one line: some wait, some only look in, one is told to stop."""
 
-    WAIT = 0.9  # less than a slice: whoever is woken late was woken by nobody
+    WAIT = 0.9  # less than a slice: a consumer that wakes later was not woken up
 
     def __init__(self) -> None:
         self.play = Play(0)
-        self.scene = self.play.scene
-        self.started = self.scene.port().now()
+        self.setup = self.play.setup
+        self.started = self.setup.port().now()
         self.stopped = False
         self.delays: dict[bytes, float] = {}
         self.left_empty_handed: list[str] = []
@@ -288,9 +293,9 @@ class Hall:
         await self._claim("passer-by", 0, lambda: False)
 
     async def _claim(self, kind: str, wait_seconds: float, stopped: Callable[[], bool]) -> None:
-        port = self.scene.port(suspends=True)
-        claimer = self.scene.store(port).claimer
-        found = await claimer.claim(claimer.attempt(), wait_seconds, stopped, nobody_listens)
+        port = self.setup.port(suspends=True)
+        claimer = self.setup.store(port).claimer
+        found = await claimer.claim(claimer.attempt(), Claimant("orders", stopped), wait_seconds)
         if found.claims:
             payload = found.claims[0].envelope.payload
             self.play.seen[payload] += 1
@@ -316,28 +321,28 @@ class Hall:
 
     def check(self) -> None:
         assert all(times == 1 for times in self.play.seen.values())
-        assert not (self.scene.pending and "waiter" in self.left_empty_handed)
+        assert not (self.setup.pending and "waiter" in self.left_empty_handed)
 
 
 @pytest.mark.parametrize(("waiters", "messages"), [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (3, 2)])
-def test_the_bell_wakes_a_waiter_for_every_message(waiters, messages):
+def test_a_wakeup_wakes_a_waiter_for_every_message(waiters, messages):
     """No message lies in the line while somebody sleeps through a slice beside it."""
 
     def begin() -> tuple[Any, list[Actor], Callable[[], None]]:
         hall = Hall()
-        return hall.scene.memory, [*(hall.waiter() for _ in range(waiters)), hall.publisher(messages)], hall.check
+        return hall.setup.memory, [*(hall.waiter() for _ in range(waiters)), hall.publisher(messages)], hall.check
 
     assert every_order(begin) >= 2
 
 
 @pytest.mark.parametrize(("waiters", "messages"), [(1, 1), (1, 2), (2, 2)])
 def test_who_only_looks_in_takes_no_waiters_turn_away(waiters, messages):
-    """A claim that never waited passes no baton on, because it took none."""
+    """A claim that never waited passes no wake-up on, because it took none."""
 
     def begin() -> tuple[Any, list[Actor], Callable[[], None]]:
         hall = Hall()
         actors = [*(hall.waiter() for _ in range(waiters)), hall.passer_by(), hall.publisher(messages)]
-        return hall.scene.memory, actors, hall.check
+        return hall.setup.memory, actors, hall.check
 
     assert every_order(begin) >= 8
 
@@ -346,12 +351,12 @@ def test_who_only_looks_in_takes_no_waiters_turn_away(waiters, messages):
     ("waiters", "delays"), [(1, (0.4,)), (3, (0.4,)), (2, (0.3, 0.6)), (2, (0.6, 0.3)), (2, (0.3, 0.3))], ids=str
 )
 def test_a_delayed_message_is_taken_when_its_time_comes_while_somebody_waits(waiters, delays):
-    """Also if it is published after another whose time comes later, and whoever hears of it is not on watch."""
+    """Also if it is published after one that is due later, and another consumer is the timer owner."""
 
     def begin() -> tuple[Any, list[Actor], Callable[[], None]]:
         hall = Hall()
         actors = [*(hall.waiter() for _ in range(waiters)), hall.publisher_of_delayed(*delays)]
-        return hall.scene.memory, actors, lambda: check(hall)
+        return hall.setup.memory, actors, lambda: check(hall)
 
     def check(hall: Hall) -> None:
         hall.check()
@@ -367,6 +372,6 @@ def test_a_waiter_that_is_stopped_passes_its_token_on(messages):
     def begin() -> tuple[Any, list[Actor], Callable[[], None]]:
         hall = Hall()
         actors = [hall.waiter(stops=True), hall.waiter(), hall.stop(), hall.publisher(messages)]
-        return hall.scene.memory, actors, hall.check
+        return hall.setup.memory, actors, hall.check
 
     assert every_order(begin) >= 30

@@ -24,7 +24,7 @@ def source_class() -> type:
     from pyspark.sql.datasource import DataSource
 
     from redis_message_queue.spark.options import SourceOptions
-    from redis_message_queue.spark.rows import messages_schema, rows_of
+    from redis_message_queue.spark.rows import messages_schema, row_encoder
     from redis_message_queue.spark.source import QueueStreamReader
 
     class MortalReader(QueueStreamReader):
@@ -55,11 +55,11 @@ def source_class() -> type:
         def read(self, partition: Any) -> Any:
             for nth, batch in enumerate(super().read(partition)):
                 if nth == 1:
-                    self.die_at("read", {"number": partition.number})
+                    self.die_at("read", {"batch": partition.batch})
                 yield batch
 
         def die_at(self, place: str, offset: Any) -> None:
-            if self.die != f"{place} {offset['number']}":
+            if self.die != f"{place} {offset['batch']}":
                 return
             if place == "read":
                 from pyspark import TaskContext
@@ -81,8 +81,8 @@ def source_class() -> type:
         def streamReader(self, schema: Any) -> Any:
             told = {"consumergroup": "reports", "leaseseconds": "1"} | dict(self.options)
             die, kill = told.pop("die", None), [int(one) for one in told.pop("kill", "").split()]
-            options = SourceOptions.of(told)
-            return MortalReader(options, rows_of(schema, options.queue), die, kill)
+            options = SourceOptions.from_spark(told)
+            return MortalReader(options, row_encoder(schema, options.queue), die, kill)
 
     return Source
 

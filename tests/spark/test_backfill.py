@@ -17,7 +17,9 @@ from redis_message_queue.errors import (
     QueueBackpressureError,
     SelectionError,
 )
-from redis_message_queue.spark.jobs.backfill import BackfillOptions, Notes, backfill
+from redis_message_queue.spark.jobs.backfill import BackfillOptions, FinishedFiles, backfill
+
+pytestmark = pytest.mark.topic("Data pipeline")
 
 
 @pytest.fixture
@@ -37,7 +39,8 @@ class Stopped(Exception):
     """A run that is broken off."""
 
 
-def test_a_run_that_was_broken_off_is_gone_on_with_file_by_file(spark, server, client, queue, tmp_path):
+@pytest.mark.promise("A backfill publishes each row once and continues where it stopped.")
+def test_an_interrupted_run_is_continued_file_by_file(spark, server, client, queue, tmp_path):
     for number in range(4):
         rows = [{"order": number * 10 + place, "who": f"t{place % 2}", "note": None} for place in range(10)]
         json_lines(tmp_path / f"{number}.json", rows)
@@ -70,6 +73,7 @@ def test_a_run_that_was_broken_off_is_gone_on_with_file_by_file(spark, server, c
     assert backfill(spark, again).published == 0, "whatever is read again, keys suppress what is there"
 
 
+@pytest.mark.promise("A backfill publishes each row once and continues where it stopped.")
 def test_without_a_key_column_equal_rows_are_as_many_as_they_are(spark, server, client, queue, tmp_path):
     """And a file that was half done is told apart row by row, whatever the order."""
     for name in ("a", "b"):
@@ -79,8 +83,8 @@ def test_without_a_key_column_equal_rows_are_as_many_as_they_are(spark, server, 
     )
     assert backfill(spark, options).published == 6
     assert payloads(queue) == {"same": 4, "other": 2}
-    with Notes(options) as notes:
-        client.delete(notes.key)
+    with FinishedFiles(options) as finished:
+        client.delete(finished.key)
     lost = backfill(spark, options)
     assert (lost.published, lost.suppressed) == (0, 6)
 
@@ -110,7 +114,7 @@ def test_a_full_queue_is_waited_for_and_then_named(spark, server, client, queue)
         payload_column="id",
         dedup_key_column="id",
         max_pending_length=10,
-        wait_seconds=0.1,
+        pending_overload_block_timeout_seconds=0.1,
     )
     with pytest.raises(QueueBackpressureError, match=r"the queue is full for 0\.1 s: max_pending_length is 10"):
         backfill(spark, options)

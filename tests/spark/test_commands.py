@@ -1,4 +1,4 @@
-"""`rmq spark` runs the jobs of the pipeline and looks after consumer groups, and says in one line what went wrong."""
+"""`rmq spark` runs the jobs and manages consumer groups, and reports an error in one line."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import redis
@@ -14,13 +13,15 @@ from pyspark.sql import SparkSession
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.__main__ import main
-from redis_message_queue.cli.demo.pipeline import report_on
-from redis_message_queue.cli.demo.screen import PlainScreen
-from redis_message_queue.cli.frame import ExitStatus
-from redis_message_queue.cli.spark import choices
+from redis_message_queue.cli.demo.command import make_report
+from redis_message_queue.cli.exit_status import ExitStatus
+from redis_message_queue.cli.spark import options as cli_options
 from redis_message_queue.embedded import SETTING, EmbeddedRedis
 from redis_message_queue.errors import MissingExtraError
-from redis_message_queue.spark.groups import Groups
+from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.options import SourceOptions
+
+pytestmark = pytest.mark.topic("Data pipeline")
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def queue(client: redis.Redis) -> RedisMessageQueue:
     return queue
 
 
+@pytest.mark.promise("You can run each job from the shell, with one line and an exit status for each mistake.")
 def test_an_archive_is_made_reported_on_and_replayed_from(rmq, queue, tmp_path, spark: SparkSession):
     """The same story as in the documentation, each command as its user would write it."""
     archive = str(tmp_path / "archive")
@@ -62,25 +64,21 @@ def test_an_archive_is_made_reported_on_and_replayed_from(rmq, queue, tmp_path, 
     assert (status, json.loads(out)["rows"], err) == (0, 0, "")
     assert rmq("compact", "orders", archive, "--json")[0] == 0
 
-    status, out, err = rmq("report", "orders", archive)
-    assert (status, re.search(r"verdict +(\w+)", out)[1]) == (0, "balanced")
-    page = Path(re.search(r"page +(\S+)", out)[1].removeprefix("file://"))
-    assert page.parent.name == "archive-report"
+    status, out, err = rmq("report", "orders", archive, "--json")
+    told, page = json.loads(out), tmp_path / "archive-report" / "report.html"
+    assert (status, err, told["verdict"], told["page"]) == (0, "", "balanced", str(page))
     assert "<html" in page.read_text()
-
-    status, out, err = rmq("report", "orders", archive, "--json", "--output", str(tmp_path / "report"))
-    told = json.loads(out)["figures"]
-    assert (status, err) == (0, "")
-    assert told == json.loads((tmp_path / "report" / "report.json").read_text())
+    assert told["statistics"] == json.loads(page.with_name("report.json").read_text())
 
     asked = ("replay", "orders", "--archive", archive, "--where", "error_type == 'TimeoutError'", "--json")
     assert json.loads(rmq(*asked, "--dry-run")[1])["matched"] == 2
     assert queue.stats().pending == 1
-    assert [json.loads(rmq(*asked)[1])["published"] for _ in range(2)] == [2, 0]
+    assert json.loads(rmq(*asked)[1])["published"] == 2
     assert queue.stats().pending == 3
     assert SparkSession.getActiveSession() is spark, "a session that was there before goes on"
 
 
+@pytest.mark.promise("You can run each job from the shell, with one line and an exit status for each mistake.")
 def test_a_file_is_published_by_the_ending_of_its_name(rmq, client, tmp_path, spark):
     source = tmp_path / "orders.jsonl"
     source.write_text("".join(f'{{"order": {order}, "who": "acme"}}\n' for order in range(5)))
@@ -90,20 +88,21 @@ def test_a_file_is_published_by_the_ending_of_its_name(rmq, client, tmp_path, sp
     assert RedisMessageQueue("orders", client=client).tenant("acme").length() == 5
 
 
+@pytest.mark.promise("You can run each job from the shell, with one line and an exit status for each mistake.")
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (("archive", "orders", "x"), ExitStatus.NO, "the queue 'orders' has no journal"),
-        (("report", "orders", "x"), ExitStatus.NO, "there is no archive of the queue 'orders' at x"),
-        (("replay", "orders", "--where", "no such thing"), ExitStatus.USAGE, "where: it cannot be read"),
+        (("archive", "orders", "x"), ExitStatus.FAILED, "the queue 'orders' has no journal"),
+        (("report", "orders", "x"), ExitStatus.FAILED, "there is no archive of the queue 'orders' at "),
+        (("replay", "orders", "--where", "no such thing"), ExitStatus.USAGE, "where: the condition cannot be parsed"),
         (("backfill", "orders", "x"), ExitStatus.USAGE, "--format"),
         (("backfill", "orders", "x.json"), ExitStatus.USAGE, "x.json"),
         (("backfill", "orders", "x", "--format", "xml"), ExitStatus.USAGE, "format must be one of json, csv"),
         (("report", "orders", "x", "--conf", "nothing"), ExitStatus.USAGE, "'nothing' is not NAME=VALUE"),
-        (("report", "orders", "x", "--conf", "master=x"), ExitStatus.USAGE, "'master' does not begin with 'spark.'"),
+        (("report", "orders", "x", "--conf", "master=x"), ExitStatus.USAGE, "'master' does not start with 'spark.'"),
         (("backfill", "orders", "x.csv", "--option", "=1"), ExitStatus.USAGE, "'=1' is not NAME=VALUE"),
         (("archive", "orders"), ExitStatus.USAGE, "Missing argument 'PATH'"),
-        (("release", "orders", "x"), ExitStatus.NO, "no consumer group 'x'"),
+        (("release", "orders", "x"), ExitStatus.FAILED, "no consumer group 'x'"),
     ],
 )
 def test_a_mistake_is_one_line_and_a_status(rmq, spark, tmp_path, monkeypatch, arguments, status, says):
@@ -117,17 +116,20 @@ def test_a_mistake_is_one_line_and_a_status(rmq, spark, tmp_path, monkeypatch, a
 
 
 def test_a_server_that_is_away_is_told_before_spark_is_started(rmq, tmp_path, monkeypatch):
-    monkeypatch.setattr(choices.SparkChoice, "session", None)
+    monkeypatch.setattr(cli_options.SessionOptions, "session", None)
     status, _, err = rmq("archive", "orders", str(tmp_path), "--url", "redis://:secret@localhost:1/0")
     assert (status, "redis://localhost:1/0" in err, "secret" in err) == (ExitStatus.SERVER, True, False)
 
 
+@pytest.mark.promise("An operator sees what a streaming query has claimed and can requeue it.")
 def test_groups_are_shown_and_released(rmq, client, queue):
     """An operator sees what a dead query has claimed, and gives it back; without a word in JSON for scripts."""
-    group = Groups(client, "orders", "reports", lease_seconds=0.2)
-    group.take_over()
-    assert group.gather(10) == 1
-    group.seal()
+    group = ConsumerGroup(
+        client, SourceOptions(url="redis://unused", queue="orders", consumer_group="reports", lease_seconds=0.2)
+    )
+    group.acquire_group()
+    assert group.fill_batch(10) == 1
+    group.seal_batch()
     status, out, _ = rmq("groups", "orders", "--json")
     told = {"group": "reports", "messages": 1, "sealed": 1, "acked": 0, "epoch": 1}
     assert (status, json.loads(out)) == (0, told)
@@ -141,17 +143,21 @@ def test_groups_are_shown_and_released(rmq, client, queue):
     assert rmq("groups", "nobody")[1:] == ("", "no streaming query has read 'nobody'\n")
 
 
+@pytest.mark.promise("An operator sees what a streaming query has claimed and can requeue it.")
 def test_a_release_asks_first_and_a_no_changes_nothing(rmq, client, queue, monkeypatch):
-    group = Groups(client, "orders", "reports", lease_seconds=0.2)
-    group.take_over()
-    group.gather(10)
-    group.seal()
+    group = ConsumerGroup(
+        client, SourceOptions(url="redis://unused", queue="orders", consumer_group="reports", lease_seconds=0.2)
+    )
+    group.acquire_group()
+    group.fill_batch(10)
+    group.seal_batch()
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("typer.confirm", lambda question, err: not re.search("Give 1 messages", question))
-    assert rmq("release", "orders", "reports")[0] == ExitStatus.NO
+    monkeypatch.setattr("typer.confirm", lambda question, err: not re.search("Return 1 messages", question))
+    assert rmq("release", "orders", "reports")[0] == ExitStatus.FAILED
     assert queue.stats().processing == 1
 
 
+@pytest.mark.promise("The demo ends with a report that agrees with its own counts.")
 def test_the_demo_ends_with_a_page_about_what_it_did(tmp_path, server_setting):
     """Its own counts and those of the journal agree, and the last line says where the page is."""
     played = subprocess.run(
@@ -173,5 +179,5 @@ def test_without_spark_the_demo_says_how_to_have_a_report(monkeypatch, capsys, t
         raise MissingExtraError("redis_message_queue.spark needs pyspark")
 
     monkeypatch.setattr("redis_message_queue.spark.require_extra", require_extra)
-    assert report_on("redis://localhost", tmp_path, PlainScreen()) is None
-    assert "pip install 'redis-message-queue[spark]'" in capsys.readouterr().out
+    assert make_report("redis://localhost", tmp_path, print) is None
+    assert "pip install 'redis-exact-queue[spark]'" in capsys.readouterr().out

@@ -1,7 +1,8 @@
-"""The format is found by Spark, hands each task to the right part, and says clearly what is wrong."""
+"""Spark finds the format, and a wrong use of it gets a clear error."""
 
 import json
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -15,12 +16,10 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark import register
 from redis_message_queue.spark.connector import QueueDataSource
-from redis_message_queue.spark.groups import Rules
 from redis_message_queue.spark.rows import messages_schema
 from redis_message_queue.spark.sink import QueueStreamWriter, QueueWriter
 from redis_message_queue.spark.tables import TableReader
 from tests.docs.pages import DOCS, blocks_of, keeps
-from tests.spark.streaming_query import begun
 
 HERE = {"url": "redis://:hush@localhost:6379/0", "queue": "orders"}
 
@@ -45,26 +44,13 @@ def test_each_part_gets_its_options():
     assert isinstance(source(dedupKeyColumn="id").streamWriter(schema, overwrite=False), QueueStreamWriter)
 
 
-def test_the_rules_of_a_queue_reach_the_source():
-    limits = {"maxDeliveryCount": "3", "messageTtlSeconds": "60", "maxDeadLetterLength": "9"}
-    reader = source(**limits, deadLetterQueue="{orders}:poison", keySeparator=":", hashTag="true")
-    assert reader.streamReader(messages_schema())._rules == Rules(
-        max_delivery_count=3,
-        message_ttl_seconds=60,
-        dead_letter_queue="{orders}:poison",
-        max_dead_letter_length=9,
-        key_separator=":",
-        hash_tag=True,
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"consumerGroup": "a::b"}, "consumerGroup must be a name that is not empty and has no '::' in it"),
-        ({"cluster": "true", "deadLetterQueue": "poison"}, "'poison' lies in another cluster slot"),
+        ({"consumerGroup": "a::b"}, "consumerGroup must not contain '::'"),
+        ({"cluster": "true", "deadLetterQueue": "poison"}, "'poison' is in another cluster slot"),
         ({"cluster": "true", "queue": "a{b"}, "has braces that are no hash tag"),
-        ({"queue": "jobs::line"}, "reserved word 'line'"),
+        ({"queue": "jobs::tenant_pending"}, "reserved word 'tenant_pending'"),
         ({"deadLetterQueue": "orders::pending"}, "is a key that the queue itself uses"),
         ({"table": "pending", "maxDeliveryCount": "3"}, r"option table is for spark\.read"),
     ],
@@ -80,7 +66,7 @@ def test_an_unknown_option_is_an_error_before_anything_else():
 
 
 def test_a_queue_is_not_overwritten():
-    with pytest.raises(ConfigurationError, match=r"mode overwrite .* use \.mode\('append'\)"):
+    with pytest.raises(ConfigurationError, match=r"mode overwrite .* Use \.mode\('append'\)"):
         source().writer(messages_schema(), overwrite=True)
 
 
@@ -140,18 +126,6 @@ def test_a_registered_format_reads_its_tables_with_filters(spark, clean_server, 
     assert queue.stats().pending == 11
 
 
-def test_what_spark_wrote_spark_reads(spark, clean_server, queue):
-    register(spark)
-    rows = spark.range(100).selectExpr("string(id) as payload", "if(id % 2 = 0, 'even', null) as who")
-    options = {"url": clean_server.url, "queue": "orders"}
-    rows.write.format("redis_message_queue").options(**options, tenantColumn="who").mode("append").save()
-    table = spark.read.format("redis_message_queue").options(**options, table="pending").load()
-    assert {(row.tenant, row["count"]) for row in table.groupBy("tenant").count().collect()} == {
-        ("even", 50),
-        (None, 50),
-    }
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -175,20 +149,16 @@ def test_what_is_wrong_with_a_row_reaches_the_user(spark, clean_server):
     assert "redis_message_queue.errors.PayloadTypeError: column payload is null in a row" in str(caught.value)
 
 
-def test_what_waits_goes_through_a_stream_into_another_queue_once(spark, clean_server, queue, client, tmp_path):
-    """Parsed on the way; what does not parse is there whole, and the queue is empty in the end."""
-    register(spark)
-    queue.publish_many([*(json.dumps({"amount": amount}) for amount in range(200)), "no json"])
-    options = {"url": clean_server.url}
-    orders = spark.readStream.format("redis_message_queue").options(**options, queue="orders")
-    rows = orders.schema("amount long, _corrupt_record string").load()
-    payloads = rows.selectExpr("coalesce(_corrupt_record, string(amount + 1)) as payload")
-    writer = payloads.writeStream.format("redis_message_queue").options(**options, queue="out")
-    query = begun(writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True))
-    query.awaitTermination()
-    out = RedisMessageQueue("out", client=client)
-    assert {one.payload.decode() for one in out.peek(1_000)} == {*map(str, range(1, 201)), "no json"}
-    assert (out.stats().pending, queue.stats().pending) == (201, 0)
+def run_block(code, names):
+    """Again if the source's process took longer to connect than the ten seconds that Spark gives it: see `begun`."""
+    give_up = time.monotonic() + 400
+    while True:
+        try:
+            exec(code, names)
+            return
+        except PySparkException as error:
+            if "failed to connect back" not in str(error) or time.monotonic() > give_up:
+                raise
 
 
 def test_the_page_about_spark_does_what_it_says(spark, clean_server, client, tmp_path):
@@ -205,7 +175,7 @@ def test_the_page_about_spark_does_what_it_says(spark, clean_server, client, tmp
         code = block.code.replace("redis://localhost:6379/0", clean_server.url)
         code = code.replace("s3://bucket/checkpoints/items", str(tmp_path))
         code = code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()")
-        exec(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
+        run_block(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
         for line, promise in block.promises.items():
             assert keeps(promise, [said[line]])
     assert sorted(one.payload for one in RedisMessageQueue("items", client=client).peek(10)) == [

@@ -14,17 +14,20 @@ import redis
 
 from redis_message_queue import QueueBackpressureError, RedisMessageQueue
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
-from redis_message_queue.spark.jobs.page import page
-from redis_message_queue.spark.jobs.report import figures_of
+from redis_message_queue.spark.jobs.page import render_page
+from redis_message_queue.spark.jobs.report import statistics_of
+from tests.concurrency import until
 from tests.docs.pages import DOCS, blocks_of, keeps
-from tests.faults.meanwhile import until
 from tests.faults.proxy import CUT_AFTER, CUT_BEFORE, FaultyProxy
-from tests.spark import oracle
-from tests.spark.archivist import archive_plainly, run_mortal
-from tests.spark.lives import EVENTS, Life, told
+from tests.spark import expected_statistics
+from tests.spark.plain_archiver import archive_plainly, run_mortal
+from tests.spark.queue_scenarios import EVENTS, QueueScenario, told
+
+pytestmark = pytest.mark.topic("Data pipeline")
+
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("publish", "enqueue", "claim", "settle", "give_back", "put_off", "hand_off", "redrive", "sweep")
+SCRIPTS = ("publish", "enqueue", "claim", "settle", "requeue", "retry_later", "hand_off", "redrive", "sweep")
 TENANTS = (None, None, "acme", "globex", "initech")
 
 
@@ -39,7 +42,7 @@ class Chaos:
     def __init__(self, client, proxy: FaultyProxy, seed: int) -> None:
         self.client, self.proxy, self.chance = client, proxy, random.Random(seed)
         self.workers: list[subprocess.Popen[bytes]] = []
-        self.life = Life(proxy_client(proxy), journal="payload")
+        self.life = QueueScenario(proxy_client(proxy), journal="payload")
 
     @contextmanager
     def crew(self, size: int) -> Iterator[None]:
@@ -55,7 +58,7 @@ class Chaos:
         command = [
             sys.executable,
             "-m",
-            "tests.spark.mortal_worker",
+            "tests.spark.killable_worker",
             str(self.proxy.port),
             str(self.chance.getrandbits(32)),
         ]
@@ -104,6 +107,9 @@ def proxy_client(proxy: FaultyProxy):
     return redis.Redis(host="127.0.0.1", port=proxy.port)
 
 
+@pytest.mark.promise(
+    "A report balances after killed consumers, lost replies, a killed archive and every operator action."
+)
 def test_after_chaos_every_message_is_accounted_for(spark, clean_server, client, options):
     """Killed consumers, lost replies, duplicates, retries, dead letters, purges; the archive is killed in between."""
     with FaultyProxy(clean_server.port) as proxy:
@@ -118,55 +124,67 @@ def test_after_chaos_every_message_is_accounted_for(spark, clean_server, client,
                 chaos.grow_old()
                 chaos.operate()
                 chaos.kill_one()
-                run_mortal(clean_server, "archive", kind, options.path, 100)
+                run_mortal(clean_server, kind, options.path, 100)
                 archive_plainly(options)
         chaos.publish(20)
     archive(spark, options)
-    found, events = figures_of(spark, options.path, "orders"), told(client)
+    found, events = statistics_of(spark, options.path, "orders"), told(client)
     conservation = found.summary["conservation"]
     assert conservation["verdict"] == "balanced", conservation
-    oracle.agrees(found, events)
+    expected_statistics.agrees(found, events)
     stats = RedisMessageQueue("orders", client=client).stats()
     assert conservation["held"] == stats.pending + stats.processing + stats.delayed > 0
     seen = {event["event"] for event in events}
     assert seen == EVENTS - {"gap"}
-    assert f"<b>{conservation['verdict']}</b>" in page(found, datetime.now(UTC))
+    assert f"<b>{conservation['verdict']}</b>" in render_page(found, datetime.now(UTC))
 
 
+@pytest.mark.promise("The figures of a report equal those of a plain loop over the same journal.")
+@pytest.mark.in_full  # the test above counts the same events, among others
 def test_each_event_of_a_real_queue_is_counted_as_a_plain_loop_counts_it(spark, client, options):
-    Life(client).everything()
+    QueueScenario(client).everything()
     archive_plainly(options)
-    found = figures_of(spark, options.path, "orders")
-    oracle.agrees(found, told(client))
+    found = statistics_of(spark, options.path, "orders")
+    expected_statistics.agrees(found, told(client))
     assert found.summary["conservation"]["verdict"] == "balanced", found.summary["conservation"]
     assert found.summary["conservation"]["held"] == 3
 
 
+@pytest.mark.promise(
+    "If entries are missing, or messages are older than the journal, a report says what is unknown instead of that it "
+    "balances."
+)
 def test_what_was_cut_off_before_it_was_archived_is_never_called_balanced(spark, client, options):
     """A real queue that writes more than its hard limit while nobody archives."""
-    life = Life(client, max_journal_length=10)
+    life = QueueScenario(client, max_journal_length=10)
     life.handle()
     archive_plainly(options)
     for _ in range(30):
         life.queue.publish_many([f"{life.queue.stats().pending} {place}" for place in range(10)])
     archive_plainly(options)
-    found = figures_of(spark, options.path, "orders")
+    found = statistics_of(spark, options.path, "orders")
     conservation = found.summary["conservation"]
     assert conservation["verdict"] == "unknown"
     assert conservation["missing_serials"] > 100
-    assert f"{conservation['missing_serials']:,} journal entries were trimmed" in page(found, datetime.now(UTC))
+    assert f"{conservation['missing_serials']:,} journal entries are not in the archive" in render_page(
+        found, datetime.now(UTC)
+    )
     (gap, *_) = [event for event in told(client) if event["event"] == "gap"]
     assert gap.keys() == {"n", "event", "first", "count"}
 
 
+@pytest.mark.promise(
+    "If entries are missing, or messages are older than the journal, a report says what is unknown instead of that it "
+    "balances."
+)
 def test_a_journal_that_begins_late_says_so(client, options, spark):
     """What lay there before is neither a loss nor a balance."""
     RedisMessageQueue("orders", client=client).publish_many(["old 1", "old 2"])
-    Life(client).queue.publish("new")
+    QueueScenario(client).queue.publish("new")
     archive_plainly(options)
-    conservation = figures_of(spark, options.path, "orders").summary["conservation"]
+    conservation = statistics_of(spark, options.path, "orders").summary["conservation"]
     assert (conservation["verdict"], conservation["held"]) == ("unknown", 3)
-    assert "2 messages that the journal does not tell of" in conservation["because"]
+    assert "2 messages that are not in the journal" in conservation["because"]
 
 
 def test_the_page_about_the_jobs_does_what_it_says(spark, clean_server, client, tmp_path, monkeypatch):

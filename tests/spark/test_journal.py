@@ -6,10 +6,12 @@ import pyarrow as pa
 import pytest
 
 from redis_message_queue.errors import ConfigurationError, JournalError
-from redis_message_queue.spark import journal as module
-from redis_message_queue.spark.journal import SCHEMA, Journal, QueueAddress, Span, StreamId, decode, from_microseconds
-from tests.spark.journals import MINUTE, START, Story, Teller, write_journal
-from tests.spark.lives import EVENTS, Life, told
+from redis_message_queue.spark.journal import SCHEMA, JournalReader, StreamId, StreamRange, decode, from_microseconds
+from redis_message_queue.spark.options import QueueAddress
+from tests.spark.journal_samples import MINUTE, START, Events, JournalSample, write_journal
+from tests.spark.queue_scenarios import EVENTS, QueueScenario, told
+
+pytestmark = pytest.mark.topic("Data pipeline")
 
 
 @pytest.fixture
@@ -19,14 +21,14 @@ def address(server):
 
 @pytest.fixture
 def journal(address, client):
-    with Journal(address) as opened:
+    with JournalReader(address) as opened:
         yield opened
 
 
-def whole(journal: Journal) -> Span:
-    census = journal.census()
+def whole(journal: JournalReader) -> StreamRange:
+    census = journal.snapshot()
     assert census is not None
-    return Span(StreamId(0, 0), census.last)
+    return StreamRange(StreamId(0, 0), census.last)
 
 
 # Rows
@@ -75,9 +77,10 @@ def test_what_is_no_entry_is_named(fields, said):
         decode(b"1-1", fields, int)
 
 
+@pytest.mark.promise("The jobs read what a real queue writes: every event and every field.")
 def test_a_real_queue_writes_every_event_and_nothing_that_the_reader_does_not_know(client, address, journal):
     """Everything that a queue can live through, and a cut of its journal."""
-    Life(client, "payload").everything()
+    QueueScenario(client, "payload").everything()
     rows = list(journal.rows(whole(journal)))
     assert [row["serial"] for row in rows] == list(range(1, len(rows) + 1))
     assert {row["event"] for row in rows} == EVENTS - {"gap"}
@@ -88,7 +91,7 @@ def test_a_real_queue_writes_every_event_and_nothing_that_the_reader_does_not_kn
         for read in map(as_written, rows)
     ] == said
     journal.set_mark(StreamId(1, 0))
-    Life(client, "payload", max_journal_length=20).queue.publish_many([f"{place}" for place in range(500)])
+    QueueScenario(client, "payload", max_journal_length=20).queue.publish_many([f"{place}" for place in range(500)])
     (gap,) = [row for row in journal.rows(whole(journal)) if row["event"] == "gap"]
     assert (gap["at"], gap["id"], gap["first"]) == (None, None, 1)
 
@@ -104,14 +107,14 @@ def as_written(row):
 
 
 def test_pages_together_are_the_whole_in_its_order(client, address, journal, monkeypatch):
-    written = write_journal(client, address, Teller(1).story(200))
+    written = write_journal(client, address, JournalSample(1).story(200))
     rows = list(journal.rows(whole(journal), page=7))
     assert [row["serial"] for row in rows] == [event["n"] for event in written]
     assert [row["event"] for row in rows] == [event["event"] for event in written]
 
 
 def test_arrow_batches_are_bounded_and_lose_nothing(client, address, journal):
-    written = write_journal(client, address, Teller(2).story(100))
+    written = write_journal(client, address, JournalSample(2).story(100))
     batches = list(journal.batches(whole(journal), rows=50))
     assert all(batch.num_rows <= 50 and batch.schema == SCHEMA for batch in batches)
     assert [one for batch in batches for one in batch.column(0).to_pylist()] == [event["n"] for event in written]
@@ -119,7 +122,7 @@ def test_arrow_batches_are_bounded_and_lose_nothing(client, address, journal):
 
 @pytest.mark.parametrize("rows", [1, 40, 333, 10_000])
 def test_parts_are_of_about_the_asked_size_and_together_the_whole(client, address, journal, rows):
-    written = write_journal(client, address, Teller(3).story(80), lost=(range(50, 90),))
+    written = write_journal(client, address, JournalSample(3).story(80), lost=(range(50, 90),))
     parts = journal.split(whole(journal), rows)
     read = [[row["serial"] for row in journal.rows(part)] for part in parts]
     assert [serial for part in read for serial in part] == [event["n"] for event in written]
@@ -129,15 +132,15 @@ def test_parts_are_of_about_the_asked_size_and_together_the_whole(client, addres
 
 
 def test_a_burst_within_one_millisecond_stays_whole(client, address, journal):
-    story = Story([{"at": START, "event": "acked", "id": "a", "tenant": ""} for _ in range(20)])
+    story = Events([{"at": START, "event": "acked", "id": "a", "tenant": ""} for _ in range(20)])
     write_journal(client, address, story)
     assert len(journal.split(whole(journal), 5)) == 1
 
 
 def test_days_are_cut_at_midnight_and_empty_ones_left_out(client, address, journal):
     at = [START - 1_000, START, START + 3 * 1440 * MINUTE]
-    write_journal(client, address, Story([{"at": one, "event": "acked", "id": "a", "tenant": ""} for one in at]))
-    days = journal.days(Span(StreamId(0, 1), whole(journal).last))
+    write_journal(client, address, Events([{"at": one, "event": "acked", "id": "a", "tenant": ""} for one in at]))
+    days = journal.days(StreamRange(StreamId(0, 1), whole(journal).last))
     read = [[row["serial"] for row in journal.rows(day)] for day in days if list(journal.rows(day))]
     assert read == [[1], [2], [3]]
     assert [day.last.date for day in days if list(journal.rows(day))] == ["2026-09-20", "2026-09-21", "2026-09-24"]
@@ -147,30 +150,31 @@ def test_days_are_cut_at_midnight_and_empty_ones_left_out(client, address, journ
 
 
 def test_a_queue_without_a_journal_is_told_how_to_get_one(journal):
-    with pytest.raises(JournalError, match=r"'orders' has no journal; open it once with journal=True"):
+    with pytest.raises(JournalError, match=r"'orders' has no journal\. Open it once with journal=True"):
         journal.state()
 
 
 def test_the_mark_is_kept_and_brings_no_journal_back(client, address, journal):
     journal.set_mark(StreamId(5, 6))
     assert not client.exists(journal.state_key)
-    write_journal(client, address, Teller(1).story(3))
+    write_journal(client, address, JournalSample(1).story(3))
     assert journal.state().mark is None
     journal.set_mark(StreamId(5, 6))
     assert journal.state().mark == StreamId(5, 6)
     assert journal.state().has_payloads
 
 
-def test_the_census_has_the_end_of_the_journal_and_the_depth_of_the_queue(client, address, journal):
+@pytest.mark.promise("The jobs read what a real queue writes: every event and every field.")
+def test_a_snapshot_has_the_end_of_the_journal_and_the_depth_of_the_queue(client, address, journal):
     """The same that `stats` says, of tenants too, and of what lies in the claims of streaming queries."""
-    assert journal.census() is None
-    queue = Life(client).queue
+    assert journal.snapshot() is None
+    queue = QueueScenario(client).queue
     queue.publish_many([str(place) for place in range(5)])
     queue.publish_many([str(place) for place in range(5, 12)], tenant="acme")
     queue.publish("later", delay_seconds=3600)
     queue.process_messages(3).__enter__()
     client.hset(queue.key.groups, mapping={"": 4, "spark": 4})
-    census, stats = journal.census(), queue.stats()
+    census, stats = journal.snapshot(), queue.stats()
     assert (census.pending, census.processing, census.delayed) == (9, 7, 1)
     assert (census.pending, census.processing, census.delayed) == (stats.pending, stats.processing, stats.delayed)
     assert census.serial == told(client)[-1]["n"]
@@ -190,10 +194,5 @@ def test_an_address_that_cannot_be_is_refused(given):
 
 
 def test_keys_share_a_slot_where_they_must():
-    with Journal(QueueAddress(url="redis://localhost", queue="orders", hash_tag=True)) as journal:
+    with JournalReader(QueueAddress(url="redis://localhost", queue="orders", hash_tag=True)) as journal:
         assert (journal.key, journal.state_key) == ("{orders}::journal", "{orders}::meta")
-
-
-def test_the_schema_for_spark_is_that_of_arrow():
-    names = [one.split("`")[1] for one in module.DDL.split(", ")]
-    assert names == SCHEMA.names

@@ -30,7 +30,7 @@ QUEUE = "orders"
 # A driver takes ten seconds to start, on a busy machine forty. For a long run: SPARK_KILLS=10 SPARK_MESSAGES=100000.
 KILLS = int(os.environ.get("SPARK_KILLS", often(1, 2)))
 MESSAGES = int(os.environ.get("SPARK_MESSAGES", often(10_000, 20_000)))
-pytestmark = pytest.mark.timeout(600 + 120 * KILLS)
+pytestmark = [pytest.mark.topic("Streaming queries in Spark"), pytest.mark.timeout(1200 + 240 * KILLS)]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ class Driver:
     """A driver in a process of its own, with its JVM and its workers."""
 
     def __init__(self, directory: Path, trigger: dict[str, Any], master: str = "local[2]", **options: Any) -> None:
-        scratch = directory / "scratch"  # whoever is killed does not tidy up
+        scratch = directory / "scratch"  # a killed process does not clean up
         scratch.mkdir(exist_ok=True)
         told = {
             "master": master,
@@ -83,7 +83,7 @@ class Driver:
                 os.kill(process, signal.SIGKILL)
 
     def wait(self) -> int:
-        self._process.communicate(timeout=600)
+        self._process.communicate(timeout=1100)
         return self._process.returncode
 
 
@@ -112,6 +112,8 @@ def told_of(client: Any, queue: RedisMessageQueue) -> list[tuple[str, ...]]:
     return list(lives.values())
 
 
+@pytest.mark.promise("With files as the sink, every message is written once, however often driver and JVM are killed.")
+@pytest.mark.promise("A query writes the journal of its queue in the scripts that move the messages.")
 def test_drivers_are_killed_and_every_message_arrives_once(spark, queue, server, client, tmp_path):
     """Driver and JVM by SIGKILL, on one checkpoint: between claim and offset log first, then at random moments.
 
@@ -131,6 +133,9 @@ def test_drivers_are_killed_and_every_message_arrives_once(spark, queue, server,
     assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): total}
 
 
+@pytest.mark.promise(
+    "`foreachBatch` receives every message at least once, and the same messages again under the same batch id."
+)
 def test_a_function_for_each_batch_has_every_message_at_least_once_and_once_by_its_batch_id(
     spark, queue, server, client, tmp_path
 ):
@@ -148,6 +153,7 @@ def test_a_function_for_each_batch_has_every_message_at_least_once_and_once_by_i
     assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): total}
 
 
+@pytest.mark.promise("A query continues after its server restarts from the append-only file.")
 def test_the_server_is_killed_and_restarted_from_its_log_under_a_query(spark, start_server, tmp_path):
     """The query's calls wait for it, tasks read again, and the query goes on by itself."""
     durable = start_server(directory=tmp_path / "redis", append_only=True, config={"appendfsync": "always"})
@@ -170,6 +176,7 @@ def test_the_server_is_killed_and_restarted_from_its_log_under_a_query(spark, st
         assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): 4_000}
 
 
+@pytest.mark.promise("A query whose executors are separate processes reads the same messages.")
 @pytest.mark.in_full
 def test_executors_of_their_own_read_the_same_as_one_machine(spark, queue, server, tmp_path):
     """On `local-cluster`: what driver and executors share goes through Redis and the options alone."""

@@ -1,10 +1,13 @@
-"""Whoever archives a journal needs no more than the documented commands; no session of Spark is needed to see it."""
+"""Archiving a journal needs only the documented commands; this needs no Spark session."""
 
 import pytest
 
 from redis_message_queue import NotPermittedError, RedisMessageQueue
 from redis_message_queue.permissions import JOURNAL
-from redis_message_queue.spark.journal import Journal, QueueAddress, Span, StreamId
+from redis_message_queue.spark.journal import JournalReader, StreamId, StreamRange
+from redis_message_queue.spark.options import QueueAddress
+
+pytestmark = pytest.mark.topic("Permissions")
 
 
 @pytest.fixture
@@ -22,11 +25,11 @@ def user(client):
 
 def archive(url):
     """What an archive reads and writes in Redis."""
-    with Journal(QueueAddress(url=url, queue="q")) as journal:
+    with JournalReader(QueueAddress(url=url, queue="q")) as journal:
         assert journal.state().serial == 2
-        census = journal.census()
-        first = journal.after(StreamId(0, 0))
-        span = Span(first[0], census.last)
+        census = journal.snapshot()
+        first = journal.first_after(StreamId(0, 0))
+        span = StreamRange(first[0], census.last)
         assert journal.last_serial(span) == 2
         assert [row["event"] for row in journal.rows(span)]
         journal.set_mark(census.last)
@@ -39,6 +42,7 @@ def journaled(client):
     queue.publish("b")
 
 
+@pytest.mark.promise("A Redis user with the documented commands and keys of a role can do what the role does.")
 def test_a_user_who_may_read_the_journal_can_archive_it(clean_server, journaled, user):
     archive(user(clean_server))
 

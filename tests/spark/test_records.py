@@ -9,12 +9,13 @@ from pyspark.sql import SparkSession
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.errors import ArchiveConflictError
-from redis_message_queue.spark.jobs import records
+from redis_message_queue.spark import tables
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, CompactOptions, archive, compact
-from redis_message_queue.spark.jobs.files import files_at
-from redis_message_queue.spark.jobs.ledger import Ledger
-from redis_message_queue.spark.jobs.records import read_records
+from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, location_of
+from redis_message_queue.spark.jobs.records import read_records, records_table
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
+
+pytestmark = pytest.mark.topic("Data pipeline")
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def queue(client: redis.Redis) -> RedisMessageQueue:
 
 @pytest.fixture
 def options(server: EmbeddedRedis, tmp_path) -> ArchiveOptions:
-    return ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path / "archive"), grace_seconds=0)
+    return ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path / "archive"))
 
 
 def settle(queue: RedisMessageQueue, *orders: str) -> None:
@@ -42,7 +43,7 @@ def settle(queue: RedisMessageQueue, *orders: str) -> None:
         try:
             with queue.process_messages(1, wait_seconds=0) as batch:
                 if batch[0].payload.startswith(b"d"):
-                    raise LookupError("given back, and then delivered too often")
+                    raise LookupError("requeued, and then delivered too often")
                 if batch[0].payload.startswith(b"f"):
                     batch.fail(batch[0], TimeoutError(f"timeout of {batch[0].payload.decode()}"))
         except LookupError:
@@ -54,6 +55,9 @@ def archived(spark: SparkSession, options: ArchiveOptions) -> list[dict[str, Any
     return [row.asDict() for row in read_records(spark, options.path, options.queue).collect()]
 
 
+@pytest.mark.promise(
+    "The archive keeps the record of a settled message once, however a run dies, and a replay finds it by its error."
+)
 def test_each_record_is_archived_once_and_found_by_its_error(spark, queue, options):
     """Two runs, a compaction, a list that was cut in between, and a replay by the text of an error."""
     settle(queue, "c1", "f1", "d1")
@@ -64,8 +68,8 @@ def test_each_record_is_archived_once_and_found_by_its_error(spark, queue, optio
     assert archive(spark, options).records == 0
 
     found = archived(spark, options)
-    assert sorted(row["source"] for row in found) == ["completed", "dead_letters", "failed", "failed"]
-    assert {row["error"] for row in found if row["source"] == "failed"} == {"timeout of f1", "timeout of f2"}
+    assert sorted(row["list"] for row in found) == ["completed", "dead_letters", "failed", "failed"]
+    assert {row["error"] for row in found if row["list"] == "failed"} == {"timeout of f1", "timeout of f2"}
     assert {row["tenant"] for row in found} == {"acme"}
     kept = {record.id: record for record in (*queue.records("failed"), *queue.records("dead_letters"))}
     for row in found:
@@ -76,53 +80,59 @@ def test_each_record_is_archived_once_and_found_by_its_error(spark, queue, optio
                 record.delivery_count,
             )
 
-    result = compact(spark, CompactOptions(path=options.path, queue="orders", grace_seconds=0))
-    assert result.record_directories == 2
+    compact(CompactOptions(path=options.path, queue="orders"))
     assert sorted(row["id"] for row in archived(spark, options)) == sorted(row["id"] for row in found)
-    ledger = Ledger(files_at(options.path, spark), "orders")
-    assert [one.rows for one in ledger.read().kept] == [4]
-    assert len(ledger.files.list(f"{ledger.directory}/records/{_day(ledger)}")) == 1, "what was replaced is gone"
+    assert [one.rows for one in records_table(location_of(options.path)).files("orders")] == [4]
 
-    chosen = ReplayOptions(
-        url=options.url, queue="orders", source="archive", path=options.path, where="'timeout of f2' in error"
-    )
+    chosen = ReplayOptions(url=options.url, queue="orders", archive=options.path, where="'timeout of f2' in error")
     assert replay(spark, chosen).published == 1
     assert [record.payload for record in queue.peek()] == [b"f2"]
 
 
-def _day(ledger: Ledger) -> str:
-    return f"date={ledger.read().kept[0].date}"
+class Died(Exception):
+    pass
 
 
-def test_a_run_that_dies_before_its_manifest_has_archived_nothing(spark, queue, options, monkeypatch):
-    settle(queue, "c1", "f1")
+@pytest.fixture
+def before_commit(monkeypatch):
+    """Do something before the records are committed, once."""
+    commit = ArchiveTable.commit
 
-    class Died(Exception):
-        pass
+    def install(act) -> None:
+        def interrupted(self, *args, **kwargs):
+            if self.name == "records":
+                monkeypatch.setattr(ArchiveTable, "commit", commit)
+                act()
+            return commit(self, *args, **kwargs)
 
-    def die(*_: object) -> None:
+        monkeypatch.setattr(ArchiveTable, "commit", interrupted)
+
+    return install
+
+
+@pytest.mark.promise(
+    "The archive keeps the record of a settled message once, however a run dies, and a replay finds it by its error."
+)
+def test_a_run_that_dies_before_its_commit_has_archived_nothing(spark, queue, options, before_commit):
+    def die() -> None:
         raise Died
 
-    with monkeypatch.context() as patched:
-        patched.setattr(records, "_added", die)
-        with pytest.raises(Died):
-            archive(spark, options)
+    settle(queue, "c1", "f1")
+    before_commit(die)
+    with pytest.raises(Died):
+        archive(spark, options)
     assert archived(spark, options) == []
     assert archive(spark, options).records == 2
     assert len(archived(spark, options)) == 2
 
 
-def test_two_runs_at_once_do_not_archive_the_same_record_twice(spark, queue, options, monkeypatch):
+@pytest.mark.promise(
+    "The archive keeps the record of a settled message once, however a run dies, and a replay finds it by its error."
+)
+def test_two_runs_at_once_do_not_archive_the_same_record_twice(spark, queue, options, before_commit):
     """The one that comes second finds that the archive has changed, and changes nothing."""
     settle(queue, "c1")
-    added = records._added
-
-    def overtaken(now, known, kept):
-        monkeypatch.setattr(records, "_added", added)
-        assert archive(spark, options).records == 1
-        return added(Ledger(files_at(options.path, spark), "orders").read(), known, kept)
-
-    monkeypatch.setattr(records, "_added", overtaken)
+    before_commit(lambda: archive(spark, options))
     with pytest.raises(ArchiveConflictError, match="Run it again"):
         archive(spark, options)
     assert len(archived(spark, options)) == 1
@@ -134,9 +144,8 @@ def test_what_is_no_record_of_ours_is_left_out(spark, queue, options, client):
     assert archive(spark, options).records == 1
 
 
-def test_long_lists_are_read_page_by_page_and_by_several_tasks(spark, queue, options, monkeypatch):
-    monkeypatch.setattr(records, "_PAGE", 3)
-    monkeypatch.setattr(records, "_TASK", 7)
+def test_long_lists_are_read_by_several_tasks(spark, queue, options, monkeypatch):
+    monkeypatch.setattr(tables, "ROWS_A_TASK", 7)
     settle(queue, *(f"c{number}" for number in range(20)))
     assert archive(spark, options).records == 20
     assert len({row["id"] for row in archived(spark, options)}) == 20

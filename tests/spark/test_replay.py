@@ -8,21 +8,16 @@ from pyspark.sql import functions as f
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConfigurationError, PayloadValueError, SelectionError
-from redis_message_queue.spark.jobs.archive import ArchiveOptions
-from redis_message_queue.spark.jobs.publishing import (
-    COLUMNS,
-    PublishOptions,
-    digest,
-    pause,
-    prepared,
-    publish,
-    publish_slowly,
-    publisher,
-)
+from redis_message_queue.spark.job_options import digest
+from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
+from redis_message_queue.spark.jobs.publishing import COLUMNS, messages_of, pause, publish_at_rate
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
-from redis_message_queue.spark.sink import Sent
-from tests.spark.archivist import archive_plainly
-from tests.spark.journals import Teller, write_journal
+from redis_message_queue.spark.options import PublishOptions
+from redis_message_queue.spark.sink import BulkPublisher, PublishCount
+from tests.spark.journal_samples import JournalSample, write_journal
+from tests.spark.plain_archiver import archive_plainly
+
+pytestmark = pytest.mark.topic("Data pipeline")
 
 
 @pytest.fixture
@@ -31,7 +26,7 @@ def queue(client):
 
 
 def kill(queue: RedisMessageQueue, letters: list[tuple[str, str | None]]) -> None:
-    """Real dead letters: delivered once, given back, and then too often."""
+    """Real dead letters: delivered once, requeued, and then too often."""
     for message, tenant in letters:
         queue.publish(message, tenant=tenant)
     given = len(letters)
@@ -51,6 +46,7 @@ def waiting(queue: RedisMessageQueue) -> dict[str, tuple[str | None, str | None]
 # Dead letters
 
 
+@pytest.mark.promise("A replay publishes each selected message once, with its lineage.")
 def test_selected_dead_letters_come_back_once_with_their_lineage(spark, server, client, queue):
     kill(queue, [("one", "acme"), ("two", "globex"), ("three", "acme"), ("four", None)])
     ids = {bytes(one.payload).decode(): one.id for one in queue.records("dead_letters")}
@@ -64,41 +60,56 @@ def test_selected_dead_letters_come_back_once_with_their_lineage(spark, server, 
     done = replay(spark, ReplayOptions(**given), heard.append)
     assert (done.matched, done.published, done.suppressed) == (2, 2, 0)
     assert waiting(queue) == {"one": ("acme", ids["one"]), "three": ("acme", ids["three"])}
-    assert [one.step for one in heard] == ["selected", "published"]
+    assert [one.step for one in heard] == ["published"]
     json.dumps(done.as_dict())
 
-    again = replay(spark, ReplayOptions(**given | {"where": "tenant ==  'acme'\n and reason is not None"}))
-    assert (again.matched, again.published, again.suppressed) == (2, 0, 2), "spaces do not make another selection"
+    other = replay(spark, ReplayOptions(url=server.url, queue="orders", where="tenant in ['acme', 'globex']"))
+    assert (other.matched, other.published, other.suppressed) == (3, 1, 2), "by message, not by condition"
+    repeated = ReplayOptions(**given, again=True, name="in March")
+    assert [replay(spark, repeated).published for _ in range(2)] == [2, 0], "a repetition with a name can be resumed"
+    assert replay(spark, ReplayOptions(**given, again=True)).published == 2
 
-    slow = ReplayOptions(url=server.url, queue="orders", into="second", name="all of them", rate=2, max_messages=3)
+    slow = ReplayOptions(url=server.url, queue="orders", into="second", rate=2, limit=3)
     heard = []
     assert replay(spark, slow, heard.append).published == 3
-    assert [one.step for one in heard] == ["selected", "publishing", "publishing", "published"]
+    assert [one.step for one in heard] == ["publishing", "publishing", "published"]
     assert RedisMessageQueue("second", client=client).stats().pending == 3
     assert queue.stats().dead_letters == 4, "letters stay where they are"
 
 
+@pytest.mark.promise("A replay publishes each selected message once, with its lineage.")
+@pytest.mark.parametrize("from_archive", [False, True])
+def test_headers_are_replayed(spark, server, client, tmp_path, from_archive):
+    rules = {"journal": "payload", "get_headers": lambda: {"trace": "7"}, "max_delivery_count": 1}
+    queue = RedisMessageQueue("orders", client=client, **rules)
+    kill(queue, [("one", "acme")])
+    if from_archive:
+        archive(spark, ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path)))
+    given = {"url": server.url, "queue": "orders", "archive": str(tmp_path) if from_archive else None}
+    assert replay(spark, ReplayOptions(**given)).published == 1
+    assert [one.headers for one in queue.peek()] == [{"trace": "7"}]
+
+
 def test_a_column_of_the_callers_selects_too_and_one_that_fits_nothing_is_one_clear_error(spark, server, client, queue):
     kill(queue, [("one", "acme"), ("two", None)])
-    given = {"url": server.url, "queue": "orders", "name": "mine"}
+    given = {"url": server.url, "queue": "orders"}
     assert replay(spark, ReplayOptions(**given, where=f.col("tenant").isNull())).published == 1
     assert set(waiting(queue)) == {"two"}
-    with pytest.raises(SelectionError, match=r"where is no condition on .*Columns: payload, id, tenant"):
+    with pytest.raises(SelectionError, match=r"where does not fit .*Columns: id, payload, tenant"):
         replay(spark, ReplayOptions(**given, where=f.col("colour").isNull()))
 
 
 # The archive
 
 
+@pytest.mark.promise("A replay publishes each selected message once, with its lineage.")
 def test_archived_messages_are_replayed_from_their_payloads(spark, server, client, tmp_path):
-    events = write_journal(client, address_of(server), Teller(31, payloads=True).story(300))
+    events = write_journal(client, address_of(server), JournalSample(31, payloads=True).story(300))
     archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path)))
     last = {event["id"]: event for event in events if event["id"]}
     dead = {message for message, event in last.items() if event["event"] == "dead"}
     where = "state == 'dead' and json['order'] >= 0 and failures is not None"
-    options = ReplayOptions(
-        url=server.url, queue="orders", source="archive", path=str(tmp_path), where=where, into="again"
-    )
+    options = ReplayOptions(url=server.url, queue="orders", archive=str(tmp_path), where=where, into="again")
     done = replay(spark, options)
     assert dead
     assert done.published == len(dead)
@@ -114,10 +125,10 @@ def address_of(server):
 
 
 def test_without_payloads_in_the_archive_it_says_how_to_keep_them(spark, server, client, tmp_path):
-    write_journal(client, address_of(server), Teller(32).story(30))
+    write_journal(client, address_of(server), JournalSample(32).story(30))
     archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path)))
     with pytest.raises(SelectionError, match=r'none of the \d+ selected .* journal="payload"'):
-        replay(spark, ReplayOptions(url=server.url, queue="orders", source="archive", path=str(tmp_path)))
+        replay(spark, ReplayOptions(url=server.url, queue="orders", archive=str(tmp_path)))
 
 
 # Publishing, without Spark
@@ -126,10 +137,9 @@ def test_without_payloads_in_the_archive_it_says_how_to_keep_them(spark, server,
 def test_a_key_is_published_once(server, client):
     options = PublishOptions(url=server.url, queue="orders", batch_size=2)
     rows = [("a", "acme", "1", None), ("b", None, "2", '{"replay_of": "x"}'), ("c", "acme", "1", None)]
-    sent = Sent()
-    with publisher(options) as into:
-        publish(into, [dict(zip(COLUMNS, (one[0].encode(), *one[1:]), strict=True)) for one in rows], sent)
-    assert (sent.published, sent.duplicates) == (2, 1)
+    with BulkPublisher(options) as publisher:
+        publisher.publish(*messages_of(dict(zip(COLUMNS, (one[0].encode(), *one[1:]), strict=True)) for one in rows))
+    assert publisher.count == PublishCount(2, 1)
     queue = RedisMessageQueue("orders", client=client)
     assert waiting(queue) == {"a": ("acme", None), "b": (None, "x")}
 
@@ -143,12 +153,14 @@ def test_a_pause_is_as_long_as_what_was_published_needs(elapsed, published, seco
 
 def test_a_rate_is_kept_over_all_batches_and_what_was_published_before_takes_no_time(server, client):
     options = PublishOptions(url=server.url, queue="orders", batch_size=2)
-    rows = [{"payload": b"x", "tenant": None, "key": str(place), "extras": None} for place in range(11)]
+    rows = [{"id": "i", "payload": b"x", "tenant": None, "key": str(place), "extras": None} for place in range(11)]
     heard, begun = [], time.monotonic()
-    assert publish_slowly(options, rows, 50, heard.append) == (11, 0)
+    done = publish_at_rate(options, [*rows, {"id": "i", "payload": None}], 50, heard.append)
+    assert (done.rows, done.published, done.suppressed, done.without_payload) == (12, 11, 0, 1)
     assert time.monotonic() - begun >= 0.2
     assert heard == [2, 4, 6, 8, 10, 11]
-    assert publish_slowly(options, rows, 0.001, heard.append) == (0, 11)
+    again = publish_at_rate(options, rows, 0.001, heard.append)
+    assert (again.published, again.suppressed) == (0, 11)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +168,7 @@ def test_a_rate_is_kept_over_all_batches_and_what_was_published_before_takes_no_
 )
 def test_a_row_without_key_or_payload_is_refused(changed, said):
     with pytest.raises(PayloadValueError, match=said):
-        prepared([{"payload": b"x", "tenant": None, "key": "k", "extras": None} | changed])
+        messages_of([{"payload": b"x", "tenant": None, "key": "k", "extras": None} | changed])
 
 
 def test_different_texts_have_different_digests():
@@ -166,14 +178,13 @@ def test_different_texts_have_different_digests():
 @pytest.mark.parametrize(
     "given",
     [
-        {"source": "pending"},
-        {"source": "archive"},
-        {"path": "somewhere"},
+        {"archive": ""},
         {"rate": 0},
         {"where": " "},
-        {"max_messages": 0},
+        {"limit": 0},
         {"dry_run": 1},
-        {"remember_seconds": 0},
+        {"name": "in March"},
+        {"message_deduplication_log_ttl_seconds": 0},
     ],
 )
 def test_options_that_cannot_work_are_refused(given):

@@ -1,4 +1,4 @@
-"""Messages become rows of exactly the schema that Spark wants, and JSON rows lose nothing that does not parse."""
+"""Messages become rows of exactly the schema that Spark wants, and JSON that cannot be parsed is kept."""
 
 import json
 import pickle
@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from redis_message_queue import RedisMessageQueue, envelope
 from redis_message_queue.errors import ConfigurationError, CorruptMessageError
-from redis_message_queue.spark.rows import messages_schema, open_stored, rows_of
+from redis_message_queue.spark.rows import messages_schema, parse_stored, row_encoder
 
 
 def stored(payload: bytes, tenant: bytes = b"", extras: bytes = b"") -> bytes:
@@ -29,7 +29,7 @@ def schema_of(**columns: t.DataType) -> t.StructType:
 
 def parsed(kind: t.DataType, value: object) -> object:
     """What becomes of one JSON value in a column of that type; the corrupt record if it does not fit."""
-    (row,) = rows_of(schema_of(x=kind), "q").batch([stored(json.dumps({"x": value}).encode())], [1]).to_pylist()
+    (row,) = row_encoder(schema_of(x=kind), "q").batch([stored(json.dumps({"x": value}).encode())], [1]).to_pylist()
     return row["_corrupt_record"] or row["x"]
 
 
@@ -37,8 +37,9 @@ def parsed(kind: t.DataType, value: object) -> object:
 
 
 def test_a_message_is_a_row():
-    rows = rows_of(messages_schema(), "orders")
-    batch = rows.batch([stored(b"one"), stored("zwölf".encode(), b"acme", b'{"replay_of":"x"}')], [1, 3])
+    rows = row_encoder(messages_schema(), "orders")
+    extras = b'{"replay_of":"x","headers":{"trace":"1"}}'
+    batch = rows.batch([stored(b"one"), stored("zwölf".encode(), b"acme", extras)], [1, 3])
     assert batch.schema == to_arrow_schema(messages_schema(), timezone="UTC")
     assert batch.to_pylist() == [
         {
@@ -48,6 +49,7 @@ def test_a_message_is_a_row():
             "published_at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
             "delivery_count": 1,
             "queue": "orders",
+            "headers": None,
         },
         {
             "id": "07" * 16,
@@ -56,6 +58,7 @@ def test_a_message_is_a_row():
             "published_at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
             "delivery_count": 3,
             "queue": "orders",
+            "headers": [("trace", "1")],
         },
     ]
 
@@ -64,10 +67,10 @@ def test_what_is_opened_at_once_is_what_the_envelope_says(client):
     queue = RedisMessageQueue("orders", client=client)
     queue.publish("plain")
     queue.publish("owned", tenant="acme")
-    for key in (queue.key.pending, queue.key.line("acme")):
+    for key in (queue.key.pending, queue.key.tenant_pending("acme")):
         (whole,) = client.lrange(key, 0, -1)
         said = envelope.Envelope(whole)
-        message_id, payload, tenant, at = open_stored(whole)
+        message_id, payload, tenant, at = parse_stored(whole)
         assert (message_id, payload, tenant, at / 1_000_000) == (said.id, said.payload, said.tenant, said.published_at)
 
 
@@ -79,7 +82,7 @@ def test_messages_without_tenants_are_cut_by_arrow_as_the_envelope_says(client):
         raise LookupError
     plain = client.lrange(queue.key.pending, 0, -1)
     assert {one[0] for one in plain} == {0x80, 0x80 | envelope.HAS_ENTRY}
-    rows = rows_of(messages_schema(), "orders")
+    rows = row_encoder(messages_schema(), "orders")
     cut = rows.batch(plain, [1, 1, 2, 2])
     assert cut.schema == to_arrow_schema(messages_schema(), timezone="UTC")
     assert cut.to_pylist() == rows.batch([*plain, stored(b"", b"acme")], [1, 1, 2, 2, 1]).to_pylist()[:4]
@@ -90,31 +93,33 @@ def test_messages_without_tenants_are_cut_by_arrow_as_the_envelope_says(client):
 
 
 def test_no_messages_are_an_empty_batch_of_the_same_schema():
-    assert rows_of(messages_schema(), "q").batch([], []).schema == to_arrow_schema(messages_schema(), timezone="UTC")
+    assert row_encoder(messages_schema(), "q").batch([], []).schema == to_arrow_schema(
+        messages_schema(), timezone="UTC"
+    )
 
 
 def test_bytes_that_somebody_else_has_put_there_are_a_payload_without_an_id():
-    (row,) = rows_of(messages_schema(), "q").batch([b"by hand"], [1]).to_pylist()
+    (row,) = row_encoder(messages_schema(), "q").batch([b"by hand"], [1]).to_pylist()
     assert (row["id"], row["payload"], row["published_at"]) == (None, "by hand", None)
 
 
 def test_a_payload_that_is_no_text_says_how_to_read_it():
     with pytest.raises(
-        CorruptMessageError, match=r"not UTF-8; read it as bytes: \.option\('payloadFormat', 'binary'\)"
+        CorruptMessageError, match=r"not UTF-8; read payloads as bytes: \.option\('payloadFormat', 'binary'\)"
     ):
-        rows_of(messages_schema(), "q").batch([stored(b"\xff\xfe")], [1])
+        row_encoder(messages_schema(), "q").batch([stored(b"\xff\xfe")], [1])
 
 
 def test_as_binary_a_payload_may_be_anything():
-    (row,) = rows_of(messages_schema("binary"), "q", "binary").batch([stored(b"\xff\xfe")], [1]).to_pylist()
+    (row,) = row_encoder(messages_schema("binary"), "q", "binary").batch([stored(b"\xff\xfe")], [1]).to_pylist()
     assert row["payload"] == b"\xff\xfe"
 
 
 def test_rows_travel_to_executors():
-    rows = rows_of(messages_schema(), "q")
+    rows = row_encoder(messages_schema(), "q")
     rows.batch([stored(b"x")], [1])
     assert pickle.loads(pickle.dumps(rows)).batch([stored(b"x")], [1]).num_rows == 1
-    of_json = rows_of(schema_of(x=t.LongType()), "q")
+    of_json = row_encoder(schema_of(x=t.LongType()), "q")
     of_json.batch([stored(b"{}")], [1])
     assert pickle.loads(pickle.dumps(of_json)).batch([stored(b'{"x":1}')], [1]).num_rows == 1
 
@@ -177,7 +182,7 @@ def test_a_value_that_does_not_fit_makes_the_whole_payload_corrupt(kind, value):
 
 @pytest.mark.parametrize("payload", [b"not json", b"[1]", b"5", b"null", b"", b'{"x":', b"\xff", b"[" * 100_000])
 def test_what_is_no_object_is_kept_whole_beside_the_rest(payload):
-    rows = rows_of(schema_of(x=t.LongType()), "q").batch([stored(b'{"x":1}'), stored(payload)], [1, 1]).to_pylist()
+    rows = row_encoder(schema_of(x=t.LongType()), "q").batch([stored(b'{"x":1}'), stored(payload)], [1, 1]).to_pylist()
     assert rows == [
         {"x": 1, "_corrupt_record": None},
         {"x": None, "_corrupt_record": payload.decode(errors="replace")},
@@ -188,7 +193,7 @@ def test_the_batch_has_the_schema_that_was_given():
     schema = schema_of(
         a=t.ArrayType(t.StructType().add("b", t.TimestampType())), m=t.MapType(t.StringType(), t.DateType())
     )
-    batch = rows_of(schema, "q").batch([stored(b'{"a":[{"b":"2026-01-01"}],"m":{"k":"2026-01-01"}}')], [1])
+    batch = row_encoder(schema, "q").batch([stored(b'{"a":[{"b":"2026-01-01"}],"m":{"k":"2026-01-01"}}')], [1])
     assert batch.schema == to_arrow_schema(schema, timezone="UTC")
 
 
@@ -198,9 +203,9 @@ def test_the_batch_has_the_schema_that_was_given():
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        (t.StructType().add("x", t.LongType()), "has no column '_corrupt_record string'.*; add it"),
+        (t.StructType().add("x", t.LongType()), "has no column '_corrupt_record string'.*Add it"),
         (t.StructType().add("_corrupt_record", t.LongType()), "has no column '_corrupt_record string'"),
-        (schema_of(x=t.DayTimeIntervalType()), "column x of the given schema is interval .*; read it as string"),
+        (schema_of(x=t.DayTimeIntervalType()), "column x of the given schema is interval .*Read it as string"),
         (
             schema_of(x=t.ArrayType(t.StructType().add("y", t.YearMonthIntervalType()))),
             r"column x\[\]\.y of the given schema is interval",
@@ -212,11 +217,11 @@ def test_the_batch_has_the_schema_that_was_given():
 )
 def test_a_schema_that_does_not_fit_is_one_clear_error(schema, says):
     with pytest.raises(ConfigurationError, match=says):
-        rows_of(schema, "q")
+        row_encoder(schema, "q")
 
 
 def test_the_columns_of_a_message_have_their_own_types():
     with pytest.raises(
         ConfigurationError, match=r"column payload is string in the given schema and binary in a message"
     ):
-        rows_of(messages_schema("string"), "q", "binary")
+        row_encoder(messages_schema("string"), "q", "binary")

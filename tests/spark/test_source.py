@@ -1,4 +1,4 @@
-"""Every message reaches the sink exactly once, whatever dies on the way, and what is shown of it is true."""
+"""Every message reaches the sink exactly once, whatever crashes, and the reported progress is correct."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConsumerGroupLostError, DataLossError
-from redis_message_queue.spark.groups import Groups
+from redis_message_queue.spark.consumer_group import ConsumerGroup
 from redis_message_queue.spark.options import SourceOptions
-from redis_message_queue.spark.source import Part, QueueStreamReader, opened, split
+from redis_message_queue.spark.source import BatchSlice, QueueStreamReader, split, split_members
 from tests.spark.streaming_query import doubled, numbered, start, wait_for, written
+
+pytestmark = pytest.mark.topic("Streaming queries in Spark")
+
 
 NOW = {"availableNow": True}
 QUEUE = "orders"
@@ -56,7 +59,7 @@ class Readers:
         reader = self.running.pop()
         if reader._renewal is not None:
             reader._renewal.stop()
-            reader._groups.close()
+            reader._group.close()
 
 
 @pytest.fixture
@@ -84,19 +87,21 @@ def test_making_a_reader_has_no_effects(client, reader):
 def test_a_reader_travels_to_the_executors_without_its_connections(queue, reader):
     queue.publish_many(numbered(10))
     one = reader()
-    parts = one.partitions({"number": 0}, one.latestOffset({"number": 0}, TEN))
+    parts = one.partitions({"batch": 0}, one.latestOffset({"batch": 0}, TEN))
     there = pickle.loads(pickle.dumps(one))
     assert [len(batch) for part in parts for batch in there.read(part)] == [10]
 
 
+@pytest.mark.promise("A query skips messages that consumers with the same rules would not deliver.")
 def test_what_consumers_would_not_deliver_is_not_read_either(queue, reader):
     """The rules of a queue are its consumers' options, so the source must be told them."""
     queue.publish("too old")
     one = reader(message_ttl_seconds=0.000001)
-    assert one.latestOffset({"number": 0}, TEN) == {"number": 0}
+    assert one.latestOffset({"batch": 0}, TEN) == {"batch": 0}
     assert queue.stats().dead_letters == 1
 
 
+@pytest.mark.promise("A query skips messages that consumers with the same rules would not deliver.")
 def test_a_queue_with_names_of_its_own_is_found(client, reader):
     """Its separator, its hash tag, its dead letters, which are cut as its consumers cut them."""
     queue = RedisMessageQueue(QUEUE, client=client, key_separator=":", hash_tag=True)
@@ -104,12 +109,12 @@ def test_a_queue_with_names_of_its_own_is_found(client, reader):
     queue.publish_many(["first", "second"])
     rules = {"message_ttl_seconds": 0.000001, "dead_letter_queue": "{orders}:poison", "max_dead_letter_length": 1}
     strict = reader(**names, **rules)
-    assert strict.latestOffset({"number": 0}, TEN) == {"number": 0}
+    assert strict.latestOffset({"batch": 0}, TEN) == {"batch": 0}
     assert client.lrange("{orders}:poison", 0, -1) == [b"second"]
     strict.stop()
     queue.publish("third")
     one = reader(**names)
-    assert rows(one, {"number": 0}, one.latestOffset({"number": 0}, TEN)) == ["third"]
+    assert rows(one, {"batch": 0}, one.latestOffset({"batch": 0}, TEN)) == ["third"]
 
 
 def test_what_was_delivered_too_often_is_not_read(queue, reader):
@@ -118,15 +123,15 @@ def test_what_was_delivered_too_often_is_not_read(queue, reader):
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), queue.process_messages(1, wait_seconds=0):
             raise ZeroDivisionError
-    assert reader(max_delivery_count=3).latestOffset({"number": 0}, TEN) == {"number": 0}
+    assert reader(max_delivery_count=3).latestOffset({"batch": 0}, TEN) == {"batch": 0}
     assert queue.stats().dead_letters == 1
 
 
 def test_batches_follow_each_other(queue, reader):
     queue.publish_many(numbered(25))
     one = reader()
-    assert one.initialOffset() == {"number": 0}
-    seen, at = [], {"number": 0}
+    assert one.initialOffset() == {"batch": 0}
+    seen, at = [], {"batch": 0}
     for _ in range(3):
         end = one.latestOffset(at, TEN)
         seen.append(rows(one, at, end))
@@ -137,37 +142,40 @@ def test_batches_follow_each_other(queue, reader):
     assert queue.stats().processing == 0
 
 
-def test_a_claim_that_never_reached_the_offset_log_is_adopted(queue, reader):
+@pytest.mark.promise("The next run adopts a claim that never reached Spark's offset log.")
+def test_a_batch_that_never_reached_the_offset_log_is_recovered(queue, reader):
     queue.publish_many(numbered(25))
-    reader().latestOffset({"number": 0}, TEN)
+    reader().latestOffset({"batch": 0}, TEN)
     reader.crash()
     one = reader()
-    assert one.initialOffset() == {"number": 0}
-    assert one.latestOffset({"number": 0}, TEN) == {"number": 1}
-    assert rows(one, {"number": 0}, {"number": 1}) == numbered(10)
+    assert one.initialOffset() == {"batch": 0}
+    assert one.latestOffset({"batch": 0}, TEN) == {"batch": 1}
+    assert rows(one, {"batch": 0}, {"batch": 1}) == numbered(10)
     assert queue.stats().pending == 15
 
 
 def test_after_a_crash_partitions_may_be_the_first_call(queue, reader):
     queue.publish_many(numbered(25))
     first = reader()
-    at = first.latestOffset({"number": 0}, TEN)
+    at = first.latestOffset({"batch": 0}, TEN)
     first.latestOffset(at, TEN)
     reader.crash()
     one = reader()
-    assert rows(one, {"number": 1}, {"number": 2}) == numbered(10, 10)
+    assert rows(one, {"batch": 1}, {"batch": 2}) == numbered(10, 10)
     assert queue.stats().processing == 10  # the first claim was acknowledged, though no commit came for it
 
 
 def test_what_an_older_run_does_late_is_refused(queue, reader):
     queue.publish_many(numbered(25))
     late = reader(lease_seconds=0.01)
-    late.latestOffset({"number": 0}, TEN)
+    late.latestOffset({"batch": 0}, TEN)
     reader.crash()
-    reader().latestOffset({"number": 0}, TEN)
+    reader().latestOffset({"batch": 0}, TEN)
     late._renewal = SimpleNamespace(lost=None, stop=lambda: None)  # it does not know yet
-    with pytest.raises(ConsumerGroupLostError, match="taken consumer group 'reports' of queue 'orders' over"):
-        late.commit({"number": 1})
+    with pytest.raises(
+        ConsumerGroupLostError, match="another query has acquired consumer group 'reports' of queue 'orders'"
+    ):
+        late.commit({"batch": 1})
     assert queue.stats().processing == 10
 
 
@@ -177,25 +185,26 @@ def test_a_run_that_has_lost_its_group_says_so_at_its_next_call(queue, reader, c
     client.hset(queue.key.group("reports"), mapping={"epoch": 9, "holder": "another"})
     wait_for(lambda: one._renewal is not None and one._renewal.lost)
     with pytest.raises(ConsumerGroupLostError):
-        one.latestOffset({"number": 0}, TEN)
+        one.latestOffset({"batch": 0}, TEN)
 
 
 def test_a_reader_that_waits_is_woken_by_a_publish(queue, reader, client):
     one = reader()
     one.initialOffset()
-    client.delete(queue.key.bell)
+    client.delete(queue.key.wakeup)
     timer = threading.Timer(0.2, lambda: queue.publish("message 0"))
     timer.start()
-    assert one.latestOffset({"number": 0}, TEN) == {"number": 1}
+    assert one.latestOffset({"batch": 0}, TEN) == {"batch": 1}
     timer.join()
 
 
+@pytest.mark.promise("`AvailableNow` reads what is pending at its start and nothing later.")
 def test_available_now_stops_at_the_depth_noted_at_its_start(queue, reader):
     queue.publish_many(numbered(15))
     one = reader()
     one.prepareForTriggerAvailableNow()
     queue.publish_many(numbered(15, 15))
-    at, sizes = {"number": 0}, []
+    at, sizes = {"batch": 0}, []
     while (end := one.latestOffset(at, TEN)) != at:
         sizes.append(len(rows(one, at, end)))
         at = end
@@ -206,37 +215,37 @@ def test_available_now_stops_at_the_depth_noted_at_its_start(queue, reader):
 
 def test_a_replay_does_not_count_against_the_depth_of_available_now(queue, reader):
     queue.publish_many(numbered(15))
-    reader().latestOffset({"number": 0}, TEN)
+    reader().latestOffset({"batch": 0}, TEN)
     reader.crash()
     one = reader()
     one.prepareForTriggerAvailableNow()
-    assert one.latestOffset({"number": 0}, TEN) == {"number": 1}
-    assert rows(one, {"number": 1}, one.latestOffset({"number": 1}, TEN)) == numbered(5, 10)
+    assert one.latestOffset({"batch": 0}, TEN) == {"batch": 1}
+    assert rows(one, {"batch": 1}, one.latestOffset({"batch": 1}, TEN)) == numbered(5, 10)
 
 
 def test_a_trigger_that_runs_once_takes_everything_that_waits(queue, reader):
     queue.publish_many(numbered(12_345))
     one = reader()
-    end = one.latestOffset({"number": 0}, ReadAllAvailable())
-    assert rows(one, {"number": 0}, end) == numbered(12_345)
+    end = one.latestOffset({"batch": 0}, ReadAllAvailable())
+    assert rows(one, {"batch": 0}, end) == numbered(12_345)
 
 
 def test_the_report_shows_depth_and_age(queue, reader):
     queue.publish_many(numbered(15))
     one = reader()
-    one.latestOffset({"number": 0}, TEN)
+    one.latestOffset({"batch": 0}, TEN)
     told = one.reportLatestOffset()
     assert told is not None
-    assert (told["number"], told["depth"], told["oldest_seconds"] > 0) == (1, 5, True)
+    assert (told["batch"], told["depth"], told["oldest_seconds"] > 0) == (1, 5, True)
     json.dumps(told)
 
 
-def test_a_claim_that_was_cut_is_a_data_loss(queue, reader, client):
+def test_a_batch_that_lost_messages_is_a_data_loss(queue, reader, client):
     queue.publish_many(numbered(10))
     one = reader()
-    (part,) = one.partitions({"number": 0}, one.latestOffset({"number": 0}, TEN))
+    (part,) = one.partitions({"batch": 0}, one.latestOffset({"batch": 0}, TEN))
     client.rpop(queue.key.members("reports", 1), 3)
-    with pytest.raises(DataLossError, match=r"claim 1 should have 10 messages .* and 7 are there\. Start with a new"):
+    with pytest.raises(DataLossError, match=r"batch 1 should have 10 messages .* but 7 are there\. Start with a new"):
         list(one.read(part))
     assert sum(len(batch) for batch in reader(fail_on_data_loss=False).read(part)) == 7
 
@@ -246,42 +255,43 @@ def lost_by_flush(queue: RedisMessageQueue, client: Any) -> None:
 
 
 def lost_by_release(queue: RedisMessageQueue, client: Any) -> None:
-    groups = Groups(client, QUEUE, "reports")
-    groups.take_over()
-    groups.release()
-    groups.leave()
+    groups = ConsumerGroup(client, SourceOptions(url="redis://unused", queue=QUEUE, consumer_group="reports"))
+    groups.acquire_group()
+    groups.release_batches()
+    groups.release_lease()
 
 
+@pytest.mark.promise("Missing messages of a batch raise `DataLossError`, or are skipped with `failOnDataLoss=false`.")
 @pytest.mark.parametrize(
     ("lose", "told"),
     [
-        (lost_by_flush, r"claim 1 is in the checkpoint and unknown to Redis, where claims end at 0"),
-        (lost_by_release, r"claim 1 was released by an operator, and its messages went back to the queue"),
+        (lost_by_flush, r"batch 1 is in the checkpoint but not in Redis, where the last batch is 0"),
+        (lost_by_release, r"an operator released batch 1, and its messages went back to the queue"),
     ],
 )
-def test_a_claim_that_is_gone_is_a_data_loss_and_can_be_given_up(lose, told, queue, reader, client):
+def test_a_batch_that_is_gone_is_a_data_loss_and_can_be_given_up(lose, told, queue, reader, client):
     queue.publish_many(numbered(10))
-    reader().latestOffset({"number": 0}, TEN)
+    reader().latestOffset({"batch": 0}, TEN)
     reader.crash()
     lose(queue, client)
     with pytest.raises(DataLossError, match=told):
-        reader().partitions({"number": 0}, {"number": 1})
+        reader().partitions({"batch": 0}, {"batch": 1})
     reader.running.pop().stop()
     one = reader(fail_on_data_loss=False)
-    assert one.partitions({"number": 0}, {"number": 1}) == []
+    assert one.partitions({"batch": 0}, {"batch": 1}) == []
     queue.publish("the next")
-    end = one.latestOffset({"number": 1}, ReadMaxRows(20))
-    assert end == {"number": 2}
-    assert rows(one, {"number": 1}, end)[-1] == "the next"
+    end = one.latestOffset({"batch": 1}, ReadMaxRows(20))
+    assert end == {"batch": 2}
+    assert rows(one, {"batch": 1}, end)[-1] == "the next"
 
 
-def test_a_checkpoint_that_is_older_than_what_was_acknowledged_is_a_data_loss(queue, reader):
+def test_a_checkpoint_that_is_older_than_what_was_acked_is_a_data_loss(queue, reader):
     queue.publish_many(numbered(20))
     one = reader()
-    at = one.latestOffset({"number": 0}, TEN)
+    at = one.latestOffset({"batch": 0}, TEN)
     one.latestOffset(at, TEN)
-    with pytest.raises(DataLossError, match="claim 1 was acknowledged before, and its messages are gone"):
-        one.partitions({"number": 0}, {"number": 1})
+    with pytest.raises(DataLossError, match="batch 1 was acked before, and its messages are gone"):
+        one.partitions({"batch": 0}, {"batch": 1})
 
 
 @pytest.mark.parametrize(
@@ -295,12 +305,12 @@ def test_a_checkpoint_that_is_older_than_what_was_acknowledged_is_a_data_loss(qu
         ({1: 2}, 5, [(1, 0, 1), (1, 1, 2)]),
     ],
 )
-def test_claims_are_read_in_stretches(sizes, wanted, parts):
-    assert split(sizes, wanted) == [Part(*one) for one in parts]
+def test_batches_are_read_in_slices(sizes, wanted, parts):
+    assert split(sizes, wanted) == [BatchSlice(*one) for one in parts]
 
 
 def test_a_delivery_count_stands_before_messages_that_came_before():
-    assert opened([b"\x80plain", b"12:\x82often"]) == ([b"\x80plain", b"\x82often"], [1, 12])
+    assert split_members([b"\x80plain", b"12:\x82often"]) == ([b"\x80plain", b"\x82often"], [1, 12])
 
 
 # With Spark
@@ -333,7 +343,7 @@ def test_a_running_query_takes_what_comes_and_shows_its_progress(spark, queue, s
         queue.publish_many(numbered(10, 20))
         wait_for(lambda: len(written(tmp_path, spark)) == 30, query)
         shown = json.loads(query.lastProgress.json)["sources"][0]["latestOffset"]
-        assert {"number", "depth", "oldest_seconds"} == (json.loads(shown) if isinstance(shown, str) else shown).keys()
+        assert {"batch", "depth", "oldest_seconds"} == (json.loads(shown) if isinstance(shown, str) else shown).keys()
     finally:
         query.stop()
     queue.publish_many(numbered(5, 30))
@@ -341,6 +351,7 @@ def test_a_running_query_takes_what_comes_and_shows_its_progress(spark, queue, s
     assert sorted(written(tmp_path, spark)) == sorted(numbered(35))
 
 
+@pytest.mark.promise("With files as the sink, every message is written once, however often driver and JVM are killed.")
 def test_the_source_dies_in_every_window_and_every_message_arrives_once(spark, queue, server, tmp_path):
     """One checkpoint; the source's process is killed where Spark has just asked it for something."""
     queue.publish_many(numbered(3_000))
@@ -355,6 +366,7 @@ def test_the_source_dies_in_every_window_and_every_message_arrives_once(spark, q
     assert sorted(written(tmp_path, spark)) == sorted(numbered(3_000))
 
 
+@pytest.mark.promise("A task that fails halfway is repeated with the same messages.")
 def test_a_task_that_fails_half_way_is_repeated_with_the_same_messages(spark, queue, server, tmp_path):
     queue.publish_many(numbered(12_000))
     options = {"url": server.url, "queue": QUEUE, "minPartitions": 2, "die": "read 1"}
@@ -363,10 +375,11 @@ def test_a_task_that_fails_half_way_is_repeated_with_the_same_messages(spark, qu
     assert sorted(written(tmp_path, spark)) == sorted(numbered(12_000))
 
 
+@pytest.mark.promise("Missing messages of a batch raise `DataLossError`, or are skipped with `failOnDataLoss=false`.")
 def test_lost_data_is_one_clear_error(spark, queue, server, client, tmp_path):
     queue.publish_many(numbered(10))
     spark.sparkContext.setLogLevel("OFF")
     start(spark, tmp_path, NOW, url=server.url, queue=QUEUE).awaitTermination()
     client.flushall()
-    with pytest.raises(PySparkException, match=r"DataLossError: queue 'orders', consumerGroup 'reports': claim 1 is"):
+    with pytest.raises(PySparkException, match=r"DataLossError: queue 'orders', consumerGroup 'reports': batch 1 is"):
         start(spark, tmp_path, NOW, url=server.url, queue=QUEUE).awaitTermination()

@@ -1,4 +1,4 @@
-"""The tables show what the queue holds, and leave it as it is."""
+"""The tables show what the queue holds, without changing it."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -36,7 +36,7 @@ def read(clean_server):
 
 
 def reader_of(url, table, **options):
-    given = TableOptions.of({"url": url, "queue": "orders", "table": table} | options)
+    given = TableOptions.from_spark({"url": url, "queue": "orders", "table": table} | options)
     return TableReader(given, table_schema(given))
 
 
@@ -53,6 +53,17 @@ def page(request, monkeypatch):
 
 
 # Live tables
+
+
+def test_headers_are_a_column_of_every_table(client, read):
+    queue = RedisMessageQueue("orders", client=client, get_headers=lambda: {"trace": "7"}, enable_failed_queue=True)
+    queue.publish_many(["waits", "later"])
+    with pytest.raises(LookupError), queue.process_message():
+        raise LookupError
+    queue.publish("tomorrow", delay_seconds=3600)
+    for table in ("pending", "delayed", "failed"):
+        assert [row["headers"] for row in read(table)] == [[("trace", "7")]], table
+    assert [row["headers"] for row in read("records", recordsOf="failed")] == [[("trace", "7")]]
 
 
 def test_what_waits_is_a_table(queue, read, client, page):
@@ -120,7 +131,7 @@ def test_records_are_a_table_without_payloads(queue, read, page):
     queue.publish_many(f"order {number}" for number in range(10))
     with queue.process_messages(10):
         pass
-    rows = read("records", source="completed", minPartitions="3")
+    rows = read("records", recordsOf="completed", minPartitions="3")
     assert [row["id"] for row in rows] == [one.id for one in reversed(queue.records("completed"))]
     assert {row["payload_bytes"] for row in rows} == {7}
     assert "payload" not in rows[0]
@@ -157,7 +168,7 @@ def test_a_record_of_somebody_elses_does_not_spoil_the_table(queue, read, client
     with queue.process_messages(1):
         pass
     client.lpush(queue.key.records("completed"), '{"id": 7, "deliveries": "many", "error": {}}', "no record")
-    assert [row["id"] for row in read("records", source="completed")][1:] == [None]
+    assert [row["id"] for row in read("records", recordsOf="completed")][1:] == [None]
 
 
 # The journal
@@ -202,15 +213,15 @@ def test_a_table_of_a_queue_that_is_not_there_is_empty(read, table):
     assert read(table) == []
 
 
-def test_a_table_is_shared_out_in_ranges(queue, clean_server, read, monkeypatch):
-    monkeypatch.setattr(tables, "RANGE", 10)
+def test_a_table_is_split_for_tasks(queue, clean_server, read, monkeypatch):
+    monkeypatch.setattr(tables, "ROWS_A_TASK", 10)
     queue.publish_many(str(number) for number in range(25))
     assert len(reader_of(clean_server.url, "pending").partitions()) == 3
     assert len(reader_of(clean_server.url, "pending", minPartitions="5").partitions()) == 5
     assert [row["payload"] for row in read("pending")] == [str(number) for number in range(25)]
 
 
-def test_many_small_lines_share_a_part(queue, clean_server, read):
+def test_many_small_tenant_queues_share_a_task(queue, clean_server, read):
     for number in range(50):
         queue.publish("x", tenant=f"tenant {number}")
     assert len(reader_of(clean_server.url, "pending").partitions()) == 1
@@ -228,7 +239,7 @@ def test_many_small_lines_share_a_part(queue, clean_server, read):
         (spark.EqualTo(("payload",), "a"), {"a", "b", None}),
     ],
 )
-def test_only_the_lines_of_tenants_that_are_asked_for_are_read(queue, read, one, left):
+def test_only_the_queues_of_tenants_that_are_asked_for_are_read(queue, read, one, left):
     for tenant in ("a", "b", None):
         queue.publish("x", tenant=tenant)
     assert {row["tenant"] for row in read("pending", one)} == left
@@ -244,8 +255,8 @@ def test_only_due_times_that_are_asked_for_are_read(queue, read):
 
 
 def test_a_schema_of_ones_own_is_one_clear_error(clean_server):
-    options = TableOptions.of({"url": clean_server.url, "queue": "orders", "table": "pending"})
-    with pytest.raises(ConfigurationError, match=r"not that of the table pending: struct<id:string.*; leave it out"):
+    options = TableOptions.from_spark({"url": clean_server.url, "queue": "orders", "table": "pending"})
+    with pytest.raises(ConfigurationError, match=r"not that of the table pending: struct<id:string.*Leave it out"):
         TableReader(options, t.StructType().add("a", t.LongType()))
 
 

@@ -1,4 +1,4 @@
-"""Time passes without anybody waiting: everything that a queue remembers gets older, and nothing else changes."""
+"""`fast_forward` moves every time that a queue has stored into the past, and changes nothing else."""
 
 import asyncio
 import threading
@@ -15,17 +15,21 @@ from redis_message_queue import ConfigurationError, ConfigurationTypeError, Redi
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.envelope import Envelope
 from redis_message_queue.keys import KEY_MAP
-from redis_message_queue.spark.groups import Groups
-from redis_message_queue.spark.source import opened
+from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.spark.source import split_members
 from redis_message_queue.testing import fast_forward as fast_forward_by_client
 from redis_message_queue.testing.fast_forward import AGEING
+
+pytestmark = pytest.mark.topic("Testing")
+
 
 Make = Callable[..., RedisMessageQueue]
 FastForward = Callable[..., None]
 
 
 class Died(BaseException):
-    """A consumer's sudden end."""
+    """Ends a consumer as a crash does."""
 
 
 def claim_and_die(queue: RedisMessageQueue) -> Any:
@@ -41,16 +45,18 @@ def take(queue: RedisMessageQueue) -> Any:
         return message
 
 
+@pytest.mark.promise("`fast_forward` makes messages and records older and changes nothing else.")
 def test_every_key_of_the_key_map_has_a_way_to_age() -> None:
-    """Whoever adds a kind of key says whether there is a time in it."""
+    """A new key needs an entry that says where it stores times."""
     words = {kind.word.split("::")[0] + "::" * ("::" in kind.word) for kind in KEY_MAP}
     assert set(AGEING) == words
 
 
+@pytest.mark.promise("`fast_forward` ends leases, delays and retry delays, but not early.")
 def test_a_lease_is_over_when_its_time_has_passed_and_not_before(
     rmq_queue: RedisMessageQueue, fast_forward: FastForward
 ) -> None:
-    """Two steps add up."""
+    """Two calls add up."""
     rmq_queue.publish("a")
     assert claim_and_die(rmq_queue) == "a"
     fast_forward(200)
@@ -59,10 +65,11 @@ def test_a_lease_is_over_when_its_time_has_passed_and_not_before(
     assert take(rmq_queue) == "a"
 
 
+@pytest.mark.promise("`fast_forward` ends leases, delays and retry delays, but not early.")
 def test_leases_that_end_together_come_back_in_their_order(
     rmq_queue: RedisMessageQueue, fast_forward: FastForward
 ) -> None:
-    """Claims of one moment too."""
+    """Also if they were claimed together."""
     rmq_queue.publish_many(str(number) for number in range(50))
     with pytest.raises(Died), rmq_queue.process_messages(50):
         raise Died
@@ -70,8 +77,9 @@ def test_leases_that_end_together_come_back_in_their_order(
     assert [take(rmq_queue) for _ in range(50)] == [str(number) for number in range(50)]
 
 
+@pytest.mark.promise("`fast_forward` ends leases, delays and retry delays, but not early.")
 def test_a_delay_is_over_when_its_time_has_passed(rmq_queue: RedisMessageQueue, fast_forward: FastForward) -> None:
-    """Those that are due are delivered, the others wait on."""
+    """Only the messages that are due are delivered."""
     rmq_queue.publish("tomorrow", delay_seconds=86_400)
     rmq_queue.publish("in a week", delay_seconds=7 * 86_400)
     assert take(rmq_queue) is None
@@ -81,8 +89,9 @@ def test_a_delay_is_over_when_its_time_has_passed(rmq_queue: RedisMessageQueue, 
     assert rmq_queue.stats().delayed == 1
 
 
+@pytest.mark.promise("`fast_forward` ends leases, delays and retry delays, but not early.")
 def test_the_pause_before_a_retry_is_over(make_rmq_queue: Make, fast_forward: FastForward) -> None:
-    """A handler that failed is tried again without waiting."""
+    """The message is retried without waiting."""
     queue = make_rmq_queue(retry_policy=RetryPolicy(max_attempts=3, initial_delay_seconds=3600, jitter=0))
     queue.publish("a")
     with pytest.raises(ZeroDivisionError), queue.process_message():
@@ -92,8 +101,9 @@ def test_the_pause_before_a_retry_is_over(make_rmq_queue: Make, fast_forward: Fa
     assert take(queue) == "a"
 
 
+@pytest.mark.promise("`fast_forward` ends deduplication windows and shortens every other TTL of the database.")
 def test_a_deduplication_window_closes(make_rmq_queue: Make, fast_forward: FastForward) -> None:
-    """The same message may come again when the window is over, and not before."""
+    """After the window, and not before, the same message is accepted again."""
     queue = make_rmq_queue(deduplication=True)
     assert queue.publish("a")
     fast_forward(3500)
@@ -102,8 +112,9 @@ def test_a_deduplication_window_closes(make_rmq_queue: Make, fast_forward: FastF
     assert queue.publish("a")
 
 
-def test_a_message_can_get_too_old(make_rmq_queue: Make, fast_forward: FastForward) -> None:
-    """What has waited longer than message_ttl_seconds is a dead letter."""
+@pytest.mark.promise("`fast_forward` makes messages and records older and changes nothing else.")
+def test_a_message_can_exceed_its_time_to_live(make_rmq_queue: Make, fast_forward: FastForward) -> None:
+    """A message that waited longer than message_ttl_seconds becomes a dead letter."""
     queue = make_rmq_queue(message_ttl_seconds=600)
     queue.publish("a")
     fast_forward(601)
@@ -111,8 +122,9 @@ def test_a_message_can_get_too_old(make_rmq_queue: Make, fast_forward: FastForwa
     assert [record.reason for record in queue.records("dead_letters")] == ["expired"]
 
 
+@pytest.mark.promise("`fast_forward` makes messages and records older and changes nothing else.")
 def test_messages_and_records_say_that_they_are_older(make_rmq_queue: Make, fast_forward: FastForward) -> None:
-    """published_at, the age of the oldest, and every time in a record; a time that only looks like one stays."""
+    """published_at, the age of the oldest message, and every time in a record; the text of an error stays as it is."""
     queue = make_rmq_queue(enable_failed_queue=True)
     queue.publish("first")
     with pytest.raises(ValueError), queue.process_message():
@@ -133,10 +145,11 @@ def test_messages_and_records_say_that_they_are_older(make_rmq_queue: Make, fast
         assert record.published_at - current.published_at > timedelta(seconds=900)
 
 
-def test_tenants_keep_their_turns_and_their_returned_messages(
+@pytest.mark.promise("`fast_forward` ends leases, delays and retry delays, but not early.")
+def test_tenants_keep_their_turns_and_their_expired_messages(
     rmq_queue: RedisMessageQueue, fast_forward: FastForward
 ) -> None:
-    """A lease that ran out goes first in the turn of its tenant, whatever else has aged."""
+    """A message whose lease expired comes first in the turn of its tenant."""
     for tenant in ("a", "b"):
         rmq_queue.publish_many([f"{tenant}1", f"{tenant}2"], tenant=tenant)
     rmq_queue.publish("a3", tenant="a", delay_seconds=1000)
@@ -148,11 +161,12 @@ def test_tenants_keep_their_turns_and_their_returned_messages(
     assert rmq_queue.stats().pending == rmq_queue.stats().processing == rmq_queue.stats().delayed == 0
 
 
+@pytest.mark.promise("`fast_forward` makes messages and records older and changes nothing else.")
 @pytest.mark.parametrize("where", [{}, {"tenant": "t"}, {"tenant": "t::pending"}, {"delay_seconds": 900}], ids=str)
 def test_a_message_is_older_wherever_it_waits(
     where: dict[str, Any], rmq_queue: RedisMessageQueue, rmq_client: redis.Redis, fast_forward: FastForward
 ) -> None:
-    """In the line, in that of a tenant, whatever the tenant is called, or until its time has come; and only once."""
+    """Pending, pending for a tenant of any name, or delayed; and it ages only once."""
     rmq_queue.publish("a", **where)
     fast_forward(1000)
     with rmq_queue.process_message():
@@ -162,33 +176,35 @@ def test_a_message_is_older_wherever_it_waits(
         assert 999 <= age < 1900
 
 
+@pytest.mark.promise("`fast_forward` makes messages and records older and changes nothing else.")
 def test_deadlines_move_by_just_that_time(
     rmq_queue: RedisMessageQueue, rmq_server: EmbeddedRedis, fast_forward: FastForward
 ) -> None:
-    """Those of leases, of what came back and of delays; alarms that ring since ever stay; whoever waits is rung for."""
+    """The deadlines of leases, expired messages and delays; a score of 0 stays; a waiting consumer is woken."""
     rmq_queue.publish_many(["a", "b", "c"], tenant="t")
     rmq_queue.publish("later", delay_seconds=5000)
     claim_and_die(rmq_queue)
     fast_forward(301)
-    claim_and_die(rmq_queue)  # one of them is now among the returned, and was taken from there
+    claim_and_die(rmq_queue)  # one of them had expired, and was claimed again
     claim_and_die(rmq_queue)
     fast_forward(301)
     claim_and_die(rmq_queue)
-    keys = (rmq_queue.key.leases, rmq_queue.key.returned("t"), rmq_queue.key.delayed)
-    reader = rmq_server.client()
+    keys = (rmq_queue.key.leases, rmq_queue.key.expired("t"), rmq_queue.key.delayed)
+    reader: Any = rmq_server.client()  # whose replies have many types
     before = [dict(reader.zrange(key, 0, -1, withscores=True)) for key in keys]
-    reader.delete(rmq_queue.key.bell)
+    reader.delete(rmq_queue.key.wakeup)
     fast_forward(100)
     after = [dict(reader.zrange(key, 0, -1, withscores=True)) for key in keys]
     assert all(before)
     for old, new in zip(before, after, strict=True):
         assert new == {member: score and score - 100e6 for member, score in old.items()}
-    assert reader.llen(rmq_queue.key.bell) == 1
+    assert reader.llen(rmq_queue.key.wakeup) == 1
     reader.close()
 
 
+@pytest.mark.promise("`fast_forward` makes messages and records older and changes nothing else.")
 def test_nothing_changes_but_times(make_rmq_queue: Make, rmq_client: redis.Redis, fast_forward: FastForward) -> None:
-    """Every key is there afterwards with as many members; ids, payloads and foreign bytes are as they were."""
+    """Every key still has as many members; ids, payloads and foreign bytes are the same."""
     queue = make_rmq_queue(enable_completed_queue=True, journal=True)
     queue.publish_many([f"m{number}" for number in range(2500)])
     queue.publish_many(["t1", "t2"], tenant="t")
@@ -200,8 +216,9 @@ def test_nothing_changes_but_times(make_rmq_queue: Make, rmq_client: redis.Redis
 
     def shape() -> dict[str, int]:
         sizes = {"list": "LLEN", "hash": "HLEN", "zset": "ZCARD", "stream": "XLEN"}
-        kinds = {key: rmq_client.type(key) for key in rmq_client.keys("*") if "bell" not in key and "reply" not in key}
-        return {key: rmq_client.execute_command(sizes[kind], key) for key, kind in kinds.items() if kind in sizes}
+        reader: Any = rmq_client  # whose replies have many types
+        kinds = {key: reader.type(key) for key in reader.keys("*") if "wakeup" not in key and "reply" not in key}
+        return {key: reader.execute_command(sizes[kind], key) for key, kind in kinds.items() if kind in sizes}
 
     before, peeked = shape(), [(one.id, one.payload) for one in queue.peek(3000)]
     fast_forward(1)
@@ -209,8 +226,9 @@ def test_nothing_changes_but_times(make_rmq_queue: Make, rmq_client: redis.Redis
     assert [(one.id, one.payload) for one in queue.peek(3000)] == peeked
 
 
+@pytest.mark.promise("`fast_forward` ends deduplication windows and shortens every other TTL of the database.")
 def test_other_keys_of_the_database_expire_too(rmq_client: redis.Redis, fast_forward: FastForward) -> None:
-    """A cache of one's own is part of the world; what has no TTL stays."""
+    """Your own cache expires as well; a key without a TTL stays."""
     rmq_client.set("short", "1", ex=60)
     rmq_client.set("long", "1", ex=600)
     rmq_client.set("for ever", "1")
@@ -219,8 +237,9 @@ def test_other_keys_of_the_database_expire_too(rmq_client: redis.Redis, fast_for
     assert 0 < rmq_client.ttl("long") <= 539
 
 
+@pytest.mark.promise("`fast_forward` with named queues affects only these, whatever their names and separators.")
 def test_only_the_named_queues_age(make_rmq_queue: Make, rmq_client: redis.Redis, fast_forward: FastForward) -> None:
-    """A queue whose name begins with theirs is another one."""
+    """A queue whose name begins with theirs does not age."""
     named, other = make_rmq_queue("orders"), make_rmq_queue("orders::eu")
     for queue in (named, other):
         queue.publish("a", delay_seconds=60)
@@ -231,21 +250,23 @@ def test_only_the_named_queues_age(make_rmq_queue: Make, rmq_client: redis.Redis
     assert rmq_client.exists("mine", other.key.deduplication("x")) == 2
 
 
+@pytest.mark.promise("`fast_forward` with named queues affects only these, whatever their names and separators.")
 @pytest.mark.parametrize("options", [{"key_separator": "/"}, {"hash_tag": True}, {"name": "żółć [*] 🐘"}], ids=str)
 def test_a_queue_that_is_named_may_have_any_name(
     options: dict[str, Any], make_rmq_queue: Make, fast_forward: FastForward
 ) -> None:
-    """Tags, separators and signs that a pattern would stumble over."""
+    """With hash tags, other separators, and characters that are special in a pattern."""
     queue = make_rmq_queue(**options)
     queue.publish("a", tenant="t", delay_seconds=60)
     fast_forward(61, queue)
     assert take(queue) == "a"
 
 
+@pytest.mark.promise("`fast_forward` wakes waiting consumers, and a handler sees that its lease is lost.")
 def test_a_consumer_that_waits_wakes_up(
     make_rmq_queue: Make, rmq_queue: RedisMessageQueue, rmq_client: redis.Redis, fast_forward: FastForward
 ) -> None:
-    """It had gone to sleep until a deadline that is now in the past."""
+    """It slept until a deadline that is now in the past."""
     waiting = make_rmq_queue(message_wait_interval_seconds=3600)
     rmq_queue.publish("a", delay_seconds=3000)
     got: list[Any] = []
@@ -258,8 +279,9 @@ def test_a_consumer_that_waits_wakes_up(
     assert got == ["a"]
 
 
+@pytest.mark.promise("`fast_forward` wakes waiting consumers, and a handler sees that its lease is lost.")
 def test_a_handler_notices_that_its_lease_is_lost(make_rmq_queue: Make, fast_forward: FastForward) -> None:
-    """As if its process had been suspended: another consumer gets the message, and its own acknowledgement is stale."""
+    """As if its process had been suspended: another consumer gets the message, and its acknowledgement is stale."""
     events: list[str] = []
     mine = make_rmq_queue(on_event=lambda event: events.append(event.operation), heartbeat_interval_seconds=60)
     other = make_rmq_queue()
@@ -274,6 +296,7 @@ def test_a_handler_notices_that_its_lease_is_lost(make_rmq_queue: Make, fast_for
     assert "stale_lease_ack" in events
 
 
+@pytest.mark.promise("`fast_forward` with named queues affects only these, whatever their names and separators.")
 def test_only_the_clock_of_a_named_queue_moves(make_rmq_queue: Make, fast_forward: FastForward) -> None:
     """A handler of another queue, with a client of the same server, keeps its lease."""
     named, other = make_rmq_queue("named"), make_rmq_queue("other")
@@ -285,10 +308,11 @@ def test_only_the_clock_of_a_named_queue_moves(make_rmq_queue: Make, fast_forwar
         assert not current.lease_lost
 
 
-def test_what_is_written_in_a_journal_stays(
+@pytest.mark.promise("`fast_forward` makes messages and records older and changes nothing else.")
+def test_journal_entries_keep_their_times(
     make_rmq_queue: Make, rmq_client: redis.Redis, fast_forward: FastForward
 ) -> None:
-    """It is a history, and its ids are the times of the server."""
+    """The journal is a history, and its ids are times of the server."""
     queue = make_rmq_queue(journal=True)
     queue.publish("a")
     written = rmq_client.xrange(queue.key.journal)
@@ -296,8 +320,9 @@ def test_what_is_written_in_a_journal_stays(
     assert written and rmq_client.xrange(queue.key.journal) == written
 
 
+@pytest.mark.promise("`fast_forward` ends leases, delays and retry delays, but not early.")
 def test_an_asyncio_queue_ages_as_well(make_async_rmq_queue: Any, fast_forward: FastForward) -> None:
-    """The fixture blocks for a moment, in either colour; the queue may be named."""
+    """The fixture is a plain function for both kinds of queues."""
 
     async def main() -> None:
         queue = make_async_rmq_queue()
@@ -314,52 +339,57 @@ def test_an_asyncio_queue_ages_as_well(make_async_rmq_queue: Any, fast_forward: 
     asyncio.run(main())
 
 
+@pytest.mark.promise("Wrong use of the testing tools is refused before anything is done.")
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 4e8, 10**400])
-def test_a_span_that_is_none_is_refused(seconds: float, fast_forward: FastForward) -> None:
+def test_invalid_seconds_are_refused(seconds: float, fast_forward: FastForward) -> None:
     """Time does not go back."""
     with pytest.raises(ConfigurationError, match="seconds must be"):
         fast_forward(seconds)
 
 
+@pytest.mark.promise("Wrong use of the testing tools is refused before anything is done.")
 @pytest.mark.parametrize("seconds", ["60", True, None])
-def test_a_span_is_a_number(seconds: Any, fast_forward: FastForward) -> None:
-    """Of seconds."""
+def test_seconds_must_be_a_number(seconds: Any, fast_forward: FastForward) -> None:
+    """Text, booleans and None are refused."""
     with pytest.raises(ConfigurationTypeError, match="seconds must be a number"):
         fast_forward(seconds)
 
 
+@pytest.mark.promise("Wrong use of the testing tools is refused before anything is done.")
 def test_what_is_no_queue_is_refused(
     fast_forward: FastForward, async_rmq_client: Any, rmq_queue: RedisMessageQueue
 ) -> None:
-    """The error says what would do."""
+    """The error says what works."""
     with pytest.raises(ConfigurationTypeError, match="must be queues, not str"):
         fast_forward(60, "orders")
-    with pytest.raises(ConfigurationTypeError, match=r"blocking redis\.Redis"):
+    with pytest.raises(ConfigurationTypeError, match=r"sync redis\.Redis"):
         fast_forward_by_client(async_rmq_client, 60, rmq_queue)
 
 
+@pytest.mark.promise("`fast_forward` ends leases, delays and retry delays, but not early.")
 def test_the_claims_of_a_streaming_query_age_and_the_lease_of_the_query_ends(
     rmq_client: redis.Redis, rmq_queue: RedisMessageQueue, fast_forward: FastForward
 ) -> None:
-    """The messages that were delivered before, and carry their count, as well as the others."""
+    """Messages that were delivered before, and carry their count, age like the others."""
     rmq_queue.publish_many(["delivered before", "new"])
     assert claim_and_die(rmq_queue) == "delivered before"
     fast_forward(301)
     name = rmq_queue.key.pending.removesuffix("::pending")
-    first = Groups(rmq_client, name, "reports", lease_seconds=60)
-    first.take_over()
-    assert first.gather(10) == 2
-    members = first.read(first.seal(), 0, 2)
+    options = SourceOptions(url="redis://unused", queue=name, consumer_group="reports", lease_seconds=60)
+    first = ConsumerGroup(rmq_client, options)
+    first.acquire_group()
+    assert first.fill_batch(10) == 2
+    members = first.read_batch(first.seal_batch(), 0, 2)
     fast_forward(61)
-    aged = first.read(1, 0, 2)
+    aged = first.read_batch(1, 0, 2)
     assert [Envelope(old).published_at - Envelope(new).published_at for old, new in both(members, aged)] == [61, 61]
-    second = Groups(rmq_client, name, "reports")
-    second.take_over(patience_seconds=0)
+    second = ConsumerGroup(rmq_client, options)
+    second.acquire_group(timeout_seconds=0)
     assert second.epoch == 2
 
 
 def both(members: list[bytes], aged: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """Without their counts, which must be the same."""
-    (stored, counts), (older, same) = opened(members), opened(aged)
+    (stored, counts), (older, same) = split_members(members), split_members(aged)
     assert counts == same == [2, 1]
     return zip(stored, older, strict=True)

@@ -1,4 +1,4 @@
-"""The plugin as its users meet it: pytest finds it by itself, and runs that do not use it do not notice it."""
+"""The pytest plugin as users see it: pytest finds it without configuration, and unused it costs nothing."""
 
 import json
 import os
@@ -14,6 +14,9 @@ import pytest
 
 import pytest_redis_message_queue
 
+pytestmark = pytest.mark.topic("Testing")
+
+
 pytest_plugins = "pytester"
 
 # Plugins of our own tests, which take seconds to load and are no part of a user's run.
@@ -25,8 +28,9 @@ def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess(*WITHOUT, "-W", "error", *options)
 
 
+@pytest.mark.promise("pytest finds the fixtures, sync and async, without an asyncio plugin.")
 def test_the_fixtures_are_there_and_work(pytester: pytest.Pytester) -> None:
-    """Each of them, in both colours, without a conftest and without a plugin for asyncio."""
+    """All of them, sync and async, without a conftest and without a plugin for asyncio."""
     pytester.makepyfile(
         """
         import asyncio
@@ -62,8 +66,11 @@ def test_the_fixtures_are_there_and_work(pytester: pytest.Pytester) -> None:
     run(pytester).assert_outcomes(passed=2)
 
 
+@pytest.mark.promise(
+    "Each test starts with an empty server, each pytest-xdist worker has its own server, and it stops with the run."
+)
 def test_each_test_begins_with_an_empty_server(pytester: pytest.Pytester) -> None:
-    """Whatever the one before has left, also a server that it has killed or paused."""
+    """Even if the test before killed or paused it."""
     pytester.makepyfile(
         """
         import pytest
@@ -82,6 +89,9 @@ def test_each_test_begins_with_an_empty_server(pytester: pytest.Pytester) -> Non
     run(pytester).assert_outcomes(passed=4)
 
 
+@pytest.mark.promise(
+    "A test run without the fixtures does not import the library, and `-p no:redis_message_queue` disables them."
+)
 def test_a_run_that_does_not_use_it_does_not_load_the_package(pytester: pytest.Pytester) -> None:
     """Neither the package nor redis-py is imported, and no server is started."""
     pytester.makepyfile(
@@ -96,14 +106,18 @@ def test_a_run_that_does_not_use_it_does_not_load_the_package(pytester: pytest.P
     run(pytester, "-p", "no:valkey").assert_outcomes(passed=1)
 
 
+@pytest.mark.promise(
+    "A test run without the fixtures does not import the library, and `-p no:redis_message_queue` disables them."
+)
 def test_it_can_be_left_out(pytester: pytest.Pytester) -> None:
-    """By its name, as every plugin; then its fixtures are unknown."""
+    """By its name, like every plugin; then its fixtures are unknown."""
     pytester.makepyfile("def test_one(rmq_queue): pass")
     result = run(pytester, "-p", "no:redis_message_queue")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*fixture 'rmq_queue' not found*"])
 
 
+@pytest.mark.promise("pytest finds the fixtures, sync and async, without an asyncio plugin.")
 def test_the_fixtures_describe_themselves(pytester: pytest.Pytester) -> None:
     """In `pytest --fixtures`."""
     result = run(pytester, "--fixtures")
@@ -112,8 +126,9 @@ def test_the_fixtures_describe_themselves(pytester: pytest.Pytester) -> None:
     assert "_rmq_clean_server" not in result.stdout.str()
 
 
+@pytest.mark.promise("pytest finds the fixtures, sync and async, without an asyncio plugin.")
 def test_the_page_names_every_fixture() -> None:
-    """And none that is not there."""
+    """And no fixture that does not exist."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "test-your-handlers.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)[^|]*\|", page.split("## The fixtures")[1].split("\n## ")[0], re.MULTILINE)
     paired = {name for row in rows for name in (row, *re.findall(rf"`{row}[^|]*`, `(\w+)", page))}
@@ -122,8 +137,11 @@ def test_the_page_names_every_fixture() -> None:
     assert paired == set(fixtures)
 
 
+@pytest.mark.promise(
+    "Each test starts with an empty server, each pytest-xdist worker has its own server, and it stops with the run."
+)
 def test_workers_of_xdist_have_a_server_each(pytester: pytest.Pytester, tmp_path: Path) -> None:
-    """So that they do not empty each other's, and all of them are gone after the run."""
+    """So they do not empty each other's, and all servers end with the run."""
     pytester.makepyfile(
         f"""
         import json, os, pathlib, time
@@ -155,9 +173,12 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.promise(
+    "Each test starts with an empty server, each pytest-xdist worker has its own server, and it stops with the run."
+)
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_the_server_ends_with_the_run_however_that_ends(how: str, pytester: pytest.Pytester, tmp_path: Path) -> None:
-    """Nothing stays behind when somebody loses patience."""
+    """By Ctrl-C, by SIGTERM or by SIGKILL."""
     note = tmp_path / "pid"
     pytester.makepyfile(
         f"""
@@ -187,8 +208,9 @@ def test_the_server_ends_with_the_run_however_that_ends(how: str, pytester: pyte
     assert not is_alive(server)
 
 
+@pytest.mark.promise("A loss that never happened fails its test, and afterwards the client works as before.")
 def test_a_loss_that_never_happened_fails_the_test(pytester: pytest.Pytester) -> None:
-    """It would have shown nothing. The next test has a good connection again."""
+    """It would prove nothing. The next test has a working connection again."""
     pytester.makepyfile(
         """
         def test_one(rmq_queue, lose_reply):
@@ -201,11 +223,12 @@ def test_a_loss_that_never_happened_fails_the_test(pytester: pytest.Pytester) ->
     )
     result = run(pytester)
     result.assert_outcomes(passed=2, errors=1)
-    result.stdout.fnmatch_lines(["*RehearsalError: lose_reply was to lose a call of 'publish' and there was none*"])
+    result.stdout.fnmatch_lines(["*FaultInjectionError: lose_reply lost nothing: there was no 'publish' call*"])
 
 
-def test_a_server_of_ones_own_may_take_its_place(pytester: pytest.Pytester) -> None:
-    """With other settings, by overriding the fixture; but no server whose data might be missed."""
+@pytest.mark.promise("A server of your own must be an embedded one; if none is found, the error says what to do.")
+def test_you_can_replace_the_server_with_your_own(pytester: pytest.Pytester) -> None:
+    """Override the fixture to change its settings. It must be an embedded server, because tests delete its data."""
     conftest = """
         import pytest
         from redis_message_queue.embedded import EmbeddedRedis
@@ -225,8 +248,9 @@ def test_a_server_of_ones_own_may_take_its_place(pytester: pytest.Pytester) -> N
     result.stdout.fnmatch_lines(["*ConfigurationTypeError: rmq_server must be an EmbeddedRedis, not str*"])
 
 
+@pytest.mark.promise("A server of your own must be an embedded one; if none is found, the error says what to do.")
 def test_without_a_server_the_error_says_what_to_do(pytester: pytest.Pytester, monkeypatch: Any) -> None:
-    """And only the tests that want one fail."""
+    """Only the tests that need one fail."""
     monkeypatch.setenv("REDIS_MESSAGE_QUEUE_SERVER", "/no/such/server")
     pytester.makepyfile("def test_one(rmq_queue): pass\ndef test_two(): pass")
     result = run(pytester)

@@ -1,6 +1,7 @@
-"""A handler gets its message twice, because its consumer was killed or its acknowledgement lost."""
+"""A handler gets its message twice, because its consumer was killed or its acknowledgement was lost."""
 
 import asyncio
+import functools
 import gc
 import os
 import subprocess
@@ -16,8 +17,20 @@ import redis
 
 import redis_message_queue
 import redis_message_queue.asyncio
-from redis_message_queue import ConfigurationError, ConfigurationTypeError, RedisMessageQueue, RehearsalError
-from redis_message_queue.testing import deliver_twice, kill_and_redeliver, kill_here
+from redis_message_queue import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    FaultInjectionError,
+    RedisMessageQueue,
+    testing,
+)
+from redis_message_queue.testing import deliver_twice, kill_here
+from tests.concurrency import LIMIT_SECONDS
+
+pytestmark = pytest.mark.topic("Testing")
+
+# A child on a busy machine needs more time than users want to wait for one that hangs.
+kill_and_redeliver: Any = functools.partial(testing.kill_and_redeliver, timeout_seconds=LIMIT_SECONDS)
 
 Make = Callable[..., RedisMessageQueue]
 
@@ -32,18 +45,13 @@ class Book:
         with self.path.open("a") as file:
             file.write(line + "\n")
 
-    async def write_awaited(self, line: str) -> None:
-        await asyncio.sleep(0)
-        self.write(line)
-        await asyncio.sleep(0)
-
     @property
     def lines(self) -> list[str]:
         return self.path.read_text().splitlines() if self.path.exists() else []
 
 
 class CustomGateway(redis_message_queue.AbstractRedisGateway):
-    """Keeps its messages nowhere."""
+    """A gateway that does nothing."""
 
     def _refuse(self, *arguments: Any, **options: Any) -> Any:
         raise AssertionError("not to be called")
@@ -57,8 +65,9 @@ def book(tmp_path: Path) -> Book:
     return Book(tmp_path / "book")
 
 
+@pytest.mark.promise("`deliver_twice` gives a handler the same message again, as if its ack had been lost.")
 def test_a_message_is_handled_twice_when_its_acknowledgement_is_lost(rmq_queue: RedisMessageQueue) -> None:
-    """The second time it is acknowledged."""
+    """The second delivery is acknowledged."""
     rmq_queue.publish("a")
     handled: list[Any] = []
 
@@ -72,8 +81,9 @@ def test_a_message_is_handled_twice_when_its_acknowledgement_is_lost(rmq_queue: 
     assert rmq_queue.stats().processing == rmq_queue.stats().pending == 0
 
 
+@pytest.mark.promise("`deliver_twice` gives a handler the same message again, as if its ack had been lost.")
 def test_the_same_with_asyncio(async_rmq_queue: redis_message_queue.asyncio.RedisMessageQueue) -> None:
-    """With a handler of either colour."""
+    """With a sync or an async handler."""
 
     async def main() -> None:
         handled: list[Any] = []
@@ -92,8 +102,9 @@ def test_the_same_with_asyncio(async_rmq_queue: redis_message_queue.asyncio.Redi
     asyncio.run(main())
 
 
+@pytest.mark.promise("`deliver_twice` gives a handler the same message again, as if its ack had been lost.")
 def test_an_error_of_the_handler_comes_out(make_rmq_queue: Make) -> None:
-    """Of the first delivery or of the second; it takes the failure path."""
+    """The message takes the failure path of the queue."""
     queue = make_rmq_queue(enable_failed_queue=True)
     deliveries: list[str] = []
 
@@ -108,8 +119,11 @@ def test_an_error_of_the_handler_comes_out(make_rmq_queue: Make) -> None:
     assert queue.stats().failed == 1
 
 
+@pytest.mark.promise(
+    "`kill_and_redeliver` kills the handler in a child process where the test says, and redelivers the message."
+)
 def test_a_handler_is_killed_where_it_says_and_gets_its_message_again(rmq_queue: RedisMessageQueue, book: Book) -> None:
-    """What was done before is there, what would have come after is done the second time only."""
+    """What it did before stays; what comes after happens in the second delivery only."""
 
     def handler(message: str) -> None:
         book.write(f"{message} in {os.getpid()}")
@@ -125,6 +139,9 @@ def test_a_handler_is_killed_where_it_says_and_gets_its_message_again(rmq_queue:
     assert rmq_queue.stats().processing == rmq_queue.stats().pending == 0
 
 
+@pytest.mark.promise(
+    "`kill_and_redeliver` kills the handler in a child process where the test says, and redelivers the message."
+)
 @pytest.mark.parametrize(
     ("options", "lines"),
     [
@@ -137,7 +154,7 @@ def test_a_handler_is_killed_where_it_says_and_gets_its_message_again(rmq_queue:
 def test_a_point_is_chosen_by_its_name_or_its_number(
     options: dict[str, Any], lines: list[str], rmq_queue: RedisMessageQueue, book: Book
 ) -> None:
-    """So that one handler is tested with a death at each of them."""
+    """So you can test one handler at each of its points."""
 
     def handler(message: str) -> None:
         book.write("1")
@@ -151,40 +168,31 @@ def test_a_point_is_chosen_by_its_name_or_its_number(
     assert book.lines == lines
 
 
-@pytest.mark.parametrize("form", ["function", "method", "name", "builtin", "thread"])
-def test_a_handler_is_killed_when_a_function_has_returned(form: str, rmq_queue: RedisMessageQueue, book: Book) -> None:
-    """By whatever name the handler calls it; a call that raised has not returned."""
-    functions = {
-        "function": Book.write,
-        "method": book.write,
-        "name": f"{__name__}:Book.write",
-        "builtin": os.getcwd,
-        "thread": book.write,
-    }
+@pytest.mark.promise(
+    "`kill_and_redeliver` kills the handler in a child process where the test says, and redelivers the message."
+)
+def test_a_handler_is_killed_in_another_thread_too(rmq_queue: RedisMessageQueue, book: Book) -> None:
+    """`kill_here` kills the process, whichever thread calls it."""
 
     def handler(message: str) -> None:
-        for number in "123":
-            with pytest.raises(TypeError):
-                book.write(None)  # type: ignore[arg-type]
-            if form == "thread":
-                worker = threading.Thread(target=book.write, args=[number])
-                worker.start()
-                worker.join()
-            else:
-                book.write(number)
-            os.getcwd()
+        book.write("handler")
+        worker = threading.Thread(target=kill_here)
+        worker.start()
+        worker.join()
+        book.write("done")
 
     rmq_queue.publish("a")
-    if form == "name":
-        sys.modules.setdefault(__name__, sys.modules[Book.__module__])
-    kill_and_redeliver(rmq_queue, handler, after=functions[form], nth=2)
-    assert book.lines == ["1", "2", "1", "2", "3"]
+    kill_and_redeliver(rmq_queue, handler)
+    assert book.lines == ["handler", "handler", "done"]
 
 
+@pytest.mark.promise(
+    "`kill_and_redeliver` kills the handler in a child process where the test says, and redelivers the message."
+)
 def test_an_asyncio_handler_is_killed_in_a_child_of_its_own(
     async_rmq_queue: redis_message_queue.asyncio.RedisMessageQueue, make_async_rmq_queue: Any, book: Book
 ) -> None:
-    """A coroutine that is only suspended has not returned; queues can be used in the child, this one and others."""
+    """The child can use queues, this one and others."""
     other = make_async_rmq_queue("other")
 
     async def handler(message: str) -> None:
@@ -192,28 +200,32 @@ def test_an_asyncio_handler_is_killed_in_a_child_of_its_own(
         current = async_rmq_queue.current_message()
         assert current is not None
         book.write(str(current.delivery_count))
-        await book.write_awaited("x")
-        await book.write_awaited("y")
+        await asyncio.sleep(0)
+        kill_here("middle")
+        book.write("x")
         kill_here("end")
 
     async def main() -> None:
         await async_rmq_queue.publish("a")
-        await kill_and_redeliver(async_rmq_queue, handler, after=Book.write_awaited)
-        assert book.lines == ["1", "x", "2", "x", "y"]
+        await kill_and_redeliver(async_rmq_queue, handler, at="middle")
+        assert book.lines == ["1", "2", "x"]
         await async_rmq_queue.publish("b")
         await kill_and_redeliver(async_rmq_queue, handler, at="end")
-        assert book.lines[5:] == ["1", "x", "y", "2", "x", "y"]
+        assert book.lines[3:] == ["1", "x", "2", "x"]
         assert (await other.stats()).pending == 4
         assert (await async_rmq_queue.stats()).processing == 0
 
     asyncio.run(main())
 
 
+@pytest.mark.promise(
+    "`kill_and_redeliver` kills the handler in a child process where the test says, and redelivers the message."
+)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # as an error it would keep a lost connection from closing
 def test_an_asyncio_client_with_open_connections_is_no_obstacle(
     rmq_server: Any, rmq_client: redis.Redis, book: Book
 ) -> None:
-    """The child takes fresh ones, and the answers of the parent's stay the parent's."""
+    """The child opens new ones, and the replies to the parent reach the parent."""
 
     async def main() -> None:
         async with rmq_server.async_client(decode_responses=True) as client:
@@ -234,40 +246,43 @@ def test_an_asyncio_client_with_open_connections_is_no_obstacle(
     assert book.lines == ["a", "a"]
 
 
-def test_a_handler_that_never_gets_there_is_told(rmq_queue: RedisMessageQueue) -> None:
-    """It returned, or it raised, and then with its traceback."""
+@pytest.mark.promise("A child that is not killed as planned is stopped, and the error says what it did instead.")
+def test_a_handler_that_never_reaches_the_point_is_reported(rmq_queue: RedisMessageQueue) -> None:
+    """The error says whether it returned or raised, with the traceback."""
     rmq_queue.publish("a")
-    with pytest.raises(RehearsalError, match=r"when call 1 of kill_here\(\), and it returned before"):
+    with pytest.raises(FaultInjectionError, match=r"did not reach call 1 of kill_here\(\): it returned first"):
         kill_and_redeliver(rmq_queue, lambda message: None)
     rmq_queue.publish("b")
-    with pytest.raises(RehearsalError, match=r"(?s)raised before that.*ZeroDivisionError"):
+    with pytest.raises(FaultInjectionError, match=r"(?s)it raised first.*ZeroDivisionError"):
         kill_and_redeliver(rmq_queue, lambda message: 1 / 0)
     rmq_queue.publish("c")
-    with pytest.raises(RehearsalError, match=r"call 3 of Book\.write had returned"):
-        kill_and_redeliver(rmq_queue, lambda message: None, after=Book.write, nth=3)
+    with pytest.raises(FaultInjectionError, match=r"call 3 of kill_here\(\): it returned first"):
+        kill_and_redeliver(rmq_queue, lambda message: kill_here(), nth=3)
     rmq_queue.publish("d")
-    with pytest.raises(RehearsalError, match=r"kill_here\('elsewhere'\)"):
+    with pytest.raises(FaultInjectionError, match=r"kill_here\('elsewhere'\)"):
         kill_and_redeliver(rmq_queue, lambda message: kill_here("here"), at="elsewhere")
 
 
+@pytest.mark.promise("A child that is not killed as planned is stopped, and the error says what it did instead.")
 def test_a_child_that_hangs_is_ended(rmq_queue: RedisMessageQueue, book: Book) -> None:
-    """With its test, and at once."""
+    """It does not outlive its test."""
 
     def handler(message: str) -> None:
         book.write(str(os.getpid()))
         time.sleep(600)
 
     rmq_queue.publish("a")
-    with pytest.raises(RehearsalError, match="still at work after 2 seconds"):
+    with pytest.raises(FaultInjectionError, match="within 2 seconds"):
         kill_and_redeliver(rmq_queue, handler, timeout_seconds=2)
     with pytest.raises(ProcessLookupError):
         os.kill(int(book.lines[0]), 0)
 
 
+@pytest.mark.promise("A child that is not killed as planned is stopped, and the error says what it did instead.")
 def test_a_process_that_the_handler_has_started_does_not_hold_up_the_test(
     rmq_queue: RedisMessageQueue, book: Book
 ) -> None:
-    """Though it has inherited everything from the child, and lives on."""
+    """Even though it inherits the child's files and goes on running."""
 
     def handler(message: str) -> None:
         pid = os.fork()
@@ -285,50 +300,57 @@ def test_a_process_that_the_handler_has_started_does_not_hold_up_the_test(
     assert len(book.lines) == 2
 
 
-def test_kill_here_outside_of_a_rehearsal_is_an_error(rmq_queue: RedisMessageQueue) -> None:
-    """Nobody dies; also when the handler is only delivered twice, and after a rehearsal."""
-    with pytest.raises(RehearsalError, match="outside of kill_and_redeliver"):
+@pytest.mark.promise("`kill_here` raises an error outside of `kill_and_redeliver`.")
+def test_kill_here_outside_of_kill_and_redeliver_is_an_error(rmq_queue: RedisMessageQueue) -> None:
+    """Nothing is killed, neither by `deliver_twice` nor after `kill_and_redeliver`."""
+    with pytest.raises(FaultInjectionError, match="outside of kill_and_redeliver"):
         kill_here()
     rmq_queue.publish("a")
     kill_and_redeliver(rmq_queue, lambda message: kill_here())
     rmq_queue.publish("b")
-    with pytest.raises(RehearsalError, match="outside of kill_and_redeliver"):
+    with pytest.raises(FaultInjectionError, match="outside of kill_and_redeliver"):
         deliver_twice(rmq_queue, lambda message: kill_here())
 
 
-def test_an_empty_queue_is_told(rmq_queue: RedisMessageQueue) -> None:
-    """By both, with what to do."""
-    with pytest.raises(RehearsalError, match="publish one first"):
+@pytest.mark.promise("If the message is missing or not redelivered, the tool reports it and touches no other message.")
+def test_an_empty_queue_is_reported(rmq_queue: RedisMessageQueue) -> None:
+    """Both functions say what to do."""
+    with pytest.raises(FaultInjectionError, match="publish one first"):
         deliver_twice(rmq_queue, print)
-    with pytest.raises(RehearsalError, match="publish one first"):
+    with pytest.raises(FaultInjectionError, match="publish one first"):
         kill_and_redeliver(rmq_queue, print)
 
 
+@pytest.mark.promise("If the message is missing or not redelivered, the tool reports it and touches no other message.")
 @pytest.mark.parametrize("options", [{"max_delivery_count": 1}, {"message_ttl_seconds": 60}], ids=str)
-def test_a_message_that_does_not_come_again_is_told(options: dict[str, Any], make_rmq_queue: Make) -> None:
-    """It is among the dead letters, which the options of the queue want so."""
+def test_a_message_that_is_not_redelivered_is_reported(options: dict[str, Any], make_rmq_queue: Make) -> None:
+    """The options of the queue make it a dead letter."""
     queue = make_rmq_queue(**options)
     queue.publish("a")
-    with pytest.raises(RehearsalError, match="not delivered a second time") as caught:
+    with pytest.raises(FaultInjectionError, match=r"did not deliver message \w+ a second time") as caught:
         deliver_twice(queue, lambda message: None)
     assert caught.value.message_id
     assert queue.stats().dead_letters == 1
 
 
+@pytest.mark.promise("If the message is missing or not redelivered, the tool reports it and touches no other message.")
 def test_another_message_that_comes_first_is_left_alone(rmq_queue: RedisMessageQueue) -> None:
-    """With tenants the turn may be another one's."""
+    """With tenants, the turn may belong to another tenant."""
     rmq_queue.publish("a", tenant="a")
     rmq_queue.publish("b", tenant="b")
     handled: list[Any] = []
-    with pytest.raises(RehearsalError, match="another message"):
+    with pytest.raises(FaultInjectionError, match="another message"):
         deliver_twice(rmq_queue, handled.append)
     assert handled == ["a"]
     assert rmq_queue.stats().pending + rmq_queue.stats().processing == 2
 
 
+@pytest.mark.promise("Wrong use of the testing tools is refused before anything is done.")
 @pytest.mark.parametrize("deliver", [deliver_twice, kill_and_redeliver])
-def test_what_cannot_be_rehearsed_is_refused(deliver: Any, make_rmq_queue: Make, rmq_queue: RedisMessageQueue) -> None:
-    """Before anything is claimed, with an error that says what would do."""
+def test_a_queue_or_handler_that_cannot_be_redelivered_is_refused(
+    deliver: Any, make_rmq_queue: Make, rmq_queue: RedisMessageQueue
+) -> None:
+    """Before a message is claimed, with an error that says what works."""
     with pytest.raises(ConfigurationError, match="at most once"):
         deliver(make_rmq_queue(visibility_timeout_seconds=None), print)
     with pytest.raises(ConfigurationTypeError, match="queue must be a RedisMessageQueue"):
@@ -339,8 +361,9 @@ def test_what_cannot_be_rehearsed_is_refused(deliver: Any, make_rmq_queue: Make,
         deliver(make_rmq_queue(gateway=CustomGateway()), print)
 
 
+@pytest.mark.promise("Wrong use of the testing tools is refused before anything is done.")
 def test_an_async_handler_needs_an_asyncio_queue(rmq_queue: RedisMessageQueue) -> None:
-    """In a queue for threads nobody would await it."""
+    """A sync queue cannot await it."""
 
     async def handler(message: str) -> None: ...
 
@@ -349,32 +372,27 @@ def test_an_async_handler_needs_an_asyncio_queue(rmq_queue: RedisMessageQueue) -
         deliver_twice(rmq_queue, handler)
 
 
+@pytest.mark.promise("Wrong use of the testing tools is refused before anything is done.")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"after": "no.such.module"}, "package.module:function"),
-        ({"after": "os:no_such_name"}, "package.module:function"),
-        ({"after": "os:sep"}, "must be a function"),
-        ({"after": 3}, "must be a function"),
-        ({"after": "os:getcwd", "at": "here"}, "not both"),
         ({"nth": 0}, "nth"),
         ({"at": ""}, "at"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
     ],
     ids=str,
 )
-def test_a_death_that_makes_no_sense_is_refused(
-    options: dict[str, Any], said: str, rmq_queue: RedisMessageQueue
-) -> None:
-    """Before anybody is born for it."""
+def test_invalid_options_are_refused(options: dict[str, Any], said: str, rmq_queue: RedisMessageQueue) -> None:
+    """Before a message is claimed."""
     rmq_queue.publish("a")
     with pytest.raises(ConfigurationError, match=said):
         kill_and_redeliver(rmq_queue, print, **options)
     assert rmq_queue.stats().pending == 1
 
 
+@pytest.mark.promise("The testing tools work without pytest.")
 def test_the_tools_need_no_pytest() -> None:
-    """They can be imported where it is not installed, and the package does not even load them."""
+    """You can import them where it is not installed, and the package does not load them."""
     program = """
 import sys
 sys.modules["pytest"] = None

@@ -1,4 +1,4 @@
-"""A real Redis Cluster on loopback: three primaries that share the slots, and a replica if one is asked for."""
+"""A real Redis Cluster on loopback: three primaries that share the slots, and optionally a replica."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import redis.asyncio
 from redis.crc import key_slot
 
 from redis_message_queue.embedded import EmbeddedRedis
+from tests.concurrency import until
 from tests.topologies.replication import await_copy
-from tests.topologies.waiting import wait_until
 
 SLOTS = 16_384
 PRIMARIES = 3
 Layout = dict[tuple[int, int], int]
 Dump = dict[int, dict[bytes, bytes]]
 
-# The timeout is far away: on a busy machine a node must not be called dead by mistake, and a test that wants
-# a replica promoted says so itself. An address that is announced need not be learned from the others.
+# The node timeout is long: on a busy machine no node must be declared dead by mistake, and a test that needs a
+# failover triggers it itself. Each node announces its address, so it need not learn it from the others.
 SETTINGS: dict[str, str | int] = {
     "cluster-enabled": "yes",
     "cluster-node-timeout": 60_000,
@@ -30,7 +30,7 @@ SETTINGS: dict[str, str | int] = {
 
 
 class Node:
-    """One server of the cluster, and a plain client to look into it."""
+    """One server of the cluster, and a plain client of it."""
 
     def __init__(self, server: EmbeddedRedis) -> None:
         self.server = server
@@ -42,37 +42,37 @@ class Node:
         return self.server.port
 
     def cluster(self, *words: Any) -> Any:
-        """A CLUSTER command; the answer is as the server gave it, whatever redis-py would make of it."""
+        """Send a CLUSTER command. Returns the server's reply, not what redis-py makes of it."""
         return self.redis.execute_command("CLUSTER", *words)
 
     def layout(self) -> Layout:
-        """Who owns which slots, as far as this node knows."""
+        """The owners of all slots, as this node knows them."""
         return {(first, last): owner[1] for first, last, owner, *_ in self.cluster("SLOTS")}
 
     def owner(self, slot: int) -> int:
-        """The port of the slot's owner, as far as this node knows."""
+        """The port of the slot's owner, as this node knows it."""
         return next(port for (first, last), port in self.layout().items() if first <= slot <= last)
 
-    def is_content(self, nodes: int) -> bool:
-        """Whether it serves its slots and knows so many nodes, itself included."""
-        told = self.cluster("INFO").decode().splitlines()
-        return {"cluster_state:ok", f"cluster_known_nodes:{nodes}"} <= set(told)
+    def is_healthy(self, nodes: int) -> bool:
+        """Whether it serves its slots and knows this many nodes, including itself."""
+        info = self.cluster("INFO").decode().splitlines()
+        return {"cluster_state:ok", f"cluster_known_nodes:{nodes}"} <= set(info)
 
     def keys(self) -> set[bytes]:
         return set(self.redis.scan_iter(count=1000))
 
     def dump(self) -> dict[bytes, bytes]:
-        """Everything that it holds, apart from the time that keys have left."""
+        """All data of the node, apart from the remaining lifetime of keys."""
         keys = sorted(self.keys())
         with self.redis.pipeline(transaction=False) as pipe:
             for key in keys:
-                # Without ASKING it would speak of no key of a slot that is still arriving.
+                # Without ASKING it would not return keys of a slot that is being imported.
                 pipe.execute_command("ASKING").execute_command("DUMP", key)
             return dict(zip(keys, pipe.execute()[1::2], strict=True))
 
 
 class Cluster:
-    """Made of real servers; it offers clients as `EmbeddedRedis` does, so that the shells can use it in its place."""
+    """A cluster of real servers. It offers clients as `EmbeddedRedis` does, so that the shells can use it instead."""
 
     host = EmbeddedRedis.host
 
@@ -99,7 +99,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    # What tests need of it
+    # For tests
 
     def client(self, **options: Any) -> redis.RedisCluster:
         return redis.RedisCluster(host=self.host, port=self._first_living.port, **options)
@@ -109,12 +109,12 @@ class Cluster:
 
     @cached_property
     def onlooker(self) -> redis.RedisCluster:
-        """One client for all tests to look with: to open one takes 50 ms, most of them for COMMAND."""
+        """One client that all tests share for reading: opening one takes 50 ms, mostly for COMMAND."""
         return self._open.enter_context(self.client())
 
     @property
     def replica(self) -> Node:
-        """Whoever owns no slots."""
+        """The nodes that own no slots."""
         return next(node for node in self.nodes if node not in self.primaries)
 
     def flush(self) -> None:
@@ -128,7 +128,7 @@ class Cluster:
         return [node for node in self.nodes if node.port in owners]
 
     def layout(self) -> Layout:
-        """Who owns which slots, in the eyes of the first node that lives."""
+        """The owners of all slots, as the first live node knows them."""
         return self._first_living.layout()
 
     def owner(self, key: str) -> Node:
@@ -145,71 +145,71 @@ class Cluster:
         return set().union(*(node.keys() for node in self.primaries))
 
     def leftovers(self, queue: Any) -> set[bytes]:
-        """The keys on all primaries, besides the queue's bell, its reply cache, and records of lists that are there."""
+        """The keys on all primaries, without the wake-up key, the reply cache and the records of existing lists."""
         prefix = f"{queue.key.prefix}{queue.key.separator}"
         keys = set(self.every_key())
         records = {queue.key.records(key.decode()).encode() for key in keys}
-        words = ("bell", "meta", f"reply{queue.key.separator}")
+        words = ("wakeup", "meta", f"reply{queue.key.separator}")
         spared = tuple(f"{prefix}{word}".encode() for word in words)
         return {key for key in keys if not key.startswith(spared)} - records
 
     def dump(self) -> Dump:
-        """Everything that is in the cluster, by the port where it is."""
+        """All data in the cluster, by port."""
         return {node.port: node.dump() for node in self.primaries}
 
     def blocked(self) -> int:
-        """How many connections lie in a blocking read, wherever."""
+        """How many connections to any node are in a blocking read."""
         return sum(int(node.redis.info("clients")["blocked_clients"]) for node in self.primaries)
 
     def connections_received(self) -> int:
-        """How many connections were ever opened to the primaries."""
+        """How many connections to the primaries were ever opened."""
         return sum(int(node.redis.info("stats")["total_connections_received"]) for node in self.primaries)
 
     def agrees(self) -> bool:
-        """Whether every node is content and says the same about who owns what."""
-        content = all(node.is_content(len(self.nodes)) for node in self.nodes)
-        return content and all(node.layout() == self.nodes[0].layout() for node in self.nodes)
+        """Whether all nodes are healthy and agree on the owners of the slots."""
+        healthy = all(node.is_healthy(len(self.nodes)) for node in self.nodes)
+        return healthy and all(node.layout() == self.nodes[0].layout() for node in self.nodes)
 
     def settle(self) -> None:
-        """Wait until all agree."""
-        wait_until(self.agrees, "every node of the cluster agrees")
+        """Wait until all nodes agree."""
+        until(self.agrees, "every node of the cluster agrees")
 
     def check(self) -> None:
-        """Whatever a test did, the next one finds every slot served and none on its way."""
+        """After every test: check that all slots are served and none is being moved."""
         assert self.agrees(), [node.cluster("INFO") for node in self.nodes]
         assert sum(last - first + 1 for first, last in self.layout()) == SLOTS
 
-    # What can happen to it
+    # Faults
 
     def promote(self, replica: Node) -> None:
-        """At once, without a vote: how long nodes need to call another one dead is not what is tested."""
+        """Promote the replica at once, without a vote: how long nodes take to detect a failure is not tested here."""
         replica.cluster("FAILOVER", "TAKEOVER")
         living = [node for node in self.nodes if node.server.running]
-        wait_until(
+        until(
             lambda: all(replica.port in node.layout().values() for node in living),
-            "everybody knows the new primary",
+            "every node knows the new primary",
         )
 
     def revive(self, *dead: Node) -> None:
-        """They come back with what they had written down; one that was replaced becomes a replica."""
+        """Restart the nodes with their data; a node that was replaced becomes a replica."""
         for node in dead:
             node.server.restart()
         self.settle()
         if self._wants_replica:
             await_copy(self.replica.redis)
 
-    # How it is made
+    # Setup
 
     def _start_node(self) -> Node:
-        options = {"binary": self._binary, "config": SETTINGS, "password": False} | self._options
+        options: dict[str, Any] = {"binary": self._binary, "config": SETTINGS, "password": False} | self._options
         node = Node(self._open.enter_context(EmbeddedRedis(**options)))
         self._open.callback(node.redis.close)
         return node
 
     def _share_the_slots(self) -> None:
-        """ADDSLOTS and not ADDSLOTSRANGE, which Redis 6.2 does not know."""
+        """ADDSLOTS and not ADDSLOTSRANGE, which Redis 6.2 does not have."""
         for place, node in enumerate(self.nodes):
-            # Epochs that differ from the start spare the nodes a dispute about them.
+            # Different epochs from the start avoid a conflict between the nodes.
             node.cluster("SET-CONFIG-EPOCH", place + 1)
             if place < PRIMARIES:
                 first, beyond = SLOTS * place // PRIMARIES, SLOTS * (place + 1) // PRIMARIES
@@ -221,7 +221,7 @@ class Cluster:
         self.settle()
 
     def _attach_the_replica(self) -> None:
-        """To the first primary."""
+        """Make the replica follow the first primary."""
         self.nodes[-1].cluster("REPLICATE", self.nodes[0].id)
         await_copy(self.nodes[-1].redis)
         self.settle()

@@ -1,4 +1,4 @@
-"""A test that asks for a shell runs once for each colour, on a cluster unless its module brings another topology."""
+"""A test with a shell runs sync and async, on a cluster unless its module has another topology."""
 
 import functools
 import gc
@@ -15,61 +15,79 @@ import redis.asyncio
 from redis_message_queue.embedded import EmbeddedRedis, find_server
 from tests.contract.conftest import pytest_pyfunc_call, wiring
 from tests.contract.shells import SHELLS, Shell, SubclassedAsyncRedis, SubclassedRedis, Wiring
-from tests.topologies.cluster import Cluster
+from tests.topologies.cluster import SETTINGS, Cluster
 from tests.topologies.migration import Migration, MigrationAtOnce
 from tests.topologies.sentinels import SentinelSet
 
-__all__ = ["pytest_pyfunc_call", "wiring"]  # a body is a coroutine here too
+__all__ = ["pytest_pyfunc_call", "wiring"]  # a test body is a coroutine here too
 
 
 @pytest.fixture(scope="session")
 def running_cluster(server_setting: str) -> Iterator[Cluster]:
-    """The cluster that all tests share, because it takes seconds to form; what kills nodes takes its own."""
+    """The cluster that all tests share, because it takes seconds to form. A test that kills nodes starts its own."""
     with Cluster(server_setting) as started:
         yield started
 
 
 @pytest.fixture
 def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
-    """The shared cluster, emptied before each test and whole after it."""
+    """The shared cluster, emptied before each test and checked after it."""
     running_cluster.flush()
     yield running_cluster
     running_cluster.check()
 
 
+@pytest.fixture(scope="session")
+def cluster_with_a_replica(server_setting: str) -> Iterator[Cluster]:
+    """A cluster that tests may break. Its nodes sync to disk before each reply."""
+    durable = {"append_only": True, "config": SETTINGS | {"appendfsync": "always"}}
+    with Cluster(server_setting, replica=True, **durable) as started:
+        yield started
+
+
+@pytest.fixture
+def killable_cluster(cluster_with_a_replica: Cluster) -> Iterator[Cluster]:
+    """The cluster with a replica, emptied before each test; nodes that the test killed are restarted."""
+    cluster_with_a_replica.flush()
+    yield cluster_with_a_replica
+    cluster_with_a_replica.revive(*(node for node in cluster_with_a_replica.nodes if not node.server.running))
+    cluster_with_a_replica.check()
+
+
 @pytest.fixture
 def sentinels(server_setting: str, tmp_path: Path) -> Iterator[SentinelSet]:
-    """A primary, a replica and a Sentinel; a failover changes them, so each test has its own."""
+    """A primary, a replica and a Sentinel. A failover changes them, so each test has its own."""
     with SentinelSet(server_setting, tmp_path) as started:
         yield started
 
 
 @pytest.fixture
 def topology(cluster: Cluster) -> Any:
-    """Where the shell's clients lead."""
+    """The servers that the shell's clients connect to."""
     return cluster
 
 
 @pytest.fixture(params=SHELLS)
 def shell(request: pytest.FixtureRequest, topology: Any, wiring: Wiring) -> Iterator[Shell]:
-    """The queue for threads and the queue for asyncio, with clients of the topology."""
+    """The sync and the async queue, with clients of the topology."""
     forgets = request.param == "asyncio" and isinstance(topology, Cluster)
     if forgets:
-        # redis-py's asyncio cluster client leaves connections open when it finds out anew who owns what. (pytest puts
-        # the filters back when the test is over.)
+        # redis-py's asyncio cluster client leaves connections open when it reloads the slots. (pytest restores the
+        # filters after the test.)
         warnings.simplefilter("ignore", ResourceWarning)
+    before = set(threading.enumerate())
     opened = SHELLS[request.param](topology, topology.onlooker, wiring)
     yield opened
     opened.close()
-    beating = [thread for thread in threading.enumerate() if thread.name == "redis-message-queue-heartbeat"]
-    assert not beating, "a heartbeat outlived its message"
+    left = [one for one in threading.enumerate() if one.name == "redis-message-queue-heartbeat" and one not in before]
+    assert not left, "a heartbeat outlived its message"
     if forgets:
-        gc.collect()  # now, where it is expected, and not in somebody else's test
+        gc.collect()  # here, where the warning is expected, and not in another test
 
 
 @pytest.fixture
 def plain_client(shell: Shell) -> Callable[..., Any]:
-    """Makes plain clients of one server, in the shell's colour; they are closed after the test."""
+    """Creates plain clients of one server, sync or async; they are closed after the test."""
     kinds: dict[str, tuple[type, type]] = {
         "sync": (redis.Redis, SubclassedRedis),
         "asyncio": (redis.asyncio.Redis, SubclassedAsyncRedis),
@@ -82,7 +100,7 @@ def plain_client(shell: Shell) -> Callable[..., Any]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A slot moves key by key on any server, and at once where the server can do that."""
+    """A slot moves key by key on any server, and at once where the server supports that."""
     if "migrate" in metafunc.fixturenames:
         ways = {"key by key": Migration}
         if can_migrate_at_once(str(metafunc.config.getoption("--server"))):

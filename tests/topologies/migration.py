@@ -1,4 +1,4 @@
-"""A slot that moves from one node to another while it is in use, key by key, as a resharding does it."""
+"""Moves a slot to another node while it is in use, key by key, as a resharding does."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Self
 
 from redis.crc import key_slot
 
+from tests.concurrency import until
 from tests.topologies.cluster import Cluster, Node
-from tests.topologies.waiting import wait_until
 
 
 class Migration:
-    """From the owner of a key to another primary; left unfinished, it is undone and the slot is empty."""
+    """From the owner of a key to another primary. If left unfinished, it is undone and the slot is emptied."""
 
     def __init__(self, cluster: Cluster, key: str) -> None:
         self.cluster = cluster
@@ -21,7 +21,7 @@ class Migration:
         self.over = False
 
     def __enter__(self) -> Self:
-        """From here on the source asks its clients to look at the target for what it does not have."""
+        """From here on the source redirects its clients to the target for keys that it does not have."""
         self.target.cluster("SETSLOT", self.slot, "IMPORTING", self.source.id)
         self.source.cluster("SETSLOT", self.slot, "MIGRATING", self.target.id)
         return self
@@ -33,17 +33,17 @@ class Migration:
             self.call_off()
 
     def call_off(self) -> None:
-        """Nothing has moved, and nothing will."""
+        """Cancel: nothing has moved."""
         for node in (self.source, self.target):
             node.cluster("SETSLOT", self.slot, "STABLE")
         self.over = True
 
     def left(self) -> list[bytes]:
-        """The keys that the source still has, in an order that does not depend on chance."""
+        """The keys that the source still has, sorted."""
         return sorted(self.source.cluster("GETKEYSINSLOT", self.slot, 1000))
 
     def move(self, key: bytes) -> None:
-        """One key goes; one that has expired meanwhile is no longer there to go."""
+        """Move one key; one that has expired in the meantime is skipped."""
         address = (self.cluster.host, self.target.port, "", 0, 5000)
         assert self.source.redis.execute_command("MIGRATE", *address, "KEYS", key) in (True, b"OK", b"NOKEY")
 
@@ -53,7 +53,7 @@ class Migration:
                 self.move(key)
 
     def finish(self) -> None:
-        """Everything is there: the slot is the target's, and everybody knows."""
+        """Finish: the slot belongs to the target, and all nodes know."""
         self.move_all()
         self.target.cluster("SETSLOT", self.slot, "NODE", self.target.id)
         for node in self.cluster.primaries:
@@ -63,7 +63,7 @@ class Migration:
 
     def _wait_for_the_news(self) -> None:
         self.over = True
-        wait_until(
+        until(
             lambda: all(node.owner(self.slot) == self.target.port for node in self.cluster.nodes),
             "every node knows the slot's new owner",
         )
@@ -71,7 +71,7 @@ class Migration:
 
 
 class MigrationAtOnce(Migration):
-    """The server copies the slot in the background, as to a replica, and hands it over when the copy is complete."""
+    """The server copies the slot in the background and hands it over when the copy is complete."""
 
     def __enter__(self) -> Self:
         return self

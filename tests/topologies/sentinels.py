@@ -1,4 +1,4 @@
-"""A real Sentinel that watches a real primary and its replica."""
+"""A real Sentinel that monitors a real primary and its replica."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from redis_message_queue.embedded import EmbeddedRedis, find_server
+from tests.concurrency import until
 from tests.topologies.replication import await_copy, await_replication
-from tests.topologies.waiting import wait_until
 
 SERVICE = "orders"
-# Long enough for a busy machine not to be taken for dead, short enough for a test to wait for.
+# Long enough that a busy machine is not declared dead, short enough for a test to wait.
 DOWN_AFTER_MS = 1_500
 FAILOVER_TIMEOUT_MS = 6_000
 
 
 class PrimaryClient(redis.Redis):
-    """What `master_for` gives; closed, it closes the connections of its manager too, which redis-py leaves open."""
+    """The client of `master_for`. Closing it also closes the connections of its manager, which redis-py leaves open."""
 
     manager: Any
 
@@ -45,7 +45,7 @@ class AsyncPrimaryClient(redis.asyncio.Redis):
 
 
 class Watched:
-    """One of the two servers, and a plain client to look into it."""
+    """One of the two servers, and a plain client of it."""
 
     def __init__(self, server: EmbeddedRedis) -> None:
         self.server = server
@@ -59,13 +59,13 @@ class Watched:
         return bool(self.redis.info("replication")["role"] == "master")
 
     def follow(self, primary: Watched) -> None:
-        """Become its replica, and wait for the copy."""
+        """Make the server a replica, and wait for the copy."""
         self.redis.execute_command("REPLICAOF", primary.server.host, primary.port)
         await_copy(self.redis)
 
 
 class SentinelSet:
-    """Offers clients as `EmbeddedRedis` does, so that the shells can use it in its place."""
+    """Offers clients as `EmbeddedRedis` does, so that the shells can use it instead."""
 
     def __init__(self, binary: str, directory: Path) -> None:
         self._binary = binary
@@ -80,7 +80,7 @@ class SentinelSet:
             # Sentinel asks the primary for its replicas at once, and then every ten seconds.
             self.sentinel = Watched(self._open.enter_context(EmbeddedRedis(**self._as_sentinel())))
             self._open.callback(self.sentinel.redis.close)
-            wait_until(self._knows_a_good_replica, "Sentinel knows a replica that it would promote")
+            until(self._knows_a_good_replica, "Sentinel knows a replica that it would promote")
         except BaseException:
             self._open.close()
             raise
@@ -89,7 +89,7 @@ class SentinelSet:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    # What tests need of it
+    # For tests
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -109,11 +109,11 @@ class SentinelSet:
 
     @cached_property
     def onlooker(self) -> redis.Redis:
-        """A client of whoever is the primary."""
+        """A client of the current primary."""
         return self._open.enter_context(self.client())
 
     def replicate(self) -> None:
-        """Return when the replica has all that was written so far."""
+        """Return when the replica has everything written so far."""
         await_replication(self.primary.redis, "a free key")
 
     def lose_the_primary(self) -> None:
@@ -121,23 +121,23 @@ class SentinelSet:
         self.primary.server.kill()
 
     def await_promotion(self) -> None:
-        """Wait until Sentinel names the other server, and it takes writes; the roles change names."""
-        wait_until(self._names_the_replica, "Sentinel has promoted the replica")
-        wait_until(self.replica.is_primary, "the replica takes writes")
+        """Wait until Sentinel names the other server and it accepts writes; then swap the roles."""
+        until(self._names_the_replica, "Sentinel has promoted the replica")
+        until(self.replica.is_primary, "the replica takes writes")
         self.primary, self.replica = self.replica, self.primary
 
     def switch_over(self) -> None:
-        """Promote the replica while its primary lives, and make that one a replica; its connections stay open."""
+        """Promote the replica while its primary is alive, and demote that one; its connections stay open."""
         self.sentinel.redis.execute_command("SENTINEL", "FAILOVER", SERVICE)
         self.await_promotion()
         self.replica.follow(self.primary)
 
     def bring_back_the_lost_one(self) -> None:
-        """As a replica, at once: Sentinel itself would see to that within 20 seconds."""
+        """Restart it as a replica at once: Sentinel itself would take up to 20 seconds."""
         self.replica.server.restart()
         self.replica.follow(self.primary)
 
-    # How it is made
+    # Setup
 
     def _start(self) -> Watched:
         config = {"repl-diskless-sync-delay": 0}
@@ -146,7 +146,7 @@ class SentinelSet:
         return watched
 
     def _as_sentinel(self) -> dict[str, Any]:
-        """The same program becomes a Sentinel when it is called by this name."""
+        """The server binary is a Sentinel when it is started under this name."""
         program = self._directory / "redis-sentinel"
         program.symlink_to(find_server(self._binary).path)
         watching = {
@@ -157,10 +157,10 @@ class SentinelSet:
         return {"binary": program, "config": watching, "password": False}
 
     def _knows_a_good_replica(self) -> bool:
-        """Connected to it, and told by itself that it is in step."""
+        """Whether Sentinel is connected to the replica, and the replica reports that it is in sync."""
         replicas = self.sentinel.redis.sentinel_slaves(SERVICE)
         return any(one["flags"] == "slave" and one["master-link-status"] == "ok" for one in replicas)
 
     def _names_the_replica(self) -> bool:
-        told = self.sentinel.redis.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
-        return told is not None and int(told[1]) == self.replica.port
+        address = self.sentinel.redis.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
+        return address is not None and int(address[1]) == self.replica.port

@@ -1,4 +1,4 @@
-"""On a cluster a queue does all that it does on one server, and nobody has to write a hash tag."""
+"""On a cluster a queue works as on one server, and you need no hash tag."""
 
 import asyncio
 import time
@@ -9,8 +9,8 @@ import pytest
 import redis
 import redis.asyncio
 
+from tests.concurrency import LIMIT_SECONDS
 from tests.contract.shells import (
-    PATIENCE_SECONDS,
     Losses,
     Shell,
     Wiring,
@@ -23,15 +23,18 @@ from tests.contract.shells import (
 )
 from tests.topologies.cluster import Cluster
 
+pytestmark = pytest.mark.topic("Cluster")
+
+
 NAMES = ("orders", "bills")  # two queues in different slots
-LONG = 3 * PATIENCE_SECONDS  # a wait that no test sits out
+LONG = 3 * LIMIT_SECONDS  # a wait that no test waits out
 EVERY_CLUSTER_WIRING = [
     Wiring(decode_responses=decodes, protocol=protocol) for decodes in (False, True) for protocol in (2, 3)
 ]
 
 
 class LossyCluster(redis.RedisCluster):
-    """A cluster client whose connection breaks where `losses` says."""
+    """A cluster client that loses its connection where `losses` says."""
 
     losses = Losses()  # for the commands of its constructor
 
@@ -64,9 +67,10 @@ def lossy_client(shell: Shell, cluster: Cluster) -> Any:
 # A message's life
 
 
+@pytest.mark.promise("Every feature works on a cluster.")
 @pytest.mark.parametrize("wiring", EVERY_CLUSTER_WIRING, ids=str)
 async def test_a_message_is_published_handled_and_gone(shell: Shell, cluster: Cluster) -> None:
-    """As text or as bytes, as the client decodes; nothing is left but what ends by itself."""
+    """As text or as bytes, as the client decodes; only keys that expire are left."""
     queue = shell.queue("orders", wait=0)
     assert await queue.publish("zażółć 🐘") is True
     assert await queue.publish({"order": 1}) is True
@@ -79,8 +83,9 @@ async def test_a_message_is_published_handled_and_gone(shell: Shell, cluster: Cl
     assert cluster.leftovers(queue) == set()
 
 
+@pytest.mark.promise("Every feature works on a cluster.")
 async def test_messages_keep_their_order(shell: Shell) -> None:
-    """First in, first out, also on the way back from a consumer that died."""
+    """First in, first out, also for messages of a consumer that died."""
     queue = shell.queue("orders", wait=0)
     for number in range(20):
         await queue.publish(str(number))
@@ -89,7 +94,8 @@ async def test_messages_keep_their_order(shell: Shell) -> None:
     assert [int(await take(queue)) for _ in range(20)] == list(range(20))
 
 
-async def test_a_repetition_is_suppressed(shell: Shell) -> None:
+@pytest.mark.promise("Every feature works on a cluster.")
+async def test_a_duplicate_is_suppressed(shell: Shell) -> None:
     """Within the window, by content or by the user's key."""
     by_content = shell.queue("orders", deduplication=True)
     assert [await by_content.publish(text) for text in ("a", "a", "b")] == [True, False, True]
@@ -98,7 +104,8 @@ async def test_a_repetition_is_suppressed(shell: Shell) -> None:
     assert (shell.pending(by_content), shell.pending(by_key)) == (2, 1)
 
 
-async def test_what_was_handled_and_what_failed_is_kept_in_lists(shell: Shell) -> None:
+@pytest.mark.promise("Every feature works on a cluster.")
+async def test_handled_and_failed_messages_are_kept_in_lists(shell: Shell) -> None:
     """Newest first, no longer than their limits."""
     queue = shell.queue(
         "orders",
@@ -118,8 +125,9 @@ async def test_what_was_handled_and_what_failed_is_kept_in_lists(shell: Shell) -
     assert shell.listed(queue.key.failed) == [b"e"]
 
 
-async def test_an_expired_lease_is_taken_over_and_its_old_holder_fenced_off(shell: Shell, cluster: Cluster) -> None:
-    """By the real clock; the late ack changes nothing, the new holder's counts."""
+@pytest.mark.promise("Every feature works on a cluster.")
+async def test_an_expired_lease_is_reclaimed_and_its_old_holder_fenced(shell: Shell, cluster: Cluster) -> None:
+    """By the real clock; the late ack changes nothing, the new holder's ack counts."""
     events = shell.events()
     queue = shell.queue("orders", wait=LONG, visibility_timeout_seconds=0.3, on_event=events.listen)
     await queue.publish("a")
@@ -134,8 +142,9 @@ async def test_an_expired_lease_is_taken_over_and_its_old_holder_fenced_off(shel
     assert cluster.leftovers(queue) == set()
 
 
+@pytest.mark.promise("Every feature works on a cluster.")
 async def test_a_message_that_is_delivered_too_often_becomes_a_dead_letter(shell: Shell, cluster: Cluster) -> None:
-    """In the list beside the queue, which keeps no more than it may."""
+    """In the list of dead letters, which does not exceed its limit."""
     queue = shell.queue("orders", wait=0, max_delivery_count=2, max_dead_letter_length=1)
     for text in "ab":
         await queue.publish(text)
@@ -147,20 +156,22 @@ async def test_a_message_that_is_delivered_too_often_becomes_a_dead_letter(shell
     assert cluster.leftovers(queue) == {queue.key.dead_letter.encode()}
 
 
+@pytest.mark.promise("Every feature works on a cluster.")
 async def test_a_heartbeat_renews_the_lease(shell: Shell) -> None:
-    """The deadline in Redis moves on while the handler works, and the ack counts."""
+    """The deadline in Redis moves while the handler works, and the ack counts."""
     events = shell.events()
     queue = shell.queue("orders", wait=0, on_event=events.listen, heartbeat_interval_seconds=0.05)
     await queue.publish("a")
     async with queue.process_message():
         (token,) = shell.leases(queue)
-        first = shell.redis.zscore(queue.key.leases, token)
+        first = shell.redis.zscore(queue.key.leases, token) or 0
         await events.wait_for("lease_renew", 2)
-        assert shell.redis.zscore(queue.key.leases, token) > first
+        assert (shell.redis.zscore(queue.key.leases, token) or 0) > first > 0
         assert queue.current_message().lease_lost is False
     assert events.names[-1] == "ack/success"
 
 
+@pytest.mark.promise("Every feature works on a cluster.")
 async def test_a_full_queue_refuses_waits_or_drops(shell: Shell) -> None:
     """As its policy says."""
     refusing = shell.queue("orders", wait=0, max_pending_length=1)
@@ -168,13 +179,13 @@ async def test_a_full_queue_refuses_waits_or_drops(shell: Shell) -> None:
     with pytest.raises(shell.module.QueueBackpressureError):
         await refusing.publish("b")
 
-    patient = shell.queue(
+    blocking = shell.queue(
         "orders",
         max_pending_length=1,
         pending_overload_policy="block",
-        pending_overload_block_timeout_seconds=PATIENCE_SECONDS,
+        pending_overload_block_timeout_seconds=LIMIT_SECONDS,
     )
-    blocked = shell.beside(lambda: patient.publish("b"))
+    blocked = shell.beside(lambda: blocking.publish("b"))
     assert await take(refusing) == b"a"
     assert await blocked is True
 
@@ -189,6 +200,7 @@ async def test_a_full_queue_refuses_waits_or_drops(shell: Shell) -> None:
 # Waiting
 
 
+@pytest.mark.promise("Every feature works on a cluster.")
 async def test_a_publish_wakes_a_waiting_consumer(shell: Shell, cluster: Cluster) -> None:
     """It blocks on the node that has the queue."""
     queue = only_woken(shell, "orders")
@@ -196,11 +208,11 @@ async def test_a_publish_wakes_a_waiting_consumer(shell: Shell, cluster: Cluster
         consumer = shell.beside(lambda: take(queue))
         assert await until(lambda: cluster.blocked() == 1)
         await queue.publish(str(number))
-        assert int(await asyncio.wait_for(consumer, PATIENCE_SECONDS)) == number
+        assert int(await asyncio.wait_for(consumer, LIMIT_SECONDS)) == number
 
 
-async def test_a_wait_stays_within_the_clients_patience(shell: Shell, cluster: Cluster) -> None:
-    """The client listens for 0.9 s only: a blocking read that outlasts that would cost a connection each time."""
+async def test_a_wait_is_shorter_than_the_socket_timeout(shell: Shell, cluster: Cluster) -> None:
+    """The timeout is 0.9 s: a longer blocking read would cost a connection each time."""
     queue = shell.queue("orders", client=shell.new_client(socket_timeout=0.9), wait=1.2)
     await queue.publish("the connection is open")
     await take(queue)
@@ -210,11 +222,11 @@ async def test_a_wait_stays_within_the_clients_patience(shell: Shell, cluster: C
     assert cluster.connections_received() == before
 
 
-# Lost answers, and the end
+# Lost replies and drains
 
 
-async def test_a_publish_whose_answer_was_lost_counts_once(shell: Shell, cluster: Cluster) -> None:
-    """It is sent again under its number."""
+async def test_a_publish_whose_reply_was_lost_counts_once(shell: Shell, cluster: Cluster) -> None:
+    """It is repeated under its number."""
     client = lossy_client(shell, cluster)
     queue = shell.queue("orders", client=client)
     client.losses.reply(times=2)
@@ -222,8 +234,9 @@ async def test_a_publish_whose_answer_was_lost_counts_once(shell: Shell, cluster
     assert shell.pending(queue) == 1
 
 
-async def test_a_drain_gives_back_a_claim_that_nobody_saw(shell: Shell, cluster: Cluster) -> None:
-    """To the head of the line, as if nothing had happened; afterwards the object takes nothing new."""
+@pytest.mark.promise("Every feature works on a cluster.")
+async def test_a_drain_requeues_an_unconfirmed_claim(shell: Shell, cluster: Cluster) -> None:
+    """To the front of the queue; afterwards the object accepts nothing new."""
     client = lossy_client(shell, cluster)
     queue = shell.queue("orders", client=client, wait=0, retry_budget_seconds=0)
     await queue.publish("a")
@@ -232,7 +245,7 @@ async def test_a_drain_gives_back_a_claim_that_nobody_saw(shell: Shell, cluster:
     with pytest.raises(redis.exceptions.ConnectionError):
         await take(queue)
     assert (shell.pending(queue), shell.processing(queue)) == (1, 1)
-    assert await queue.drain(PATIENCE_SECONDS) is True
+    assert await queue.drain(LIMIT_SECONDS) is True
     with pytest.raises(shell.module.QueueDrainedError):
         await queue.publish("c")
     assert await take(queue) is None
@@ -242,11 +255,12 @@ async def test_a_drain_gives_back_a_claim_that_nobody_saw(shell: Shell, cluster:
     assert await take(other) == b"b"
 
 
-# Many at once
+# Concurrency
 
 
+@pytest.mark.promise("Every feature works on a cluster.")
 async def test_many_producers_and_consumers_handle_every_message_once(shell: Shell) -> None:
-    """Of two queues in different slots, through one client."""
+    """Two queues in different slots, through one client."""
     everything = sorted(f"{name} {number} {turn}" for name in NAMES for number in range(3) for turn in range(20))
     handled: list[str] = []
 
@@ -264,12 +278,12 @@ async def test_many_producers_and_consumers_handle_every_message_once(shell: She
     await shell.queue("warm").publish("the client knows its cluster now")
     work = [shell.beside(partial(produce, name, number)) for name in NAMES for number in range(3)]
     work += [shell.beside(partial(consume, name)) for name in NAMES for _ in range(3)]
-    await asyncio.wait_for(asyncio.gather(*work), PATIENCE_SECONDS)
+    await asyncio.wait_for(asyncio.gather(*work), LIMIT_SECONDS)
     assert sorted(handled) == everything
 
 
-async def test_many_may_use_a_client_from_its_first_moment(shell: Shell) -> None:
-    """Also while an asyncio client is still finding out who owns what, and closes connections over it."""
+async def test_many_callers_may_use_a_new_client_at_once(shell: Shell) -> None:
+    """Even while an asyncio client still loads the slots and closes connections for it."""
 
     async def publish(name: str, client: Any) -> int:
         queue = shell.queue(name, client=client)
@@ -278,5 +292,5 @@ async def test_many_may_use_a_client_from_its_first_moment(shell: Shell) -> None
     for _ in range(3):
         client = shell.new_client()
         work = [shell.beside(partial(publish, NAMES[number % 2], client)) for number in range(12)]
-        assert await asyncio.wait_for(asyncio.gather(*work), PATIENCE_SECONDS) == [5] * 12
+        assert await asyncio.wait_for(asyncio.gather(*work), LIMIT_SECONDS) == [5] * 12
     assert [shell.pending(shell.queue(name)) for name in NAMES] == [90, 90]

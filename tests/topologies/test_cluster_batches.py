@@ -1,4 +1,4 @@
-"""Batches, loops, tenants, delays, operators and hand-offs on a cluster, also while its slots and primaries change."""
+"""Batches, loops, tenants, delays, operators and hand-offs on a cluster, also while slots move and primaries change."""
 
 import asyncio
 import contextlib
@@ -16,21 +16,22 @@ from redis.crc import key_slot
 
 from redis_message_queue import RetryPolicy
 from redis_message_queue.embedded import EmbeddedRedis
-from tests.contract.shells import PATIENCE_SECONDS, Awaited, Shell, Wiring, claim_and_die, take, until
+from tests.concurrency import LIMIT_SECONDS
+from tests.contract.shells import Awaited, Shell, Wiring, claim_and_die, take, until
 from tests.faults.proxy import FaultyProxy
-from tests.topologies.cluster import SETTINGS, Cluster
+from tests.topologies.cluster import Cluster
 from tests.topologies.migration import Migration
 from tests.topologies.replication import await_replication
 from tests.topologies.sentinels import SentinelSet, Watched
 
 Migrate = Callable[[Cluster, str], Migration]
 
-LONG = 3 * PATIENCE_SECONDS  # a wait that no test sits out
-# Short pauses, so that a call meets the end of a migration or of a failover soon after it.
-PATIENT = {"retry_budget_seconds": 2 * PATIENCE_SECONDS, "retry_max_delay_seconds": 0.05}
+LONG = 3 * LIMIT_SECONDS  # a wait that no test waits out
+# Short pauses, so that a call notices the end of a migration or failover soon.
+LONG_BUDGET = {"retry_budget_seconds": 2 * LIMIT_SECONDS, "retry_max_delay_seconds": 0.05}
 KEPT = {"enable_completed_queue": True, "max_completed_length": None, "enable_failed_queue": True}
 BEATING = {"visibility_timeout_seconds": 60, "heartbeat_interval_seconds": 0.05}
-AT_ONCE = {"initial_delay_seconds": 0, "jitter": 0}
+AT_ONCE: dict[str, Any] = {"initial_delay_seconds": 0, "jitter": 0}
 
 every_reply = pytest.mark.parametrize(
     "wiring", [Wiring(decode_responses=True, protocol=2), Wiring(protocol=3)], ids=str
@@ -40,29 +41,12 @@ side_by_side = pytest.mark.parametrize("concurrency", [1, 3])
 
 @pytest.fixture
 def topology(request: pytest.FixtureRequest) -> Any:
-    """The shared cluster, unless a test asks for what it may break."""
+    """The shared cluster, unless a test needs one that it may break."""
     return request.getfixturevalue(getattr(request, "param", "cluster"))
 
 
-@pytest.fixture(scope="module")
-def cluster_with_a_replica(server_setting: str) -> Iterator[Cluster]:
-    """Its nodes write down what they answer; the tests kill one of them."""
-    durable = {"append_only": True, "config": SETTINGS | {"appendfsync": "always"}}
-    with Cluster(server_setting, replica=True, **durable) as started:
-        yield started
-
-
-@pytest.fixture
-def mortal_cluster(cluster_with_a_replica: Cluster) -> Iterator[Cluster]:
-    """Empty and whole, whatever the test before has left of it."""
-    cluster_with_a_replica.flush()
-    yield cluster_with_a_replica
-    cluster_with_a_replica.revive(*(node for node in cluster_with_a_replica.nodes if not node.server.running))
-    cluster_with_a_replica.check()
-
-
 class MovingAddress(FaultyProxy):
-    """Two servers behind one address, as a name or a balancer gives it: it leads to the one that takes writes."""
+    """Two servers behind one address, like a DNS name or a load balancer: it leads to the one that accepts writes."""
 
     def __init__(self, primary: EmbeddedRedis, replica: EmbeddedRedis) -> None:
         super().__init__(primary.port)
@@ -89,7 +73,7 @@ class MovingAddress(FaultyProxy):
         await_replication(self._primary.redis, "a free key")
 
     def switch_over(self) -> None:
-        """The roles change; whoever is connected to the old primary stays connected to it."""
+        """The roles change; connections to the old primary stay open."""
         self._replica.redis.execute_command("REPLICAOF", "NO", "ONE")
         self._primary, self._replica = self._replica, self._primary
         self._replica.follow(self._primary)
@@ -122,32 +106,32 @@ def complete(message: Any, *results: tuple[Any, ...]) -> Any:
 
 
 def completed(shell: Shell, queue: Any) -> list[str]:
-    """What was handled, in the order of the alphabet."""
+    """The handled messages, sorted."""
     return sorted(payload.decode() for payload in shell.listed(queue.key.completed))
 
 
 def leftovers(cluster: Cluster, queue: Any) -> set[str]:
-    """The last words of the queue's keys, besides those that end by themselves or are of no consequence."""
+    """The last words of the queue's keys, without those that expire or do not matter."""
     prefix = f"{queue.key.prefix}{queue.key.separator}"
     names = {key.decode().removeprefix(prefix) for key in cluster.every_key() if key.startswith(prefix.encode())}
     return {
         name
         for name in names
-        if not name.startswith(("bell", "reply", "records", "deduplication", "tenant_dedup", "weights", "meta"))
+        if not name.startswith(("wakeup", "reply", "records", "deduplication", "tenant_dedup", "weights", "meta"))
     }
 
 
 @contextlib.asynccontextmanager
 async def running(shell: Shell, queue: Any, handler: Any, **options: Any) -> AsyncIterator[Any]:
-    """A loop beside the block, which ends with it at the latest."""
+    """Run a loop beside the block; it ends with the block at the latest."""
     loop = asyncio.ensure_future(queue.run(handler, **options))
     try:
         yield loop
     finally:
         await queue.drain(timeout=0)
         with contextlib.suppress(redis.ConnectionError):
-            shell.redis.lpush(queue.key.bell, "1")  # so that nobody sits out the rest of his second
-        await asyncio.wait({loop}, timeout=2 * PATIENCE_SECONDS)
+            shell.redis.lpush(queue.key.wakeup, "1")  # so that no worker waits out the rest of its second
+        await asyncio.wait({loop}, timeout=2 * LIMIT_SECONDS)
         assert loop.done(), "the loop does not end"
 
 
@@ -156,7 +140,7 @@ async def running(shell: Shell, queue: Any, handler: Any, **options: Any) -> Asy
 
 @every_reply
 async def test_many_messages_are_published_at_once(shell: Shell, cluster: Cluster) -> None:
-    """In chunks, with duplicates, for a tenant and for later: everything in one slot, and nobody wrote a tag."""
+    """In chunks, with duplicates, for a tenant and with a delay: all keys are in one slot, no tag in the name."""
     queue = shell.queue("orders", wait=0, deduplication=True)
     many = words(1_200)
     assert await queue.publish_many([*many, "0007"]) == [True] * len(many) + [False]
@@ -172,8 +156,8 @@ async def test_many_messages_are_published_at_once(shell: Shell, cluster: Cluste
 
 
 @every_reply
-async def test_a_batch_is_claimed_settled_and_given_back(shell: Shell, cluster: Cluster) -> None:
-    """One by one, together, and back to the front in its order."""
+async def test_a_batch_is_claimed_settled_and_requeued(shell: Shell, cluster: Cluster) -> None:
+    """One by one, together, and back to the front in order."""
     queue = shell.queue("orders", wait=0, **KEPT, **BEATING)
     await queue.publish_many(words(6))
     async with queue.process_messages(3) as batch:
@@ -194,7 +178,7 @@ async def test_a_batch_is_claimed_settled_and_given_back(shell: Shell, cluster: 
 
 @side_by_side
 async def test_a_loop_handles_every_message_once(shell: Shell, cluster: Cluster, concurrency: int) -> None:
-    """One by one and in batches; it is woken by what comes later, and what it leaves is given back."""
+    """One by one and in batches; later messages wake it up, and unhandled ones are requeued."""
     queue = shell.queue("orders", **KEPT, **BEATING)
     await queue.publish_many(words(60))
     handled: list[str] = []
@@ -206,7 +190,7 @@ async def test_a_loop_handles_every_message_once(shell: Shell, cluster: Cluster,
         await shell.queue("orders").publish_many(words(40, "later "))
         assert await until(lambda: len(handled) == 100)
     summary = await loop
-    assert (summary.handled, summary.failed, summary.given_back) == (100, 0, 0)
+    assert (summary.handled, summary.failed, summary.requeued) == (100, 0, 0)
     assert sorted(handled) == completed(shell, queue) == [*words(60), *words(40, "later ")]
 
     batches = shell.queue("orders", **KEPT)
@@ -220,7 +204,7 @@ async def test_a_loop_handles_every_message_once(shell: Shell, cluster: Cluster,
 
 
 async def test_tenants_take_turns(shell: Shell, cluster: Cluster) -> None:
-    """By their weights; a line is counted, looked at and deleted by itself."""
+    """By their weights; a tenant queue can be counted, inspected and deleted separately."""
     queue = shell.queue("orders", wait=0, tenant_weights={"acme": 3}, max_pending_per_tenant=50)
     await queue.publish_many(words(20), tenant="acme")
     await queue.publish_many(words(20), tenant="bolt")
@@ -236,8 +220,8 @@ async def test_tenants_take_turns(shell: Shell, cluster: Cluster) -> None:
     assert leftovers(cluster, queue) == set()
 
 
-async def test_delays_retries_and_lifetimes(shell: Shell, cluster: Cluster) -> None:
-    """What is due wakes a loop, what fails comes again until it is given up, what is too old is not delivered."""
+async def test_delays_retries_and_expiry_work(shell: Shell, cluster: Cluster) -> None:
+    """Due messages wake up a loop, failed ones are retried until given up, and expired ones are not delivered."""
     policy = RetryPolicy(max_attempts=3, initial_delay_seconds=0.05, give_up_on=(KeyError,))
     queue = shell.queue("orders", retry_policy=policy, **KEPT)
     seen: Counter[str] = Counter()
@@ -269,8 +253,8 @@ async def test_delays_retries_and_lifetimes(shell: Shell, cluster: Cluster) -> N
 
 
 @every_reply
-async def test_every_tool_of_an_operator(shell: Shell, cluster: Cluster) -> None:
-    """Counting, looking, removing and sending the dead back, on the node that has the queue."""
+async def test_every_operator_call_works(shell: Shell, cluster: Cluster) -> None:
+    """Counting, inspecting, purging and redriving, on the node that has the queue."""
     policy = RetryPolicy(max_attempts=1)
     queue = shell.queue("orders", wait=0, retry_policy=policy, deduplication=True, **KEPT)
     tools = Awaited(queue)
@@ -307,8 +291,8 @@ async def test_every_tool_of_an_operator(shell: Shell, cluster: Cluster) -> None
 # From one queue to another
 
 
-async def test_a_message_is_handed_to_queues_that_share_its_tag(shell: Shell, cluster: Cluster) -> None:
-    """From a batch and from a loop, also where each queue has a client of its own."""
+async def test_a_message_is_handed_off_to_queues_that_share_its_tag(shell: Shell, cluster: Cluster) -> None:
+    """From a batch and from a loop, even if each queue has its own client."""
     source = shell.queue("{orders}in", wait=0, **KEPT)
     near = shell.queue("{orders}out", wait=0, deduplication=True)
     far = shell.queue("{orders}mail", wait=0, client=shell.new_client())
@@ -326,8 +310,8 @@ async def test_a_message_is_handed_to_queues_that_share_its_tag(shell: Shell, cl
     assert leftovers(cluster, source) == {"completed"}
 
 
-async def test_a_message_cannot_be_handed_to_another_slot(shell: Shell, cluster: Cluster) -> None:
-    """Before anything has happened; the error says how to name the queues."""
+async def test_a_message_cannot_be_handed_off_to_another_slot(shell: Shell, cluster: Cluster) -> None:
+    """It is refused before anything happens; the error says how to name the queues."""
     source, target = shell.queue("orders", wait=0, **KEPT), shell.queue("bills")
     await source.publish("a")
     async with source.process_messages(1) as batch:
@@ -342,11 +326,9 @@ async def test_a_message_cannot_be_handed_to_another_slot(shell: Shell, cluster:
 # While the slot moves
 
 
-async def test_every_call_that_meets_a_slot_on_its_way_is_done_once_it_has_arrived(
-    shell: Shell, cluster: Cluster
-) -> None:
-    """Begun in the middle, refused there, repeated, and each done once."""
-    options = {"wait": 0, "deduplication": True, **KEPT, **PATIENT}
+async def test_every_call_during_a_migration_is_done_once_afterwards(shell: Shell, cluster: Cluster) -> None:
+    """Each call starts during the migration, is refused, is repeated, and is done once."""
+    options = {"wait": 0, "deduplication": True, **KEPT, **LONG_BUDGET}
     queue = shell.queue("{orders}in", retry_policy=RetryPolicy(max_attempts=2, **AT_ONCE), **options)
     results = shell.queue("{orders}out", **options)
     weighty = shell.queue("{orders}in", tenant_weights={"bolt": 2}, **options)
@@ -355,11 +337,11 @@ async def test_every_call_that_meets_a_slot_on_its_way_is_done_once_it_has_arriv
     settled = queue.process_messages(5)
     batch = await settled.__aenter__()
     await queue.publish_many(["back 1", "back 2"])
-    given_back = queue.process_messages(2)
-    await given_back.__aenter__()
+    requeued = queue.process_messages(2)
+    await requeued.__aenter__()
     await queue.publish_many(["gone 1", "gone 2"], tenant="gone")
     await queue.publish_many(["here 1", "here 2"], tenant="bolt")
-    await queue.publish("later", delay_seconds=1000)
+    await queue.publish("delayed_messages", delay_seconds=1000)
     error = LookupError("in the block")
 
     with Migration(cluster, queue.key.pending) as migration:
@@ -368,7 +350,7 @@ async def test_every_call_that_meets_a_slot_on_its_way_is_done_once_it_has_arriv
             shell.beside(partial(batch.ack, batch[0])),
             shell.beside(partial(batch.fail, batch[1], ValueError("again"))),
             shell.beside(lambda: complete(batch[2], (results, "result"), (queue, "late", {"tenant": "acme"}))),
-            shell.beside(partial(given_back.__aexit__, LookupError, error, None)),
+            shell.beside(partial(requeued.__aexit__, LookupError, error, None)),
         ]
         calls = {
             "publish_many": partial(queue.publish_many, ["new 1", "new 2", "acked"], tenant="acme"),
@@ -383,19 +365,19 @@ async def test_every_call_that_meets_a_slot_on_its_way_is_done_once_it_has_arriv
             "purge": partial(tools.purge, "failed"),
             "claim": partial(take_many, weighty, 1),
         }
-        begun = {name: shell.beside(call) for name, call in calls.items()}
+        begun: dict[str, Any] = {name: shell.beside(call) for name, call in calls.items()}
         await asyncio.sleep(0.2)  # each of them has been refused by now
         refused = [name for name, one in begun.items() if not one.done()]
         migration.finish()
-    assert await asyncio.wait_for(asyncio.gather(*settling), PATIENCE_SECONDS) == [True, True, None, None]
-    done = dict(zip(begun, await asyncio.wait_for(asyncio.gather(*begun.values()), PATIENCE_SECONDS), strict=True))
-    # What asks for one key alone may be sent on to the node that the slot moves to, and is answered there.
+    assert await asyncio.wait_for(asyncio.gather(*settling), LIMIT_SECONDS) == [True, True, None, None]
+    done = dict(zip(begun, await asyncio.wait_for(asyncio.gather(*begun.values()), LIMIT_SECONDS), strict=True))
+    # A call for a single key may be redirected to the target node and gets its reply there.
     assert {"publish_many", "delay", "delete", "purge", "claim"} <= set(refused)
     assert done["publish_many"] == [True] * 3  # a key of another tenant suppresses nothing
     assert (done["delay"], done["purge"], done["redrive"].matched, done["records"]) == ([True], 0, 0, [])
     assert done["delete"] + done["claim"].count("gone 1") + done["claim"].count("gone 2") == 2
     await settled.__aexit__(None, None, None)
-    assert await tools.purge("delayed") in (2, 3)  # what failed may have had its turn meanwhile
+    assert await tools.purge("delayed") in (2, 3)  # a failed message may have been retried in the meantime
     rest = [*done["claim"]]
     while some := await take_many(queue, 100):
         rest += some
@@ -414,7 +396,7 @@ async def take_many(queue: Any, count: int) -> list[str]:
 
 
 class Traffic:
-    """Publishers, a loop and an operator on one queue, whatever happens to its node; what went in and came out."""
+    """Publishers, a loop and an operator on one queue during a fault. Records what went in and came out."""
 
     def __init__(self, shell: Shell, name: str) -> None:
         self.published: list[str] = []
@@ -423,10 +405,10 @@ class Traffic:
         self._shell = shell
         self._enough = threading.Event()
         policy = RetryPolicy(max_attempts=5, **AT_ONCE)
-        options = {"retry_policy": policy, "tenant_weights": {"bolt": 2}, **KEPT, **PATIENT, **BEATING}
+        options = {"retry_policy": policy, "tenant_weights": {"bolt": 2}, **KEPT, **LONG_BUDGET, **BEATING}
         self.queue = shell.queue(f"{{{name}}}", **options)
-        self.results = shell.queue(f"{{{name}}}results", wait=0, **PATIENT)
-        # The loop's own object, because a drain ends it.
+        self.results = shell.queue(f"{{{name}}}results", wait=0, **LONG_BUDGET)
+        # The loop has its own object, because a drain ends it.
         self.worker = shell.queue(f"{{{name}}}", on_event=self.events.listen, **options)
         self._work: list[Any] = []
 
@@ -437,38 +419,38 @@ class Traffic:
         await self.flow()
 
     async def flow(self) -> None:
-        """Wait until messages get through."""
+        """Wait until messages arrive."""
         wanted = len(self.handled) + 40
 
         def has_news() -> bool:
             return len(self.handled) >= wanted or any(one.done() for one in (*self._work, self.loop))
 
-        assert await until(has_news, 2 * PATIENCE_SECONDS), "nothing gets through"
+        assert await until(has_news, 2 * LIMIT_SECONDS), "no message arrives"
         for one in (*self._work, self.loop):
             if one.done():  # too early: it has failed
                 await one
                 raise AssertionError("ended too early")
 
     async def stop(self) -> Any:
-        """Nobody publishes any more, and the loop handles the rest."""
+        """Stop publishing, and let the loop handle the rest."""
         self._enough.set()
-        await asyncio.wait_for(asyncio.gather(*self._work), 2 * PATIENCE_SECONDS)
+        await asyncio.wait_for(asyncio.gather(*self._work), 2 * LIMIT_SECONDS)
 
         def is_over() -> bool:
             return self.loop.done() or set(self.handled) >= set(self.published)
 
-        assert await until(is_over, 2 * PATIENCE_SECONDS), set(self.published) - set(self.handled)
+        assert await until(is_over, 2 * LIMIT_SECONDS), set(self.published) - set(self.handled)
         await self.worker.drain(timeout=0)
-        self._shell.redis.lpush(self.queue.key.bell, "1")
-        return await asyncio.wait_for(self.loop, PATIENCE_SECONDS)
+        self._shell.redis.lpush(self.queue.key.wakeup, "1")
+        return await asyncio.wait_for(self.loop, LIMIT_SECONDS)
 
     async def _publish(self, number: int) -> None:
         turn = 0
         while not self._enough.is_set() and len(self.published) < 3_000:
             turn += 1
             some = words(6, f"{number}/{turn}/")
-            details = [{}, {"tenant": "acme"}, {"tenant": "bolt"}, {"delay_seconds": 0.02}][turn % 4]
-            assert await self.queue.publish_many(some, **details) == [True] * 6
+            kinds: list[dict[str, Any]] = [{}, {"tenant": "acme"}, {"tenant": "bolt"}, {"delay_seconds": 0.02}]
+            assert await self.queue.publish_many(some, **kinds[turn % 4]) == [True] * 6
             self.published += some
             await asyncio.sleep(0.01)
 
@@ -496,7 +478,7 @@ class Traffic:
             await asyncio.sleep(0.02)
 
 
-async def test_everything_goes_on_while_the_slot_moves(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
+async def test_everything_continues_while_the_slot_moves(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
     """Publishers of batches, a loop with failures and hand-offs, an operator: each message is handled once."""
     traffic = Traffic(shell, f"moving {shell.name} {migrate.__name__}")
     queue = traffic.queue
@@ -510,7 +492,7 @@ async def test_everything_goes_on_while_the_slot_moves(shell: Shell, cluster: Cl
     summary = await traffic.stop()
     assert sorted(traffic.handled) == sorted(traffic.published)
     assert completed(shell, queue) == sorted(traffic.published)
-    assert (summary.handled, summary.given_back) == (len(traffic.published), 0)
+    assert (summary.handled, summary.requeued) == (len(traffic.published), 0)
     handed = sorted(one for one in traffic.published if one.endswith("5"))
     assert sorted(await take_many(traffic.results, 1_000)) == handed
     assert traffic.events.of("stale_lease_ack") == traffic.events.of("cleanup_failed") == []
@@ -518,9 +500,9 @@ async def test_everything_goes_on_while_the_slot_moves(shell: Shell, cluster: Cl
 
 
 async def test_a_batch_keeps_its_leases_while_the_slot_moves(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
-    """One heartbeat for all of them; of tenants, too, and of what was claimed for the second time."""
+    """One heartbeat for all its messages, including those of tenants and of a second delivery."""
     events = shell.events()
-    queue = shell.queue("orders", wait=0, on_event=events.listen, **KEPT, **PATIENT, **BEATING)
+    queue = shell.queue("orders", wait=0, on_event=events.listen, **KEPT, **LONG_BUDGET, **BEATING)
     await queue.publish_many(words(3))
     await queue.publish_many(words(3, "acme "), tenant="acme")
     await claim_and_die(queue)
@@ -542,55 +524,55 @@ async def test_a_batch_keeps_its_leases_while_the_slot_moves(shell: Shell, clust
 # While a primary is replaced, or none is there
 
 
-async def test_a_cluster_that_is_down_for_a_moment_is_waited_for(shell: Shell, cluster: Cluster) -> None:
-    """One slot that nobody serves is enough: every node refuses everything, and all calls are sent again."""
-    queue = shell.queue("orders", wait=0, tenant_weights={"acme": 2}, **KEPT, **PATIENT)
+async def test_a_cluster_that_is_down_briefly_is_retried(shell: Shell, cluster: Cluster) -> None:
+    """One slot without a node is enough: every node refuses everything, and all calls are repeated."""
+    queue = shell.queue("orders", wait=0, tenant_weights={"acme": 2}, **KEPT, **LONG_BUDGET)
     await queue.publish_many(words(4), tenant="acme")
     tools, owner = Awaited(queue), cluster.owner(queue.key.pending)
     slot = next(one for (one, _), port in cluster.layout().items() if port == owner.port)
     assert slot != key_slot(b"orders")
     owner.cluster("DELSLOTS", slot)
     try:
-        assert await until(lambda: not owner.is_content(len(cluster.nodes)))
+        assert await until(lambda: not owner.is_healthy(len(cluster.nodes)))
         calls = [
             *(tools.stats, tools.tenants, tools.peek, tools.records, tenant(queue, "acme").length),
             *(tools.redrive_dead_letters, partial(tools.purge, "failed"), partial(take_many, queue, 1)),
             *(partial(queue.publish_many, ["late"]), partial(queue.run, lambda message: None, until_empty=True)),
         ]
-        begun = [shell.beside(call) for call in calls]
+        begun: list[Any] = [shell.beside(call) for call in calls]
         await asyncio.sleep(0.2)
         assert not any(one.done() for one in begun)
     finally:
         owner.cluster("ADDSLOTS", slot)
         cluster.settle()
-    await asyncio.wait_for(asyncio.gather(*begun), PATIENCE_SECONDS)
+    await asyncio.wait_for(asyncio.gather(*begun), LIMIT_SECONDS)
     await queue.run(lambda message: None, until_empty=True)
     assert completed(shell, queue) == [*words(4), "late"]
     assert leftovers(cluster, queue) == {"completed"}
 
 
 def name_on(cluster: Cluster, replica: Any, prefix: str) -> str:
-    """A tag whose queues live where the replica's primary is."""
+    """A tag whose queues are on the primary that has the replica."""
     primary = replica.redis.info("replication")["master_port"]
     names = (f"{prefix}-{number}" for number in range(1000))
     return next(name for name in names if cluster.owner(f"{{{name}}}").port == primary)
 
 
-@pytest.mark.parametrize("topology", ["mortal_cluster"], indirect=True)
-async def test_a_loop_goes_on_where_a_replica_takes_over(shell: Shell, topology: Cluster) -> None:
-    """What was replicated is handled; a publish, a batch and a hand-off that were begun in between are done once."""
+@pytest.mark.parametrize("topology", ["killable_cluster"], indirect=True)
+async def test_a_loop_continues_on_a_promoted_replica(shell: Shell, topology: Cluster) -> None:
+    """Replicated messages are handled; a publish, a batch and a hand-off during the failover are done once."""
     replica = topology.replica
     name = name_on(topology, replica, shell.name)
-    options = {**KEPT, **PATIENT, **BEATING}
+    options = {**KEPT, **LONG_BUDGET, **BEATING}
     queue = shell.queue(f"{{{name}}}", **options)
-    # By a client that learns of the failover for itself, and later.
-    results = shell.queue(f"{{{name}}}results", wait=0, client=shell.new_client(), **PATIENT)
+    # By a client that notices the failover by itself, and later.
+    results = shell.queue(f"{{{name}}}results", wait=0, client=shell.new_client(), **LONG_BUDGET)
     await results.stats()
     handled: list[str] = []
     opened = threading.Event()
 
     async def handle(message: Any) -> None:
-        assert await until(opened.is_set, 2 * PATIENCE_SECONDS)
+        assert await until(opened.is_set, 2 * LIMIT_SECONDS)
         await complete(message, (results, text(message)))
         handled.append(text(message))
 
@@ -604,62 +586,62 @@ async def test_a_loop_goes_on_where_a_replica_takes_over(shell: Shell, topology:
         late = shell.beside(partial(queue.publish_many, words(6, "late "), tenant="acme"))
         looking = shell.beside(Awaited(queue).tenants)
         opened.set()
-        await asyncio.sleep(0.2)  # for a while there is nobody to connect to
+        await asyncio.sleep(0.2)  # for a while no server is there
         topology.promote(replica)
-        assert await asyncio.wait_for(late, 2 * PATIENCE_SECONDS) == [True] * 6
-        await asyncio.wait_for(looking, 2 * PATIENCE_SECONDS)
-        assert await until(lambda: loop.done() or len(handled) >= 18, 2 * PATIENCE_SECONDS), handled
+        assert await asyncio.wait_for(late, 2 * LIMIT_SECONDS) == [True] * 6
+        await asyncio.wait_for(looking, 2 * LIMIT_SECONDS)
+        assert await until(lambda: loop.done() or len(handled) >= 18, 2 * LIMIT_SECONDS), handled
     summary = await loop
     everything = sorted([*words(12), *words(6, "late ")])
     assert sorted(handled) == completed(shell, queue) == everything
     assert sorted(await take_many(results, 100)) == everything
-    assert (summary.handled, summary.failed, summary.given_back) == (18, 0, 0)
+    assert (summary.handled, summary.failed, summary.requeued) == (18, 0, 0)
     topology.revive(primary)
     assert leftovers(topology, queue) == {"completed"}
 
 
 @pytest.mark.parametrize("topology", ["sentinels"], indirect=True)
 async def test_a_loop_follows_the_primary_that_sentinel_names(shell: Shell, topology: SentinelSet) -> None:
-    """The old one stays up and answers READONLY; nothing of the loop, a batch or an operator is stuck with it."""
+    """The old primary stays up and replies READONLY; no call of the loop, a batch or an operator stays there."""
     await follow_a_switch(shell, topology)
 
 
 @pytest.mark.parametrize("topology", ["moving_address"], indirect=True)
 async def test_a_loop_follows_an_address_that_leads_to_another_primary(shell: Shell, topology: MovingAddress) -> None:
-    """Open connections still lead to the old one, which became a replica: they are given up for new ones."""
+    """Open connections still lead to the old primary, now a replica: they are replaced by new ones."""
     await follow_a_switch(shell, topology)
 
 
 async def follow_a_switch(shell: Shell, topology: SentinelSet | MovingAddress) -> None:
-    """A handler is at work meanwhile: its ack goes with the next claim, on a connection from before."""
-    options = {**KEPT, **PATIENT, "visibility_timeout_seconds": 60}
+    """A handler runs in the meantime: its ack travels with the next claim, on an old connection."""
+    options = {**KEPT, **LONG_BUDGET, "visibility_timeout_seconds": 60}
     queue, worker = shell.queue("orders", **options), shell.queue("orders", **options)
     weighty = shell.queue("orders", wait=0, client=shell.new_client(), tenant_weights={"acme": 2}, **options)
-    await weighty.stats()  # it is connected before it says how much a tenant weighs
+    await weighty.stats()  # it is connected before it writes the weight of a tenant
     handled: list[str] = []
     opened = threading.Event()
 
     async def handle(message: Any) -> None:
         handled.append(text(message))
-        assert await until(opened.is_set, 2 * PATIENCE_SECONDS)
+        assert await until(opened.is_set, 2 * LIMIT_SECONDS)
 
     await queue.publish_many(["before"])
-    assert await take_many(queue, 1) == ["before"]  # the old primary knows every script by now
+    assert await take_many(queue, 1) == ["before"]  # the old primary has every script by now
     await queue.publish_many(words(3))
     async with running(shell, worker, shell.handler(handle), prefetch=3) as loop:
         assert await until(lambda: len(handled) == 1)
         await asyncio.to_thread(topology.replicate)
         await asyncio.to_thread(topology.switch_over)
         opened.set()
-        assert await until(lambda: loop.done() or len(completed(shell, queue)) == 4, PATIENCE_SECONDS), handled
+        assert await until(lambda: loop.done() or len(completed(shell, queue)) == 4, LIMIT_SECONDS), handled
         weighing = shell.beside(partial(take_many, weighty, 1))
-        assert await asyncio.wait_for(weighing, 2 * PATIENCE_SECONDS) == []
+        assert await asyncio.wait_for(weighing, 2 * LIMIT_SECONDS) == []
         looking = shell.beside(Awaited(queue).tenants)
-        assert await asyncio.wait_for(looking, 2 * PATIENCE_SECONDS) == {}
+        assert await asyncio.wait_for(looking, 2 * LIMIT_SECONDS) == {}
         publishing = shell.beside(partial(queue.publish_many, words(10, "late "), tenant="acme"))
-        assert await asyncio.wait_for(publishing, 2 * PATIENCE_SECONDS) == [True] * 10
-        assert await until(lambda: loop.done() or len(handled) == 13, 2 * PATIENCE_SECONDS), handled
+        assert await asyncio.wait_for(publishing, 2 * LIMIT_SECONDS) == [True] * 10
+        assert await until(lambda: loop.done() or len(handled) == 13, 2 * LIMIT_SECONDS), handled
     summary = await loop
     assert handled == [*words(3), *words(10, "late ")]
-    assert (summary.handled, summary.failed, summary.given_back) == (13, 0, 0)
+    assert (summary.handled, summary.failed, summary.requeued) == (13, 0, 0)
     assert completed(shell, queue) == [*words(3), "before", *words(10, "late ")]

@@ -1,52 +1,49 @@
-"""A cluster that loses a primary, or all of its nodes for a while, neither loses nor doubles a message."""
+"""A cluster that loses a primary, or all nodes for a while, neither loses nor duplicates a message."""
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.contract.shells import PATIENCE_SECONDS, Shell, take
-from tests.topologies.cluster import SETTINGS, Cluster
+from tests.concurrency import LIMIT_SECONDS
+from tests.contract.shells import Shell, take
+from tests.topologies.cluster import Cluster
 from tests.topologies.replication import await_replication
 
-# Patience for seconds without a server, and short pauses so that the test does not wait for them.
-PATIENT = {"retry_budget_seconds": 2 * PATIENCE_SECONDS, "retry_max_delay_seconds": 0.1}
+pytestmark = pytest.mark.topic("Cluster")
+
+
+# A budget for seconds without a server, and short pauses so that the test is fast.
+LONG_BUDGET = {"retry_budget_seconds": 2 * LIMIT_SECONDS, "retry_max_delay_seconds": 0.1}
 KEPT = {"enable_completed_queue": True, "max_completed_length": None}
-LONG = 3 * PATIENCE_SECONDS
-
-
-@pytest.fixture(scope="module")
-def mortal_cluster(server_setting: str) -> Iterator[Cluster]:
-    """One with a replica, whose nodes write down what they answer; the tests kill them."""
-    durable = {"append_only": True, "config": SETTINGS | {"appendfsync": "always"}}
-    with Cluster(server_setting, replica=True, **durable) as started:
-        yield started
+LONG = 3 * LIMIT_SECONDS
 
 
 @pytest.fixture
-def topology(mortal_cluster: Cluster) -> Iterator[Cluster]:
-    """Empty and whole, whatever the test before has left of it."""
-    mortal_cluster.flush()
-    yield mortal_cluster
-    mortal_cluster.revive(*(node for node in mortal_cluster.nodes if not node.server.running))
-    mortal_cluster.check()
+def topology(killable_cluster: Cluster) -> Cluster:
+    return killable_cluster
 
 
 def name_on(cluster: Cluster, replica: Any) -> str:
-    """A queue that lives where the replica's primary is."""
+    """A queue on the primary that has the replica."""
     primary = replica.redis.info("replication")["master_port"]
     names = (f"orders-{number}" for number in range(1000))
     return next(name for name in names if cluster.owner(f"{{{name}}}").port == primary)
 
 
-async def test_a_replica_that_takes_over_goes_on_where_its_primary_died(shell: Shell, topology: Cluster) -> None:
-    """What waited is there, a publish begun in between is done once, and the handler's ack counts."""
+@pytest.mark.promise("A migrating slot or a dying node loses and duplicates nothing.")
+async def test_a_promoted_replica_continues_where_its_primary_died(shell: Shell, topology: Cluster) -> None:
+    """Waiting messages are there, a publish during the failover is done once, and the handler's ack counts."""
     replica = topology.replica
     events = shell.events()
     queue = shell.queue(
-        name_on(topology, replica), wait=0, on_event=events.listen, heartbeat_interval_seconds=0.1, **KEPT, **PATIENT
+        name_on(topology, replica),
+        wait=0,
+        on_event=events.listen,
+        heartbeat_interval_seconds=0.1,
+        **KEPT,
+        **LONG_BUDGET,
     )
     await queue.publish("held")
     await queue.publish("waiting")
@@ -55,9 +52,9 @@ async def test_a_replica_that_takes_over_goes_on_where_its_primary_died(shell: S
         await_replication(primary.redis, queue.key.prefix)
         primary.server.kill()
         late = shell.beside(partial(queue.publish, "late"))
-        await asyncio.sleep(0.2)  # for a while there is nobody to connect to
+        await asyncio.sleep(0.2)  # for a while no server is there
         topology.promote(replica)
-        assert await asyncio.wait_for(late, PATIENCE_SECONDS) is True
+        assert await asyncio.wait_for(late, LIMIT_SECONDS) is True
         assert queue.current_message().lease_lost is False
     assert events.names[-2:] == ["ack/success", "completed/success"]
     assert [await take(queue) for _ in range(3)] == [b"waiting", b"late", None]
@@ -66,11 +63,12 @@ async def test_a_replica_that_takes_over_goes_on_where_its_primary_died(shell: S
     assert topology.leftovers(queue) == {queue.key.completed.encode()}
 
 
-async def test_a_cluster_that_is_away_as_a_whole_is_waited_for(shell: Shell, topology: Cluster) -> None:
-    """Publishes, an ack and a waiting consumer outlast it; what was answered before is there."""
+@pytest.mark.promise("A migrating slot or a dying node loses and duplicates nothing.")
+async def test_a_cluster_that_is_down_completely_is_retried(shell: Shell, topology: Cluster) -> None:
+    """Publishes, an ack and a waiting consumer survive it; everything confirmed before is there."""
     events = shell.events()
-    queue = shell.queue("orders", wait=0, on_event=events.listen, **KEPT, **PATIENT)
-    bills = shell.queue("bills", wait=LONG, **PATIENT)
+    queue = shell.queue("orders", wait=0, on_event=events.listen, **KEPT, **LONG_BUDGET)
+    bills = shell.queue("bills", wait=LONG, **LONG_BUDGET)
     await queue.publish("held")
     await queue.publish("waiting")
     held = queue.process_message()
@@ -85,7 +83,7 @@ async def test_a_cluster_that_is_away_as_a_whole_is_waited_for(shell: Shell, top
     ]
     await asyncio.sleep(0.2)
     topology.revive(*topology.nodes)
-    outcomes = await asyncio.wait_for(asyncio.gather(*calls, consumer), PATIENCE_SECONDS)
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, consumer), LIMIT_SECONDS)
     assert outcomes == [True, None, True, b"a bill"]
     assert events.of("cleanup_failed") == []
     assert [await take(queue) for _ in range(3)] == [b"waiting", b"late", None]

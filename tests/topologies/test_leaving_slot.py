@@ -1,8 +1,8 @@
-"""In a slot that has begun to leave, a key that a script empties is gone for that very script.
+"""In a slot that is being migrated, a key that a script empties is gone for that same script.
 
-The source serves a script only if it has all of its keys. A key that ceases to exist while the script runs, because
-its last element was taken, counts as moved from then on: the next command that names it ends the script. So no script
-may name such a key again, or what it wrote before stays half done.
+The source node serves a script only if it has all its keys. A key whose last element the script removes counts as moved
+from then on: the next command on it ends the script. So no script may use such a key again, or its earlier writes would
+stay without the later ones.
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ from redis_message_queue.keys import QueueKeys
 from redis_message_queue.scripts import script
 from tests.lua import group_situations, scripts_runner, situations
 from tests.lua.group_situations import Holder, holding, sealed
-from tests.lua.scripts_runner import WOKEN, Caller, Taken, fresh_id
+from tests.lua.scripts_runner import WOKEN, Caller, Taken, new_id
 from tests.lua.situations import EVERY, Call, Situation, script_of, title
 from tests.topologies.cluster import Cluster
 from tests.topologies.migration import Migration
@@ -25,11 +25,11 @@ FAR_AWAY = 4e15  # a deadline in the next century, in microseconds
 A_MINUTE_MS = 60_000
 
 
-# Situations in which a script takes the last element of something.
+# Situations in which a script removes the last element of a key.
 
 
 def publish_and_drop_two_that_came_back(caller: Caller) -> Call:
-    caller.give_back(caller.hold(b"first", b"second"))
+    caller.requeue(caller.hold(b"first", b"second"))
     caller.publish(b"third")
     caller.settings.limit, caller.settings.overload = 2, "drop"
     return partial(caller.publish, b"fourth")
@@ -41,7 +41,7 @@ def claim_the_last_when_woken(caller: Caller) -> Call:
 
 
 def claim_the_last_that_came_back(caller: Caller) -> Call:
-    caller.give_back(caller.hold(b"first"))
+    caller.requeue(caller.hold(b"first"))
     return caller.claim
 
 
@@ -56,12 +56,12 @@ def renew_the_last_lease(caller: Caller) -> Call:
 
 
 def hold_what_came_back(caller: Caller) -> tuple[Taken, ...]:
-    """A lease of acme and one of nobody's have run out, and wait for their turn; more of both waits in the lines."""
+    """A lease of acme and one without a tenant have run out and wait for their turn; more of both are pending."""
     held = caller.hold(b"first", tenant="acme") + caller.hold(b"second")
     caller.expire()
-    caller.line_up("zeta", b"third")
+    caller.enqueue_for("zeta", b"third")
     assert caller.claim().only.payload in (b"first", b"second", b"third")
-    caller.line_up("acme", b"fourth")
+    caller.enqueue_for("acme", b"fourth")
     caller.publish(b"fifth")
     return held
 
@@ -75,8 +75,8 @@ def settle_the_last_that_came_back(caller: Caller) -> Call:
     return partial(caller.settle, hold_what_came_back(caller))
 
 
-def give_back_the_last_that_came_back(caller: Caller) -> Call:
-    return partial(caller.give_back, hold_what_came_back(caller))
+def requeue_the_last_that_came_back(caller: Caller) -> Call:
+    return partial(caller.requeue, hold_what_came_back(caller))
 
 
 def renew_the_last_that_came_back(caller: Caller) -> Call:
@@ -85,48 +85,48 @@ def renew_the_last_that_came_back(caller: Caller) -> Call:
 
 def sweep_the_last_of_a_tenant(caller: Caller) -> Call:
     hold_what_came_back(caller)
-    return partial(caller.sweep, "line", "acme")
+    return partial(caller.sweep, "pending", "acme")
 
 
 def gathering(caller: Caller) -> Holder:
-    """A holder whose open claim has messages of acme and of nobody."""
-    caller.line_up("acme", b"before")
+    """A holder whose open claim has messages of acme and of no tenant."""
+    caller.enqueue_for("acme", b"before")
     caller.publish(b"before too")
     holder = holding(caller)
-    assert holder.gather()[1] == 2
+    assert holder.fill_batch()[1] == 2
     return holder
 
 
-def gather_the_last_of_everybody(caller: Caller) -> Call:
+def fill_batch_with_the_last_of_everybody(caller: Caller) -> Call:
     holder = gathering(caller)
     hold_what_came_back(caller)
-    return holder.gather
+    return holder.fill_batch
 
 
-def acknowledge_the_last_that_came_back(caller: Caller) -> Call:
+def ack_batch_of_the_last_that_came_back(caller: Caller) -> Call:
     caller.hold(b"first", b"second")
     caller.expire()
-    return partial(sealed(caller).acknowledge, 1)
+    return partial(sealed(caller).ack_batch, 1)
 
 
-def release_the_last_beside_others(caller: Caller) -> Call:
+def release_batch_of_the_last_beside_others(caller: Caller) -> Call:
     holder = gathering(caller)
-    holder.seal()
+    holder.seal_batch()
     hold_what_came_back(caller)
-    return holder.release
+    return holder.release_batch
 
 
-# These find all of their keys there, and are done; without them this would prove nothing.
+# These find all their keys and succeed; without them this test would prove nothing.
 SERVED: tuple[Situation, ...] = (
     claim_the_last_of_everybody,
     settle_the_last_that_came_back,
-    give_back_the_last_that_came_back,
+    requeue_the_last_that_came_back,
     renew_the_last_that_came_back,
     sweep_the_last_of_a_tenant,
     publish_and_drop_two_that_came_back,
-    gather_the_last_of_everybody,
-    acknowledge_the_last_that_came_back,
-    release_the_last_beside_others,
+    fill_batch_with_the_last_of_everybody,
+    ack_batch_of_the_last_that_came_back,
+    release_batch_of_the_last_beside_others,
 )
 LAST: tuple[Situation, ...] = (
     *SERVED,
@@ -139,31 +139,33 @@ LAST: tuple[Situation, ...] = (
 
 @pytest.fixture
 def caller(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Caller:
-    """A caller that speaks with the owner of the slot, as a cluster client would."""
+    """A caller that connects to the owner of the slot, like a cluster client."""
     for module in (scripts_runner, situations, group_situations):
         monkeypatch.setattr(module, "KEYS", TAGGED)
     monkeypatch.setattr(scripts_runner, "TARGET", TARGET)
-    return Caller(cluster.owner(TAGGED.pending).redis, line=TAGGED.line(""), returned=TAGGED.returned(""))
+    return Caller(
+        cluster.owner(TAGGED.pending).redis, tenant_pending=TAGGED.tenant_pending(""), expired=TAGGED.expired("")
+    )
 
 
 def fill_the_gaps(caller: Caller, name: str) -> None:
-    """Put something into each missing key of the script that is none of its business, so that it is served.
+    """Fill each missing key of the script that does not matter to it, so that the node serves the call.
 
-    An empty line and a new deduplication key stay as they are: filled, they would be another situation.
+    An empty tenant queue and a new deduplication key stay empty: filled, they would be another situation.
     """
-    client, later = caller.client, fresh_id()
+    client, later = caller.client, new_id()
     fillers = {
-        "processing": lambda key: client.hset(key, fresh_id(), b"somebody else's"),
-        "leases": lambda key: client.zadd(key, {fresh_id() + bytes(20): FAR_AWAY}),
-        "deliveries": lambda key: client.hset(key, fresh_id(), b"1:1"),
-        "bell": lambda key: client.lpush(key, b"1"),
-        "watch": lambda key: client.set(key, b"somebody", px=A_MINUTE_MS),
-        "dlq": lambda key: client.lpush(key, b"somebody else's"),
-        "kept": lambda key: client.lpush(key, b"somebody else's"),
+        "processing": lambda key: client.hset(key, new_id(), b"another's"),
+        "leases": lambda key: client.zadd(key, {new_id() + bytes(20): FAR_AWAY}),
+        "deliveries": lambda key: client.hset(key, new_id(), b"1:1"),
+        "wakeup": lambda key: client.lpush(key, b"1"),
+        "timer_owner": lambda key: client.set(key, b"someone", px=A_MINUTE_MS),
+        "dlq": lambda key: client.lpush(key, b"another's"),
+        "kept": lambda key: client.lpush(key, b"another's"),
         "records": lambda key: client.lpush(key, b"{}"),
         "weights": lambda key: client.hset(key, "zeta", 2),
         "delayed": lambda key: client.zadd(key, {later: FAR_AWAY}),
-        "later": lambda key: client.hset(key, later, b"somebody else's"),
+        "delayed_messages": lambda key: client.hset(key, later, b"another's"),
         "journal": lambda key: client.xadd(key, {"event": "before"}),
         "reply": lambda key: client.set(key, b"%012d" % caller.number, px=A_MINUTE_MS),
     }
@@ -181,10 +183,10 @@ def fill_the_gaps(caller: Caller, name: str) -> None:
     ],
     ids=lambda one: title(one) if callable(one) else "with a journal" if one else "",
 )
-def test_a_script_in_a_slot_that_leaves_is_done_or_refused_as_a_whole(
+def test_a_script_in_a_migrating_slot_is_executed_completely_or_refused(
     situation: Situation, again: bool, journaled: bool, cluster: Cluster, caller: Caller
 ) -> None:
-    """Refused, it has changed nothing; when the slot stays after all, the same call is done."""
+    """A refused call has changed nothing; if the migration is cancelled, the same call succeeds."""
     if journaled:
         caller.open_journal()
     call = situation(caller)

@@ -1,4 +1,4 @@
-"""A plain client on a node of a cluster is told what is wrong, and nothing has changed."""
+"""A plain client on a node of a cluster gets a clear error, and nothing has changed."""
 
 import contextlib
 import itertools
@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.contract.shells import PATIENCE_SECONDS, Shell, take, until
+from tests.concurrency import LIMIT_SECONDS
+from tests.contract.shells import Shell, take, until
 from tests.topologies.cluster import Cluster
 from tests.topologies.migration import Migration
+
+pytestmark = pytest.mark.topic("Cluster")
+
 
 WHAT_TO_DO = r"node of a Redis Cluster .* use redis\.RedisCluster"
 
@@ -21,10 +25,11 @@ def clear_error(shell: Shell, operation: str, queue: str = "orders") -> Any:
     assert (refusal.value.queue, refusal.value.operation) == (queue, operation)
 
 
+@pytest.mark.promise("A non-cluster client on a cluster node gets a clear error, and nothing is written.")
 async def test_every_node_refuses_a_queue_without_a_tag(
     shell: Shell, cluster: Cluster, plain_client: Callable[..., Any]
 ) -> None:
-    """Also the one that owns the slot of one or the other key: together they lie in many. Whoever packs the command."""
+    """Even the node that owns the slot of one key: together the keys are in many slots. With either way of sending."""
     for node, subclassed in itertools.product(cluster.nodes, (False, True)):
         client = plain_client(node.port, subclassed=subclassed)
         queue = shell.queue("orders", client=client, wait=0, deduplication=True)
@@ -35,10 +40,11 @@ async def test_every_node_refuses_a_queue_without_a_tag(
     assert all(key.endswith(b"::meta") for key in cluster.every_key())
 
 
+@pytest.mark.promise("A non-cluster client on a cluster node gets a clear error, and nothing is written.")
 async def test_a_node_that_does_not_own_the_slot_refuses_a_queue_with_a_tag(
     shell: Shell, cluster: Cluster, plain_client: Callable[..., Any]
 ) -> None:
-    """It would send the client elsewhere, and a plain one does not go."""
+    """It redirects the client, and a plain client does not follow."""
     for node in cluster.bystanders("{orders}"):
         queue = shell.queue("orders", client=plain_client(node.port), wait=0, hash_tag=True)
         with clear_error(shell, "publish"):
@@ -48,10 +54,11 @@ async def test_a_node_that_does_not_own_the_slot_refuses_a_queue_with_a_tag(
     assert all(key.endswith(b"::meta") for key in cluster.every_key())
 
 
+@pytest.mark.promise("A non-cluster client on a cluster node gets a clear error, and nothing is written.")
 async def test_the_owner_of_the_slot_serves_a_queue_with_a_tag_until_the_slot_moves(
     shell: Shell, cluster: Cluster, plain_client: Callable[..., Any]
 ) -> None:
-    """Nothing tells the two apart before; afterwards the error is the clear one, and the message is where it was."""
+    """Before that nothing is wrong; afterwards the error is clear, and the message is where it was."""
     queue = shell.queue("orders", client=plain_client(cluster.owner("{orders}").port), wait=0, hash_tag=True)
     assert await queue.publish("a") is True
     assert await take(queue) == b"a"
@@ -67,10 +74,10 @@ async def test_the_owner_of_the_slot_serves_a_queue_with_a_tag_until_the_slot_mo
     assert await take(shell.queue("orders", wait=0)) == b"b"
 
 
-async def test_a_slot_that_has_begun_to_move_is_explained_as_well(
+async def test_a_migrating_slot_gets_a_clear_error_too(
     shell: Shell, cluster: Cluster, plain_client: Callable[..., Any]
 ) -> None:
-    """The source sends the client to ask elsewhere once it has nothing left to say; nothing is written."""
+    """The source redirects the client once its keys are gone; nothing is written."""
     queue = shell.queue("orders", client=plain_client(cluster.owner("{orders}").port), wait=0, hash_tag=True)
     await queue.publish("a")
     with Migration(cluster, "{orders}") as migration:
@@ -83,12 +90,12 @@ async def test_a_slot_that_has_begun_to_move_is_explained_as_well(
         assert cluster.dump() == before
 
 
-async def test_a_plain_consumer_that_waits_while_its_slot_moves_is_told_so(
+async def test_a_waiting_plain_consumer_gets_an_error_when_its_slot_moves(
     shell: Shell, cluster: Cluster, plain_client: Callable[..., Any]
 ) -> None:
-    """The node wakes it with the news, in the midst of a blocking read."""
+    """The node ends its blocking read with the redirection."""
     client = plain_client(cluster.owner("{orders}").port)
-    consumer = shell.beside(lambda: take(shell.queue("orders", client=client, wait=PATIENCE_SECONDS, hash_tag=True)))
+    consumer = shell.beside(lambda: take(shell.queue("orders", client=client, wait=LIMIT_SECONDS, hash_tag=True)))
     assert await until(lambda: cluster.blocked() == 1)
     with Migration(cluster, "{orders}") as migration:
         migration.finish()

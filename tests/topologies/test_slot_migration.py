@@ -1,7 +1,7 @@
-"""A queue's slot moves to another node while the queue is in use: nothing is lost, and nothing doubled.
+"""A queue's slot moves to another node while the queue is in use: nothing is lost or duplicated.
 
-While a slot is on its way its servers refuse every script that has one key here and another there, or none yet.
-So calls are refused and repeated until the slot has arrived.
+During a migration both nodes refuse every script that does not have all its keys on one of them. So calls are refused
+and repeated until the migration is complete.
 """
 
 import asyncio
@@ -10,22 +10,27 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import redis
 
-from tests.contract.shells import PATIENCE_SECONDS, Shell, claim_and_die, holding, take, until
+from tests.concurrency import LIMIT_SECONDS
+from tests.contract.shells import Shell, claim_and_die, holding, take, until
 from tests.topologies.cluster import Cluster
 from tests.topologies.migration import Migration
 
+pytestmark = pytest.mark.topic("Cluster")
+
+
 Migrate = Callable[[Cluster, str], Migration]
 
-LONG = 3 * PATIENCE_SECONDS
-# Short pauses, so that a call meets the end of a migration soon after it.
-PATIENT = {"retry_budget_seconds": PATIENCE_SECONDS, "retry_max_delay_seconds": 0.05}
+LONG = 3 * LIMIT_SECONDS
+# Short pauses, so that a call notices the end of a migration soon.
+LONG_BUDGET = {"retry_budget_seconds": LIMIT_SECONDS, "retry_max_delay_seconds": 0.05}
 KEPT = {"enable_completed_queue": True, "max_completed_length": None}
 
 
 async def leave_a_returned_message(shell: Shell, queue: Any) -> None:
-    """Somebody holds it for the second time, so that `deliveries` exists: a script with a missing key is refused."""
+    """Hold a message in its second delivery, so that `deliveries` exists: a script with a missing key is refused."""
     await queue.publish("returned")
     await claim_and_die(queue)
     shell.lapse(queue)
@@ -33,7 +38,7 @@ async def leave_a_returned_message(shell: Shell, queue: Any) -> None:
 
 
 async def hand_out_the_rest(shell: Shell, queue: Any) -> None:
-    """Whatever somebody holds and will never settle goes to another consumer, and so does what waits."""
+    """Let another consumer handle everything that waits or is held without being settled."""
     if shell.redis.exists(queue.key.leases):
         shell.lapse(queue)
     while await take(queue) is not None:
@@ -44,7 +49,7 @@ async def hand_out_the_rest(shell: Shell, queue: Any) -> None:
 
 
 class Tries:
-    """Calls that are made once, and what became of them; one that was refused must have changed nothing."""
+    """Calls that are made once, with their results; a refused call must have changed nothing."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.done: set[str] = set()
@@ -55,21 +60,20 @@ class Tries:
         before = self._cluster.dump()
         try:
             await call()
-        except (redis.RedisError, *refusals):
-            assert self._cluster.dump() == before, f"{name} was refused half-way"
+        except (redis.RedisError, *refusals):  # type: ignore[misc]  # mypy does not follow the star
+            assert self._cluster.dump() == before, f"{name} was refused but changed data"
             self.refused.add(name)
             return False
         self.done.add(name)
         return True
 
 
-async def test_between_any_two_keys_that_move_a_call_is_done_or_refused_as_a_whole(
-    shell: Shell, cluster: Cluster
-) -> None:
-    """A publish, a claim and an ack after each key that has gone; in the end every message is accounted for."""
+@pytest.mark.promise("A migrating slot or a dying node loses and duplicates nothing.")
+async def test_between_two_moved_keys_a_call_is_executed_completely_or_refused(shell: Shell, cluster: Cluster) -> None:
+    """A publish, a claim and an ack after each moved key; in the end every message is accounted for."""
     client = shell.new_client()
-    client.RedisClusterRequestTTL = 2  # of redis-py's own 16 tries, half of them 50 ms apart
-    # With a journal and tenants: a call is served only where all of its keys are.
+    client.RedisClusterRequestTTL = 2  # instead of redis-py's 16 attempts, half of them 50 ms apart
+    # With a journal and tenants: a call succeeds only where all its keys are.
     queue = shell.queue("orders", client=client, wait=0, retry_budget_seconds=0, journal=True, **KEPT)
     await leave_a_returned_message(shell, queue)
     published = ["returned", *(f"message {number}" for number in range(40))]
@@ -105,10 +109,10 @@ async def test_between_any_two_keys_that_move_a_call_is_done_or_refused_as_a_who
     assert cluster.leftovers(queue) == {queue.key.completed.encode(), queue.key.journal.encode()}
 
 
-async def test_a_call_that_meets_a_slot_on_its_way_succeeds_when_it_has_arrived(shell: Shell, cluster: Cluster) -> None:
-    """Publish, claim, ack and failure, all begun in the middle, all repeated, each done once."""
+async def test_a_call_during_a_migration_succeeds_afterwards(shell: Shell, cluster: Cluster) -> None:
+    """Publish, claim, ack and failure, all started during the migration, all repeated, each done once."""
     events = shell.events()
-    queue = shell.queue("orders", wait=0, on_event=events.listen, enable_failed_queue=True, **KEPT, **PATIENT)
+    queue = shell.queue("orders", wait=0, on_event=events.listen, enable_failed_queue=True, **KEPT, **LONG_BUDGET)
     for text in ("acked", "failed", "claimed"):
         await queue.publish(text)
     good, bad = queue.process_message(), queue.process_message()
@@ -124,9 +128,9 @@ async def test_a_call_that_meets_a_slot_on_its_way_succeeds_when_it_has_arrived(
             shell.beside(partial(good.__aexit__, None, None, None)),
             shell.beside(partial(bad.__aexit__, ValueError, error, None)),
         ]
-        await events.wait_for("retry_attempt")  # of the claim, which tells; the others have begun as well
+        await events.wait_for("retry_attempt")  # of the claim, which emits events; the others have started too
         migration.finish()
-    assert await asyncio.wait_for(asyncio.gather(*calls), PATIENCE_SECONDS) == [True, b"claimed", None, None]
+    assert await asyncio.wait_for(asyncio.gather(*calls), LIMIT_SECONDS) == [True, b"claimed", None, None]
     assert sorted(name for name in events.names if not name.startswith(("retry", "claim"))) == [
         "ack/success",
         "ack/success",
@@ -144,13 +148,14 @@ async def test_a_call_that_meets_a_slot_on_its_way_succeeds_when_it_has_arrived(
 # Everything at once
 
 
-async def test_traffic_goes_on_while_the_slot_moves(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
+@pytest.mark.promise("A migrating slot or a dying node loses and duplicates nothing.")
+async def test_traffic_continues_while_the_slot_moves(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
     """Three producers, two consumers and a handler that holds a message all the time: each message is handled once."""
-    queue = shell.queue("orders", **KEPT, **PATIENT)
+    queue = shell.queue("orders", **KEPT, **LONG_BUDGET)
     await queue.publish("held")
     published, handled = ["held"], []
     enough = threading.Event()
-    traffic: list[asyncio.Future[None]] = []
+    traffic: list[Any] = []
 
     async def produce(number: int) -> None:
         while not enough.is_set() and len(published) < 3000:
@@ -160,13 +165,13 @@ async def test_traffic_goes_on_while_the_slot_moves(shell: Shell, cluster: Clust
             await asyncio.sleep(0.002)
 
     async def consume() -> None:
-        consumer = shell.queue("orders", wait=0.1, **KEPT, **PATIENT)
+        consumer = shell.queue("orders", wait=0.1, **KEPT, **LONG_BUDGET)
         while (message := await take(consumer)) is not None or not enough.is_set():
             handled.append(message)
 
     async def flow() -> None:
         wanted = len(handled) + 20
-        assert await until(lambda: len(handled) >= wanted or any(one.done() for one in traffic)), "nothing gets through"
+        assert await until(lambda: len(handled) >= wanted or any(one.done() for one in traffic)), "no message arrives"
         for one in traffic:
             if one.done():  # too early: it has failed
                 await one
@@ -182,7 +187,7 @@ async def test_traffic_goes_on_while_the_slot_moves(shell: Shell, cluster: Clust
             migration.finish()
         await flow()
     enough.set()
-    await asyncio.wait_for(asyncio.gather(*traffic), PATIENCE_SECONDS)
+    await asyncio.wait_for(asyncio.gather(*traffic), LIMIT_SECONDS)
     while (message := await take(shell.queue("orders", wait=0, **KEPT))) is not None:
         handled.append(message)
     handled = [message.decode() for message in handled if message is not None]
@@ -197,15 +202,17 @@ async def test_traffic_goes_on_while_the_slot_moves(shell: Shell, cluster: Clust
 async def test_a_heartbeat_keeps_its_lease_while_the_slot_moves(
     shell: Shell, cluster: Cluster, migrate: Migrate
 ) -> None:
-    """Renewals are refused or done, never half done: the lease is there when the slot has arrived."""
+    """Renewals are refused or done, never partially: the lease is there after the migration."""
     events = shell.events()
-    queue = shell.queue("orders", wait=0, on_event=events.listen, heartbeat_interval_seconds=0.03, **KEPT, **PATIENT)
+    queue = shell.queue(
+        "orders", wait=0, on_event=events.listen, heartbeat_interval_seconds=0.03, **KEPT, **LONG_BUDGET
+    )
     await leave_a_returned_message(shell, queue)
     await take_from_its_holder(shell, queue)
     await queue.publish("held")
     async with queue.process_message():
         with migrate(cluster, queue.key.pending) as migration:
-            await asyncio.sleep(0.2)  # some renewals meet a slot of which no key has gone
+            await asyncio.sleep(0.2)  # some renewals meet a slot before any key has moved
             for key in migration.left():
                 migration.move(key)
                 await asyncio.sleep(0.02)
@@ -217,15 +224,16 @@ async def test_a_heartbeat_keeps_its_lease_while_the_slot_moves(
 
 
 async def take_from_its_holder(shell: Shell, queue: Any) -> None:
-    """The returned message alone keeps `deliveries` there, given back by the hand of an operator."""
+    """Only the requeued message keeps `deliveries` alive, requeued by hand."""
     message_id, stored = next(iter(shell.redis.hgetall(queue.key.processing).items()))
     shell.redis.zrem(queue.key.leases, *shell.leases(queue, message_id.hex()))
     shell.redis.lpush(queue.key.pending, stored)
     shell.redis.hdel(queue.key.processing, message_id)
 
 
-async def test_the_token_fences_after_the_slot_has_moved(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
-    """Who lost the lease before the migration can change nothing after it; who took it over can."""
+@pytest.mark.promise("A migrating slot or a dying node loses and duplicates nothing.")
+async def test_the_token_fences_after_the_migration(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
+    """A holder that lost its lease before the migration can change nothing after it; the new holder can."""
     events = shell.events()
     queue = shell.queue("orders", wait=0, on_event=events.listen, **KEPT)
     await queue.publish("a")
@@ -243,8 +251,8 @@ async def test_the_token_fences_after_the_slot_has_moved(shell: Shell, cluster: 
     assert cluster.leftovers(queue) == {queue.key.completed.encode()}
 
 
-async def test_a_lease_runs_on_where_the_slot_has_gone(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
-    """Its end brings the message back, with its count; a limit reached afterwards makes it a dead letter."""
+async def test_a_lease_continues_after_the_migration(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
+    """When it ends, the message is redelivered with its count; after too many deliveries it becomes a dead letter."""
     queue = shell.queue("orders", wait=LONG, visibility_timeout_seconds=0.2, max_delivery_count=2)
     await queue.publish("a")
     await claim_and_die(queue)
@@ -257,11 +265,11 @@ async def test_a_lease_runs_on_where_the_slot_has_gone(shell: Shell, cluster: Cl
     assert shell.listed(queue.key.dead_letter) == [b"a"]
 
 
-# Waiting, and what must be remembered
+# Waiting and remembering
 
 
 async def test_a_waiting_consumer_follows_its_queue(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
-    """Its blocking read is broken off at the old node and begun at the new one, where a publish wakes it."""
+    """Its blocking read ends at the old node and starts again at the new one, where a publish wakes it up."""
     queue = shell.queue("orders", wait=LONG)
     consumer = shell.beside(partial(take, queue))
     assert await until(lambda: cluster.blocked() == 1)
@@ -270,11 +278,11 @@ async def test_a_waiting_consumer_follows_its_queue(shell: Shell, cluster: Clust
     target = cluster.owner(queue.key.pending)
     assert await until(lambda: int(target.redis.info("clients")["blocked_clients"]) == 1)
     await shell.queue("orders").publish("a")
-    assert await asyncio.wait_for(consumer, PATIENCE_SECONDS) == b"a"
+    assert await asyncio.wait_for(consumer, LIMIT_SECONDS) == b"a"
 
 
 async def test_deduplication_remembers_across_the_migration(shell: Shell, cluster: Cluster, migrate: Migrate) -> None:
-    """The keys move with the queue, and so does the time that they have left."""
+    """The keys move with the queue and keep their remaining lifetime."""
     queue = shell.queue("orders", deduplication=True, window=1000)
     assert await queue.publish("a") is True
     with migrate(cluster, queue.key.pending) as migration:

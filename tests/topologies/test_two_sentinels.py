@@ -1,4 +1,4 @@
-"""Two Sentinel deployments call their service by the same name: a hand-off never mistakes one for the other."""
+"""Two Sentinel deployments use the same service name: a hand-off never confuses them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from tests.concurrency import LIMIT_SECONDS
 from tests.contract.shells import Awaited, Shell
 from tests.topologies.sentinels import SentinelSet
-from tests.topologies.waiting import PATIENCE_SECONDS
 
-PATIENT = {"retry_budget_seconds": PATIENCE_SECONDS, "retry_max_delay_seconds": 0.1}
+pytestmark = pytest.mark.topic("Hand-off")
+
+
+LONG_BUDGET = {"retry_budget_seconds": LIMIT_SECONDS, "retry_max_delay_seconds": 0.1}
 
 
 @pytest.fixture
@@ -27,14 +30,17 @@ def others(server_setting: str, tmp_path: Path) -> Iterator[SentinelSet]:
         yield started
 
 
+@pytest.mark.promise(
+    "The library tests whether two clients reach the same server and database; it does not compare their settings."
+)
 async def test_a_hand_off_goes_to_the_deployment_of_its_client_or_nowhere(
     shell: Shell, sentinels: SentinelSet, others: SentinelSet
 ) -> None:
-    """Refused for the other one, with nothing done; good for another client of the same, also after a switch-over."""
-    queue = shell.queue("source", **PATIENT)
-    near = shell.queue("results", client=shell.new_client(), **PATIENT)
+    """Refused for the other deployment; fine for another client of the same one, even after a failover."""
+    queue = shell.queue("source", **LONG_BUDGET)
+    near = shell.queue("results", client=shell.new_client(), **LONG_BUDGET)
     connect = others.client if shell.name == "sync" else others.async_client
-    far = shell.queue("results", client=shell.closing(connect()), **PATIENT)
+    far = shell.queue("results", client=shell.closing(connect()), **LONG_BUDGET)
     await queue.publish_many(["a", "b", "c"])
 
     async def hand_off(target: Any, result: str) -> None:

@@ -15,6 +15,7 @@ from redis_message_queue.errors import (
     CorruptMessageError,
     DataLossError,
     EmbeddedServerError,
+    FaultInjectionError,
     GatewayContractError,
     JavaError,
     JobError,
@@ -31,7 +32,6 @@ from redis_message_queue.errors import (
     QueueBackpressureError,
     QueueDrainedError,
     RedisMessageQueueError,
-    RehearsalError,
     RetryBudgetExhaustedError,
     SelectionError,
     StateVersionError,
@@ -44,8 +44,9 @@ from redis_message_queue.interrupt import (
     GracefulInterruptHandler,
 )
 from redis_message_queue.messages import ClaimedMessage, MessageRecord, QueueStats, RedriveSummary
-from redis_message_queue.protocol.feed import RunSummary
+from redis_message_queue.protocol.run_options import RunSummary
 from redis_message_queue.retry_policy import RetryPolicy
+from redis_message_queue.version import __version__
 
 __all__ = [
     "AbstractRedisGateway",
@@ -64,6 +65,7 @@ __all__ = [
     "EventDrivenInterruptHandler",
     "EventOperation",
     "EventOutcome",
+    "FaultInjectionError",
     "GatewayContractError",
     "GracefulInterruptHandler",
     "JavaError",
@@ -88,11 +90,11 @@ __all__ = [
     "RedisMessageQueue",
     "RedisMessageQueueError",
     "RedriveSummary",
-    "RehearsalError",
     "RetryBudgetExhaustedError",
     "RetryPolicy",
     "RunSummary",
     "SelectionError",
     "StateVersionError",
+    "__version__",
     "after_restore",
 ]

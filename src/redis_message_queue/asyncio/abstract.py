@@ -1,4 +1,4 @@
-"""The contract of a gateway of one's own, for the asyncio queue."""
+"""The contract of a custom gateway, for the async queue."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from redis_message_queue.messages import ClaimedMessage
 
 
 class AbstractRedisGateway(GatewayContract, ABC):
-    """Where a queue keeps its messages, in seven operations; every name in them is a whole key.
+    """Where a queue keeps its messages, in seven operations. Queues are named by their whole Redis key.
 
-    A gateway that leases its messages says so with ``message_visibility_timeout_seconds``, hands them over as
-    `ClaimedMessage` and lets nobody settle or renew one whose lease token is not the present one.
+    A gateway that leases messages sets ``message_visibility_timeout_seconds``, returns them as `ClaimedMessage`, and
+    refuses to settle or renew a message whose lease token is not the current one.
     """
 
     @abstractmethod
     async def publish_message(self, queue: str, message: str, dedup_key: str) -> bool:
-        """Put a message into the line unless ``dedup_key`` is remembered. False if it was."""
+        """Add a message unless ``dedup_key`` was published before. Returns False if it was."""
 
     @abstractmethod
     async def add_message(self, queue: str, message: str) -> None:
-        """Put a message into the line."""
+        """Add a message to a queue."""
 
     @abstractmethod
     async def move_message(
         self, from_queue: str, to_queue: str, message: str | bytes, *, lease_token: str | None = None
     ) -> bool:
-        """Move a message that is held. False if it is not held any more."""
+        """Move a claimed message. Returns False if its lease was lost."""
 
     @abstractmethod
     async def remove_message(self, queue: str, message: str | bytes, *, lease_token: str | None = None) -> bool:
-        """Remove a message that is held. False if it is not held any more."""
+        """Remove a claimed message. Returns False if its lease was lost."""
 
     @abstractmethod
     async def renew_message_lease(
@@ -43,12 +43,12 @@ class AbstractRedisGateway(GatewayContract, ABC):
         *,
         is_interrupted: BaseGracefulInterruptHandler | None = None,
     ) -> bool:
-        """Begin a lease anew. False if it was lost. Retries should end when ``is_interrupted`` says so."""
+        """Renew a lease. Returns False if it was lost. Stop retrying when ``is_interrupted`` says so."""
 
     @abstractmethod
     async def wait_for_message_and_move(self, from_queue: str, to_queue: str) -> ClaimedMessage | str | bytes | None:
-        """Claim the next message, waiting for it as long as seems right. None if there was none."""
+        """Wait for the next message and claim it. Returns None if there was none."""
 
     @abstractmethod
     async def trim_queue(self, queue: str, max_length: int) -> None:
-        """Keep only the newest of a list."""
+        """Delete the oldest entries of a list until ``max_length`` are left."""

@@ -8,14 +8,16 @@ from typing import cast, overload
 
 from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.process_bound import ProcessBound
-from redis_message_queue.protocol.batch import BatchDelivery
+from redis_message_queue.protocol.batch_block import BatchBlock
+from redis_message_queue.protocol.claim_attempt import HANDED_OVER
+from redis_message_queue.protocol.queue import QueueProtocol
 
 
 class Batch(ProcessBound, Sequence[ReceivedMessage]):
-    """The messages that were claimed together, in their order."""
+    """The messages of a batch, in the order of their delivery."""
 
-    def __init__(self, delivery: BatchDelivery) -> None:
-        self._delivery = delivery
+    def __init__(self, block: BatchBlock) -> None:
+        self._block = block
 
     @overload
     def __getitem__(self, place: int) -> ReceivedMessage: ...
@@ -24,50 +26,68 @@ class Batch(ProcessBound, Sequence[ReceivedMessage]):
     def __getitem__(self, place: slice) -> Sequence[ReceivedMessage]: ...
 
     def __getitem__(self, place: int | slice) -> ReceivedMessage | Sequence[ReceivedMessage]:
-        return cast("ReceivedMessage | Sequence[ReceivedMessage]", self._delivery.messages[place])
+        return cast("ReceivedMessage | Sequence[ReceivedMessage]", self._block.messages[place])
 
     def __len__(self) -> int:
-        return len(self._delivery.messages)
+        return len(self._block.messages)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        return cast(Iterator[ReceivedMessage], iter(self._delivery.messages))
+        return cast(Iterator[ReceivedMessage], iter(self._block.messages))
 
     async def ack(self, message: ReceivedMessage) -> bool:
-        """Acknowledge this message now. False if its lease was lost.
+        """Acknowledge this message now. Returns False if its lease was lost.
 
-        After a `CleanupFailedError` the message is still in the batch: call it again, or leave the block.
+        Args:
+            message: A message of this batch.
+
+        Raises:
+            ConfigurationError: The message is not of this batch, or was settled before.
+            CleanupFailedError: Redis could not be reached in time. The message is still in the batch: call it again,
+                or leave the block.
         """
-        return await self._delivery.ack(message)
+        return await self._block.ack(message)
 
     async def fail(self, message: ReceivedMessage, error: Exception) -> bool:
-        """Treat this message as its handler had raised ``error``. False if its lease was lost."""
-        return await self._delivery.fail(message, error)
+        """Fail this message now, as if its handler had raised ``error``. Returns False if its lease was lost.
+
+        Args:
+            message: A message of this batch.
+            error: Why it failed; it is kept with the message and decides about a retry.
+
+        Raises:
+            ConfigurationError: The message is not of this batch, or was settled before.
+            CleanupFailedError: Redis could not be reached in time. The message is still in the batch.
+        """
+        return await self._block.fail(message, error)
 
 
 class ProcessMessages(ProcessBound):
-    """One batch for one ``async with`` block."""
+    """One batch for one ``with`` block."""
 
-    def __init__(self, delivery: BatchDelivery) -> None:
-        self._delivery = delivery
-        self._entered = False
+    def __init__(self, protocol: QueueProtocol, max_messages: int, wait_seconds: float | None) -> None:
+        protocol.check_batch(max_messages, wait_seconds)
+        self._protocol = protocol
+        self._max_messages = max_messages
+        self._wait_seconds = wait_seconds
+        self._block: BatchBlock | None = None
 
     async def __aenter__(self) -> Batch:
-        if self._entered:
+        if self._block is not None:
             raise RuntimeError("this context was used; call process_messages() again for another batch")
-        self._entered = True
-        delivery = self._delivery
+        block = self._block = self._protocol.batch_block(self._max_messages, self._wait_seconds)
         try:
-            await delivery.enter()
-            batch = Batch(delivery)
-            # The last step before the handler: up to here a cancellation leaves a claim that is found again.
-            if delivery.attempt is not None:
-                delivery.attempt.unsure = False
+            attempt = block.begin(await block.claim())
+            batch = Batch(block)
+            # The last step before the handler: up to here a cancellation leaves a claim that is recovered.
+            if attempt is not None:
+                attempt.state = HANDED_OVER
             return batch
         except BaseException:
-            delivery.abandon()
+            block.abandon()
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._delivery.leave(error)
+        if self._block is not None:
+            await self._block.leave(error)

@@ -6,28 +6,32 @@ import asyncio
 import inspect
 from typing import Any
 
-from redis_message_queue.protocol.feed import TURN_SECONDS, Feed, RunOptions, RunSummary, Unit
+from redis_message_queue.protocol.prefetcher import TURN_SECONDS, Prefetcher, WorkItem
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.run_options import RunOptions, RunSummary
 
 
 class Loop:
-    """Workers around one feed: one at a time takes messages from it, all of them work."""
+    """Workers around one prefetcher: one at a time claims, all of them handle messages."""
 
     def __init__(self, protocol: QueueProtocol, options: RunOptions[Any]) -> None:
         self._options = options
-        self._feed = Feed(protocol, options)
+        self._prefetcher = Prefetcher(protocol, options)
         self._turn = asyncio.Lock()
 
     async def run(self) -> RunSummary:
-        self._feed.open()
         try:
+            self._prefetcher.open()
             if self._options.concurrency == 1:
                 await self._work()
             else:
                 await self._work_together()
         finally:
-            await self._feed.close()
-        return self._feed.summary
+            try:
+                await self._prefetcher.close()
+            finally:  # whatever interrupts that, the background threads or tasks must end
+                self._prefetcher.holding.end_lease()
+        return self._prefetcher.summary
 
     async def _work_together(self) -> None:
         workers = [
@@ -42,7 +46,7 @@ class Loop:
             raise
         finally:
             # The others finish what they have begun.
-            self._feed.ended = True
+            self._prefetcher.stop()
             await asyncio.gather(*workers, return_exceptions=True)
         for worker in workers:
             worker.result()
@@ -51,39 +55,39 @@ class Loop:
         try:
             await self._work()
         except BaseException:  # also a handler that was cancelled from inside
-            self._feed.ended = True
+            self._prefetcher.stop()
             raise
 
     async def _work(self) -> None:
-        feed = self._feed
-        while (unit := feed.ready() or await self._next_unit()) is not None:
-            await self._handle(unit)
-            if feed.is_late:
-                await feed.flush()
+        prefetcher, alone = self._prefetcher, self._options.concurrency == 1
+        while item := prefetcher.ready() or await (prefetcher.next_item() if alone else self._next_in_turn()):
+            await self._handle(item)
+            if prefetcher.acks.is_late:
+                await prefetcher.acks.flush()
 
-    async def _next_unit(self) -> Unit | None:
+    async def _next_in_turn(self) -> WorkItem | None:
         try:
             async with asyncio.timeout(TURN_SECONDS):
                 await self._turn.acquire()
         except TimeoutError:
-            await self._feed.flush()
+            await self._prefetcher.acks.flush()
             await self._turn.acquire()
         try:
-            return await self._feed.next_unit()
+            return await self._prefetcher.next_item()
         finally:
             self._turn.release()
 
-    async def _handle(self, unit: Unit) -> None:
+    async def _handle(self, work_item: WorkItem) -> None:
         single = self._options.batch_size is None
         try:
-            unit.begun = True
-            result = self._options.handler(unit.messages[0] if single else list(unit.messages))
+            work_item.begun = True
+            result = self._options.handler(work_item.messages[0] if single else list(work_item.messages))
             if inspect.isawaitable(result):
                 await result
         except Exception as error:
-            await self._feed.failed(unit, error)
+            await self._prefetcher.failed(work_item, error)
         except BaseException:
-            self._feed.leave_alone(unit)
+            self._prefetcher.leave_alone(work_item)
             raise
         else:
-            self._feed.done(unit)
+            self._prefetcher.done(work_item)

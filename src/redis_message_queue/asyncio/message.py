@@ -9,16 +9,22 @@ from redis_message_queue import messages
 
 
 class ReceivedMessage(messages.ReceivedMessage):
-    """A message in the hands of a handler, and what is known about its delivery."""
+    """A message that a handler is working on, with what is known about its delivery."""
 
     __slots__ = ()
 
     async def complete(self, publish: Sequence[tuple[Any, ...]] = ()) -> None:
-        """Acknowledge this message now, and publish what it has led to in the same step: all of it or nothing.
+        """Acknowledge this message now, and publish its results in the same step: all of it happens, or nothing.
 
-        ``publish`` holds pairs of a queue and a message, or triples with options of `publish` as a dict, such as
-        ``{"tenant": "acme"}``. The queues must be on the same server, and on a cluster share a hash tag. Raises
-        `LeaseLostError` if the message is not ours any more and `QueueBackpressureError` if a queue is full: then
-        nothing has happened, and the message is still in hand. A duplicate at a target is no error.
+        Args:
+            publish: Pairs of a queue and a message, or triples with arguments of `publish` as a dict, for example
+                ``{"tenant": "acme"}``. The queues must be on the same server; on a cluster they must share a hash
+                tag. A duplicate in one of them is no error.
+
+        Raises:
+            LeaseLostError: Another consumer may have the message; nothing was published.
+            QueueBackpressureError: One of the queues is full; nothing was published, and the message is still yours.
+            ConfigurationError: The queues are not on the same server, or a message was completed before.
+            CleanupFailedError: Redis did not confirm it. All of it has happened, or nothing; you can complete it again.
         """
-        await self._hold.complete(self._claim, publish)
+        await self._holder.complete(self._claim, publish)

@@ -7,44 +7,77 @@ from typing import Any
 
 from redis_message_queue.asyncio.tenant import Tenant
 from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary
-from redis_message_queue.protocol.operator import Listed, Source, Target
+from redis_message_queue.protocol.purge import PurgeTarget
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.reader import PeekSource, RecordSource
 
 
 class OperatorMethods:
-    """The part of a queue that looks at all of it, safe while others work on it."""
+    """What operators do with a queue, safe while others work on it."""
 
     _protocol: QueueProtocol
 
     async def stats(self, *, oldest: bool = True) -> QueueStats:
-        """How many messages are where, how many tenants wait, and how old the oldest waiting message is.
+        """Count the messages of the queue, by where they are.
 
-        The oldest message is found by a look at the next message of each tenant, a thousand tenants at a time: 100,000
-        tenants are a hundred short scripts. With ``oldest=False`` it takes one script, and ``oldest_pending_seconds``
-        is None.
+        Args:
+            oldest: Also find out how old the oldest waiting message is. This looks at the next message of every
+                tenant, 1,000 tenants per script. With False, one script is enough, and ``oldest_pending_seconds`` is
+                None.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+            RetryBudgetExhaustedError: Redis could not be reached in time.
         """
-        return await self._protocol.operator.stats(oldest)
+        return await self._protocol.operator.reader.stats(oldest)
 
     async def peek(
-        self, count: int = 10, *, source: Source = "pending", tenant: str | None = None
+        self, count: int = 10, *, source: PeekSource = "pending", tenant: str | None = None
     ) -> list[MessageRecord]:
-        """The next messages of a source, untouched: of ``pending`` in the order of their delivery, of one tenant if you
-        say which; of ``processing`` whose lease ends first; of ``delayed`` which is due first; the newest of the rest.
+        """Read messages without claiming them.
+
+        Returns the next messages of ``pending`` in the order of their delivery, those of ``processing`` whose lease
+        ends first, those of ``delayed`` that are due first, and the newest of the other lists.
+
+        Args:
+            count: How many messages to read at most.
+            source: Where to look: ``pending``, ``processing``, ``delayed``, ``completed``, ``failed`` or
+                ``dead_letters``.
+            tenant: Look only at this tenant's queue (``pending`` only).
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            GatewayContractError: The queue has a custom gateway.
         """
-        return await self._protocol.operator.peek(count, source, tenant)
+        return await self._protocol.operator.reader.peek(count, source, tenant)
 
-    async def records(self, source: Listed = "dead_letters", *, max_records: int = 100) -> list[MessageRecord]:
-        """What is known of messages that have left, the newest first: ids, counts, times, errors, payloads."""
-        return await self._protocol.operator.records(source, max_records)
+    async def records(self, source: RecordSource = "dead_letters", *, max_records: int = 100) -> list[MessageRecord]:
+        """Read what is known about messages that have left the queue, newest first.
 
-    async def purge(self, target: Target) -> int:
-        """Remove all messages of one kind for good, and say how many there were.
+        Args:
+            source: ``dead_letters``, ``failed`` or ``completed``.
+            max_records: How many records to read at most.
 
-        Messages that are published after the call began stay.
-        Refuses ``processing``. ``orphans`` are messages that a consumer without a visibility timeout has left behind;
-        on such a queue those that are being handled just now look the same.
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            GatewayContractError: The queue has a custom gateway.
         """
-        return await self._protocol.operator.purge(target)
+        return await self._protocol.operator.reader.records(source, max_records)
+
+    async def purge(self, target: PurgeTarget) -> int:
+        """Delete all messages of one kind, and return how many there were.
+
+        Messages that are published after the call began stay. ``orphans`` are messages that a crashed consumer
+        without a visibility timeout has left in ``processing``.
+
+        Args:
+            target: ``pending``, ``delayed``, ``completed``, ``failed``, ``dead_letters`` or ``orphans``.
+
+        Raises:
+            ConfigurationError: The target cannot be purged, for example ``processing``.
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return await self._protocol.operator.purger.purge(target)
 
     async def redrive_dead_letters(
         self,
@@ -54,14 +87,24 @@ class OperatorMethods:
         dry_run: bool = False,
         respect_deduplication: bool = False,
     ) -> RedriveSummary:
-        """Make dead letters messages again, the oldest first, with a fresh id and a fresh delivery budget.
+        """Publish dead letters again, oldest first, each with a new id and a delivery count of 0.
 
-        ``where`` chooses by a letter's record; ``dry_run`` only counts. What was redriven remembers the id it had
-        (``replay_of``). With ``respect_deduplication`` a letter whose key was published meanwhile stays where it is.
-        Raises `QueueBackpressureError` when the queue is full.
+        A redriven message has the id of the dead letter in ``replay_of``.
+
+        Args:
+            max_messages: How many dead letters to redrive at most; None takes all.
+            where: Called with the `MessageRecord` of each dead letter; only those for which it returns a true value are
+                redriven.
+            dry_run: Only count.
+            respect_deduplication: Leave a dead letter where it is if its deduplication key was published meanwhile.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            QueueBackpressureError: The queue is full; what was redriven before stays redriven.
+            GatewayContractError: The queue has a custom gateway.
         """
-        operator = self._protocol.operator
-        return await operator.redrive("dead_letters", max_messages, where, dry_run, respect_deduplication)
+        redriver = self._protocol.operator.redriver
+        return await redriver.redrive("dead_letters", max_messages, where, dry_run, respect_deduplication)
 
     async def redrive_failed(
         self,
@@ -71,14 +114,42 @@ class OperatorMethods:
         dry_run: bool = False,
         respect_deduplication: bool = False,
     ) -> RedriveSummary:
-        """Make messages of the failed list messages again, as `redrive_dead_letters` does with dead letters."""
-        operator = self._protocol.operator
-        return await operator.redrive("failed", max_messages, where, dry_run, respect_deduplication)
+        """Publish messages of the ``failed`` list again, as `redrive_dead_letters` does with dead letters.
+
+        Args:
+            max_messages: How many messages to redrive at most; None takes all.
+            where: Called with the `MessageRecord` of each message; only those for which it returns a true value are
+                redriven.
+            dry_run: Only count.
+            respect_deduplication: Leave a message where it is if its deduplication key was published meanwhile.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            QueueBackpressureError: The queue is full; what was redriven before stays redriven.
+            GatewayContractError: The queue has a custom gateway.
+        """
+        redriver = self._protocol.operator.redriver
+        return await redriver.redrive("failed", max_messages, where, dry_run, respect_deduplication)
 
     async def tenants(self, *, max_tenants: int = 1_000) -> dict[str, int]:
-        """The tenants with waiting messages, whose turn is next first, and how many wait for each."""
-        return await self._protocol.operator.tenants(max_tenants)
+        """Return the tenants with waiting messages and how many wait for each, the next to be served first.
+
+        Args:
+            max_tenants: How many tenants to return at most.
+
+        Raises:
+            ConfigurationError: ``max_tenants`` is not 1 or more.
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return await self._protocol.operator.reader.tenants(max_tenants)
 
     def tenant(self, name: str) -> Tenant:
-        """One tenant's own line."""
+        """Return one tenant's own queue.
+
+        Args:
+            name: The tenant.
+
+        Raises:
+            ConfigurationError: The name is empty or too long.
+        """
         return Tenant(self._protocol, name)

@@ -1,4 +1,4 @@
-"""The asyncio port: scripts over an asyncio redis-py client."""
+"""The async port: runs scripts through an asyncio redis-py client."""
 
 from __future__ import annotations
 
@@ -6,28 +6,33 @@ import asyncio
 import contextlib
 import inspect
 import math
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import redis.asyncio
 from redis import exceptions
 
 from redis_message_queue import wire
+from redis_message_queue.asyncio.direct_pool import NOT_SENT, DirectPool
 from redis_message_queue.asyncio.runtime import AsyncioRuntime
-from redis_message_queue.attempt_limits import Limited
+from redis_message_queue.attempt_limits import AttemptLimits
 from redis_message_queue.client_port import ClientPort
-from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
+from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.protocol.port import Argument, Call, Command
 
 T = TypeVar("T")
 
+_ANSWERS = frozenset((int, bytes))  # what the fast paths of our scripts return
+
 
 async def heeding_cancellation(work: Awaitable[T]) -> T:
-    """A cancellation that waits for the work to begin, or meets its end, is raised all the same.
+    """Await the work, and raise a cancellation that came just before it began or just when it ended.
 
-    redis-py sends through `asyncio.wait_for`, and that of Python 3.11 swallows a cancellation that finds its inner
-    task finished: most of those that met a publish.
+    redis-py sends through `asyncio.wait_for`. In Python 3.11 that swallows a cancellation if its inner task has just
+    finished, which happened to most cancellations of a publish.
     """
     task = asyncio.current_task()
     if task is None:
@@ -57,12 +62,12 @@ async def deliver_pending_cancellation(task: asyncio.Task[Any]) -> None:
 
 
 def _no_loop() -> asyncio.AbstractEventLoop | None:
-    """Stands for the loop of a port that has not been used yet."""
+    """Stand for the loop of a port that has not been used yet."""
     return None
 
 
 def open_loops(client: Any) -> Iterator[asyncio.AbstractEventLoop]:
-    """The loops that the open connections of a client belong to, whoever opened them."""
+    """Yield the loops that the open connections of a client belong to."""
     if wire.is_cluster(client):
         held = [getattr(node, "_connections", ()) for node in client.get_nodes()]
     else:
@@ -88,31 +93,35 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
     def __init__(self, client: Any, *, pack_by_hand: bool = True, client_retries: bool = False) -> None:
         super().__init__(client, pack_by_hand=pack_by_hand, client_retries=client_retries)
         self._loop: Callable[[], asyncio.AbstractEventLoop | None] = _no_loop
+        pool = getattr(client, "connection_pool", None)
+        # The user's own `Retry` repeats what redis-py does on a connection of its own.
+        is_direct = self._packs_by_hand and not client_retries and type(pool) is redis.asyncio.ConnectionPool
+        self._direct = DirectPool(pool) if is_direct and DirectPool.fits(pool) else None
 
     def start_over(self) -> None:
-        """Belong to this process and to the loop that is used next: for a child that gave the client a fresh pool."""
-        self.born_in = self.process()
+        """Bind to this process and to the next loop: for a child that gave the client a new pool."""
+        self.owner_pid = self.process()
         self._loop = _no_loop
 
-    def inherit(self) -> None:
-        """Sockets and loop behind an asyncio client are shared with the parent after a fork, and nobody resets them."""
+    def after_fork(self) -> None:
+        """Raise: after a fork the client shares its sockets and its loop with the parent."""
         raise ConfigurationError(
             "this asyncio queue was made in another process, and its connections are that process's; "
             "make the client and the queue in the process that uses them, after the fork or the restored snapshot"
         )
 
     def _our_client(self) -> Any:
-        """The client, for its own process alone: the other's command would be answered to us."""
-        if self.process() != self.born_in:
-            self.inherit()
+        """Return the client; raise in another process or loop, whose replies we would read."""
+        if self.process() != self.owner_pid:
+            self.after_fork()
         if self._loop() is not asyncio.get_running_loop():
             self._bind_to_the_running_loop()
         return self._client
 
     def _bind_to_the_running_loop(self) -> None:
-        """Raise where another loop has the queue or the client's connections: a command would be sent, its answer lost.
+        """Raise if the queue or the client's connections belong to another loop: a reply would be lost.
 
-        A loop that is over has nothing any more, if the client was closed on it or keeps no connection open.
+        A closed loop does not count if the client has no connection left that was opened on it.
         """
         running, before = asyncio.get_running_loop(), self._loop()
         is_in_use = before is not None and not before.is_closed()
@@ -128,26 +137,26 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         if not self.is_cluster:
             await self._our_client().connection_pool.disconnect(inuse_connections=False)
 
-    async def meet(self) -> None:
+    async def connect(self) -> None:
         client = self._our_client()
         with self._attempt() as limits:
             if self.is_cluster:
                 await self._in_time(limits, client.initialize())
                 return
             if not hasattr(client, "connection_pool"):
-                return  # a client of some other kind, whose connections are its own affair
+                return  # another kind of client, which manages its own connections
             try:
-                connection = await self._in_time(limits, self._borrow(client.connection_pool))
+                connection = await self._in_time(limits, self._get_connection(client.connection_pool))
                 await client.connection_pool.release(connection)
             except exceptions.RedisError as error:
                 if not self._has_answered(error):
                     raise
 
-    async def _in_time(self, limits: Limited, work: Awaitable[T]) -> T:
-        """The work, broken off when the time of this attempt is over."""
+    async def _in_time(self, limits: AttemptLimits, work: Awaitable[T]) -> T:
+        """Await the work, and cancel it when the time of this attempt is over."""
         left = limits.seconds_left()
         if left == math.inf or (limits.read == math.inf and left >= 2 * self.socket_timeout):
-            return await work  # redis-py's own limits will do
+            return await work  # redis-py's own timeouts are short enough
         try:
             async with asyncio.timeout(left) as ending:
                 return await work
@@ -156,38 +165,56 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
                 raise exceptions.TimeoutError(f"no answer within {left:.3g} s") from error
             raise
 
-    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
-        with self._attempt() as limits:
-            if not limits.is_timed:
-                return await self._call(command, open_keys, arguments)
-            return await self._in_time(limits, self._call(command, open_keys, arguments))
+    async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        limits, reply = self._attempt(), NOT_SENT
+        packed = wire.pack(command, extra_keys, arguments) if self._packs_by_hand else None
+        if packed is not None and self._direct is not None:
+            self._our_client()
+            (reply,) = await self._direct.exchange(packed, 1, limits.ends_at())
+            if type(reply) in _ANSWERS:
+                return reply
+        with limits:
+            work = self._call(command, extra_keys, arguments, packed, reply)
+            return await (self._in_time(limits, work) if limits.is_timed else work)
 
-    async def _call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+    async def _call(
+        self,
+        command: Command,
+        extra_keys: tuple[str, ...],
+        arguments: tuple[Argument, ...],
+        packed: bytes | None,
+        reply: Any,
+    ) -> Any:
+        """Let redis-py send the command, if it was not sent; return its reply or raise its error."""
         try:
             try:
-                if self._packs_by_hand:
-                    return await self._exchange(wire.pack(command, open_keys, arguments))
-                return await self._execute(*wire.words("EVALSHA", command.script.sha, command, open_keys, arguments))
+                if isinstance(reply, exceptions.ResponseError):
+                    raise reply
+                if reply is not NOT_SENT:
+                    return reply
+                if packed is not None:
+                    return await self._exchange(packed)
+                return await self._execute(*wire.command_args("EVALSHA", command, extra_keys, arguments))
             except exceptions.NoScriptError:
-                # EVAL runs it and leaves it in the cache of just the node that it was wanted on.
-                return await self._execute(*wire.words("EVAL", command.script.source, command, open_keys, arguments))
+                # EVAL runs it and caches it on the node that has forgotten it.
+                return await self._execute(*wire.command_args("EVAL", command, extra_keys, arguments))
         except exceptions.ResponseError as error:
             if wire.is_read_only(error) and not wire.is_cluster(self._client):
                 await self._our_client().connection_pool.disconnect(inuse_connections=False)
             raise wire.translated(error, command.script.name) from error
 
-    async def _execute(self, *words: Any) -> Any:
-        """A command by the client's own way, for a client that is not plain."""
+    async def _execute(self, *command_args: Any) -> Any:
+        """Send a command through the client's own `execute_command`, for a client that is not plain."""
         try:
-            return await heeding_cancellation(self._our_client().execute_command(*words, NEVER_DECODE=True))
+            return await heeding_cancellation(self._our_client().execute_command(*command_args, NEVER_DECODE=True))
         except AttributeError as error:
             if not wire.is_cluster(self._client):
                 raise
-            # redis-py closes the connections of all tasks after a few MOVED; one that was being opened has no writer.
+            # After a few MOVED redis-py closes the connections of all tasks, even those that are being opened.
             raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
 
-    async def _borrow(self, pool: Any) -> Any:
-        """A connection of the pool; to open one, redis-py goes through `asyncio.wait_for` as well."""
+    async def _get_connection(self, pool: Any) -> Any:
+        """Return a connection of the pool; redis-py opens it through `asyncio.wait_for`, too."""
         task = asyncio.current_task()
         if task is None:
             return await pool.get_connection()
@@ -200,13 +227,13 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         return connection
 
     async def _exchange(self, packed: bytes) -> Any:
-        """The same without redis-py's command layer, which costs its client more than the socket does."""
+        """Send a packed command without redis-py's command layer, which takes more time than the socket."""
         pool = self._our_client().connection_pool
-        connection = await self._borrow(pool)
+        connection = await self._get_connection(pool)
         answered = False
         try:
             if self._client_retries:
-                reply = await self._repeated(connection, lambda: _ask(connection, packed))
+                reply = await self._with_client_retry(connection, lambda: _send_and_read(connection, packed))
             else:
                 await heeding_cancellation(connection.send_packed_command((packed,)))
                 reply = await connection.read_response(disable_decoding=True)
@@ -216,76 +243,98 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             answered = True
             raise
         finally:
-            # A connection with an unread answer would give it to whoever asks next: it must not go back open.
+            # The next command would read a reply that is left unread, so such a connection must not go back open.
             if not answered:
                 await connection.disconnect(nowait=True)
             await pool.release(connection)
 
-    async def _repeated(self, connection: Any, ask: Callable[[], Awaitable[T]]) -> T:
-        """As the client does with its own commands: repeated by the `Retry` that its user gave it."""
-        answer: T = await connection.retry.call_with_retry(ask, lambda error: connection.disconnect(nowait=True))
+    async def _with_client_retry(self, connection: Any, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Retry with the `Retry` that the user gave the client."""
+        answer: T = await connection.retry.call_with_retry(attempt, lambda error: connection.disconnect(nowait=True))
         return answer
 
     async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
         if not self._packs_by_hand:
             return await self._call_or_error(first), await self._call_or_error(second)
         with self._attempt() as limits:
-            answers = await self._in_time(limits, self._talk_on_one((wire.pack(*first), wire.pack(*second))))
-        # A script that the server has forgotten is run again by itself; the other one has had its turn.
-        return await self._settled(answers[0], first), await self._settled(answers[1], second)
+            answers = await self._exchange_both(wire.pack(*first), wire.pack(*second), limits)
+        # If the server has forgotten one of the scripts, only that one is run again.
+        return await self._result(answers[0], first), await self._result(answers[1], second)
 
-    async def _settled(self, answer: Any, call: Call) -> Any:
-        if isinstance(answer, exceptions.NoScriptError):
-            return await self._call_or_error(call)
-        return wire.translated(answer, call[0].script.name) if isinstance(answer, exceptions.ResponseError) else answer
+    async def _exchange_both(self, first: bytes, second: bytes, limits: AttemptLimits) -> list[Any]:
+        """Return the replies to two commands, or their errors."""
+        answers = [NOT_SENT]
+        if self._direct is not None:
+            self._our_client()
+            answers = await self._direct.exchange(first + second, 2, limits.ends_at())
+        if answers[0] is NOT_SENT:
+            return await self._in_time(limits, self._pipeline_on_pool((first, second)))
+        if wire.any_is_read_only(answers):
+            await self._our_client().connection_pool.disconnect(inuse_connections=False)
+        return answers
 
-    async def _call_or_error(self, call: Call) -> Any:
-        try:
-            return await self.call(*call)
-        except (exceptions.RedisError, RedisMessageQueueError) as error:
-            return error
-
-    async def _talk_on_one(self, packed: Sequence[bytes]) -> list[Any]:
-        """Several commands on one connection of a client that is not a cluster's."""
+    async def _pipeline_on_pool(self, packed: Sequence[bytes]) -> list[Any]:
+        """Send several commands on one connection of a client that is not a cluster client."""
         pool = self._our_client().connection_pool
-        connection = await self._borrow(pool)
+        connection = await self._get_connection(pool)
         try:
-            answers = await self._talk(connection, packed)
+            answers = await self._send_all(connection, packed)
         finally:
             await pool.release(connection)
         if wire.any_is_read_only(answers):
             await pool.disconnect(inuse_connections=False)
         return answers
 
-    async def wait(self, bell: str, seconds: float) -> bool:
-        words = wire.blpop(bell, seconds)
+    async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
+        nudge_at = time.monotonic() + seconds + wire.TIMER_SLACK_SECONDS if punctual else None
         with self._attempt() as limits:
             try:
-                if self._packs_by_hand:
-                    return await self._in_time(limits, self._exchange(wire.pack_words(words))) is not None
-                return await self._in_time(limits, self._execute(*words)) is not None
+                return await self._wait(wakeup, seconds, limits, nudge_at) is not None
             except exceptions.ResponseError as error:
                 raise wire.translated(error, "claim") from error
 
-    async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
-        packed = [wire.pack_words(words) for words in commands]
+    async def _wait(self, wakeup: str, seconds: float, limits: AttemptLimits, nudge_at: float | None) -> Any:
+        command_args = wire.blpop(wakeup, seconds)
+        if not self._packs_by_hand:
+            return await self._in_time(limits, self._execute(*command_args))
+        packed = wire.pack_command(command_args)
+        if self._direct is not None:
+            self._our_client()
+            (reply,) = await self._direct.exchange(
+                packed, 1, limits.ends_at(), nudge_at, partial(self._nudge, wakeup, limits)
+            )
+            if isinstance(reply, exceptions.ResponseError):
+                raise reply
+            if reply is not NOT_SENT:
+                return reply
+        return await self._in_time(limits, self._exchange(packed))
+
+    async def _nudge(self, wakeup: str, limits: AttemptLimits) -> None:
+        """Make the server look at its timers, on another connection; without one its own timer must do."""
+        with contextlib.suppress(exceptions.RedisError):
+            packed = wire.nudge(wakeup)
+            if self._direct is None or (await self._direct.exchange(packed, 1, limits.ends_at()))[0] is NOT_SENT:
+                await self._exchange(packed)
+
+    async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+        packed = [wire.pack_command(command) for command in commands]
         with self._attempt() as limits:
-            talk = self._talk_to_node(key, packed) if self.is_cluster else self._talk_on_one(packed)
+            talk = self._pipeline_on_node(key, packed) if self.is_cluster else self._pipeline_on_pool(packed)
             return wire.with_advice(await self._in_time(limits, talk), commands)
 
-    async def _talk_to_node(self, key: str, packed: Sequence[bytes]) -> list[Any]:
+    async def _pipeline_on_node(self, key: str, packed: Sequence[bytes]) -> list[Any]:
         await heeding_cancellation(self._our_client().initialize())
         node = self._our_client().get_node_from_key(key)
         connection = node.acquire_connection()
         try:
-            answers = await self._talk(connection, packed)
+            answers = await self._send_all(connection, packed)
         except (exceptions.ConnectionError, exceptions.TimeoutError):
-            # The node may be gone for good: find out who has its slots now.
+            # The node may be gone for good: find out which nodes have the slots now.
             with contextlib.suppress(exceptions.RedisError):
                 await heeding_cancellation(self._client.nodes_manager.initialize())
             raise
         except AttributeError as error:
-            # As in `_execute`: somebody else's command has closed the connections of all tasks.
+            # As in `_execute`: another command has closed the connections of all tasks.
             raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
         finally:
             node.release(connection)
@@ -294,11 +343,11 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
         return answers
 
-    async def _talk(self, connection: Any, packed: Sequence[bytes]) -> list[Any]:
-        """Several commands on one connection; an answer or an error of each."""
+    async def _send_all(self, connection: Any, packed: Sequence[bytes]) -> list[Any]:
+        """Send several commands on one connection; return the reply to each, or its error."""
         answers: list[Any] = []
 
-        async def ask() -> None:
+        async def attempt() -> None:
             answers.clear()
             await heeding_cancellation(connection.send_packed_command(packed))
             while len(answers) < len(packed):
@@ -308,13 +357,13 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
                     answers.append(error)
 
         try:
-            await (self._repeated(connection, ask) if self._client_retries else ask())
+            await (self._with_client_retry(connection, attempt) if self._client_retries else attempt())
             return answers
         finally:
             if len(answers) < len(packed):
                 await connection.disconnect(nowait=True)
 
 
-async def _ask(connection: Any, packed: bytes) -> Any:
+async def _send_and_read(connection: Any, packed: bytes) -> Any:
     await heeding_cancellation(connection.send_packed_command((packed,)))
     return await connection.read_response(disable_decoding=True)

@@ -20,7 +20,7 @@ class AsyncioRuntime(LocalRuntime):
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+    async def call_user(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
         try:
             value = function(*arguments)
             return Answer(await value if inspect.isawaitable(value) else value)
@@ -32,10 +32,10 @@ class AsyncioRuntime(LocalRuntime):
         except Exception as error:
             return Answer(error=error)
 
-    async def ask_to_the_end(
+    async def call_user_shielded(
         self, cancellations: list[BaseException], function: Callable[..., Any], *arguments: Any
     ) -> Answer[Any]:
-        return await self.shielded(cancellations, self.ask(function, *arguments))
+        return await self.shielded(cancellations, self.call_user(function, *arguments))
 
     async def shielded(self, cancellations: list[BaseException], work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)

@@ -1,9 +1,10 @@
-"""From a URL to a client: one server, a socket file or a cluster, and the password never shown."""
+"""Opens clients from a URL: of one server, of a socket file or of a cluster. The password is never shown."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -16,14 +17,14 @@ from redis_message_queue.errors import ConfigurationError
 DEFAULT_URL = "redis://localhost:6379/0"
 _SCHEMES = ("redis", "rediss", "unix")
 _FORMS = "redis://[[user]:password@]host[:port][/db], rediss://... for TLS, or unix:///path/to.sock[?db=0]"
-# Long enough for a server far away, short enough for somebody who waits; a URL may say otherwise (?socket_timeout=60).
+# Long enough for a distant server, short enough for a person who waits; a URL can override them (?socket_timeout=60).
 _TIMEOUTS: dict[str, Any] = {"socket_connect_timeout": 5.0, "socket_timeout": 30.0}
-# A queue lies in one slot: it works, and its operator looks, while a slot of others is not served.
+# A queue lives in one slot: it works, and its operator can look at it, while other slots are not served.
 _OF_CLUSTERS = _TIMEOUTS | {"require_full_coverage": False}
 
 
-def shown(url: str) -> str:
-    """A URL for people: without user, password and options."""
+def without_password(url: str) -> str:
+    """Return a URL that may be shown: without user, password and options."""
     parts = _checked(url)
     if parts.scheme == "unix":
         return f"unix://{parts.path}"
@@ -33,7 +34,7 @@ def shown(url: str) -> str:
 
 @contextlib.contextmanager
 def open_client(url: str, **options: Any) -> Iterator[Any]:
-    """A client that has seen its server: of a cluster if the server is part of one."""
+    """Open a client that has reached its server; a cluster client if the server is part of a cluster."""
     in_cluster = _is_cluster(url)
     with _as_unusable(url):
         if in_cluster:
@@ -48,7 +49,7 @@ def open_client(url: str, **options: Any) -> Iterator[Any]:
 
 @contextlib.asynccontextmanager
 async def open_async_client(url: str, **options: Any) -> AsyncIterator[Any]:
-    """The same for asyncio."""
+    """Open the same for asyncio."""
     import redis.asyncio
 
     client: Any
@@ -62,14 +63,33 @@ async def open_async_client(url: str, **options: Any) -> AsyncIterator[Any]:
         await client.aclose()
 
 
+def node_of(client: Any, key: str) -> Any:
+    """Return a plain client of the one server that has the key, also if the client is of a whole cluster."""
+    if not isinstance(client, redis.RedisCluster):
+        return client
+    cluster: Any = client  # redis-py has no types here
+    return cluster.get_redis_connection(cluster.get_node_from_key(key))
+
+
+def text_of(value: Any) -> str:
+    """Return a server's answer as text, whether the client decodes or not."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def time_at(node: Any) -> datetime:
+    """Return the time by a server's clock."""
+    seconds, microseconds = node.time()
+    return datetime.fromtimestamp(seconds + microseconds / 1_000_000, UTC)
+
+
 def _is_cluster(url: str) -> bool:
-    """Ask the server; also the first contact, so that nobody waits out a retry budget for a mistyped host."""
+    """Ask the server. This is the first contact, so a mistyped host fails at once and not after the retry budget."""
     _checked(url)
     with _as_unusable(url), redis.Redis.from_url(url, **_TIMEOUTS) as client:
         try:
             return bool(client.info("cluster").get("cluster_enabled"))
         except NoPermissionError:
-            return False  # whoever may not ask has a server of their own, or hears it from the first script
+            return False  # if it is a cluster after all, the first script says so
 
 
 @contextlib.contextmanager
@@ -78,24 +98,27 @@ def _as_unusable(url: str) -> Iterator[None]:
         yield
     except (RedisError, RedisClusterException, OSError) as error:
         raise ServerUnusableError(
-            f"cannot use {shown(url)}: {error or type(error).__name__}; another server is chosen by --url or REDIS_URL"
+            f"cannot use {without_password(url)}: {str(error).rstrip('.') or type(error).__name__}; "
+            "choose another server with --url or REDIS_URL"
         ) from error
-    except ValueError as error:
-        # Not its text: that may quote what was given, password and all.
-        raise ConfigurationError(f"the URL has an option that redis-py does not take; the form is {_FORMS}") from error
+    except (ValueError, TypeError) as error:
+        # Not its text: that may quote the URL, password included.
+        raise ConfigurationError(
+            f"--url or REDIS_URL has an option that redis-py does not know; the form is {_FORMS}"
+        ) from error
 
 
 def _checked(url: str) -> SplitResult:
-    """The parts of a URL, or an error that quotes nothing of it: a password may stand anywhere in a wrong one."""
+    """Split a URL. The errors quote nothing of it: in a wrong one, any part may be the password."""
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise ConfigurationError(f"--url or REDIS_URL is no URL of a server; the form is {_FORMS}") from None
+        raise ConfigurationError(f"--url or REDIS_URL is not the URL of a server; the form is {_FORMS}") from None
     if parts.scheme not in _SCHEMES:
         raise ConfigurationError(f"--url or REDIS_URL must begin with redis://, rediss:// or unix://: {_FORMS}")
     if "@" in parts.path + parts.query + parts.fragment or parts.fragment:
         raise ConfigurationError(
-            "--url or REDIS_URL: write / ? # and @ of a password as %2F %3F %23 and %40, else it ends there"
+            "--url or REDIS_URL: in the password, write / ? # and @ as %2F %3F %23 and %40, or the URL ends there"
         )
     return parts

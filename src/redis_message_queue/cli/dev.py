@@ -1,7 +1,8 @@
-"""rmq dev: a server for development that lives as long as the command."""
+"""rmq dev: a server for development that ends with the command."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,76 +15,79 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from redis_message_queue.cli.frame import CommandFailedError, CommandLine, ExitStatus, Output
+from redis_message_queue.cli.exit_status import CommandFailedError, ExitStatus, ServerUnusableError
+from redis_message_queue.cli.output import Output
+from redis_message_queue.errors import EmbeddedServerError
 from redis_message_queue.interrupt import DEFAULT_SIGNALS
 
 if TYPE_CHECKING:
     from redis_message_queue.embedded import EmbeddedRedis
 
-app = CommandLine()
-
-_LOOK_SECONDS = 0.1
+_CHECK_SECONDS = 0.1
 
 
-@app.command()
 def dev(
     output: Output,
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[-- COMMAND [ARGS]...]", help="Run this with REDIS_URL set, and end with it.", show_default=False
+            metavar="[-- COMMAND [ARGS]...]",
+            help="Run this command with REDIS_URL set, and stop the server when it ends.",
+            show_default=False,
         ),
     ] = None,
     persist: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep what the server holds in this directory.", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="Keep the data in this directory.", show_default=False)
     ] = None,
     port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65_535, help="Where it listens, on this machine alone; 0: any free.")
+        int, typer.Option(metavar="N", min=0, max=65_535, help="The port on localhost; 0 chooses a free one.")
     ] = 0,
     password: Annotated[
-        bool, typer.Option(help="Ask clients for the password in the URL, so that other users of the machine stay out.")
+        bool, typer.Option(help="Require the password in the URL, to keep other users of this machine out.")
     ] = True,
 ) -> int:
-    """Start a real server for development, print its URL, and end it with this command.
+    """Start a real server for development, print its URL, and stop it when the command ends.
 
-    The first line of stdout is the URL, with a random password, which --persist keeps; Ctrl-C or SIGTERM ends the
-    server. After `--` comes a command: it runs with REDIS_URL set, gets the signals, and the exit status is its own
-    (128 and more for a signal).
+    The first line of stdout is the URL, with a random password, which --persist keeps. Ctrl-C or SIGTERM stops the
+    server.
+
+    A command after `--` runs with REDIS_URL set and receives the signals. Its exit status becomes that of `rmq dev`
+    (128 plus the number, if a signal ended it).
     """
     from redis_message_queue.embedded import EmbeddedRedis
 
-    with EmbeddedRedis(directory=persist, append_only=persist is not None, port=port, password=password) as server:
-        if command:
-            return _accompany(command, server)
-        return _keep(server, output)
+    server = EmbeddedRedis(directory=persist, append_only=persist is not None, port=port, password=password)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(server)
+        except EmbeddedServerError as error:
+            if port and "already in use" in str(error):
+                raise ServerUnusableError(f"Port {port} is already in use. Choose another with --port.") from error
+            raise
+        return _run(command, server) if command else _serve(server, output)
 
 
-def _introduce(server: EmbeddedRedis, output: Output) -> None:
-    version = ".".join(map(str, server.version))
-    if output.json:
-        output.line({"url": server.url, "port": server.port, "server": f"{server.flavour} {version}"})
-        return
-    print(server.url, flush=True)
-    output.say(f"export REDIS_URL={server.url}")
-    output.say(f"{server.flavour} {version}; Ctrl-C ends it")
+def _serve(server: EmbeddedRedis, output: Output) -> int:
+    from redis_message_queue.cli.stop_signals import StopSignals
 
-
-def _keep(server: EmbeddedRedis, output: Output) -> int:
-    from redis_message_queue.cli.stopping import StopSignals
-
-    with StopSignals() as stop:
-        _introduce(server, output)  # whoever reads the URL may stop us at once
+    with StopSignals() as stop:  # before the URL is printed: a script that reads it may stop us at once
+        version = f"{server.flavour} {'.'.join(map(str, server.version))}"
+        if output.json:
+            output.line({"url": server.url, "port": server.port, "server": version})
+        else:
+            print(server.url, flush=True)
+            output.say(f"export REDIS_URL={server.url}")
+            output.say(f"{version} is running; press Ctrl-C to stop it")
         while not stop.is_interrupted():
             if not server.running:
-                raise CommandFailedError("the server has ended by itself; its log may say why")
-            time.sleep(_LOOK_SECONDS)
+                raise CommandFailedError("the server has ended unexpectedly")
+            time.sleep(_CHECK_SECONDS)
     return ExitStatus.OK
 
 
-def _accompany(command: Sequence[str], server: EmbeddedRedis) -> int:
-    """Its exit status as a shell would say it. What is sent to us is passed on, except for a terminal's own Ctrl-C,
-    which reaches the command without us.
+def _run(command: Sequence[str], server: EmbeddedRedis) -> int:
+    """Run a command and return its exit status as a shell does. Signals to us are passed on to it, except for Ctrl-C
+    in a terminal, which the command receives anyway.
     """
     with subprocess.Popen(command, env=os.environ | {"REDIS_URL": server.url}) as process:
 

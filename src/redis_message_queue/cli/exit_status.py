@@ -1,4 +1,4 @@
-"""What a command's exit status tells a script."""
+"""The exit statuses of `rmq`, and the errors that lead to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from redis_message_queue.errors import (
 
 
 class ExitStatus(IntEnum):
-    """Each with its meaning; the page of the reference is made from here."""
+    """Each status with its meaning; the reference page is generated from here."""
 
     meaning: str
 
@@ -31,21 +31,21 @@ class ExitStatus(IntEnum):
         status.meaning = meaning
         return status
 
-    OK = 0, "it did what was asked"
-    NO = 1, "it ran, and the answer is no, or something of it failed; stderr says what"
-    USAGE = 2, "wrong usage: an option, an argument, a file or a payload that cannot be what was meant"
-    SERVER = 3, "the server cannot be reached, or refused to do it"
-    INTERRUPTED = 130, "stopped by Ctrl-C before it was done"
-    BROKEN_PIPE = 141, "whoever read its output has gone, as `| head` does"
-    TERMINATED = 143, "stopped by SIGTERM before it was done"
+    OK = 0, "the command did what you asked"
+    FAILED = 1, "the check failed, or part of the work failed; stderr says what"
+    USAGE = 2, "an option, an argument, a file or a payload is wrong"
+    SERVER = 3, "the Redis server could not be reached, or refused the request"
+    INTERRUPTED = 130, "Ctrl-C stopped the command before it was done"
+    BROKEN_PIPE = 141, "the program that read the output has ended, as `| head` does"
+    TERMINATED = 143, "SIGTERM stopped the command before it was done"
 
 
 class CommandFailedError(RedisMessageQueueError):
-    """A command ran and could not do what it was asked for; the text says why."""
+    """The command ran and could not do what was asked; the text says why."""
 
 
 class ServerUnusableError(RedisMessageQueueError):
-    """No server answers under the URL, or it does not let us in."""
+    """No server answers at the URL, or it refuses the connection."""
 
 
 _USAGE = (
@@ -56,14 +56,14 @@ _USAGE = (
     PayloadTypeError,
     PayloadValueError,
     SelectionError,
-    OSError,  # a file that is not there
-    UnicodeError,  # or is no text
+    OSError,  # a file that does not exist
+    UnicodeError,  # or is not text
 )
 _SERVER = (ServerUnusableError, EmbeddedServerError, RedisError, RedisClusterException)
 
 
 def status_of(error: Exception) -> ExitStatus:
-    """The status for an error that ended a command."""
+    """Return the status for an error that ended a command."""
     if isinstance(error, _SERVER):
         return ExitStatus.SERVER
-    return ExitStatus.USAGE if isinstance(error, _USAGE) else ExitStatus.NO
+    return ExitStatus.USAGE if isinstance(error, _USAGE) else ExitStatus.FAILED

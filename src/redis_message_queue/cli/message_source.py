@@ -1,4 +1,4 @@
-"""Where messages to publish come from: arguments, lines or JSON, in batches that a publish can take."""
+"""Reads the messages to publish from arguments, lines or JSON, in batches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from redis_message_queue.cli.output import say
 from redis_message_queue.errors import ConfigurationError
 
 Message = str | dict[str, Any]
-# As much as one read of a pipe gives at most; what has come by then is sent, and nothing waits for a full batch.
+# What one read of a pipe returns at most. It is published at once: no message waits for a full batch.
 _READ_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
 class Source:
-    """Batches of messages, and what is known of how many there will be."""
+    """Batches of messages, and how far they have been read."""
 
     name: str
     batches: Iterator[list[Message]]
@@ -34,33 +34,33 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_source(messages: list[str], path: str | None, most: int) -> Iterator[Source]:
-    """What the arguments of a publish ask for; without any, stdin."""
+def open_source(messages: list[str], path: str | None, batch_size: int) -> Iterator[Source]:
+    """Open what the arguments of `rmq publish` name; stdin if they name nothing."""
     if messages:
-        yield Source("the arguments", iter(_pieces(list[Message](messages), most)))
+        yield Source("the arguments", _batches(list[Message](messages), batch_size))
     elif path is None or path == "-":
         if sys.stdin.isatty():
-            say("one message a line; Ctrl-D ends")
-        yield _of_lines(Source("stdin", iter(())), sys.stdin.buffer, most)
+            say("one message per line; Ctrl-D ends the input")
+        yield _lines_of(Source("stdin", iter(())), sys.stdin.buffer, batch_size)
     elif Path(path).suffix.lower() == ".json":
-        yield Source(path, iter(_pieces(_of_json(path), most)))
+        yield Source(path, _batches(_json_messages(path), batch_size))
     else:
         with open(path, "rb") as file:
-            yield _of_lines(Source(path, iter(()), total_bytes=Path(path).stat().st_size), file, most)
+            yield _lines_of(Source(path, iter(()), total_bytes=Path(path).stat().st_size), file, batch_size)
 
 
-def _pieces(messages: list[Message], most: int) -> Iterator[list[Message]]:
-    for start in range(0, len(messages), most):
-        yield messages[start : start + most]
+def _batches(messages: list[Message], batch_size: int) -> Iterator[list[Message]]:
+    for start in range(0, len(messages), batch_size):
+        yield messages[start : start + batch_size]
 
 
-def _of_lines(source: Source, stream: IO[bytes], most: int) -> Source:
-    source.batches = _batches_of_lines(source, stream, most)
+def _lines_of(source: Source, stream: IO[bytes], batch_size: int) -> Source:
+    source.batches = _line_batches(source, stream, batch_size)
     return source
 
 
-def _batches_of_lines(source: Source, stream: IO[bytes], most: int) -> Iterator[list[Message]]:
-    read = cast(Any, stream).read1  # at most one read of the system: what a pipe has, not what it will have
+def _line_batches(source: Source, stream: IO[bytes], batch_size: int) -> Iterator[list[Message]]:
+    read = cast(Any, stream).read1  # one read of the system: what a pipe has now, not what it will have
     number, parts = 0, [b""]
     while chunk := read(_READ_BYTES):
         source.read_bytes += len(chunk)
@@ -70,10 +70,10 @@ def _batches_of_lines(source: Source, stream: IO[bytes], most: int) -> Iterator[
             continue
         lines = b"".join([*parts, head]).split(b"\n")
         parts = [tail]
-        yield from _pieces(list(_texts(source.name, lines, number)), most)
+        yield from _batches(list(_texts(source.name, lines, number)), batch_size)
         number += len(lines)
     if last := b"".join(parts):
-        yield from _pieces(list(_texts(source.name, [last], number)), most)
+        yield from _batches(list(_texts(source.name, [last], number)), batch_size)
 
 
 def _texts(name: str, lines: list[bytes], before: int) -> Iterator[str]:
@@ -81,29 +81,26 @@ def _texts(name: str, lines: list[bytes], before: int) -> Iterator[str]:
         try:
             text = line.removesuffix(b"\r").decode()
         except UnicodeDecodeError:
-            raise ConfigurationError(f"line {number} of {name} is no UTF-8 text; nothing of it was published") from None
+            raise ConfigurationError(f"line {number} of {name} is not UTF-8 text; it was not published") from None
         if text:
             yield text
 
 
-def _of_json(path: str) -> list[Message]:
+def _json_messages(path: str) -> list[Message]:
+    """Objects and texts as they are, other values as their JSON."""
     try:
         parsed = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
         where = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
         raise ConfigurationError(
-            f"{path} is no JSON{where}; for one message a line give the file another ending, such as .jsonl"
+            f"{path} is not JSON{where}; to publish each line, give the file another ending, such as .jsonl"
         ) from None
-    return [_as_message(one) for one in (parsed if isinstance(parsed, list) else [parsed])]
-
-
-def _as_message(value: Any) -> Message:
-    """Objects and texts travel as they are, all else as its JSON."""
-    return value if isinstance(value, str | dict) else json.dumps(value, ensure_ascii=False)
+    values = parsed if isinstance(parsed, list) else [parsed]
+    return [one if isinstance(one, str | dict) else json.dumps(one, ensure_ascii=False) for one in values]
 
 
 def key_from_field(path: str) -> Callable[[Message], str]:
-    """A function that finds the deduplication key of a message in one of its fields."""
+    """Return a function that reads the deduplication key of a message from one of its fields."""
 
     def key(message: Message) -> str:
         value: Any = message
@@ -111,11 +108,11 @@ def key_from_field(path: str) -> Callable[[Message], str]:
             try:
                 value = json.loads(message)
             except ValueError:
-                raise ConfigurationError(f"--dedup-key-field {path}: a message is no JSON object") from None
+                raise ConfigurationError(f"--dedup-key-field {path}: a message is not a JSON object") from None
         for name in path.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
-            raise ConfigurationError(f"--dedup-key-field {path}: a message has no text or number there")
+            raise ConfigurationError(f"--dedup-key-field {path}: a message has no text or number in this field")
         return str(value)
 
     return key

@@ -1,20 +1,24 @@
-"""Messages as operators see them: a table with shortened payloads, or JSON with whole ones."""
+"""Finds messages by a condition and shows them: a table with shortened payloads, or JSON with whole ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from redis_message_queue.cli.as_json import as_facts
-from redis_message_queue.cli.output import Output
-from redis_message_queue.cli.table import printable
+from redis_message_queue.cli.output import Output, printable, say, to_dict
 from redis_message_queue.messages import MessageRecord
 
-_SHORT = 60  # characters of a payload or an error in a table
-_ALWAYS = ("id", "payload")
+Where = Annotated[
+    str | None,
+    typer.Option("--where", metavar="CONDITION", help="Only messages that match this condition.", show_default=False),
+]
+SEARCHED_MESSAGES = 10_000  # at most: each step of a search is one request to the server
+_FIRST_STEP, _GROWTH = 200, 4
+_CELL_CHARACTERS = 60  # of a payload or an error in a table
+_ALWAYS_SHOWN = ("id", "payload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,46 +27,62 @@ class MessageView:
 
     payload: Annotated[
         bool,
-        typer.Option("--payload/--no-payload", help="Whether payloads are shown; tables shorten them, JSON does not."),
+        typer.Option("--payload/--no-payload", help="Show payloads. Tables shorten them, JSON does not."),
     ] = True
 
     def row(self, record: MessageRecord) -> dict[str, Any]:
-        """Everything that is known, with or without the payload."""
-        facts = as_facts(record)
+        """Return everything that is known of a message, with or without its payload."""
+        row = to_dict(record)
         if not self.payload:
-            del facts["payload"]
-        return facts
+            del row["payload"]
+        return row
 
-    def show(self, output: Output, records: Iterable[MessageRecord], *, title: str, empty: str) -> int:
-        """Returns how many there were. A table leaves out what is known of none of them."""
+    def show(self, output: Output, records: Iterable[MessageRecord], *, title: str, empty: str) -> None:
+        """Print messages. A table leaves out columns that are unknown for all of them, and has the payload last."""
         rows = [self.row(record) for record in records]
         if output.json:
-            return output.table(rows)
+            output.table(rows)
+            return
         known = {name for row in rows for name, value in row.items() if value is not None}
-        columns = [name for name in _order(rows) if name in known or name in _ALWAYS]
-        return output.table(map(_shortened, rows), columns=columns, title=title, empty=empty)
+        columns = [name for name in (rows[0] if rows else ()) if name in known or name in _ALWAYS_SHOWN]
+        columns.sort(key=lambda name: name == "payload")
+        shown = [
+            {name: shortened(value) if isinstance(value, str | bytes) else value for name, value in row.items()}
+            for row in rows
+        ]
+        output.table(shown, columns=columns, title=title, empty=empty)
 
 
-def _order(rows: list[dict[str, Any]]) -> list[str]:
-    """As the record has them, the payload last: it is the widest."""
-    return sorted(rows[0], key=lambda name: name == "payload") if rows else []
-
-
-def _shortened(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: shortened(value) if isinstance(value, str | bytes) else value for name, value in row.items()}
+def search(
+    read: Callable[[int], list[MessageRecord]], matches: Callable[[MessageRecord], bool] | None, limit: int
+) -> list[MessageRecord]:
+    """Return the first messages that match a condition; ``read(n)`` returns the first n of all."""
+    if matches is None:
+        return read(limit)
+    depth = min(max(limit, _FIRST_STEP), SEARCHED_MESSAGES)
+    while True:
+        seen = read(depth)
+        found = [record for record in seen if matches(record)][:limit]
+        if len(found) == limit or len(seen) < depth:
+            return found
+        if depth == SEARCHED_MESSAGES:
+            say(f"searched the first {SEARCHED_MESSAGES:,} messages only; there may be more")
+            return found
+        depth = min(depth * _GROWTH, SEARCHED_MESSAGES)
 
 
 def shortened(value: str | bytes) -> str:
-    """What a cell has room for, without control characters; base64 keeps its beginning too."""
-    beginning = value[: 4 * _SHORT]  # no character takes more bytes; a payload may have megabytes
+    """Return the beginning of a text that fits into a cell, without control characters."""
+    beginning = value[: 4 * _CELL_CHARACTERS]  # a character has at most four bytes; a payload may have megabytes
     if isinstance(beginning, bytes) and isinstance(value, bytes) and len(value) > len(beginning):
         beginning = _whole_characters(beginning)
     shown = printable(beginning)
-    return shown if len(shown) <= _SHORT and len(beginning) == len(value) else shown[: _SHORT - 1] + "…"
+    fits = len(shown) <= _CELL_CHARACTERS and len(beginning) == len(value)
+    return shown if fits else shown[: _CELL_CHARACTERS - 1] + "…"
 
 
 def _whole_characters(cut: bytes) -> bytes:
-    """Without the first bytes of a character that the cut has parted."""
+    """Drop the first bytes of a UTF-8 character that the cut has split."""
     for missing in range(1, 4):
         if len(cut) >= missing and cut[-missing] & 0xC0 != 0x80:
             return cut[:-missing] if cut[-missing] >= 0xC0 else cut

@@ -1,27 +1,77 @@
-"""The program `rmq`: from its arguments to its exit status, whatever happens on the way."""
+"""The program `rmq`: finds the command, runs it, and turns every error into one line and an exit status."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
+import typer.core
 import typer.main
 from redis.exceptions import RedisClusterException, RedisError
 
+from redis_message_queue.cli.command import CommandLine
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.output import PrintableFormatter, say
-from redis_message_queue.cli.registry import COMMANDS, Registry
 from redis_message_queue.errors import RedisMessageQueueError
+from redis_message_queue.version import __version__
 
 NAME = "rmq"
-_COMPLETING = "_RMQ_COMPLETE"  # set by the shell that asks for completions
+_COMPLETING = "_RMQ_COMPLETE"  # set by a shell that asks for completions
 
-app = typer.Typer(cls=Registry, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
+# In the order of `rmq --help`, with the module of each, which is imported when somebody asks for the command.
+# The module has a function of the same name, or an `app` with several commands.
+COMMANDS: dict[str, str] = {
+    "publish": "publish",
+    "consume": "consume",
+    "worker": "worker.command",
+    "stats": "stats",
+    "peek": "peek",
+    "records": "peek",
+    "redrive": "redrive",
+    "purge": "purge",
+    "tenants": "peek",
+    "doctor": "doctor.command",
+    "dev": "dev",
+    "demo": "demo.command",
+    "spark": "spark.commands",
+}
+
+
+class LazyCommands(typer.core.TyperGroup):
+    """A group that knows the names of its commands, and imports a command when somebody asks for it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and cmd_name in COMMANDS:
+            self.add_command(_load(cmd_name), cmd_name)
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            ctx.fail(f"No such command {args[0]!r}.{_did_you_mean(get_close_matches(args[0], COMMANDS))}")
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str) -> Any:
+    module = importlib.import_module(f"{__package__}.{COMMANDS[name]}")
+    group = getattr(module, "app", None)
+    if group is None:
+        group = CommandLine()
+        group.command()(getattr(module, name))
+    command = typer.main.get_command(group)
+    command.name = name
+    return command
+
+
+app = typer.Typer(cls=LazyCommands, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
 
 
 @app.callback(invoke_without_command=True)
@@ -31,17 +81,17 @@ def rmq(
 ) -> None:
     """A message queue on Redis that does not lose messages, does not double them, and does not make people wait."""
     if show_version:
-        print(f"{NAME} {version('redis-message-queue')}")
+        print(f"{NAME} {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        if text := context.get_help():  # rich has printed it by itself
+        if text := context.get_help():  # empty if rich has printed it
             print(text)
         raise typer.Exit(ExitStatus.USAGE)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status."""
-    if logging.lastResort is not None:  # what shows warnings of the library, where nobody has set up logging
+    """Run one command and return its exit status."""
+    if logging.lastResort is not None:  # shows the library's warnings where nobody has configured logging
         logging.lastResort.setFormatter(PrintableFormatter())
     program = typer.main.get_command(app)
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -49,38 +99,42 @@ def run(arguments: Sequence[str] | None = None) -> int:
         program.main(given, prog_name=NAME)
     path = " ".join([NAME, *next(([one] for one in given if one in COMMANDS), [])])
     try:
-        return _follow(program, given)
+        with program.make_context(NAME, given) as context:
+            status = program.invoke(context)
+            sys.stdout.flush()
+        return ExitStatus.OK if status is None else int(status)
     except typer.Exit as end:
         return int(end.exit_code)
     except typer.TyperException as mistake:
-        context = getattr(mistake, "ctx", None)
-        where = path if context is None else context.command_path
-        say(f"{where}: {_one_line(mistake.format_message())} (see {where} --help)")
+        where = getattr(getattr(mistake, "ctx", None), "command_path", path)
+        say(f"{where}: {_one_line(_usage_error(mistake))} (see {where} --help)")
         return ExitStatus.USAGE
     except (KeyboardInterrupt, typer.Abort):
         say(f"{path}: stopped")
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone; Python would complain again when it flushes at its exit.
+        # Nobody reads our output any more; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitStatus.BROKEN_PIPE
     except (RedisMessageQueueError, RedisError, RedisClusterException, OSError, UnicodeError) as error:
-        say(f"{path}: {_one_line(_told(error))}")
+        text = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.filename is not None:
+            text = f"{error.filename}: {error.strerror}"
+        say(f"{path}: {_one_line(text)}")
         return status_of(error)
 
 
-def _follow(program: Any, arguments: list[str]) -> int:
-    """What Typer's own `main` does, less its ways to report errors."""
-    with program.make_context(NAME, arguments) as context:
-        status = program.invoke(context)
-        sys.stdout.flush()
-    return ExitStatus.OK if status is None else int(status)
+def _usage_error(mistake: Any) -> str:
+    if hasattr(mistake, "possibilities"):  # an unknown option
+        # Without the dashes, which make any two options look alike.
+        names = {one.strip("-"): one for one in mistake.possibilities or ()}
+        nearest = get_close_matches(mistake.option_name.strip("-"), names)
+        return f"{mistake.message}.{_did_you_mean([names[one] for one in nearest])}"
+    return str(mistake.format_message()).replace("Value error, ", "")  # how Typer introduces what a type check says
 
 
-def _told(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
+def _did_you_mean(similar: Sequence[str]) -> str:
+    return f" Did you mean {similar[0]}?" if similar else ""
 
 
 def _one_line(text: str) -> str:

@@ -1,64 +1,70 @@
-"""rmq publish: messages from arguments, files or a pipe into a queue."""
+"""rmq publish: publishes messages from arguments, files or a pipe."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from redis_message_queue.cli.frame import CommandLine, ExitStatus, Output, QueueChoice
-from redis_message_queue.options import DEFAULT_DEDUPLICATION_SECONDS
+from redis_message_queue.cli.common_options import QueueChoice, option_help
+from redis_message_queue.cli.output import Output
+from redis_message_queue.options import DEFAULT_DEDUPLICATION_SECONDS, OverloadPolicy
 
-app = CommandLine()
+if TYPE_CHECKING:
+    from redis_message_queue import RedisMessageQueue
+    from redis_message_queue.cli.message_source import Source
 
-_DUPLICATES, _LIMITS = "Duplicates", "Limits"
-
-
-class WhenFull(StrEnum):
-    """What a publish does at a limit."""
-
-    RAISE = "raise"
-    BLOCK = "block"
-    DROP_OLDEST = "drop_oldest"
+_DEDUPLICATION, _BACKPRESSURE = "Deduplication", "Backpressure"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Duplicates:
-    """By what a message is known as one that was published before."""
+class Deduplication:
+    """How a message is recognised that was published before."""
 
-    dedup: Annotated[
-        bool, typer.Option("--dedup", help="The same content is published once.", rich_help_panel=_DUPLICATES)
+    deduplication: Annotated[
+        bool,
+        typer.Option(
+            "--deduplication", help=option_help("deduplication"), rich_help_panel=_DEDUPLICATION, show_default=False
+        ),
     ] = False
     dedup_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="The key of the one message that is given.", rich_help_panel=_DUPLICATES),
+        typer.Option(
+            metavar="KEY", help="The deduplication key, for a single MESSAGE.", rich_help_panel=_DEDUPLICATION
+        ),
     ] = None
     dedup_key_field: Annotated[
         str | None,
         typer.Option(
             metavar="FIELD",
-            help="The field of each JSON object that is its key; a.b for a field in a field.",
-            rich_help_panel=_DUPLICATES,
+            help="The field of each JSON object that has its deduplication key; a.b for a nested field.",
+            rich_help_panel=_DEDUPLICATION,
         ),
     ] = None
-    dedup_seconds: Annotated[
+    message_deduplication_log_ttl_seconds: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="How long a key is remembered.", rich_help_panel=_DUPLICATES),
+        typer.Option(
+            metavar="SECONDS",
+            help=option_help("message_deduplication_log_ttl_seconds"),
+            rich_help_panel=_DEDUPLICATION,
+        ),
     ] = DEFAULT_DEDUPLICATION_SECONDS
 
     def queue_options(self) -> dict[str, Any]:
-        """As options of a queue."""
+        """Return these as options of a queue."""
         from redis_message_queue.cli.message_source import key_from_field
 
-        chosen = [self.dedup, self.dedup_key is not None, self.dedup_key_field is not None]
+        chosen = [self.deduplication, self.dedup_key is not None, self.dedup_key_field is not None]
         if sum(chosen) > 1:
-            raise typer.BadParameter("choose one", param_hint="--dedup, --dedup-key, --dedup-key-field")
+            raise typer.BadParameter("use only one", param_hint="--deduplication, --dedup-key, --dedup-key-field")
         options: dict[str, Any] = {
             "deduplication": any(chosen),
-            "message_deduplication_log_ttl_seconds": self.dedup_seconds,
+            "message_deduplication_log_ttl_seconds": self.message_deduplication_log_ttl_seconds,
         }
         if self.dedup_key is not None:
             options["get_deduplication_key"] = lambda message: self.dedup_key
@@ -68,35 +74,39 @@ class Duplicates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How full the queue may get."""
+class Backpressure:
+    """How many messages may be pending, and what to do then."""
 
-    max_pending: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="How many messages may wait.", rich_help_panel=_LIMITS)
-    ] = None
-    when_full: Annotated[WhenFull, typer.Option(help="What to do at that limit.", rich_help_panel=_LIMITS)] = (
-        WhenFull.RAISE
-    )
-    block_seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long `block` waits for room.", rich_help_panel=_LIMITS)
+    max_pending_length: Annotated[
+        int, typer.Option(metavar="N", min=0, help=option_help("max_pending_length"), rich_help_panel=_BACKPRESSURE)
+    ] = 0
+    pending_overload_policy: Annotated[
+        OverloadPolicy, typer.Option(help=option_help("pending_overload_policy"), rich_help_panel=_BACKPRESSURE)
+    ] = "raise"
+    pending_overload_block_timeout_seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help=option_help("pending_overload_block_timeout_seconds"),
+            rich_help_panel=_BACKPRESSURE,
+        ),
     ] = 60.0
 
     def queue_options(self) -> dict[str, Any]:
-        """As options of a queue. Who only publishes delivers nothing, and has no limit of deliveries."""
+        """Return these as options of a queue."""
         return {
-            "max_pending_length": self.max_pending,
-            "pending_overload_policy": self.when_full.value,
-            "pending_overload_block_timeout_seconds": self.block_seconds,
-            "max_delivery_count": None,
+            "max_pending_length": self.max_pending_length or None,
+            "pending_overload_policy": self.pending_overload_policy,
+            "pending_overload_block_timeout_seconds": self.pending_overload_block_timeout_seconds,
+            "max_delivery_count": None,  # nothing is delivered here, and `drop_oldest` allows no limit
         }
 
 
-@app.command()
 def publish(
     queue: QueueChoice,
     output: Output,
-    duplicates: Duplicates,
-    limits: Limits,
+    deduplication: Deduplication,
+    backpressure: Backpressure,
     messages: Annotated[
         list[str] | None, typer.Argument(metavar="MESSAGE", help="The messages.", show_default=False)
     ] = None,
@@ -106,46 +116,81 @@ def publish(
             "--file",
             "-f",
             metavar="PATH",
-            help="A message a line; of a .json file each element of its array, or the one object. - is stdin.",
+            help="Publish each line of this file; of a .json file, each element of its array. - is stdin.",
         ),
     ] = None,
-    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Whose line they wait in.")] = None,
-    delay: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="Deliver no earlier than so.")] = None,
-    at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Deliver no earlier, such as 2030-01-31T08:00:00+01:00.")
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="The tenant of the messages.")] = None,
+    delay_seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Do not deliver before this many seconds from now.")
     ] = None,
-    many: Annotated[
-        int, typer.Option("--many", metavar="N", min=1, max=1_000, help="How many go in one round trip.")
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Do not deliver before this time, such as 2030-01-31T08:00:00+01:00."),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1_000, help="How many messages to send in one round trip.")
     ] = 1_000,
-) -> ExitStatus | None:
-    """Publish messages: those given, those of a file, or else one for each line of stdin.
+) -> None:
+    """Publish messages: the arguments, the lines of a file, or the lines of stdin.
 
-    Lines come as they are, without their end; empty ones are left out. What a pipe brings is sent when it comes, so
-    `tail -f log | rmq publish lines` works. Prints how many were published, and how many were suppressed as
-    duplicates, which is no failure. An error comes after these numbers, so that a script can go on from there.
+    A line is published as it is, without its line break; empty lines are skipped. What arrives through a pipe is
+    published at once, so `tail -f log | rmq publish log-entries` works. With --deduplication, messages with the
+    same content are published only once.
+
+    The command prints how many messages were published and how many were suppressed as duplicates, which is not a
+    failure. If an error stops it, it prints these numbers first, so that a script can continue from there.
     """
     from redis_message_queue.cli.message_source import open_source
-    from redis_message_queue.cli.publishing import Publishing
 
-    if duplicates.dedup_key is not None and (file is not None or len(messages or []) != 1):
-        raise typer.BadParameter("goes with one MESSAGE; for many there is --dedup-key-field", param_hint="--dedup-key")
+    if deduplication.dedup_key is not None and (file is not None or len(messages or []) != 1):
+        raise typer.BadParameter("works with one MESSAGE; for several use --dedup-key-field", param_hint="--dedup-key")
     if messages and file is not None:
         raise typer.BadParameter("give messages or a file, not both", param_hint="--file")
-    details = {"tenant": tenant, "delay_seconds": delay, "at": None if at is None else _moment(at)}
-    options = duplicates.queue_options() | limits.queue_options()
-    with open_source(messages or [], file, many) as source, queue.open(text=True, **options) as opened:
-        publishing = Publishing(opened, details)
+    details = {"tenant": tenant, "delay_seconds": delay_seconds, "at": None if at is None else _time(at)}
+    options = deduplication.queue_options() | backpressure.queue_options()
+    with open_source(messages or [], file, batch_size) as source, queue.open(text=True, **options) as opened:
+        results: list[bool] = []
         try:
-            publishing.send(source)
+            _send(opened, source, details, results)
         finally:
-            if publishing.counts.total or source.exhausted:
-                publishing.counts.show(output, queue.name)
-    return None
+            if results or source.exhausted:
+                published = sum(results)
+                suppressed = len(results) - published
+                output.document({"queue": queue.name, "published": published, "suppressed": suppressed})
 
 
-def _moment(text: str) -> datetime:
+def _send(queue: RedisMessageQueue, source: Source, details: dict[str, Any], results: list[bool]) -> None:
+    """Publish everything that the source has; ``results`` has what was published, also if an error ends it."""
+    with _progress_bar(source) as update:
+        for batch in source:
+            try:
+                results += queue.publish_many(batch, **details)
+            except Exception as error:
+                results += getattr(error, "results", [])
+                raise
+            update(len(results))
+
+
+@contextlib.contextmanager
+def _progress_bar(source: Source) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, if that is a terminal and nobody is typing the messages."""
+    if not sys.stderr.isatty() or source.name == "the arguments" or (source.total_bytes is None and sys.stdin.isatty()):
+        yield lambda total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.fields[sent]:,} sent"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=source.total_bytes, sent=0)
+        yield lambda total: bar.update(task, completed=source.read_bytes, sent=total)
+
+
+def _time(text: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time such as 2030-01-31T08:00:00+01:00", param_hint="--at") from None
-    return moment.astimezone() if moment.tzinfo is None else moment
+        raise typer.BadParameter(
+            f"{text!r} is not a time such as 2030-01-31T08:00:00+01:00", param_hint="--at"
+        ) from None
+    return time.astimezone() if time.tzinfo is None else time

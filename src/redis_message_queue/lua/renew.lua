@@ -1,27 +1,24 @@
--- renew.lua: leases begin anew, as far as the caller still holds them.
--- KEYS  processing: id to stored message | leases: id and nonce by deadline
---       pending: the line of messages without a tenant | tenants: those with work, by virtual time
--- ARGV  lease_us: length of a lease | line: what the key of a tenant's line begins with
---       returned: what the key of a tenant's returned messages begins with | tokens: the leases, one behind the other
+-- renew.lua: gives new leases to messages that the caller still owns.
+-- KEYS  processing | leases | pending | tenant_ring
+-- ARGV  lease_us (number): length of a lease | tenant_pending | expired | tokens
 -- Returns '1' or '0' for each message: renewed, or lost.
--- It needs no reply cache: sent twice it does the same, and the token keeps out whoever has lost the lease.
-local processing, leases, pending, tenants = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local lease_us, line, returned, tokens = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
-local size, weights, leased = nil, nil, true -- nobody enters a line here
+-- It needs no reply cache: a repetition does the same, and the token keeps out a caller that lost the lease.
+local leased = true
 --@include envelope
---@include lines
---@include held
-local time = redis.call('TIME')
-local deadline = time[1] * 1000000 + time[2] + lease_us
+--@include tenants
+--@include owned
+--@include clock
+local deadline = now + lease_us
 
--- Only those whose lease has run out have to be looked at.
+-- Only messages without a lease have to be read.
 local bodies = {}
-for nth, held_until in ipairs(redis.call('ZMSCORE', leases, unpack(members))) do
-  bodies[nth] = not held_until and redis.call('HGET', processing, ids[nth])
+for nth, owned_until in ipairs(redis.call('ZMSCORE', leases, unpack(members))) do
+  bodies[nth] = not owned_until and redis.call('HGET', processing, ids[nth])
 end
 local marks, deadlines = {}, {}
-for nth, held_until in ipairs(find_leases(bodies)) do
-  if held_until then
+local owned, expired_by_tenant = find_leases(bodies)
+for nth, owned_until in ipairs(owned) do
+  if owned_until then
     marks[nth] = '1'
     deadlines[#deadlines + 1] = deadline + nth
     deadlines[#deadlines + 1] = members[nth]
@@ -31,10 +28,9 @@ for nth, held_until in ipairs(find_leases(bodies)) do
 end
 
 if #deadlines > 0 then
-  -- A first write that a server without memory accepts, for a lease must not end for that. It removes nothing: a key
-  -- that it emptied would count as moved in a slot that is leaving, and ZADD would fail.
+  -- First a write that a full server accepts and that empties no key: see rules 1 and 2 of README.md.
   redis.call('ZREM', leases, '')
   redis.call('ZADD', leases, unpack(deadlines))
-  for tenant, theirs in pairs(came_back) do leave_returned(tenant, theirs) end
+  for tenant, expired_members in pairs(expired_by_tenant) do remove_expired(tenant, expired_members) end
 end
 return table.concat(marks)

@@ -1,1 +1,1 @@
-"""What monitoring systems are told of queues: `prometheus` counts and measures, `opentelemetry` traces and measures."""
+"""Adapters for monitoring systems: `prometheus` for metrics, `opentelemetry` for traces and metrics."""

@@ -1,4 +1,4 @@
-"""Labels that stay few: whoever comes late is "other"."""
+"""Label values that stay few: the first names keep their own, all further ones become "other"."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from redis_message_queue.sync.runtime import BlockingRuntime
 OTHER = "other"
 
 
-class Capped:
-    """The first so many names as they are, "other" for all further ones: each is a series that somebody stores."""
+class BoundedLabels:
+    """Maps names to at most ``limit`` label values and "other", because each value is a time series to store."""
 
-    def __init__(self, parameter: str, most: int) -> None:
-        whole_number(parameter, most)
-        self._most = most
-        self._known: set[str] = set()
-        self._lock = BlockingRuntime().lock()  # which a forked child finds free
+    def __init__(self, parameter: str, limit: int) -> None:
+        whole_number(parameter, limit)
+        self._limit = limit
+        self._names: set[str] = set()
+        self._lock = BlockingRuntime().lock()  # a fork releases it in the child
 
     def __call__(self, name: str) -> str:
-        if name in self._known:
+        if name in self._names:
             return name
         with self._lock:
-            if name not in self._known and len(self._known) >= self._most:
+            if name not in self._names and len(self._names) >= self._limit:
                 return OTHER
-            self._known.add(name)
+            self._names.add(name)
         return name
 
-    def summed(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """The same for numbers: those without a label of their own together."""
+    def sum_by_label(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Add up the counts of all names that share a label."""
         sums: dict[str, int] = {}
         for name, count in counts.items():
             label = self(name)

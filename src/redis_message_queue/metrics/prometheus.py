@@ -1,4 +1,4 @@
-"""Queues as Prometheus sees them: events counted and timed as they happen, lengths looked up when it asks.
+"""Metrics of queues for Prometheus: events are counted as they happen, queues are read at each scrape.
 
 metrics = QueueMetrics()
 queue = RedisMessageQueue("orders", client=client, on_event=metrics.on_event)
@@ -11,32 +11,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
-from redis_message_queue.metrics.extra import require
-from redis_message_queue.metrics.labels import Capped
-from redis_message_queue.metrics.look import STATES, AwaitedLook, BlockingLook, Sight, Watched, name_of, refuse_twice
+from redis_message_queue.metrics.labels import BoundedLabels
+from redis_message_queue.metrics.stats_poller import STATES, StatsPollers, StatsSample
 
-require("prometheus", "prometheus_client")
-
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram  # noqa: E402  after the check
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric  # noqa: E402
-from prometheus_client.registry import Collector  # noqa: E402
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise MissingExtraError(
+        "redis_message_queue.metrics.prometheus needs prometheus_client. Run: pip install 'redis-exact-queue[metrics]'"
+    ) from error
 
 __all__ = ["QueueMetrics", "StatsCollector"]
 
-# From a quick publish on the same machine to a handler that takes an hour.
+# From a fast publish on the same machine to a handler that takes an hour.
 DURATION_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
 DELIVERY_BUCKETS = (1, 2, 3, 5, 10, 25)
 
 
 class QueueMetrics:
-    """Counts and times what happens, for any number of queues; threads and processes may share it.
+    """Counts and times the events of any number of queues. Threads and processes may share it.
 
-    ``registry`` is where the metrics are, the default one of `prometheus_client` unless you say otherwise; make one
-    object for a registry. ``max_exception_types`` bounds the label of that name: the first so many classes have their
-    name, all further ones are "other". ``duration_buckets`` are in seconds.
+    Args:
+        registry: Where the metrics are registered; by default the global registry. Make one object for each registry.
+        max_exception_types: How many exception classes the label ``exception_type`` names; further ones are "other".
+        duration_buckets: The buckets of the durations, in seconds.
+
+    Raises:
+        ConfigurationError: The registry has these metrics already, or an option is invalid.
     """
 
     def __init__(
@@ -46,69 +51,70 @@ class QueueMetrics:
         max_exception_types: int = 20,
         duration_buckets: Sequence[float] = DURATION_BUCKETS,
     ) -> None:
-        self._registry = registry = _checked(registry)
+        self._registry = registry = _checked_registry(registry)
         _check_buckets(duration_buckets)
-        self._exceptions = Capped("max_exception_types", max_exception_types)
+        self._exception_labels = BoundedLabels("max_exception_types", max_exception_types)
         try:
             self._events = Counter(
                 "rmq_events",
-                "What happened to messages.",
+                "Events of messages.",
                 ("queue", "operation", "outcome", "exception_type"),
                 registry=registry,
             )
             self._durations = Histogram(
                 "rmq_event_duration_seconds",
-                "How long it took: the publish, the wait for a message, or the time since it was claimed.",
+                "Duration of a publish, of a wait for a message, or since the claim of the message.",
                 ("queue", "operation"),
                 buckets=duration_buckets,
                 registry=registry,
             )
             self._deliveries = Histogram(
                 "rmq_delivery_count",
-                "How often a message has been delivered when a handler gets it.",
+                "How often a message was delivered, counted when a handler gets it.",
                 ("queue",),
                 buckets=DELIVERY_BUCKETS,
                 registry=registry,
             )
         except ValueError as error:
             raise ConfigurationError(
-                f"the metrics cannot be made in this registry: {error}; make one QueueMetrics for each registry, and "
-                "give its on_event to all queues"
+                f"the metrics cannot be registered: {error}; make one QueueMetrics for each registry, and pass its "
+                "on_event to all queues"
             ) from error
-        # What `labels()` finds, kept: it costs more than the counting itself.
-        self._counters: dict[tuple[str, str, str, str | None], Any] = {}
-        self._timers: dict[tuple[str, str], Any] = {}
-        self._counted: dict[str, Any] = {}
+        # The children of the metrics, because `labels()` costs more than counting.
+        self._event_children: dict[tuple[str, str, str, str | None], Any] = {}
+        self._duration_children: dict[tuple[str, str], Any] = {}
+        self._delivery_children: dict[str, Any] = {}
         self._stats: StatsCollector | None = None
 
     def on_event(self, event: QueueEvent) -> None:
-        """Count an event: for the option of that name, of queues of both colours."""
+        """Count an event. Pass this method to queues, sync or async, as ``on_event``."""
         key = (event.queue, event.operation, event.outcome, event.exception_type)
-        counter = self._counters.get(key)
+        counter = self._event_children.get(key)
         if counter is None:
-            counter = self._counter(key)
+            counter = self._event_child(key)
         counter.inc()
         if event.duration_seconds is not None:
-            timer = self._timers.get(key[:2])
-            if timer is None:
-                timer = self._timers[key[:2]] = self._durations.labels(event.queue, str(event.operation))
-            timer.observe(event.duration_seconds)
+            durations = self._duration_children.get(key[:2])
+            if durations is None:
+                durations = self._durations.labels(event.queue, str(event.operation))
+                self._duration_children[key[:2]] = durations
+            durations.observe(event.duration_seconds)
         if event.operation is EventOperation.CLAIM and event.outcome is EventOutcome.SUCCESS and event.delivery_count:
-            counted = self._counted.get(event.queue)
-            if counted is None:
-                counted = self._counted[event.queue] = self._deliveries.labels(event.queue)
-            counted.observe(event.delivery_count)
+            deliveries = self._delivery_children.get(event.queue)
+            if deliveries is None:
+                deliveries = self._delivery_children[event.queue] = self._deliveries.labels(event.queue)
+            deliveries.observe(event.delivery_count)
 
-    def _counter(self, key: tuple[str, str, str, str | None]) -> Any:
-        queue, operation, outcome, kind = key
-        label = "" if kind is None else self._exceptions(kind)
+    def _event_child(self, key: tuple[str, str, str, str | None]) -> Any:
+        queue, operation, outcome, exception_type = key
+        label = "" if exception_type is None else self._exception_labels(exception_type)
         counter = self._events.labels(queue, str(operation), str(outcome), label)
-        if label == (kind or ""):  # the names behind "other" are without number
-            self._counters[key] = counter
+        if label == (exception_type or ""):  # there is no limit to the names that share "other"
+            self._event_children[key] = counter
         return counter
 
     def watch(self, queue: Any, *, max_tenants: int | None = None, timeout_seconds: float = 2.0) -> None:
-        """Show the lengths of a queue too, asked for when Prometheus scrapes; see `StatsCollector.watch`."""
+        """Show how many messages a sync queue has at each scrape; see `StatsCollector.watch`."""
         self._collector().watch(queue, max_tenants=max_tenants, timeout_seconds=timeout_seconds)
 
     async def keep_watching(
@@ -119,7 +125,7 @@ class QueueMetrics:
         interval_seconds: float = 5.0,
         timeout_seconds: float = 2.0,
     ) -> None:
-        """The same for an asyncio queue, in a task of its loop; see `StatsCollector.keep_watching`."""
+        """Show how many messages an asyncio queue has; see `StatsCollector.keep_watching`."""
         await self._collector().keep_watching(
             queue, max_tenants=max_tenants, interval_seconds=interval_seconds, timeout_seconds=timeout_seconds
         )
@@ -131,31 +137,33 @@ class QueueMetrics:
 
 
 class StatsCollector(Collector):
-    """Shows how many messages are where, as `stats()` says.
+    """Shows how many messages queues have in each state, as `stats()` returns it.
 
-    `QueueMetrics.watch` makes one by itself. With several processes one of them should have it, because all would show
-    the same numbers. A look that fails makes ``rmq_stats_up`` 0 and leaves the gauges of that queue out; the scrape
-    goes on.
+    `QueueMetrics.watch` makes one for you. If you have several processes, make one in only one of them, because all
+    would show the same numbers. If a queue cannot be read, ``rmq_stats_up`` is 0, its gauges are left out, and the
+    scrape continues.
+
+    Args:
+        registry: Where the metrics are registered; by default the global registry.
     """
 
     def __init__(self, *, registry: CollectorRegistry | None = None) -> None:
-        self._watched: dict[str, Watched] = {}
-        _checked(registry).register(self)
+        self._pollers = StatsPollers()
+        _checked_registry(registry).register(self)
 
     def watch(self, queue: Any, *, max_tenants: int | None = None, timeout_seconds: float = 2.0) -> None:
-        """Look at this queue at each scrape, for no longer than ``timeout_seconds``.
+        """Read a sync queue at each scrape.
 
-        With ``max_tenants`` the waiting messages of tenants are shown by name: the first so many names, all others
-        together as "other". Names of tenants are then in the metrics for everybody to read.
+        Args:
+            queue: The queue to read.
+            max_tenants: Show the pending messages of this many tenants by name, and of all others as "other". Everybody
+                who can read the metrics can then read these names. By default tenants are not shown.
+            timeout_seconds: How long a scrape waits for the queue.
+
+        Raises:
+            ConfigurationError: This is not a sync queue, or a queue of this name is watched already.
         """
-        name = name_of(queue)
-        if isinstance(queue, AsyncioQueue):
-            raise ConfigurationTypeError(
-                f"the queue {name!r} is an asyncio queue, which a scrape cannot await; start a task with "
-                "keep_watching(queue) in its loop"
-            )
-        refuse_twice(name, self._watched)
-        self._watched[name] = BlockingLook(queue, max_tenants, timeout_seconds)
+        self._pollers.watch(queue, max_tenants, timeout_seconds)
 
     async def keep_watching(
         self,
@@ -165,89 +173,79 @@ class StatsCollector(Collector):
         interval_seconds: float = 5.0,
         timeout_seconds: float = 2.0,
     ) -> None:
-        """Look at this asyncio queue every ``interval_seconds``, until the task is cancelled.
+        """Read an asyncio queue every ``interval_seconds``. Run this in a task of its event loop, until you cancel it.
 
-        A scrape shows what was seen last, and ``rmq_stats_age_seconds`` how long ago that was.
+        A scrape shows the latest numbers, and ``rmq_stats_age_seconds`` how old they are. The other arguments are those
+        of `watch`.
         """
-        name = name_of(queue)
-        if not isinstance(queue, AsyncioQueue):
-            raise ConfigurationTypeError(f"the queue {name!r} is a blocking one; use watch(queue)")
-        refuse_twice(name, self._watched)
-        look = AwaitedLook(queue, max_tenants)
-        self._watched[name] = look
-        try:
-            await look.keep_looking(interval_seconds, timeout_seconds)
-        finally:
-            self.forget(name)
+        await self._pollers.keep_watching(queue, max_tenants, interval_seconds, timeout_seconds)
 
     def forget(self, name: str) -> None:
-        """Look at the queue of this name no more."""
-        self._watched.pop(name, None)
+        """Stop watching the queue of this name."""
+        self._pollers.forget(name)
 
     def describe(self) -> Iterable[Metric]:
-        """The names, without a look: making a collector asks Redis nothing."""
+        """Return the metrics without values, so that a registry does not read any queue."""
         return list(_Families().all)
 
     def collect(self) -> Iterator[Metric]:
-        """What a scrape gets: one look at each queue."""
+        """Read each queue once, and return its metrics."""
         families = _Families()
-        for look in list(self._watched.values()):
-            families.add(look.look())
-            for trouble, count in list(look.failures.items()):
-                families.failures.add_metric((look.name, trouble), count)
+        for poller in self._pollers:
+            families.add(poller.sample())
+            for error, count in list(poller.failures.items()):
+                families.failures.add_metric((poller.name, error), count)
         yield from families.all
 
 
 class _Families:
-    """The gauges of one scrape."""
+    """The metrics of one scrape."""
 
     def __init__(self) -> None:
         gauge = GaugeMetricFamily
-        self.up = gauge("rmq_stats_up", "Whether the last look at the queue succeeded.", labels=("queue",))
-        self.took = gauge("rmq_stats_duration_seconds", "How long the look took.", labels=("queue",))
-        self.age = gauge("rmq_stats_age_seconds", "How long ago it was.", labels=("queue",))
+        self.up = gauge("rmq_stats_up", "Whether the queue could be read.", labels=("queue",))
+        self.duration = gauge("rmq_stats_duration_seconds", "How long reading the queue took.", labels=("queue",))
+        self.age = gauge("rmq_stats_age_seconds", "How long ago the queue was read.", labels=("queue",))
         self.failures = CounterMetricFamily(
-            "rmq_stats_failures",
-            "Looks that failed.",
-            labels=("queue", "exception_type"),
+            "rmq_stats_failures", "How often the queue could not be read.", labels=("queue", "exception_type")
         )
-        self.messages = gauge("rmq_messages", "How many messages are where.", labels=("queue", "state"))
+        self.messages = gauge("rmq_messages", "Number of messages in each state.", labels=("queue", "state"))
         self.oldest = gauge(
-            "rmq_oldest_pending_seconds",
-            "Age of the oldest waiting message, 0 without one.",
-            labels=("queue",),
+            "rmq_oldest_pending_seconds", "Age of the oldest pending message, 0 if there is none.", labels=("queue",)
         )
-        self.tenants = gauge("rmq_tenants", "How many tenants have waiting messages.", labels=("queue",))
-        self.lines = gauge("rmq_tenant_pending", "How many messages of a tenant wait.", labels=("queue", "tenant"))
+        self.tenants = gauge("rmq_tenants", "Number of tenants with pending messages.", labels=("queue",))
+        self.tenant_pending = gauge(
+            "rmq_tenant_pending", "Number of pending messages of a tenant.", labels=("queue", "tenant")
+        )
         self.all: tuple[Metric, ...] = (
-            *(self.up, self.took, self.age, self.failures),
-            *(self.messages, self.oldest, self.tenants, self.lines),
+            *(self.up, self.duration, self.age, self.failures),
+            *(self.messages, self.oldest, self.tenants, self.tenant_pending),
         )
 
-    def add(self, sight: Sight) -> None:
-        name = (sight.queue,)
-        self.up.add_metric(name, 0 if sight.stats is None else 1)
-        self.took.add_metric(name, sight.took)
-        self.age.add_metric(name, sight.age)
-        if sight.stats is None:
+    def add(self, sample: StatsSample) -> None:
+        queue = (sample.queue,)
+        self.up.add_metric(queue, 0 if sample.stats is None else 1)
+        self.duration.add_metric(queue, sample.duration_seconds)
+        self.age.add_metric(queue, sample.age_seconds)
+        if sample.stats is None:
             return
         for state in STATES:
-            self.messages.add_metric((sight.queue, state), getattr(sight.stats, state))
-        self.oldest.add_metric(name, sight.stats.oldest_pending_seconds or 0.0)
-        self.tenants.add_metric(name, sight.stats.tenants)
-        for tenant, count in sight.tenants.items():
-            self.lines.add_metric((sight.queue, tenant), count)
+            self.messages.add_metric((sample.queue, state), getattr(sample.stats, state))
+        self.oldest.add_metric(queue, sample.stats.oldest_pending_seconds or 0.0)
+        self.tenants.add_metric(queue, sample.stats.tenants)
+        for tenant, count in sample.tenants.items():
+            self.tenant_pending.add_metric((sample.queue, tenant), count)
 
 
 def _check_buckets(buckets: Any) -> None:
-    whole = isinstance(buckets, Sequence) and not isinstance(buckets, str | bytes)
-    if not whole or not buckets or not all(isinstance(one, int | float) and one > 0 for one in buckets):
+    is_sequence = isinstance(buckets, Sequence) and not isinstance(buckets, str | bytes)
+    if not is_sequence or not buckets or not all(isinstance(one, int | float) and one > 0 for one in buckets):
         raise ConfigurationTypeError("duration_buckets must be a sequence of positive numbers, the smallest first")
     if list(buckets) != sorted(set(buckets)):
-        raise ConfigurationError("duration_buckets must grow from one to the next")
+        raise ConfigurationError("duration_buckets must grow: sort them, and give each once")
 
 
-def _checked(registry: Any) -> CollectorRegistry:
+def _checked_registry(registry: Any) -> CollectorRegistry:
     if registry is None:
         return REGISTRY
     if not isinstance(registry, CollectorRegistry):

@@ -1,4 +1,4 @@
-"""The spans of a queue, by OpenTelemetry's conventions for messaging: one around a publish, one around a processing."""
+"""The spans of a queue, after the messaging conventions of OpenTelemetry: one for each publish and each processing."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from redis_message_queue import headers
 from redis_message_queue.errors import RedisMessageQueueError
 from redis_message_queue.events import EventOperation, QueueEvent
 from redis_message_queue.messages import ReceivedMessage
-from redis_message_queue.protocol.tell import log
+from redis_message_queue.protocol.events import log
 from redis_message_queue.sync.runtime import BlockingRuntime
 
 SYSTEM = "redis_message_queue"
-_REMEMBERED = 10_000  # deliveries that a later one of the same message can be linked to: about 3 MB
+_MAX_PREVIOUS_DELIVERIES = 10_000  # that a redelivery can link to: about 3 MB
 
-_SENDING = {EventOperation.PUBLISH, EventOperation.PUBLISH_DEDUP_HIT}
-# What the span of a processing tells beside how it ended.
-_SETTLING = {
-    *(EventOperation.RETRIED, EventOperation.DLQ, EventOperation.GIVEN_BACK, EventOperation.HANDED_OFF),
+_PUBLISH_EVENTS = {EventOperation.PUBLISH, EventOperation.PUBLISH_DEDUP_HIT}
+# The events that become events of a processing span.
+_SPAN_EVENTS = {
+    *(EventOperation.RETRIED, EventOperation.DLQ, EventOperation.REQUEUED, EventOperation.HANDED_OFF),
     *(EventOperation.STALE_LEASE_ACK, EventOperation.STALE_LEASE_NACK, EventOperation.CLEANUP_FAILED),
 }
 
@@ -36,18 +36,18 @@ _processing: ContextVar[Processing | None] = ContextVar("redis_message_queue_pro
 
 
 class Spans:
-    """Opens spans for any number of queues, and remembers which deliveries of a message went before."""
+    """Makes spans for any number of queues, and remembers the previous delivery of each message."""
 
     def __init__(self, provider: TracerProvider | None, *, record_exceptions: bool, tenants: bool) -> None:
         self.tracer = trace.get_tracer(SYSTEM, tracer_provider=provider)
         self.record_exceptions = record_exceptions
         self.tenants = tenants
-        self._earlier: OrderedDict[str, SpanContext] = OrderedDict()
-        self._lock = BlockingRuntime().lock()  # which a forked child finds free
+        self._previous: OrderedDict[str, SpanContext] = OrderedDict()
+        self._lock = BlockingRuntime().lock()  # a fork releases it in the child
 
     @contextmanager
     def sending(self, queue: str, count: int | None) -> Iterator[None]:
-        """A producer's span, current while messages are published; ``count`` only for a batch."""
+        """Make a producer span the current span while messages are published; ``count`` is for a batch only."""
         attributes = _attributes(queue, "publish", "send")
         if count is not None:
             attributes["messaging.batch.message_count"] = count
@@ -65,41 +65,41 @@ class Spans:
             span.end()
 
     def processing(self, queue: str, messages: Sequence[ReceivedMessage], *, batch: bool = False) -> Processing:
-        """A consumer's span, not yet begun."""
+        """Return a consumer span that has not started."""
         return Processing(self, queue, messages, batch)
 
     def fail(self, span: Span, error: BaseException) -> None:
-        """The class of an error always; what it says only where that is wanted, for it may hold a payload."""
+        """Record the class of an error, and its text only if you asked for it: it may contain a payload."""
         span.set_attribute("error.type", type(error).__name__)
         span.set_status(Status(StatusCode.ERROR))
         if self.record_exceptions:
             span.record_exception(error)
 
-    def note(self, event: QueueEvent) -> None:
-        """What an event adds to the span around it."""
+    def record(self, event: QueueEvent) -> None:
+        """Add what an event says to the current span."""
         sending, processing = _sending.get(), _processing.get()
-        if event.operation in _SENDING and sending is not None and event.message_id is not None:
+        if event.operation in _PUBLISH_EVENTS and sending is not None and event.message_id is not None:
             sending.set_attribute("messaging.message.id", event.message_id)
             if event.operation is EventOperation.PUBLISH_DEDUP_HIT:
                 sending.set_attribute("rmq.duplicate", True)
-        elif event.operation in _SETTLING and processing is not None and event.message_id in processing.ids:
-            processing.tell(str(event.operation), str(event.message_id))
+        elif event.operation in _SPAN_EVENTS and processing is not None and event.message_id in processing.ids:
+            processing.add_event(str(event.operation), str(event.message_id))
 
-    def remember(self, ids: Sequence[str], span: SpanContext) -> None:
+    def remember_delivery(self, ids: Sequence[str], span: SpanContext) -> None:
         with self._lock:
             for message_id in ids:
-                self._earlier[message_id] = span
-                self._earlier.move_to_end(message_id)
-            while len(self._earlier) > _REMEMBERED:
-                self._earlier.popitem(last=False)
+                self._previous[message_id] = span
+                self._previous.move_to_end(message_id)
+            while len(self._previous) > _MAX_PREVIOUS_DELIVERIES:
+                self._previous.popitem(last=False)
 
-    def earlier(self, message_id: str, *, forget: bool = False) -> SpanContext | None:
+    def previous_delivery(self, message_id: str, *, forget: bool = False) -> SpanContext | None:
         with self._lock:
-            return self._earlier.pop(message_id, None) if forget else self._earlier.get(message_id)
+            return self._previous.pop(message_id, None) if forget else self._previous.get(message_id)
 
 
 class Processing:
-    """The span around the work on one message or a batch of them, current while it lasts."""
+    """The consumer span of one message or one batch. It is the current span while the messages are processed."""
 
     def __init__(self, spans: Spans, queue: str, messages: Sequence[ReceivedMessage], batch: bool) -> None:
         self._spans = spans
@@ -108,16 +108,16 @@ class Processing:
         self._batch = batch
         self.ids = [message.id for message in messages]
         self._span: Span | None = None
-        self._around: Processing | None = None
+        self._outer: Processing | None = None
 
     def __enter__(self) -> Span:
-        base, links = self._origin()
+        base, links = self._context_and_links()
         self._span = span = self._spans.tracer.start_span(
             f"process {self._queue}", kind=SpanKind.CONSUMER, attributes=self._attributes(), links=links
         )
-        self._spans.remember(self.ids, span.get_span_context())
+        self._spans.remember_delivery(self.ids, span.get_span_context())
         self._current = context.attach(trace.set_span_in_context(span, base))
-        self._around = _processing.get()
+        self._outer = _processing.get()
         _processing.set(self)
         return span
 
@@ -129,16 +129,16 @@ class Processing:
             return
         if error is not None:
             self._spans.fail(span, error)
-        elif not self._batch:  # of a batch some may have failed by themselves
+        elif not self._batch:  # single messages of a batch may have failed
             for message_id in self.ids:
-                self._spans.earlier(message_id, forget=True)
-        _processing.set(self._around)  # no reset: a block may be left in another context than it was entered in
+                self._spans.previous_delivery(message_id, forget=True)
+        _processing.set(self._outer)  # no reset: a block may be left in another context
         context.detach(self._current)
         span.end()
 
-    def tell(self, what: str, message_id: str) -> None:
+    def add_event(self, name: str, message_id: str) -> None:
         if self._span is not None:
-            self._span.add_event(what, {"messaging.message.id": message_id})
+            self._span.add_event(name, {"messaging.message.id": message_id})
 
     def _attributes(self) -> dict[str, Any]:
         attributes = _attributes(self._queue, "process", "process")
@@ -151,41 +151,46 @@ class Processing:
                 attributes["rmq.tenant"] = message.tenant
         return attributes
 
-    def _origin(self) -> tuple[Context, list[Link]]:
-        """The context that the handler gets, with the publisher's baggage, and where the messages come from."""
+    def _context_and_links(self) -> tuple[Context, list[Link]]:
+        """Return the context for the handler, with the baggage of the producer, and the links to earlier spans."""
         here, links = context.get_current(), []
         base = here
         for message in self._messages:
-            extracted = _extracted(message, here)
+            extracted = _extract_context(message, here)
             origin = trace.get_current_span(extracted).get_span_context()
             named = {"messaging.message.id": message.id}
             if origin.is_valid and origin != trace.get_current_span(here).get_span_context():
                 links.append(Link(origin, named))
-            if (earlier := self._spans.earlier(message.id)) is not None and earlier.is_valid:
-                links.append(Link(earlier, named | {"rmq.link": "previous_delivery"}))
+            if (previous := self._spans.previous_delivery(message.id)) is not None and previous.is_valid:
+                links.append(Link(previous, named | {"rmq.link": "previous_delivery"}))
             if not self._batch:
                 base = extracted
         return base, links
 
 
-def carrier() -> dict[str, str]:
-    """The current context as headers; if its baggage is too large, the trace alone: a publish must not fail for it."""
+def trace_headers() -> dict[str, str]:
+    """Return the current trace context as headers, without baggage if that is too large: a publish must not fail."""
     found: dict[str, str] = {}
     propagate.inject(found)
     try:
-        headers.carried(found)
+        headers.encode(found)
     except RedisMessageQueueError as error:
-        log.warning("the context of a trace does not fit into headers, and goes without baggage: %s", error)
+        log.warning(
+            "the trace context does not fit into the headers of a message, so its baggage is left out: %s", error
+        )
         found = {}
         TraceContextTextMapPropagator().inject(found)
     return found
 
 
-def _extracted(message: ReceivedMessage, here: Context) -> Context:
+def _extract_context(message: ReceivedMessage, here: Context) -> Context:
     try:
         return propagate.extract(message.headers, context=here)
-    except Exception as error:  # a propagator of the user's must not cost a message
-        log.warning("the headers of message %s could not be read: %s", message.id, type(error).__name__)
+    except Exception as error:  # the message must not fail because of the user's propagator
+        log.warning(
+            "%s: message %s is traced without a link to its producer, because its headers cannot be read (%s)",
+            *(message.queue, message.id, type(error).__name__),
+        )
         return here
 
 

@@ -1,4 +1,4 @@
-"""Queues that trace what they do: the same protocol, with spans around its publishes and deliveries."""
+"""Queues that make spans for their publishes and deliveries."""
 
 from __future__ import annotations
 
@@ -13,185 +13,189 @@ from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
 from redis_message_queue.errors import GatewayContractError
 from redis_message_queue.events import QueueEvent
 from redis_message_queue.messages import ReceivedMessage
-from redis_message_queue.metrics.spans import Processing, Spans, carrier
+from redis_message_queue.metrics.spans import Processing, Spans, trace_headers
 from redis_message_queue.options import QueueOptions
-from redis_message_queue.protocol.batch import BatchDelivery
-from redis_message_queue.protocol.delivery import Delivery
-from redis_message_queue.protocol.feed import RunSummary
-from redis_message_queue.protocol.foreign import ForeignPublisher
-from redis_message_queue.protocol.outbox import Message, Outbox, listed
+from redis_message_queue.protocol.batch_block import BatchBlock
+from redis_message_queue.protocol.claim_attempt import ClaimAttempt
+from redis_message_queue.protocol.consumer import ClaimedPayload
+from redis_message_queue.protocol.events import log
+from redis_message_queue.protocol.message_block import MessageBlock
+from redis_message_queue.protocol.message_builder import Message
+from redis_message_queue.protocol.publisher import Publisher, listed
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.tell import log
-from redis_message_queue.sync.queue import RedisMessageQueue as BlockingQueue
+from redis_message_queue.protocol.run_options import RunSummary
+from redis_message_queue.sync.queue import RedisMessageQueue as SyncQueue
 
 
-class TracedOutbox(Outbox):
-    """Publishes inside a producer's span, whose context the messages carry."""
+class TracedPublisher(Publisher):
+    """Publishes in a producer span, whose context the messages carry."""
 
     def __init__(self, spans: Spans, plain: QueueProtocol) -> None:
-        super().__init__(plain.options, plain.store, plain.teller, plain.gate)
+        super().__init__(plain.store, plain.builder, plain.emitter, plain.gate)
         self._spans = spans
 
     async def publish(self, message: Message, **details: Any) -> bool:
-        with self._spans.sending(self._options.name, None):
+        with self._spans.sending(self._emitter.queue, None):
             return await super().publish(message, **details)
 
     async def publish_many(self, messages: Iterable[Message], **details: Any) -> list[bool]:
-        together = listed(messages)
-        with self._spans.sending(self._options.name, len(together)):
-            return await super().publish_many(together, **details)
+        batch = listed(messages)
+        with self._spans.sending(self._emitter.queue, len(batch)):
+            return await super().publish_many(batch, **details)
 
 
 class _Traced:
-    """What both kinds of deliveries share: a span from the last step of entering to the last step of leaving."""
+    """The span of a delivery, from the handler's start until the messages are settled."""
 
     _span: Processing | None = None
 
-    def _begin(self, span: Processing) -> None:
+    def _start_span(self, span: Processing) -> None:
         self._span = span
         span.__enter__()
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end_span(self, error: BaseException | None) -> None:
         span, self._span = self._span, None
         if span is not None:
             span.__exit__(None if error is None else type(error), error, None)
 
     @contextmanager
-    def _ending(self, error: BaseException | None) -> Iterator[None]:
-        """Settling is part of it: by what that raises, else as the handler ended."""
+    def _ending_span(self, error: BaseException | None) -> Iterator[None]:
+        """Settle the messages in this block. The span fails if that raises, or if the handler did."""
         try:
             yield
-        except BaseException as trouble:
-            self._end(trouble)
+        except BaseException as settle_error:
+            self._end_span(settle_error)
             raise
-        self._end(error)
+        self._end_span(error)
 
 
-class TracedDelivery(_Traced, Delivery):
-    """One message, and its span."""
+class TracedMessageBlock(_Traced, MessageBlock):
+    """One message, with its span."""
 
     def __init__(self, queue: QueueProtocol, spans: Spans) -> None:
         super().__init__(queue)
         self._spans = spans
 
-    async def enter(self) -> None:
-        await super().enter()
-        if self.claim is not None:
-            self._begin(self._spans.processing(self.queue.options.name, self._messages()))
+    def begin(self, taken: Sequence[ClaimedPayload]) -> ClaimAttempt | None:
+        attempt = super().begin(taken)
+        if attempt is not None:
+            self._start_span(self._spans.processing(self.queue.options.name, self._messages()))
+        return attempt
 
     def _messages(self) -> list[ReceivedMessage]:
         try:
             return [self.current]
-        except GatewayContractError:  # a custom gateway hands over payloads alone
+        except GatewayContractError:  # a custom gateway delivers only payloads
             return []
 
     def abandon(self) -> None:
         super().abandon()
-        self._end(None)
+        self._end_span(None)
 
     async def leave(self, error: BaseException | None) -> None:
-        with self._ending(error):
+        with self._ending_span(error):
             await super().leave(error)
 
 
-class TracedBatch(_Traced, BatchDelivery):
-    """Several messages, and one span for all."""
+class TracedBatchBlock(_Traced, BatchBlock):
+    """A batch, with one span for all its messages."""
 
     def __init__(self, queue: QueueProtocol, spans: Spans, count: int, wait_seconds: float | None) -> None:
         super().__init__(queue, count, wait_seconds)
         self._spans = spans
 
-    async def enter(self) -> None:
-        await super().enter()
-        if self.messages:
-            self._begin(self._spans.processing(self.queue.options.name, self.messages, batch=True))
+    def begin(self, taken: Sequence[ClaimedPayload]) -> ClaimAttempt | None:
+        attempt = super().begin(taken)
+        if attempt is not None:
+            self._start_span(self._spans.processing(self.queue.options.name, self.messages, batch=True))
+        return attempt
 
     def abandon(self) -> None:
         super().abandon()
-        self._end(None)
+        self._end_span(None)
 
     async def leave(self, error: BaseException | None) -> None:
-        with self._ending(error):
+        with self._ending_span(error):
             await super().leave(error)
 
 
 class TracedProtocol(QueueProtocol):
-    """A queue object on the same messages, with the options of the one that it was made from."""
+    """The protocol of a traced queue, with the options of the queue that it was made from."""
 
     def __init__(self, plain: QueueProtocol, spans: Spans) -> None:
-        theirs = plain.options
-        options = replace(theirs, on_event=_noting(spans, theirs), get_headers=_carrying(theirs))
-        if isinstance(plain.store.publisher, ForeignPublisher):  # there they have nowhere to travel
+        given = plain.options
+        options = replace(given, on_event=_with_span_events(spans, given), get_headers=_with_trace_headers(given))
+        if not plain.store.capabilities.headers:
             options = replace(options, get_headers=None)
         super().__init__(options, plain.store, plain.message_class)
         self.spans = spans
-        self.outbox = TracedOutbox(spans, self)
+        self.publisher = TracedPublisher(spans, self)
 
-    def delivery(self) -> Delivery:
-        return TracedDelivery(self, self.spans)
+    def message_block(self) -> MessageBlock:
+        return TracedMessageBlock(self, self.spans)
 
-    def batch(self, max_messages: int, wait_seconds: float | None) -> BatchDelivery:
-        self.check_batch(max_messages, wait_seconds)
-        return TracedBatch(self, self.spans, max_messages, wait_seconds)
+    def batch_block(self, max_messages: int, wait_seconds: float | None) -> BatchBlock:
+        return TracedBatchBlock(self, self.spans, max_messages, wait_seconds)
 
 
-def _noting(spans: Spans, options: QueueOptions) -> Callable[[QueueEvent], Any]:
-    theirs = options.on_event
+def _with_span_events(spans: Spans, options: QueueOptions) -> Callable[[QueueEvent], Any]:
+    """Return an ``on_event`` that adds events to spans, and then calls the user's."""
+    users = options.on_event
 
     def on_event(event: QueueEvent) -> Any:
-        spans.note(event)
-        return None if theirs is None else theirs(event)
+        spans.record(event)
+        return None if users is None else users(event)
 
     return on_event
 
 
-def _carrying(options: QueueOptions) -> Callable[[], Any]:
-    """The context of the trace, beside what the user lets travel."""
-    theirs = options.get_headers
-    if theirs is None:
-        return carrier
+def _with_trace_headers(options: QueueOptions) -> Callable[[], Any]:
+    """Return a ``get_headers`` that adds the trace context to the user's headers."""
+    users = options.get_headers
+    if users is None:
+        return trace_headers
 
     def get_headers() -> Any:
-        given = theirs()
-        return _beside_awaited(given) if inspect.isawaitable(given) else _beside(given)
+        given = users()
+        return _added_async(given) if inspect.isawaitable(given) else _added(given)
 
     return get_headers
 
 
-def _beside(given: Any) -> Any:
-    return {**given, **carrier()} if isinstance(given, Mapping) else given
+def _added(given: Any) -> Any:
+    return {**given, **trace_headers()} if isinstance(given, Mapping) else given
 
 
-async def _beside_awaited(given: Awaitable[Any]) -> Any:
-    return _beside(await given)
+async def _added_async(given: Awaitable[Any]) -> Any:
+    return _added(await given)
 
 
-class TracedBlockingQueue(BlockingQueue):
-    """A queue for threads and processes that traces what it does."""
+class TracedSyncQueue(SyncQueue):
+    """A sync queue that makes spans."""
 
-    def __init__(self, plain: BlockingQueue, spans: Spans) -> None:
+    def __init__(self, plain: SyncQueue, spans: Spans) -> None:
         self._protocol = TracedProtocol(plain._protocol, spans)
         self._spans = spans
 
     def run(self, handler: Callable[[Any], Any], **options: Any) -> RunSummary:
-        """The same as ever; each call of the handler has a span."""
-        return super().run(in_span(self._spans, handler) if callable(handler) else handler, **options)
+        """Like `run` of any queue, with a span for each call of the handler."""
+        return super().run(with_span(self._spans, handler) if callable(handler) else handler, **options)
 
 
 class TracedAsyncioQueue(AsyncioQueue):
-    """A queue for asyncio tasks that traces what it does."""
+    """An asyncio queue that makes spans."""
 
     def __init__(self, plain: AsyncioQueue, spans: Spans) -> None:
         self._protocol = TracedProtocol(plain._protocol, spans)
         self._spans = spans
 
     async def run(self, handler: Callable[[Any], Any], **options: Any) -> RunSummary:
-        """The same as ever; each call of the handler has a span."""
-        return await super().run(in_awaited_span(self._spans, handler) if callable(handler) else handler, **options)
+        """Like `run` of any queue, with a span for each call of the handler."""
+        return await super().run(with_async_span(self._spans, handler) if callable(handler) else handler, **options)
 
 
-def in_span(spans: Spans, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A plain handler of `run` with a span around each call."""
+def with_span(spans: Spans, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a sync handler of `run` that makes a span for each call."""
 
     @functools.wraps(handler, updated=())
     def traced(argument: Any) -> Any:
@@ -204,8 +208,8 @@ def in_span(spans: Spans, handler: Callable[[Any], Any]) -> Callable[[Any], Any]
     return traced
 
 
-def in_awaited_span(spans: Spans, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A handler of the asyncio queue's `run`, awaited if it wants to be, with a span around each call."""
+def with_async_span(spans: Spans, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return an async handler of `run` that makes a span for each call."""
 
     async def call(argument: Any) -> Any:
         result = handler(argument)
@@ -223,11 +227,13 @@ def in_awaited_span(spans: Spans, handler: Callable[[Any], Any]) -> Callable[[An
 
 
 def _span_for(spans: Spans, argument: Any) -> Processing | None:
-    """Of the message or the list of messages that a handler is called with."""
+    """Return the span for the message, or the list of messages, that a handler gets."""
     if isinstance(argument, ReceivedMessage):
         return spans.processing(argument.queue, [argument])
-    if isinstance(argument, Sequence) and argument and all(isinstance(one, ReceivedMessage) for one in argument):
+    if isinstance(argument, Sequence) and argument and all(isinstance(item, ReceivedMessage) for item in argument):
         return spans.processing(argument[0].queue, argument, batch=True)
-    # A message must not fail for it.
-    log.warning("a traced handler was called with a %s instead of a message, and has no span", type(argument).__name__)
+    # Not an error: the message must not fail because of its tracing.
+    log.warning(
+        "a traced handler got a %s instead of a message, so it has no span; use it with run()", type(argument).__name__
+    )
     return None

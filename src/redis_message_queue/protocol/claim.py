@@ -1,46 +1,37 @@
-"""How a consumer gets a message: at once if there is one, else woken by the bell."""
+"""How a consumer gets messages: at once if there are some, else when the wake-up key says so."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.envelope import LAST_FLAGS, Envelope
 from redis_message_queue.errors import RetryBudgetExhaustedError
-from redis_message_queue.protocol.calls import Attempt, Calls, Slot, log
-from redis_message_queue.protocol.port import Call, Command, StateMissingError
-from redis_message_queue.protocol.unsure import UnsureClaims
+from redis_message_queue.protocol.calls import Calls, log, never_stop
+from redis_message_queue.protocol.claim_attempt import ClaimAttempt, UnconfirmedClaims
+from redis_message_queue.protocol.port import AttemptEnd, Command, StateMissingError
 from redis_message_queue.scripts import script
 
-# An idle consumer sends a claim and a BLPOP in each slice: two commands a second. A lost token costs one slice.
+if TYPE_CHECKING:
+    from redis_message_queue.protocol.settle import PiggybackedAck
+
+# An idle consumer sends a claim and a BLPOP in each slice: two commands a second. A lost wake-up costs one slice.
 _SLICE_SECONDS = 1.0
 
 _SHORTEST_ATTEMPT_SECONDS = 0.02  # with less time left than this nothing is sent any more
 
 # What the script should know of where a claim comes from.
-_FRESH, _WOKEN, _ON_WATCH = 0, 1, 2
+_FRESH, _WOKEN, _TIMER_OWNER = 0, 1, 2
 
+Request = tuple[bytes, int, int, int]
+"""Of one claim: its number, how many messages, how long it could sleep in microseconds, and where it comes from."""
 
-class Rider(Protocol):
-    """Something that is sent together with a claim, to save a round trip."""
-
-    call: Call
-    settled: Any  # None until it is answered
-
-    def answer(self, reply: Any) -> None: ...
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether anything is known of it, good or bad."""
-
-    async def land(self) -> None:
-        """Tell of it: the claim goes on without it."""
-
-
-Told = Callable[[Exception, int], Awaitable[None]]
-"""Hears of each failed try of a claim."""
+_NO_END = nullcontext()
+DEAD_LETTERS_ARE_FULL = ("dead-letter list", "max_dead_letter_length")
+_CUT = b"cut "  # how a script says that a list was cut to its limit
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +70,7 @@ class Claim:
         return self.envelope.id + self.nonce
 
     def continue_as(self, newer: Claim) -> None:
-        """Go on under the lease of a later claim of the same message."""
+        """Continue with the lease of a later claim of the same message."""
         self.nonce, self.claimed_at = newer.nonce, newer.claimed_at
 
     def read(self, *, decode: bool) -> str | bytes:
@@ -90,7 +81,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that a claim put aside on its way; without an id it was not ours to begin with."""
+    """A message that a claim moved to the dead letters; without an id it was not ours to begin with."""
 
     message_id: str | None
     delivery_count: int
@@ -98,278 +89,302 @@ class DeadLetter:
 
 
 @dataclass(slots=True, eq=False)
-class Found:
+class ClaimResult:
     """What a claim brought."""
 
     claims: list[Claim] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
     trim_error: str | None = None
+    cut: int = 0  # older dead letters that the list had no room for any more
     again: bool = False
     wake_after: float | None = None
     recovered: bool = False
-    in_doubt: bool = False  # it ended before Redis could be asked: by its time limit, or because somebody stopped us
+    unconfirmed: bool = False  # it ended without an answer, at its time limit or because its consumer should stop
 
 
-News = Callable[[Found], Awaitable[None]]
-"""Hears at once what one answer says of dead letters and of a list that could not be trimmed."""
+def read_trimming(said: bytes) -> tuple[str | None, int]:
+    """What a script says of trimming a list: what went wrong, and how many of its messages were deleted."""
+    if said.startswith(_CUT):
+        return None, int(said.removeprefix(_CUT))
+    return said.decode("utf-8", "replace") or None, 0
+
+
+def log_cut(queue_name: str, what: tuple[str, str], cut: int) -> None:
+    """Say that messages are gone because their list is full: which list, and the option that limits it."""
+    name, option = what
+    log.warning(
+        "%s: the %s is full, so its %d oldest messages were deleted; %s sets how many it keeps, None for all",
+        *(queue_name, name, cut, option),
+    )
+
+
+class Claimant:
+    """The caller of a claim: when it stops, and what is reported to it meanwhile. This one only logs dead letters."""
+
+    __slots__ = ("_is_stopped", "has_time_limit", "queue_name")
+
+    def __init__(self, queue_name: str, is_stopped: Callable[[], bool] = never_stop) -> None:
+        self.queue_name = queue_name
+        self.has_time_limit = True  # without one, a claim may use the whole retry budget
+        self._is_stopped = is_stopped
+
+    def is_stopped(self) -> bool:
+        """Whether to take no new work."""
+        return self._is_stopped()
+
+    async def on_retry(self, error: Exception, tries: int) -> None:
+        """A request has failed, for the ``tries``-th time."""
+
+    async def on_dead(self, result: ClaimResult) -> None:
+        """Report dead letters, and how their list was trimmed, at once: the claim may last much longer."""
+        for dead in result.dead:
+            name = dead.message_id or "(foreign)"
+            log.warning("%s: message %s went to the dead letters (%s)", self.queue_name, name, dead.reason)
+        if result.cut:
+            log_cut(self.queue_name, DEAD_LETTERS_ARE_FULL, result.cut)
+
+    def on_wait(self, waiting: bool) -> None:
+        """The claim begins or ends to wait for messages: meanwhile it holds nothing."""
 
 
 class Claimer:
-    """Claims for all consumers of one queue object, and remembers the claims that nobody saw the answer of."""
+    """Claims for all consumers of one queue object, and recovers claims whose answer was lost."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self.unsure = UnsureClaims(calls)
-        self._ring = Command(script("ring"), (calls.keys.bell,))
+        self.unconfirmed = UnconfirmedClaims(calls.owns, calls.port.lock())
+        self._notify = Command(script("notify"), (calls.keys.wakeup,))
         self._failing_since: float | None = None  # since when no claim has had an answer
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
         self._slice = _SLICE_SECONDS if timeout is None else min(_SLICE_SECONDS, 0.8 * timeout)
 
-    def allow_batches(self) -> None:
-        """They are allowed here."""
+    def attempt(self) -> ClaimAttempt:
+        """Begin; the reply slot is the attempt's until its messages are handed over or it is released."""
+        return ClaimAttempt(self._calls.acquire_slot())
 
-    def attempt(self) -> Attempt:
-        """Begin; the slot is this attempt's until it is handed over, released or abandoned."""
-        return Attempt(self._calls.borrow())
+    def offer(self, attempt: ClaimAttempt) -> None:
+        """The handler is about to get the messages: the slot is free as soon as the attempt is `HANDED_OVER`."""
+        attempt.apply("offer")
+        if attempt.recovered_by is not None:
+            self.unconfirmed.discard(attempt)
+        self._calls.release_slot_when_handed_over(attempt)
 
-    def hand_over(self, attempt: Attempt) -> None:
-        """The handler is about to have the message: the slot is free as soon as `unsure` is False.
-
-        Clearing that flag is the shell's very last step. A plain store cannot be interrupted half-way, so either
-        the handler has the message or the attempt is still unsure and can be asked again.
-        """
-        if attempt.asker is not None:  # it was found again, and is on the list still
-            self.unsure.strike_off(attempt)
-        self._calls.give_back_when_sure(attempt)
-
-    def release(self, attempt: Attempt) -> None:
-        """The attempt is over: if it is unsure, the next claim or a drain will ask what came of it."""
-        if attempt.unsure:
-            self.unsure.note(attempt)
-        else:
-            self.unsure.strike_off(attempt)
-            attempt.abandoned = True
-            self._calls.give_back(attempt.slot)
+    def release(self, attempt: ClaimAttempt, claimant: object) -> None:
+        """The claimant is done with the attempt; what that may have taken is left to the next claim or a drain."""
+        if self.unconfirmed.release(attempt, claimant):
+            self._calls.release_slot(attempt.slot)
 
     def limit(self, deadline: float) -> float:
         """When a claim must be over whose wait ends at the deadline: it may take the time of one answer longer."""
         return deadline + self._calls.listening_seconds
 
-    async def recover(
-        self,
-        asker: object,
-        stopped: Callable[[], bool],
-        told: Told,
-        budget: float | None = None,
-        limit: float | None = None,
-    ) -> tuple[Attempt, Found] | None:
-        """Ask one unsure claim what it took; None when there is none that nobody else asks.
+    async def recover(self, claimant: Claimant, limit: float | None = None) -> tuple[ClaimAttempt, ClaimResult] | None:
+        """Ask Redis what one unconfirmed claim took; None when there is none that nobody else asks for.
 
-        It stays on the list until its message has a handler or turns out not to exist. At the ``limit`` it ends in
-        doubt.
+        The attempt stays unconfirmed until its messages have a handler or there turn out to be none, and also if the
+        ``limit`` comes before the answer.
         """
-        attempt = self.unsure.next_for(asker)
+        attempt = self.unconfirmed.recover_next(claimant)
         if attempt is None:
             return None
         # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
-        question = (attempt.call, 0, 0, _FRESH)
+        request = (attempt.call, 0, 0, _FRESH)
         try:
-            found = await self._send(attempt.slot, question, None, stopped, told, None, budget, limit)
+            result = await self._send(attempt, request, claimant, limit=limit)
         except BaseException:
-            attempt.asker = None
+            self.unconfirmed.leave_to_others(claimant)
             raise
-        found.recovered = not found.in_doubt
-        attempt.unsure = found.in_doubt or bool(found.claims)
-        return attempt, found
+        if not result.unconfirmed:
+            result.recovered = True
+            attempt.apply("receive" if result.claims else "receive_nothing")
+        return attempt, result
 
     async def claim(
         self,
-        attempt: Attempt,
+        attempt: ClaimAttempt,
+        claimant: Claimant,
         wait_seconds: float,
-        stopped: Callable[[], bool],
-        told: Told,
         count: int = 1,
-        rider: Rider | None = None,
-        news: News | None = None,
-    ) -> Found:
-        """Take up to ``count`` messages, waiting for the first if need be; none means that there was none to be had.
+        piggyback: PiggybackedAck | None = None,
+        limit: float | None = None,
+    ) -> ClaimResult:
+        """Claim up to ``count`` messages, and wait for the first if there is none. The result may be empty.
 
-        A caller that waits for so long does not wait much longer for a Redis that cannot be reached: then the claim
-        ends in doubt, until no claim has had an answer for the whole retry budget. One that is ``patient`` repeats for
-        that long each time.
+        It ends at the ``limit``, or so long after its wait as one answer takes.
 
-        ``news`` hears of dead letters as soon as an answer names them: the wait may go on for long after that.
+        A claimant with a time limit does not wait much longer for a Redis that cannot be reached: the claim ends
+        unconfirmed, until no claim has had an answer for the whole retry budget. Others use that budget each time.
         """
-        port, slot = self._calls.port, attempt.slot
+        calls, port, slot = self._calls, self._calls.port, attempt.slot
         deadline = port.now() + wait_seconds
-        limit = None if attempt.patient else self.limit(deadline)
-        try:
-            await self._calls.open_journal(limit)
-            await self._calls.write_weights(limit)
-        except RetryBudgetExhaustedError:
-            if self._failing_since is None:
-                self._failing_since = deadline - wait_seconds
-            if limit is None or port.now() < limit or self._is_given_up():
-                raise
-            return Found(in_doubt=True)
-        woken = _FRESH
-        untold = Found()
-        while not stopped():
-            left = deadline - port.now()
-            slice_us = int(max(0.0, min(left, self._slice)) * 1_000_000)
+        if limit is None and claimant.has_time_limit:
+            limit = self.limit(deadline)
+        if not calls.is_prepared and not await self._prepare(deadline - wait_seconds, limit):
+            return ClaimResult(unconfirmed=True)
+        origin = _FRESH
+        while not claimant.is_stopped():
+            slice_us = int(max(0.0, min(deadline - port.now(), self._slice)) * 1_000_000)
             attempt.call = slot.next_call()
-            attempt.unsure = True
-            asked = (attempt.call, count, slice_us, woken)
-            found = await self._send(slot, asked, deadline if wait_seconds else None, stopped, told, rider, limit=limit)
-            if found.dead or found.trim_error is not None:
-                if news is not None:
-                    await news(found)
-                else:
-                    untold.dead += found.dead
-                    untold.trim_error = found.trim_error or untold.trim_error
-            found.dead, found.trim_error = untold.dead, untold.trim_error
-            if found.claims:
-                return found
-            attempt.unsure = found.in_doubt
-            if found.in_doubt:
-                untold.in_doubt = True
-                return untold
-            if found.again:
+            attempt.apply("send")
+            request = (attempt.call, count, slice_us, origin)
+            result = await self._send(attempt, request, claimant, piggyback, deadline if wait_seconds else None, limit)
+            if result.unconfirmed:
+                return result
+            attempt.apply("receive" if result.claims else "receive_nothing")
+            if result.claims:
+                return result
+            if result.again:
                 continue
             left = deadline - port.now()
-            if left <= 0 or stopped():
+            if left <= 0 or claimant.is_stopped():
                 break
-            if rider is not None and rider.is_answered:
-                await rider.land()
-                rider = None
-            woken = _WOKEN if found.wake_after is None else _ON_WATCH
-            pause = min(left, self._slice if found.wake_after is None else found.wake_after)
-            if await self._rest(attempt, pause, limit) and stopped():
-                await self.ring()
-        return untold
+            if piggyback is not None and piggyback.is_answered:
+                await piggyback.confirmed()
+                piggyback = None
+            origin = _WOKEN if result.wake_after is None else _TIMER_OWNER
+            owns_timer = result.wake_after is not None
+            pause = min(left, self._slice if result.wake_after is None else result.wake_after)
+            if await self._wait_for_wakeup(claimant, pause, limit, owns_timer) and claimant.is_stopped():
+                await self.notify(limit)
+        return ClaimResult()
 
-    async def _rest(self, attempt: Attempt, seconds: float, limit: float | None) -> bool:
-        if attempt.resting is None:
-            return await self._sleep_by_the_bell(seconds, limit)
-        attempt.resting(True)
+    async def _prepare(self, started: float, limit: float | None) -> bool:
+        """Write what the queue must have before its first claim; False if the time was up."""
         try:
-            return await self._sleep_by_the_bell(seconds, limit)
-        finally:
-            attempt.resting(False)
+            await self._calls.open_journal(limit, drains=True)
+            await self._calls.write_weights(limit)
+            return True
+        except RetryBudgetExhaustedError:
+            if self._failing_since is None:
+                self._failing_since = started
+            if limit is None or self._calls.port.now() < limit or self._is_given_up():
+                raise
+            return False
 
-    async def ring(self) -> None:
-        """Pass a token on that was taken and will not be used. If that fails, it costs the others a slice."""
-        port = self._calls.port
+    async def notify(self, limit: float | None = None) -> None:
+        """Pass on a wake-up that was taken and will not be used. If that fails, it costs the others a slice.
+
+        At the ``limit`` it gives up: the claim that it belongs to must be over then.
+        """
+        port, budget = self._calls.port, _SLICE_SECONDS
+        if limit is not None:
+            budget = min(budget, max(0.0, limit - port.now()))
         try:
-            await self._calls.call(self._ring, (), budget=_SLICE_SECONDS)
+            await self._calls.until(limit, partial(self._calls.call, self._notify, (), budget=budget))
         except Exception as error:
             if not (port.is_transient(error) or isinstance(error, RetryBudgetExhaustedError)):
                 raise
 
     async def _send(
         self,
-        slot: Slot,
-        arguments: tuple[bytes, int, int, int],
-        deadline: float | None,
-        stopped: Callable[[], bool],
-        told: Told,
-        rider: Rider | None,
-        budget: float | None = None,
+        attempt: ClaimAttempt,
+        request: Request,
+        claimant: Claimant,
+        piggyback: PiggybackedAck | None = None,
+        deadline: float | None = None,
         limit: float | None = None,
-    ) -> Found:
-        """One claim, repeated under its number. After the deadline it only asks what it took in time.
+    ) -> ClaimResult:
+        """Send one claim until it is answered, together with an ack that has no answer yet.
 
-        At the limit it ends without an answer: in doubt, so that the next claim or a drain asks again.
+        After the deadline it only asks what it took in time. At the limit it ends unconfirmed.
         """
-        calls, port = self._calls, self._calls.port
+        calls, port, slot = self._calls, self._calls.port, attempt.slot
         started, tries = port.now(), 0
         while True:
             sent_at = port.now() if tries else started
-            call, count, _, woken = arguments
+            call, count, _, origin = request
+            # The first request of a claim usually begins so early that the client itself ends in time.
+            is_first = tries == 0 and count > 0 and calls.plan.budget_seconds > 0
+            ends_in_time = is_first and (limit is None or sent_at + calls.listening_seconds <= limit)
             try:
-                if not calls.met:
-                    await calls.meet(started)
-                if tries == 0 and count > 0 and calls.plan.budget_seconds > 0:
-                    # Begun in time, and the client itself ends in time.
-                    found = await self._ask(slot, arguments, rider, sent_at)
-                else:
-                    found = await calls.until(limit, partial(self._ask, slot, arguments, rider, sent_at))
-                self._failing_since = None
-                if count == 0 and not found.claims and woken != _FRESH:
-                    await self.ring()  # the token was taken and nobody looked for its work
-                return found
+                if not calls.has_connected:
+                    await calls.connect(started)
+                with _NO_END if ends_in_time or limit is None else AttemptEnd(limit):
+                    if piggyback is None or piggyback.settled is not None:
+                        reply = await port.call(slot.claim, (), request)
+                    else:
+                        ack, reply = await port.call_both(piggyback.call, (slot.claim, (), request))
+                        piggyback.sent(ack)
+                        if isinstance(reply, Exception):
+                            raise reply
+                break
             except StateMissingError:
-                await calls.write_state(limit)
+                await calls.write_state(limit, drains=True)
                 continue
             except Exception as error:
                 tries += 1
-                transient = port.is_transient(error) and calls.plan.budget_seconds > 0
-                if transient:
-                    self._failing_since = started if self._failing_since is None else self._failing_since
-                    await told(error, tries)
-                if count == 0 and stopped() and port.is_transient(error):
-                    return Found(in_doubt=True)
-                ending = budget
-                if transient and limit is not None:
-                    left = limit - port.now()
-                    if left < _SHORTEST_ATTEMPT_SECONDS:
-                        return self._in_doubt(error, tries, started)
-                    # Half of the time that is left at the most, so that there is an attempt shortly before its end.
-                    longest = port.now() - started + left / 2
-                    ending = longest if budget is None else min(budget, longest)
-                await calls.rest_before_retry(error, "claim", tries, started, ending, stopped)
-            if stopped() or (deadline is not None and port.now() >= deadline):
-                arguments = (call, 0, 0, woken)
+                if await self._gives_up(error, tries, started, claimant, limit, count == 0):
+                    return ClaimResult(unconfirmed=True)
+            if claimant.is_stopped() or (deadline is not None and port.now() >= deadline):
+                request = (call, 0, 0, origin)
+        self._failing_since = None
+        result = _read(reply, sent_at, slot.nonce_of(call))
+        if count == 0 and not result.claims and origin != _FRESH:
+            await self.notify(limit)  # it took the wake-up, and did not claim for it
+        if result.dead or result.trim_error is not None:
+            await claimant.on_dead(result)
+        return result
 
-    async def _ask(
-        self, slot: Slot, arguments: tuple[bytes, int, int, int], rider: Rider | None, sent_at: float
-    ) -> Found:
-        """One attempt; a rider that has no answer yet goes with it."""
-        port = self._calls.port
-        if rider is None or rider.settled is not None:
-            reply = await port.call(slot.claim, (), arguments)
-        else:
-            answer, reply = await port.call_both(rider.call, (slot.claim, (), arguments))
-            rider.answer(answer)
-            if isinstance(reply, Exception):
-                raise reply
-        return _read(reply, sent_at, slot.nonce_of(arguments[0]))
+    async def _gives_up(
+        self, error: Exception, tries: int, started: float, claimant: Claimant, limit: float | None, is_question: bool
+    ) -> bool:
+        """Rest before the next request, or raise; True if the claim ends unconfirmed instead."""
+        calls, port = self._calls, self._calls.port
+        is_transient, budget = port.is_transient(error), None
+        retries = is_transient and calls.plan.budget_seconds > 0
+        if retries:
+            self._failing_since = started if self._failing_since is None else self._failing_since
+            await claimant.on_retry(error, tries)
+        if is_question and is_transient and claimant.is_stopped():
+            return True
+        if retries and limit is not None:
+            left = limit - port.now()
+            if left < _SHORTEST_ATTEMPT_SECONDS:
+                self._log_unconfirmed(error, tries, started)
+                return True
+            # Half of the time that is left at the most, so that there is an attempt shortly before its end.
+            budget = port.now() - started + left / 2
+        await calls.rest_before_retry(error, "claim", tries, started, budget, claimant.is_stopped)
+        return False
 
-    def _in_doubt(self, error: Exception, tries: int, started: float) -> Found:
-        """The time of a claim is over and Redis out of reach: nobody knows what it took. At some point, say so."""
-        if self._is_given_up():
-            raise self._calls.exhausted(error, "claim", tries, self._failing_since or started) from error
+    def _log_unconfirmed(self, error: Exception, tries: int, started: float) -> None:
+        """Log that the time of a claim is over and Redis out of reach, or raise if that has lasted for too long."""
         calls = self._calls
+        if self._is_given_up():
+            raise calls.exhausted(error, "claim", tries, self._failing_since or started) from error
         log.warning(
-            "%s: claim got no answer in its time (%s, redis at %s); the next one or a drain finds what it took",
-            calls.keys.prefix,
-            type(error).__name__,
-            calls.port.address,
+            "%s: claim got no answer in its time (%s, redis at %s); the next claim or a drain recovers what it took",
+            *(calls.keys.prefix, type(error).__name__, calls.port.address),
         )
-        return Found(in_doubt=True)
 
     def _is_given_up(self) -> bool:
         """Whether no claim has had an answer for the whole retry budget, or Redis was never reached at all."""
         calls = self._calls
-        if not calls.met:
+        if not calls.has_connected:
             return True
         since = self._failing_since
         return since is not None and calls.port.now() - since >= calls.plan.budget_seconds
 
-    async def _sleep_by_the_bell(self, seconds: float, limit: float | None) -> bool:
-        """Every return from here is followed by a claim, so an error costs no more than a lost token."""
+    async def _wait_for_wakeup(
+        self, claimant: Claimant, seconds: float, limit: float | None, punctual: bool = False
+    ) -> bool:
+        """Whether a wake-up came. A claim follows in any case, so an error costs no more than a lost wake-up."""
         port = self._calls.port
         if seconds <= 0:
             return False
+        claimant.on_wait(True)
         try:
-            return await self._calls.until(limit, partial(port.wait, self._calls.keys.bell, seconds))
+            wait = partial(port.wait, self._calls.keys.wakeup, seconds, punctual=punctual)
+            return await self._calls.until(limit, wait)
         except Exception as error:
             if not port.is_transient(error):
                 raise
-            # Where the bell cannot be heard, polling must not become a storm.
+            # Where the wake-up key cannot be read, polling must not become a storm.
             await port.sleep(min(seconds, self._calls.plan.max_delay_seconds, 0.25))
             return False
+        finally:
+            claimant.on_wait(False)
 
 
 def _unpacked(text: bytes) -> Iterator[bytes]:
@@ -386,23 +401,24 @@ def _unpacked(text: bytes) -> Iterator[bytes]:
         yield text[start:at]
 
 
-def _read(reply: Any, sent_at: float, nonce: bytes) -> Found:
+def _read(reply: Any, sent_at: float, nonce: bytes) -> ClaimResult:
     """The script's answer as values. Bare messages are the usual case; one alone begins with its flags."""
     if isinstance(reply, bytes):
         stored = (reply,) if reply[0] <= LAST_FLAGS else _unpacked(reply)
-        return Found([Claim(Envelope(one), sent_at, nonce) for one in stored])
+        return ClaimResult([Claim(Envelope(one), sent_at, nonce) for one in stored])
     if isinstance(reply[0], bytes):
-        return Found([Claim(Envelope(stored), sent_at, nonce) for stored in reply])
-    again, wait_us, dead, notes, *messages = reply
-    found = Found(again=again == 1)
+        return ClaimResult([Claim(Envelope(stored), sent_at, nonce) for stored in reply])
+    again, wait_us, dead, trimming, *messages = reply
+    result = ClaimResult(again=again == 1)
     for stored, ticket in zip(messages[::2], messages[1::2], strict=True):
         attempt, count, origin, failures = ticket.split(b":")
         reclaimed = origin == b"lease"
-        found.claims.append(Claim(Envelope(stored), sent_at, nonce, int(attempt), int(count), reclaimed, int(failures)))
+        result.claims.append(
+            Claim(Envelope(stored), sent_at, nonce, int(attempt), int(count), reclaimed, int(failures))
+        )
     for at in range(0, len(dead), 3):
-        found.dead.append(DeadLetter(dead[at].hex() or None, int(dead[at + 1]), dead[at + 2].decode()))
-    if notes:
-        found.trim_error = notes.decode("utf-8", "replace")
+        result.dead.append(DeadLetter(dead[at].hex() or None, int(dead[at + 1]), dead[at + 2].decode()))
+    result.trim_error, result.cut = read_trimming(trimming)
     if wait_us >= 0:
-        found.wake_after = wait_us / 1_000_000
-    return found
+        result.wake_after = wait_us / 1_000_000
+    return result

@@ -1,44 +1,32 @@
-"""The built-in gateway seen through the seven operations of the contract, for those who override some of them."""
+"""Offers the built-in gateway as the seven operations of the contract, for subclasses that override some of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from redis_message_queue.checks import whole_number
+from redis_message_queue.checks import text, whole_number
 from redis_message_queue.envelope import TOKEN_BYTES, Envelope, PayloadRules
-from redis_message_queue.errors import GatewayContractError
+from redis_message_queue.errors import ConfigurationTypeError, GatewayContractError
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys, refuse_reserved_words, siblings
 from redis_message_queue.messages import ClaimedMessage
 from redis_message_queue.options import GatewayOptions
-from redis_message_queue.protocol.calls import Calls
-from redis_message_queue.protocol.claim import Claim, Found
-from redis_message_queue.protocol.errand import errand
-from redis_message_queue.protocol.intake import log_dead
+from redis_message_queue.plain_values import is_text, plain
+from redis_message_queue.protocol.calls import never_stop
+from redis_message_queue.protocol.claim import Claim, Claimant
+from redis_message_queue.protocol.custom_gateway import override_context
 from redis_message_queue.protocol.port import Argument, Port
-from redis_message_queue.protocol.publish import chunk_ids
-from redis_message_queue.protocol.settle import Keep, Note
+from redis_message_queue.protocol.sender import OutgoingMessage, chunk_ids
+from redis_message_queue.protocol.settle import SettleReason, TerminalList
 from redis_message_queue.protocol.store import RedisStore
 
 
-def _never() -> bool:
-    return False
-
-
-async def _unheard(error: Exception, tries: int) -> None:
-    return
-
-
-async def _log(found: Found) -> None:
-    log_dead(found)
-
-
 class Operations:
-    """Each name of a queue here is a whole key; the other keys of its queue are its siblings.
+    """The seven operations. Each queue name is a whole key; the queue's other keys are derived from it.
 
-    A message that is held is named by its lease token, also on a gateway without leases: there it is remembered
-    here, because its holder knows nothing but the payload.
+    A claimed message is identified by its lease token. On a gateway without leases the consumer knows nothing but the
+    payload, so the tokens are kept here.
     """
 
     def __init__(self, port: Port, options: GatewayOptions) -> None:
@@ -46,11 +34,11 @@ class Operations:
         self._options = options
         self._stores: dict[tuple[str, str], RedisStore] = {}
         self._known: dict[str, QueueKeys] = {}
-        self._held: dict[tuple[str, str | bytes], list[str]] = {}
+        self._tokens: dict[tuple[str, str | bytes], list[str]] = {}
         self._lock = port.lock()
 
     def know(self, keys: QueueKeys) -> None:
-        """The keys of a queue on this gateway need not be guessed from one of them."""
+        """Note the keys of a queue on this gateway, so that they need not be derived from one of them."""
         for key in (keys.pending, keys.processing, keys.completed, keys.failed, keys.dead_letter):
             self._known[key] = keys
 
@@ -60,43 +48,42 @@ class Operations:
             keys = self._known.get(pending)
             if keys is None or keys.processing != processing:
                 keys = _keys(pending, processing, self._options.dead_letter_queue)
-            # Not a plain assignment: two threads must not go on with two stores.
+            # Not a plain assignment: two threads must share one store.
             store = self._stores.setdefault((pending, processing), RedisStore(self._port, keys, self._options))
         return store
 
     def _siblings(self, key: str) -> QueueKeys:
         return self._known.get(key) or siblings(key)
 
-    def _refuse_keys_of_others(self, pending: str) -> None:
-        """A line whose queue has a name that no queue may have."""
+    def _refuse_reserved_names(self, pending: str) -> None:
+        """Raise for the key of a queue that may not have its name."""
         keys = self._siblings(pending)
         refuse_reserved_words(keys.prefix, keys.separator)
 
-    def _store_of_line(self, pending: str) -> RedisStore:
+    def _store_of_pending(self, pending: str) -> RedisStore:
         return self._store(pending, self._siblings(pending).processing)
 
-    def _calls_of_line(self, pending: str) -> Calls:
-        calls = self._store_of_line(pending).calls
-        assert calls is not None
-        return calls
-
-    def _store_of_held(self, processing: str) -> RedisStore:
+    def _store_of_processing(self, processing: str) -> RedisStore:
         return self._store(self._siblings(processing).pending, processing)
 
     async def publish_message(self, queue: str, message: Any, dedup_key: str | None) -> bool:
         payload = message if isinstance(message, bytes) else PayloadRules().encode(message)
-        self._refuse_keys_of_others(queue)
-        publisher = self._store_of_line(queue).publisher
-        (message_id,), sent = chunk_ids(self._port.fresh_id(), 1), errand()
-        published = await publisher.publish_one(message_id, payload, dedup_key, sent.stopped)
-        sent.published = replace(published, message_id=message_id)
+        queue = _key("queue", queue)
+        if dedup_key is not None:
+            dedup_key = _key("dedup_key", dedup_key)
+        self._refuse_reserved_names(queue)
+        ids, context = chunk_ids(self._port.new_id(), 1), override_context()
+        outgoing = OutgoingMessage(payload, dedup_key)
+        published = await self._store_of_pending(queue).sender.send(ids, [outgoing], context.stopped)
+        context.published = replace(published, ids=ids)
         return published.accepted[0]
 
     async def add_message(self, queue: str, message: Any) -> None:
         await self.publish_message(queue, message, None)
 
     async def wait_for_message_and_move(self, from_queue: str, to_queue: str) -> ClaimedMessage | str | bytes | None:
-        self._refuse_keys_of_others(from_queue)
+        from_queue, to_queue = _key("from_queue", from_queue), _key("to_queue", to_queue)
+        self._refuse_reserved_names(from_queue)
         store = self._store(from_queue, to_queue)
         while True:
             claim = await self._recover(store) or await self._claim(store)
@@ -106,117 +93,131 @@ class Operations:
                 stored = claim.read(decode=store.decodes)
             except UnicodeDecodeError:
                 limit = self._options.max_dead_letter_length
-                dead_letters = Keep(store.keys.dead_letter, store.keys.records("dlq"), limit)
-                await store.settler.settle([claim], dead_letters, Note("undecodable", event="dead"))
+                dead_letters = TerminalList(store.keys.dead_letter, store.keys.records("dlq"), limit)
+                await store.settler.settle([claim], dead_letters, SettleReason("undecodable", event="dead"))
                 continue
-            return self._handed(to_queue, stored, claim.lease_token or "")
-
-    def _handed(self, queue: str, stored: str | bytes, token: str) -> ClaimedMessage | str | bytes:
-        if self._options.message_visibility_timeout_seconds is not None:
-            return ClaimedMessage(stored, token)
-        with self._lock:
-            self._held.setdefault((queue, stored), []).append(token)
-        return stored
+            token = claim.lease_token or ""
+            if self._options.message_visibility_timeout_seconds is not None:
+                return ClaimedMessage(stored, token)
+            with self._lock:
+                self._tokens.setdefault((to_queue, stored), []).append(token)
+            return stored
 
     async def _recover(self, store: RedisStore) -> Claim | None:
-        """A message that an earlier call took and nobody saw."""
-        limit = store.claimer.limit(self._port.now() + self._options.message_wait_interval_seconds)
-        while store.claimer.unsure:
-            recovered = await store.claimer.recover(self, _never, _unheard, limit=limit)
+        """Return a message that an earlier call claimed and whose reply was lost."""
+        claimer, claimant = store.claimer, Claimant(store.keys.prefix)
+        limit = claimer.limit(self._port.now() + self._options.message_wait_interval_seconds)
+        while claimer.unconfirmed:
+            recovered = await claimer.recover(claimant, limit=limit)
             if recovered is None:
                 return None
-            attempt, found = recovered
-            log_dead(found)
-            attempt.unsure = found.in_doubt
-            store.claimer.release(attempt)
-            if found.claims:
-                return found.claims[0]
-            if found.in_doubt:
-                return None
+            attempt, result = recovered
+            if result.claims:
+                attempt.apply("settle")  # the caller has it now
+            claimer.release(attempt, claimant)
+            if result.claims or result.unconfirmed:
+                return result.claims[0] if result.claims else None
         return None
 
     async def _claim(self, store: RedisStore) -> Claim | None:
-        attempt = store.claimer.attempt()
+        claimer, claimant = store.claimer, Claimant(store.keys.prefix, override_context().stopped)
+        attempt = claimer.attempt()
         try:
-            found = await store.claimer.claim(
-                attempt, self._options.message_wait_interval_seconds, errand().stopped, _unheard, news=_log
-            )
-            if found.claims:
-                attempt.unsure = False
+            result = await claimer.claim(attempt, claimant, self._options.message_wait_interval_seconds)
+            if result.claims:
+                attempt.apply("settle")  # the caller has it now
         finally:
-            store.claimer.release(attempt)
-        return found.claims[0] if found.claims else None
+            claimer.release(attempt, claimant)
+        return result.claims[0] if result.claims else None
 
     async def move_message(self, from_queue: str, to_queue: str, message: str | bytes, lease_token: str | None) -> bool:
+        from_queue, to_queue = _key("from_queue", from_queue), _key("to_queue", to_queue)
         records = self._siblings(from_queue).records(to_queue)
-        return await self._settle(from_queue, message, lease_token, Keep(to_queue, records, None))
+        return await self._settle(from_queue, message, lease_token, TerminalList(to_queue, records, None))
 
     async def remove_message(self, queue: str, message: str | bytes, lease_token: str | None) -> bool:
-        return await self._settle(queue, message, lease_token, None)
+        return await self._settle(_key("queue", queue), message, lease_token, None)
 
-    async def _settle(self, queue: str, message: str | bytes, lease_token: str | None, keep: Keep | None) -> bool:
-        if lease_token:
-            claim = _claim_of(lease_token)
-            return (await self._store_of_held(queue).settler.settle([claim], keep, Note("moved"))).held[0]
-        token = self._remembered(queue, message)
+    async def _settle(
+        self, queue: str, message: str | bytes, lease_token: str | None, terminal_list: TerminalList | None
+    ) -> bool:
+        if lease_token is not None and not is_text(lease_token):
+            raise GatewayContractError(_NO_TOKEN)
+        if not (is_text(message) or isinstance(message, bytes)):
+            raise ConfigurationTypeError(f"message must be a str or bytes, not {type(message).__name__}")
+        token = lease_token or self._take_token(queue, message)
         if token is None:
             return False
+        settler, reason = self._store_of_processing(queue).settler, SettleReason("moved")
         try:
-            return (await self._store_of_held(queue).settler.settle([_claim_of(token)], keep, Note("moved"))).held[0]
+            return (await settler.settle([_claim_of(token)], terminal_list, reason)).owned[0]
         except BaseException:
-            with self._lock:  # it may be held still, and whoever retries must find it
-                self._held.setdefault((queue, message), []).insert(0, token)
+            if not lease_token:
+                with self._lock:  # it may still be claimed, and a retry must find it
+                    self._tokens.setdefault((queue, message), []).insert(0, token)
             raise
 
-    def _remembered(self, queue: str, message: str | bytes) -> str | None:
+    def _take_token(self, queue: str, message: str | bytes) -> str | None:
         with self._lock:
-            tokens = self._held.pop((queue, message), [])
+            tokens = self._tokens.pop((queue, message), [])
             if not tokens:
                 return None
             token, *others = tokens
             if others:
-                self._held[queue, message] = others
+                self._tokens[queue, message] = others
             return token
 
     async def renew_message_lease(
         self, queue: str, lease_token: str, interrupt: BaseGracefulInterruptHandler | None
     ) -> bool:
-        settler = self._store_of_held(queue).settler
+        if interrupt is not None and not isinstance(interrupt, BaseGracefulInterruptHandler):
+            raise ConfigurationTypeError(
+                f"is_interrupted must be a BaseGracefulInterruptHandler or None, not {type(interrupt).__name__}"
+            )
+        settler = self._store_of_processing(_key("queue", queue)).settler
         budget = self._options.message_visibility_timeout_seconds or 0.0
-        is_over = interrupt.is_interrupted if interrupt else _never
+        is_over = never_stop if interrupt is None else interrupt.is_interrupted
         (renewed,) = await settler.renew([_claim_of(lease_token)], budget, is_over)
         return renewed
 
     async def trim_queue(self, queue: str, max_length: int) -> None:
         whole_number("max_length", max_length)
+        queue, max_length = _key("queue", queue), plain(max_length)
         trim: tuple[Argument, ...] = ("LTRIM", queue, 0, max_length - 1)
-        (answer,) = await self._calls_of_line(queue).retry(lambda: self._port.converse(queue, (trim,)), "trim")
+        (answer,) = await self._store_of_pending(queue).calls.retry(lambda: self._port.pipeline(queue, (trim,)), "trim")
         if isinstance(answer, Exception):
             raise answer
 
 
 def _keys(pending: str, processing: str, dead_letter: str | None) -> QueueKeys:
-    """The line's own siblings, and beside what is held those of that."""
-    line, held = siblings(pending), siblings(processing)
+    """Derive the keys of claimed messages from one key, and all others from the other."""
+    waiting, claimed = siblings(pending), siblings(processing)
     return replace(
-        line,
+        waiting,
         pending=pending,
         processing=processing,
-        leases=held.leases,
-        deliveries=held.deliveries,
-        dead_letter=dead_letter or line.dead_letter,
+        leases=claimed.leases,
+        deliveries=claimed.deliveries,
+        dead_letter=dead_letter or waiting.dead_letter,
     )
 
 
+def _key(parameter: str, given: str) -> str:
+    """Return the name of a key, as a plain str; raise for what cannot be one."""
+    text(parameter, given)
+    return cast(str, plain(given))
+
+
+_NO_TOKEN = "lease_token must be one that wait_for_message_and_move has given with its ClaimedMessage"
+
+
 def _claim_of(token: str) -> Claim:
-    """The claim that a lease token speaks of."""
-    id, _, nonce = token.partition(":") if isinstance(token, str) else ("", "", "")
+    """Return the claim that a lease token belongs to."""
+    id, _, nonce = token.partition(":") if is_text(token) else ("", "", "")
     try:
         claim = Claim(Envelope(b"\x80" + bytes.fromhex(id)), 0.0, bytes.fromhex(nonce))
         if len(claim.token) != TOKEN_BYTES:
             raise ValueError(token)
         return claim
     except ValueError:
-        raise GatewayContractError(
-            "lease_token must be one that wait_for_message_and_move has given with its ClaimedMessage"
-        ) from None
+        raise GatewayContractError(_NO_TOKEN) from None

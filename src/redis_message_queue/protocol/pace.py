@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from redis_message_queue.protocol.tell import log
+from redis_message_queue.protocol.events import log
 
 _FLUSH_SECONDS = 0.5  # how long a handled message waits for a claim that its ack can travel with
 _SMOOTHING = 0.3  # the weight of the latest handler in the average
@@ -18,19 +18,19 @@ class Pace:
     """
 
     def __init__(
-        self, queue: str, size: int, workers: int, *, lease: float | None, has_heartbeat: bool, in_lists: bool
+        self, queue: str, size: int, workers: int, *, lease: float | None, has_heartbeat: bool, in_batches: bool
     ) -> None:
         self._queue = queue
         self._size = size
         self._workers = workers
         self.lease = lease
-        self._in_lists = in_lists
+        self._in_batches = in_batches
         self._allowed = size  # fewer after a message was seen that had been delivered before
-        rounds = 1 if in_lists else math.ceil(size / workers)
+        rounds = 1 if in_batches else math.ceil(size / workers)
         self._enough_seconds = math.inf if lease is None else lease / rounds  # what a handler may take
         self._handler_seconds = 0.0  # what a handler takes, on average; 0 if that does not matter
         self._shortest = self._enough_seconds / 16
-        self.notable_seconds = self._shortest  # handlers that take no longer need not be told of
+        self.notable_seconds = self._shortest  # handlers that take no longer do not change the pace
         self._has_warned = False
         self.counts_time = lease is not None and not has_heartbeat
         self.flush_seconds = _FLUSH_SECONDS if lease is None else min(_FLUSH_SECONDS, lease / 4)
@@ -42,7 +42,7 @@ class Pace:
         """How many messages the next claim may take: no more than can be begun in time."""
         if is_careful:
             return 1
-        if not self.counts_time or self._in_lists or self._handler_seconds == 0:
+        if not self.counts_time or self._in_batches or self._handler_seconds == 0:
             return self._allowed
         assert self.lease is not None
         rounds = int((self.lease - self.reserve) / self._handler_seconds)
@@ -55,18 +55,18 @@ class Pace:
     def _needed_reserve(self) -> float:
         if self.lease is None:
             return 0.0
-        if not self.counts_time or self._in_lists:
+        if not self.counts_time or self._in_batches:
             return 0.05 * self.lease
         return max(self.lease / 4, min(self._handler_seconds, self.lease / 2))
 
     def longest_wait(self, left: float) -> float:
-        """How long a list may still fill, if this is what the lease of its first message has left."""
+        """How long a batch may still fill, if this is what the lease of its first message has left."""
         return left - 2 * self.reserve if self.counts_time else math.inf
 
     def reachable(self, left: Sequence[float], running_seconds: float) -> int:
         """How many of the messages that wait will be begun in time, if these are their leases.
 
-        The handlers at work have had ``running_seconds``: if that is longer than usual, those to come may be so too.
+        The running handlers have taken ``running_seconds`` so far: if that is longer than usual, so may be the next.
         """
         seconds = max(self._handler_seconds, running_seconds)
         first = seconds - running_seconds
@@ -92,8 +92,8 @@ class Pace:
         self._has_warned = True
         log.warning(
             "%s: %s and a handler takes about %.3g s, but a lease lasts %.3g s. Messages that would wait too long are "
-            "given back. Lower prefetch, raise visibility_timeout_seconds or set heartbeat_interval_seconds",
+            "requeued. Lower prefetch, raise visibility_timeout_seconds or set heartbeat_interval_seconds",
             self._queue,
-            f"{self._size} messages are handled at once" if self._in_lists else f"prefetch is {self._size}",
+            f"{self._size} messages are handled at once" if self._in_batches else f"prefetch is {self._size}",
             *(seconds, self.lease),
         )

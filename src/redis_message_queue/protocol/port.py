@@ -1,8 +1,9 @@
-"""The only door of the protocol to the outside: Redis, clocks, chance, threads or tasks, and the user's functions."""
+"""The port: all that the protocol uses of the outside world, such as Redis, clocks, threads and user functions."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+import hashlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ _attempt_end: ContextVar[ref[AttemptEnd] | None] = ContextVar("redis_message_que
 
 
 def attempt_ends_at() -> float | None:
-    """The end of the attempt that is made now; None: what the client allows."""
+    """Return when the present attempt must end, or None if the client decides."""
     known = _attempt_end.get()
     end = None if known is None else known()
     return None if end is None else end.at
@@ -61,9 +62,9 @@ class Command:
     # The packed halves around the keys that a call brings itself, by the number of those keys.
     packed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, init=False)
 
-    def spelled_out(self, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-        """The whole command with the script's text in it, so that it runs on a server that has never seen it."""
-        keys = (*self.keys, *open_keys)
+    def spelled_out(self, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        """Return the whole command with the text of the script, for a server that has never seen it."""
+        keys = (*self.keys, *extra_keys)
         return ("EVAL", self.script.source, len(keys), *keys, *self.settings, *arguments)
 
 
@@ -73,22 +74,22 @@ Call = tuple[Command, tuple[str, ...], tuple[Argument, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """What came of asking: a value or an error."""
+    """What a user's function returned or raised."""
 
     value: T | None = None
     error: BaseException | None = None
     unawaited: bool = False  # the error is that this shell cannot await what the function gave
 
     def unwrap(self) -> T:
-        """The value, or the error raised; a `StopIteration` is carried past the coroutines that would eat it."""
+        """Return the value or raise the error. A `StopIteration` is wrapped, because coroutines would swallow it."""
         if isinstance(self.error, StopIteration):
-            raise Carried(self.error)
+            raise WrappedStopIteration(self.error)
         if self.error is not None:
             raise self.error
         return cast(T, self.value)
 
 
-class Carried(Exception):
+class WrappedStopIteration(Exception):
     """Takes a user's `StopIteration` out of a coroutine, where raising it would end in a `RuntimeError`."""
 
     def __init__(self, error: StopIteration) -> None:
@@ -96,117 +97,144 @@ class Carried(Exception):
         self.error = error
 
 
-def uncarried(error: Exception) -> Exception:
-    """The error that a user's function raised, without what took it past the coroutines."""
-    return error.error if isinstance(error, Carried) else error
+def unwrap(error: Exception) -> Exception:
+    """Return the error that a user's function raised, without its wrapper."""
+    return error.error if isinstance(error, WrappedStopIteration) else error
 
 
 class StateMissingError(LuaScriptError):
-    """Redis does not know a queue yet, or has forgotten it: its state is written and the call repeated."""
+    """Redis has no state of a queue, or has lost it: write the state and repeat the call."""
+
+    @staticmethod
+    def said_of(meta: str) -> str:
+        """What a script says if this key is missing: see lua/lib/state.lua."""
+        return f"NOSTATE {hashlib.sha1(meta.encode(), usedforsecurity=False).hexdigest()}"
+
+    def is_of(self, meta: str) -> bool:
+        """Whether it is the state in this key that is missing."""
+        return self.said_of(meta) in str(self)
 
 
-class Sidecar(Protocol):
-    """Something that runs beside a handler and can be told to stop."""
+class BackgroundTask(Protocol):
+    """A thread or a task that runs beside a handler and can be stopped."""
 
     async def stop(self) -> None:
-        """Stop and wait a moment for the end; what is still under way then ends by itself."""
+        """Stop, and wait a moment for its end. A call that is still under way then ends by itself."""
 
     async def end(self) -> None:
-        """Stop and wait for the end, however long that takes: what is under way matters."""
+        """Stop, and wait for its end however long that takes."""
 
     def abandon(self) -> None:
         """Stop without waiting."""
 
 
 Pause = Callable[[float], Awaitable[bool]]
-"""Sleep beside a handler; the answer is whether to stop."""
+"""Sleeps in a background task, and returns whether to stop."""
 
 
 class Runtime(Protocol):
-    """What the protocol asks of a shell besides Redis. A blocking one never suspends; an asyncio one may."""
+    """What the protocol needs of a shell besides Redis. The sync runtime never suspends; the async one may."""
 
     async def sleep(self, seconds: float) -> None: ...
 
-    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
-        """Call a function of the user's, of either colour; its exception comes back as a value."""
+    async def call_user(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+        """Call a function of the user's, sync or async; its exception is returned as a value."""
 
-    async def ask_to_the_end(
+    async def call_user_shielded(
         self, cancellations: list[BaseException], function: Callable[..., Any], *arguments: Any
     ) -> Answer[Any]:
-        """The same, and a cancellation is noted and does not stop it."""
+        """The same, but a cancellation does not stop it: it is added to the list."""
 
     async def shielded(self, cancellations: list[BaseException], work: Coroutine[Any, Any, T]) -> T:
-        """The work to its end; a cancellation is noted and does not stop it."""
+        """Run the work to its end. A cancellation does not stop it: it is added to the list."""
 
-    def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> Sidecar: ...
+    def spawn(self, work: Callable[[Pause], Coroutine[Any, Any, None]]) -> BackgroundTask: ...
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Keeps other threads out, and lets its own thread in again: a signal handler may come in between."""
+        """Return a reentrant lock: a signal handler may run while its own thread holds it."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
 
-    def chance(self) -> float:
-        """A number from 0 up to 1."""
+    def random(self) -> float:
+        """Return a random number from 0 up to 1."""
 
-    def fresh_id(self) -> bytes:
-        """Sixteen bytes that nobody else has."""
+    def new_id(self) -> bytes:
+        """Return sixteen unique bytes."""
 
     def slot_name(self) -> bytes:
-        """Fifteen bytes that name a slot of the reply cache: 4 for the host, 4 for the process, 7 of chance."""
+        """Return fifteen bytes that name a reply slot: 4 for the host, 4 for the process, 7 random ones."""
 
     def process(self) -> int:
-        """Which process this is; another one after a fork, and after `after_restore()` (it may exceed 32 bits then)."""
+        """Return the identity of this process. It changes after a fork and after `after_restore()`."""
 
     def is_transient(self, error: BaseException) -> bool:
         """Whether the same call may succeed a moment later."""
 
     def is_cancellation(self, error: BaseException) -> bool:
-        """Whether somebody cancelled the running task."""
+        """Whether the running task was cancelled."""
 
 
 class Port(Runtime, Protocol):
-    """A runtime with Redis at its end."""
+    """A runtime that can talk to Redis."""
 
-    retry_window: float  # how long the client itself may go on repeating a command
-    born_in: int  # the process that made it
+    retry_window: float  # how long the client itself may repeat a command
+    owner_pid: int  # the process that made it
     decodes: bool  # whether its user wants text instead of bytes
     is_cluster: bool  # whether keys of one script must share a slot
 
     @property
     def address(self) -> str:
-        """Where Redis is, for people to read."""
+        """The address of Redis, for people to read."""
 
     @property
     def socket_timeout(self) -> float | None:
-        """How long one answer is waited for."""
+        """How long to wait for one reply."""
 
     def reaches_the_same(self, other: Port) -> bool | None:
-        """Whether the other one's keys are where ours are, as far as that is known; None if it has to be tried."""
+        """Return whether the other port leads to the same keys, or None if that is not known."""
 
     def note_the_same(self, other: Port) -> None:
-        """It was tried, and they are; good for a while, and until a Sentinel names another primary."""
+        """Remember that it does, for a while and until a Sentinel names another primary."""
 
     async def close_idle(self) -> None:
-        """Close the connections that nobody uses: what is opened next leads to whoever is the primary now."""
+        """Close idle connections, so that the next one leads to the present primary."""
 
-    def inherit(self) -> None:
-        """Asked in a process that has this port from its parent or a snapshot: refuse, if it cannot be used there."""
+    def after_fork(self) -> None:
+        """Called in a process that was forked or restored from a snapshot. Raises if the port cannot be used there."""
 
-    async def meet(self) -> None:
-        """Connect, and send nothing of a queue's; raises where Redis cannot be reached."""
+    async def connect(self) -> None:
+        """Connect without sending anything. Raises if Redis cannot be reached."""
 
-    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+    async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         """Run a script once."""
 
     async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
-        """Run two scripts, in one round trip where that can be; an answer or an error of each."""
+        """Run two scripts, in one round trip if possible. Returns a reply or an error for each."""
 
-    async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
-        """Send commands on one connection to the node that holds ``key``; the answer to each, an error as a value."""
+    async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+        """Send commands to the node that holds ``key``, on one connection. Returns a reply or an error for each."""
 
-    async def wait(self, bell: str, seconds: float) -> bool:
-        """Wait for the bell; whether it rang."""
+    async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
+        """Wait for a wake-up. Returns whether one came.
+
+        ``punctual``: somebody is due at the end, and it must not be missed by as much as a server's timer is late.
+        """
+
+
+def split(items: Sequence[T], sizes: Sequence[int], most: int, most_bytes: int) -> Iterator[Sequence[T]]:
+    """Yield pieces for one script each: within the limits of items and bytes, or one item that is larger."""
+    if 0 < len(items) <= most and sum(sizes) <= most_bytes:  # the usual case, without a loop in Python
+        yield items
+        return
+    start = total = 0
+    for place, size in enumerate(sizes):
+        if place > start and (place - start == most or total + size > most_bytes):
+            yield items[start:place]
+            start, total = place, 0
+        total += size
+    if start < len(items):
+        yield items[start:]
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
@@ -216,7 +244,7 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
-    except Carried as carried:
+    except WrappedStopIteration as carried:
         raise carried.error from None
     work.close()
     raise RuntimeError("the protocol awaited something that is not its port")

@@ -1,4 +1,4 @@
-"""What a queue object does, in either colour."""
+"""What a queue object does, sync or async."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from redis_message_queue.checks import number, whole_number
 from redis_message_queue.errors import ConfigurationError, PublishNotConfirmedError
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.options import QueueOptions
-from redis_message_queue.protocol.batch import BatchDelivery
-from redis_message_queue.protocol.delivery import Delivery
-from redis_message_queue.protocol.drain import Gate, drain
+from redis_message_queue.plain_values import brief
+from redis_message_queue.protocol.batch_block import BatchBlock
+from redis_message_queue.protocol.drain import DrainGate, drain
+from redis_message_queue.protocol.events import EventEmitter
 from redis_message_queue.protocol.handoff import HandOff
+from redis_message_queue.protocol.message_block import MessageBlock
+from redis_message_queue.protocol.message_builder import Message, MessageBuilder
 from redis_message_queue.protocol.operator import Operator
-from redis_message_queue.protocol.outbox import Message, Outbox
-from redis_message_queue.protocol.settle import Keep
+from redis_message_queue.protocol.publisher import Publisher
+from redis_message_queue.protocol.settle import TerminalList
 from redis_message_queue.protocol.store import Store
-from redis_message_queue.protocol.tell import Teller
 
 _LARGEST_BATCH = 1_000  # what one script may claim
 
 
 class QueueProtocol:
-    """Publishing and delivering, with the user's rules around the store's verbs."""
+    """What a queue object does: it applies the user's options around what the store can do."""
 
     def __init__(
         self, options: QueueOptions, store: Store, message_class: type[ReceivedMessage] = ReceivedMessage
@@ -37,19 +39,20 @@ class QueueProtocol:
         self.message_class = message_class
         self.port = store.port
         leased = store.options.message_visibility_timeout_seconds is not None
-        self.teller = Teller(options.name, options.on_event, store.port, leased=leased)
+        self.emitter = EventEmitter(options.name, options.on_event, store.port, leased=leased)
         keys = store.keys
         self.completed = self.failed = None
         if options.enable_completed_queue:
-            self.completed = Keep(keys.completed, keys.records("completed"), options.max_completed_length)
+            self.completed = TerminalList(keys.completed, keys.records("completed"), options.max_completed_length)
         if options.enable_failed_queue:
-            self.failed = Keep(keys.failed, keys.records("failed"), options.max_failed_length)
-        self.dead_letters = Keep(keys.dead_letter, keys.records("dlq"), store.options.max_dead_letter_length)
+            self.failed = TerminalList(keys.failed, keys.records("failed"), options.max_failed_length)
+        self.dead_letters = TerminalList(keys.dead_letter, keys.records("dlq"), store.options.max_dead_letter_length)
         self.is_drained = False
-        self.gate = Gate(store.port.process, options.interrupt)
+        self.gate = DrainGate(store.port.process, options.interrupt)
         self.is_stopped = self.gate.is_stopped  # whether consumers should take no fresh work
+        self.builder = MessageBuilder(options, store)
         # It knows the parts, not the whole: a circle would keep the client's sockets open when the queue is gone.
-        self.outbox = Outbox(options, store, self.teller, self.gate)
+        self.publisher = Publisher(store, self.builder, self.emitter, self.gate)
 
     @property
     def operator(self) -> Operator:
@@ -58,34 +61,33 @@ class QueueProtocol:
 
     @property
     def hand_off(self) -> HandOff:
-        """How messages of this queue become messages of others; custom gateways refuse it."""
+        """How a handler settles a message and publishes its results in one step; custom gateways refuse it."""
         return HandOff(self)
 
-    def delivery(self) -> Delivery:
-        """A way to at most one message, not yet begun."""
-        return Delivery(self)
+    def message_block(self) -> MessageBlock:
+        """A block for one message, which is not yet claimed."""
+        return MessageBlock(self)
 
-    def batch(self, max_messages: int, wait_seconds: float | None) -> BatchDelivery:
-        """A way to several messages at once, not yet begun."""
-        self.check_batch(max_messages, wait_seconds)
-        return BatchDelivery(self, max_messages, wait_seconds)
+    def batch_block(self, max_messages: int, wait_seconds: float | None) -> BatchBlock:
+        """A block for several messages, which are not yet claimed."""
+        return BatchBlock(self, max_messages, wait_seconds)
 
     @staticmethod
     def check_batch(max_messages: int, wait_seconds: float | None) -> None:
-        """Raise for a size or a wait that cannot be."""
+        """Raise for a size or a wait that cannot be used."""
         whole_number("max_messages", max_messages)
         if max_messages > _LARGEST_BATCH:
-            raise ConfigurationError(f"max_messages must be at most {_LARGEST_BATCH:,}, not {max_messages}")
+            raise ConfigurationError(f"max_messages must be at most {_LARGEST_BATCH:,}, not {brief(max_messages)}")
         number("wait_seconds", wait_seconds, optional=True, least=0)
 
     async def publish(
         self, message: Message, repeat_of: PublishNotConfirmedError | None = None, **details: Any
     ) -> bool:
-        """Put a message into its line; False if it was suppressed as a duplicate."""
-        return await self.outbox.publish(message, repeat_of=repeat_of, **details)
+        """Add a message to the queue. Returns False if deduplication suppressed it."""
+        return await self.publisher.publish(message, repeat_of=repeat_of, **details)
 
     async def drain(self, timeout: float | None) -> bool:
-        """End this object's work; whether nothing is under way or in doubt any more."""
+        """End the work of this object. Returns whether nothing is under way or unconfirmed any more."""
         number("timeout", timeout, optional=True, least=0)
         if await drain(self, timeout):
             self.is_drained = True

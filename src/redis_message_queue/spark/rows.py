@@ -1,4 +1,4 @@
-"""Messages as Spark sees them: the columns, and Arrow batches made of stored messages or of the JSON inside them."""
+"""Makes Spark rows from stored messages: their columns, or the JSON in their payloads, as Arrow batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as t
 
-from redis_message_queue.envelope import HAS_ENTRY, HAS_EXTRAS, HAS_TENANT, HEADER_BYTES, LAST_FLAGS, TIME_AT
+from redis_message_queue import headers
+from redis_message_queue.envelope import HAS_ENTRY, HAS_EXTRAS, HAS_TENANT, HEADER_BYTES, TIME_AT, Envelope, is_message
 from redis_message_queue.errors import ConfigurationError, CorruptMessageError
 from redis_message_queue.spark.options import PayloadFormat
 
@@ -24,12 +25,12 @@ CORRUPT = "_corrupt_record"
 
 
 def payload_type(payload_format: PayloadFormat) -> t.DataType:
-    """What a payload is to Spark."""
+    """Return the Spark type of a payload."""
     return t.StringType() if payload_format == "string" else t.BinaryType()
 
 
 def messages_schema(payload_format: PayloadFormat = "string") -> t.StructType:
-    """The columns of a message."""
+    """Return the columns of a message."""
     return (
         t.StructType()
         .add("id", t.StringType())
@@ -38,51 +39,54 @@ def messages_schema(payload_format: PayloadFormat = "string") -> t.StructType:
         .add("published_at", t.TimestampType())
         .add("delivery_count", t.LongType())
         .add("queue", t.StringType())
+        .add("headers", t.MapType(t.StringType(), t.StringType()))
     )
 
 
-class Columns:
-    """Columns of Python values become Arrow batches of one schema, exactly as Spark wants them."""
+class ColumnEncoder:
+    """Makes Arrow batches of one schema from columns of Python values, exactly as Spark expects them."""
 
     def __init__(self, schema: t.StructType) -> None:
         self.schema = schema
 
     def __getstate__(self) -> dict[str, Any]:
-        """What can be made anew is not sent to executors."""
+        """Leave out what executors can make themselves."""
         return {name: value for name, value in vars(self).items() if name not in ("_arrow", "_read")}
 
     @cached_property
     def _arrow(self) -> pa.Schema:
-        # It imports pandas, for which the driver's side of a query would wait half a second and have no use.
+        # This imports pandas, which takes half a second and which the driver's side of a query does not need.
         from pyspark.sql.pandas.types import to_arrow_schema
 
         # Spark compares the first batch with this very schema.
         return to_arrow_schema(self.schema, timezone="UTC")
 
-    def of_columns(self, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-        """The values of each column, in the order of the schema. Bytes will do for text, microseconds for a time."""
+    def encode(self, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+        """Return a batch of these columns, in the order of the schema. Text may be bytes, and times microseconds."""
         arrays = [_array(values, one) for values, one in zip(columns, self._arrow, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
 
 
 def _array(values: Sequence[Any], column: pa.Field) -> pa.Array:
     try:
+        if pa.types.is_map(column.type):
+            values = [one if one is None or isinstance(one, list) else list(one.items()) for one in values]
         return values.cast(column.type) if isinstance(values, pa.Array) else pa.array(values, column.type)
     except pa.ArrowInvalid:
         if column.name != "payload":
             raise
         raise CorruptMessageError(
-            "a payload is not UTF-8; read it as bytes: .option('payloadFormat', 'binary')"
+            "a payload is not UTF-8; read payloads as bytes: .option('payloadFormat', 'binary')"
         ) from None
 
 
-Opened = tuple[bytes | None, bytes, str | None, int | None]
-"""Id, payload, tenant, and microseconds of the publish; of bytes that somebody else has put there the payload alone."""
+StoredParts = tuple[bytes | None, bytes, str | None, int | None]
+"""Id, payload, tenant, and publish time in microseconds. Bytes that are not ours are a payload alone."""
 
 
-def open_stored(stored: bytes) -> Opened:
-    """The parts of a stored message, in one go: `Envelope` looks for each of them anew."""
-    if len(stored) < HEADER_BYTES or not 0x80 <= stored[0] <= LAST_FLAGS:
+def parse_stored(stored: bytes) -> StoredParts:
+    """Return the parts of a stored message, in one pass: `Envelope` searches for each of them again."""
+    if not is_message(stored):
         return None, stored, None, None
     flags, at, tenant = stored[0], HEADER_BYTES, None
     if flags & HAS_TENANT:
@@ -94,16 +98,23 @@ def open_stored(stored: bytes) -> Opened:
 
 
 def message_columns(stored: Sequence[bytes], delivery_counts: Sequence[int], queue: str) -> list[Sequence[Any]]:
-    """The columns of messages, in the order of `messages_schema`."""
+    """Return the columns of messages, in the order of `messages_schema`."""
     if (plain := _plain_columns(stored)) is not None:
-        return [*plain, delivery_counts, pa.repeat(queue, len(stored))]
-    ids, payloads, tenants, times = zip(*map(open_stored, stored), strict=True) if stored else ((), (), (), ())
+        return [*plain, delivery_counts, pa.repeat(queue, len(stored)), [None] * len(stored)]
+    ids, payloads, tenants, times = zip(*map(parse_stored, stored), strict=True) if stored else ((), (), (), ())
     hexes = [None if one is None else one.hex() for one in ids]
-    return [hexes, payloads, tenants, times, delivery_counts, [queue] * len(stored)]
+    return [hexes, payloads, tenants, times, delivery_counts, [queue] * len(stored), [*map(headers_of, stored)]]
+
+
+def headers_of(stored: bytes) -> dict[str, str] | None:
+    """Return the headers of a stored message, if it has any."""
+    if not is_message(stored) or not stored[0] & HAS_EXTRAS:
+        return None
+    return headers.decode(Envelope(stored).extras) or None
 
 
 def _plain_columns(stored: Sequence[bytes]) -> list[pa.Array] | None:
-    """The same where all messages are payloads alone, cut out of them by Arrow: a sixth of the time of a loop."""
+    """Return the same for messages without tenant and extras, cut out by Arrow: a sixth of the time of a loop."""
     whole = pa.array(stored, pa.binary())
     shortest, longest = pc.min_max(pc.binary_length(whole)).as_py().values()
     if not stored or shortest < HEADER_BYTES:
@@ -112,6 +123,8 @@ def _plain_columns(stored: Sequence[bytes]) -> list[pa.Array] | None:
     if not pc.all(pc.is_in(pc.binary_slice(whole, 0, 1), plain)).as_py():
         return None
     ids, times = _cut(whole, 1, TIME_AT), _cut(whole, TIME_AT, HEADER_BYTES)
+    if any(times[:: HEADER_BYTES - TIME_AT]):  # some are not ours: see `is_message`
+        return None
     places = np.arange(0, 32 * len(stored) + 1, 32, dtype=np.int32)
     hexes = pa.StringArray.from_buffers(len(stored), pa.py_buffer(places), pa.py_buffer(ids.hex().encode()))
     moments = pa.array(np.frombuffer(times, ">i8").astype(np.int64))
@@ -119,32 +132,32 @@ def _plain_columns(stored: Sequence[bytes]) -> list[pa.Array] | None:
 
 
 def _cut(whole: pa.Array, start: int, stop: int) -> bytes:
-    """The same bytes of each, one after the other."""
+    """Return the same slice of each value, concatenated."""
     cut = pc.binary_slice(whole, start, stop)
     return bytes(cut.buffers()[2][: (stop - start) * len(cut)])
 
 
-class Rows(Protocol):
-    """Stored messages in, an Arrow batch out. It can be pickled, and so sent to executors."""
+class RowEncoder(Protocol):
+    """Makes an Arrow batch from stored messages. It is pickled and sent to executors."""
 
     schema: t.StructType
 
     def batch(self, stored: Sequence[bytes], delivery_counts: Sequence[int]) -> pa.RecordBatch:
-        """One row for each message, with the number of deliveries beside it."""
+        """Return one row for each message; ``delivery_counts`` has as many numbers."""
 
 
-def rows_of(schema: t.StructType, queue: str, payload_format: PayloadFormat = "string") -> Rows:
-    """What makes rows of this schema: the columns of a message, or JSON parsed into whatever else it is.
+def row_encoder(schema: t.StructType, queue: str, payload_format: PayloadFormat = "string") -> RowEncoder:
+    """Return an encoder for this schema: the columns of a message, or else JSON payloads parsed into it.
 
-    Call it where the schema arrives (`reader`, `streamReader`), so that one that does not fit is an error there.
+    Call it where the schema arrives (`streamReader`), so that a schema that does not fit is an error there.
     """
     if schema.fieldNames() == messages_schema().fieldNames():
         return MessageRows(schema, queue, payload_format)
     return JsonRows(schema)
 
 
-class MessageRows(Columns):
-    """A row is a message: its payload as it is, and what is known of it."""
+class MessageRows(ColumnEncoder):
+    """Each row is a message: its payload as it is, and its other columns."""
 
     def __init__(self, schema: t.StructType, queue: str, payload_format: PayloadFormat) -> None:
         wanted = messages_schema(payload_format)
@@ -158,14 +171,14 @@ class MessageRows(Columns):
         self._queue = queue
 
     def batch(self, stored: Sequence[bytes], delivery_counts: Sequence[int]) -> pa.RecordBatch:
-        return self.of_columns(message_columns(stored, delivery_counts, self._queue))
+        return self.encode(message_columns(stored, delivery_counts, self._queue))
 
 
-class JsonRows(Columns):
-    """A row is what the JSON of a payload says; what does not parse is whole in `_corrupt_record`."""
+class JsonRows(ColumnEncoder):
+    """Each row is the parsed JSON of a payload. A payload that does not parse is in `_corrupt_record`."""
 
     def __init__(self, schema: t.StructType) -> None:
-        fit(schema)
+        _check_schema(schema)
         super().__init__(schema)
 
     @cached_property
@@ -174,12 +187,12 @@ class JsonRows(Columns):
         return _reader_of(t.StructType(fields))
 
     def batch(self, stored: Sequence[bytes], delivery_counts: Sequence[int]) -> pa.RecordBatch:
-        return self.parse([open_stored(one)[1] for one in stored])
+        return self.parse([parse_stored(one)[1] for one in stored])
 
     def parse(self, payloads: Sequence[bytes]) -> pa.RecordBatch:
-        """One row for each payload."""
+        """Return one row for each payload."""
         rows = [self._row(payload) for payload in payloads]
-        return self.of_columns([[row.get(name) for row in rows] for name in self.schema.fieldNames()])
+        return self.encode([[row.get(name) for row in rows] for name in self.schema.fieldNames()])
 
     def _row(self, payload: bytes) -> dict[str, Any]:
         try:
@@ -189,12 +202,12 @@ class JsonRows(Columns):
         return {CORRUPT: payload.decode(errors="replace")} if row is None else row
 
 
-def fit(schema: t.StructType) -> None:
-    """Raise for a schema into which JSON cannot be parsed without losing any."""
+def _check_schema(schema: t.StructType) -> None:
+    """Raise for a schema into which JSON cannot be parsed without loss."""
     if CORRUPT not in schema.fieldNames() or schema[CORRUPT].dataType != t.StringType():
         raise ConfigurationError(
-            f"the given schema has no column '{CORRUPT} string', where payloads go that do not parse into it; add it, "
-            "or leave the schema out to get the payloads as they are"
+            f"the given schema has no column '{CORRUPT} string' for payloads that do not parse into it. Add it, "
+            "or leave the schema out to get the payloads as they are."
         )
     names = schema.fieldNames()
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -202,7 +215,7 @@ def fit(schema: t.StructType) -> None:
     for one in schema:
         if not one.nullable:
             raise ConfigurationError(
-                f"column {one.name} of the given schema is NOT NULL, and a payload may lack it; make it nullable"
+                f"column {one.name} of the given schema is NOT NULL, but a payload may lack it. Make it nullable."
             )
         _check_type(one.dataType, one.name)
 
@@ -219,13 +232,13 @@ def _check_type(kind: t.DataType, path: str) -> None:
         _check_type(kind.valueType, f"{path}{{}}")
     elif not isinstance(kind, tuple(_READERS)):
         raise ConfigurationError(
-            f"column {path} of the given schema is {kind.simpleString()}, which JSON cannot be parsed into; "
-            "read it as string and cast it"
+            f"column {path} of the given schema is {kind.simpleString()}, which JSON cannot be parsed into. "
+            "Read it as string and cast it."
         )
 
 
 class _Misfit(Exception):
-    """A value that is not of its column's type."""
+    """A value does not have the type of its column."""
 
 
 def _whole(most: int) -> Callable[[Any], int]:
@@ -253,7 +266,7 @@ def _flag(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """What is no text is shown as the JSON that it was, as Spark's own reader does."""
+    """Show other values as JSON, as Spark's own reader does."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text.encode()  # a lone surrogate is an UnicodeEncodeError, which is a ValueError
     return text
@@ -292,7 +305,7 @@ def _date(value: Any) -> date:
 
 
 def _moment(value: Any) -> datetime:
-    """ISO 8601; without an offset it is UTC."""
+    """Read ISO 8601; without an offset it is UTC."""
     if not isinstance(value, str):
         raise _Misfit
     moment = datetime.fromisoformat(value)
@@ -305,7 +318,7 @@ def _moment_without_zone(value: Any) -> datetime:
     return moment
 
 
-# By Spark's type, and for each a reader of that very type.
+# For each Spark type a function that makes the reader of its values.
 _READERS: dict[type[t.DataType], Callable[[Any], Callable[[Any], Any]]] = {
     t.StringType: lambda kind: _text,
     t.BooleanType: lambda kind: _flag,
@@ -324,7 +337,7 @@ _READERS: dict[type[t.DataType], Callable[[Any], Callable[[Any], Any]]] = {
 
 
 def _reader_of(kind: t.DataType) -> Callable[[Any], Any]:
-    """What takes a parsed value and gives the one for Arrow, or a misfit; null fits everywhere."""
+    """Return a function from a parsed value to the one for Arrow; it raises _Misfit. Null fits everywhere."""
     read: Callable[[Any], Any]
     if isinstance(kind, t.StructType):
         read = _struct_reader({one.name: _reader_of(one.dataType) for one in kind})

@@ -1,140 +1,124 @@
-"""The streaming source: the offset of a micro-batch is the number of a claim, so a replay reads the same messages."""
+"""The streaming source: the offset of a micro-batch is the number of a sealed batch, which a replay reads again."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from redis_message_queue.errors import ConsumerGroupLostError, DataLossError, RedisMessageQueueError
-from redis_message_queue.spark.groups import Groups, Renewal, Rules, check_name
+from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal
 from redis_message_queue.spark.options import SourceOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from redis_message_queue.spark.rows import RowEncoder
+
 log = logging.getLogger("redis_message_queue")
 
-_PAGE = 5_000  # messages in one LRANGE and one Arrow batch
-_ROWS_A_TASK = 25_000  # where the options name no number of partitions: a task costs some 50 ms by itself
-_NUMBER = "number"
+_ROWS_A_TASK = 25_000  # unless minPartitions says otherwise: a task costs some 50 ms by itself
+_BATCH = "batch"  # the one field of an offset
 
-
-class Rows(Protocol):
-    """Makes an Arrow batch of stored messages; it travels to the executors."""
-
-    def batch(self, stored: Sequence[bytes], delivery_counts: Sequence[int]) -> pa.RecordBatch:
-        """One row for each message."""
+Offset = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):
-    """A stretch of one claim, read by one task."""
+class BatchSlice(InputPartition):
+    """The messages of one batch that one task reads."""
 
-    number: int
+    batch: int
     start: int
     stop: int
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream of one queue's messages for one consumer group.
+    """Reads the messages of one queue for one consumer group.
 
-    Making one has no effects: Spark makes a second one only to pickle it. The group is taken over by whichever call
-    comes first and needs it, which after a crash may be `partitions`.
+    Making a reader has no effects: Spark makes a second one only to pickle it. The first call that needs the group
+    acquires it; after a crash that may be `partitions`.
     """
 
-    # Only the process on the driver that Spark asks for offsets ever has these.
-    _connected: Groups | None = None
-    _renewal: Renewal | None = None
-    _left: int | None = None  # how many messages an AvailableNow query may still take
+    # Set only in the process on the driver that Spark asks for offsets.
+    _connected: ConsumerGroup | None = None
+    _renewal: LeaseRenewal | None = None
+    _left: int | None = None  # how many messages an AvailableNow query may still read
 
-    def __init__(self, options: SourceOptions, rows: Rows) -> None:
+    def __init__(self, options: SourceOptions, rows: RowEncoder) -> None:
         self._options = options
         self._rows = rows
-        self._rules = Rules(
-            max_delivery_count=options.max_delivery_count,
-            message_ttl_seconds=options.message_ttl_seconds,
-            dead_letter_queue=options.dead_letter_queue,
-            max_dead_letter_length=options.max_dead_letter_length,
-            key_separator=options.key_separator,
-            hash_tag=options.hash_tag,
-        )
-        # What is wrong with a name is told now, and not by the running query.
-        self._rules.keys_of(options.queue, cluster=options.cluster)
-        check_name(options.consumer_group, options.key_separator)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For the executors, which only read."""
+        """Leave out what executors do not need: they only read."""
         return {name: value for name, value in vars(self).items() if name not in ("_connected", "_renewal", "_left")}
 
     # -- on the driver
 
-    def initialOffset(self) -> dict[str, int]:
-        """Where a query without a checkpoint begins: behind what is handled, before what a dead query had claimed.
+    def initialOffset(self) -> Offset:
+        """Return where a query without a checkpoint starts: after what is acked, before what a dead query had sealed.
 
-        Spark asks again when it replays the first batch. What is handled does not grow before that is done.
+        Spark asks again when it replays the first batch. Nothing is acked before that is done.
         """
-        return {_NUMBER: self._held().acked}
+        return {_BATCH: self._acquired().acked}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_messages_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What waits now is read, and what comes later is not."""
-        self._left = self._groups.depth()
+        """Read what is there now, and nothing that is published later."""
+        self._left = self._group.depth()
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """The next claim: one that Spark has not seen yet, or a new one, or `start` if there is nothing."""
-        groups = self._held()
-        handled = start[_NUMBER]
-        self._acknowledge(groups, handled)
-        if groups.sealed > handled:
-            return {_NUMBER: handled + 1}
-        wanted = self._wanted(groups, limit)
-        if wanted > 0 and not groups.gather(wanted) and self._left is None:
-            # Spark asks 80 times a second where the trigger is the default one.
-            groups.wait_for_work()
-            groups.gather(wanted)
-        sealed = groups.seal()
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Return the next batch: one that Spark has not seen yet, or a new one, or `start` if there is nothing."""
+        group, committed = self._acquired(), start[_BATCH]
+        self._ack(group, committed)
+        if group.sealed > committed:
+            return {_BATCH: committed + 1}
+        wanted = self._wanted(group, limit)
+        if wanted > 0 and not group.fill_batch(wanted) and self._left is None:
+            # With the default trigger Spark asks 80 times a second.
+            group.wait_for_wakeup()
+            group.fill_batch(wanted)
+        sealed = group.seal_batch()
         if self._left is not None:
-            taken = (groups.size(sealed) or 0) if sealed > handled else 0
-            self._left = self._left - taken if taken else 0
-            if not taken:
-                self._leave()
-        return {_NUMBER: sealed}
+            size = (group.batch_size(sealed) or 0) if sealed > committed else 0
+            self._left = self._left - size if size else 0
+            if not size:
+                self._release_lease()
+        return {_BATCH: sealed}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Depth and oldest age for the progress; a server that is away for a moment does not end the query for it."""
+        """Return depth and oldest age for the progress. A server that is briefly away does not end the query."""
         try:
-            depth, oldest = self._groups.oldest()
-            return {_NUMBER: self._groups.sealed, "depth": depth, "oldest_seconds": oldest}
+            depth, oldest = self._group.depth_and_age()
+            return {_BATCH: self._group.sealed, "depth": depth, "oldest_seconds": oldest}
         except RedisMessageQueueError as error:
-            log.warning("the depth of queue %s is unknown: %s", self._options.queue, type(error).__name__)
+            log.warning("%s: the depth of the queue could not be read (%s)", self._options.queue, type(error).__name__)
             return None
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """The claims behind `start` in stretches. After a crash this is the first call, and the very same claims."""
-        groups = self._held()
-        self._acknowledge(groups, start[_NUMBER])
-        sizes = {number: groups.size(number) for number in range(start[_NUMBER] + 1, end[_NUMBER] + 1)}
-        progress = groups.progress()
-        lost = [number for number, size in sizes.items() if size is None or number <= progress.released]
-        if lost or end[_NUMBER] < start[_NUMBER]:
-            self._mourn(_why_gone(lost[0] if lost else end[_NUMBER], progress.sealed, progress.released))
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Return the batches after `start` in slices. After a crash this is the first call, with the same batches."""
+        group = self._acquired()
+        self._ack(group, start[_BATCH])
+        sizes = {number: group.batch_size(number) for number in range(start[_BATCH] + 1, end[_BATCH] + 1)}
+        state = group.state()
+        lost = [number for number, size in sizes.items() if size is None or number <= state.released]
+        if lost or end[_BATCH] < start[_BATCH]:
+            self._report_data_loss(_why_gone(lost[0] if lost else end[_BATCH], state.sealed, state.released))
         kept = {number: size for number, size in sizes.items() if size and number not in lost}
         return split(kept, self._options.min_partitions)
 
-    def commit(self, end: dict[str, int]) -> None:
-        """Spark is done with everything up to here."""
-        self._acknowledge(self._held(), end[_NUMBER])
+    def commit(self, end: Offset) -> None:
+        """Ack everything up to here: Spark is done with it."""
+        self._ack(self._acquired(), end[_BATCH])
 
     def stop(self) -> None:
-        """Called on failure and when the driver is gone; not on a normal end."""
-        self._leave()
+        """Release the group. Spark calls this on failure and when the driver is gone, not on a normal end."""
+        self._release_lease()
         if self._connected is not None:
             self._connected.close()
             self._connected = None
@@ -142,108 +126,112 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- on the executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """As often as it is asked: reading changes nothing."""
-        assert isinstance(partition, Part)
-        groups = self._connect()
+        """Return the rows of a slice. Reading changes nothing, so a task may be repeated."""
+        assert isinstance(partition, BatchSlice)
+        group = ConsumerGroup(self._options.connect(), self._options)
         try:
-            got = 0
-            for at in range(partition.start, partition.stop, _PAGE):
-                members = groups.read(partition.number, at, min(at + _PAGE, partition.stop))
-                got += len(members)
-                if members:
-                    yield self._rows.batch(*opened(members))
+            found = 0
+            for members in group.read_pages(partition.batch, partition.start, partition.stop):
+                found += len(members)
+                yield self._rows.batch(*split_members(members))
         finally:
-            groups.close()
-        if got != partition.stop - partition.start:
-            self._mourn(
-                f"claim {partition.number} should have {partition.stop - partition.start:,} messages from place "
-                f"{partition.start:,} on, and {got:,} are there"
+            group.close()
+        if found != partition.stop - partition.start:
+            self._report_data_loss(
+                f"batch {partition.batch} should have {partition.stop - partition.start:,} messages from index "
+                f"{partition.start:,}, but {found:,} are there"
             )
 
-    # -- how it is done
+    # -- the consumer group
 
     @property
-    def _groups(self) -> Groups:
+    def _group(self) -> ConsumerGroup:
         if self._connected is None:
-            self._connected = self._connect()
+            self._connected = ConsumerGroup(self._options.connect(), self._options)
         return self._connected
 
-    def _connect(self) -> Groups:
-        one = self._options
-        client = one.connect()
-        return Groups(client, one.queue, one.consumer_group, lease_seconds=one.lease_seconds, rules=self._rules)
-
-    def _held(self) -> Groups:
-        """The group, ours: taken over in the first call of a run, with what the run before has left."""
-        groups = self._groups
+    def _acquired(self) -> ConsumerGroup:
+        """Return the group. The first call of a run acquires it and recovers what the run before has left."""
+        group = self._group
         if self._renewal is None:
-            groups.take_over()
-            self._renewal = Renewal(groups)
-            groups.adopt()
+            group.acquire_group()
+            self._renewal = LeaseRenewal(group)
+            group.recover()
         if self._renewal.lost is not None:
             raise ConsumerGroupLostError(str(self._renewal.lost), queue=self._options.queue)
-        return groups
+        return group
 
-    def _leave(self) -> None:
+    def _release_lease(self) -> None:
         if self._renewal is not None:
             self._renewal.stop()
             self._renewal = None
             try:
-                self._groups.leave()
+                self._group.release_lease()
             except Exception as error:
-                log.warning("the lease of the consumer group ends by itself: %s", type(error).__name__)
+                log.warning(
+                    "%s: the lease of consumer group %s was not released (%s); it ends after %g s",
+                    self._options.queue,
+                    self._options.consumer_group,
+                    type(error).__name__,
+                    self._options.lease_seconds,
+                )
 
-    def _acknowledge(self, groups: Groups, number: int) -> None:
-        if number > groups.sealed:
-            self._mourn(_why_gone(number, groups.sealed, 0))
-            groups.jump(number)
-        groups.acknowledge(number)
+    def _ack(self, group: ConsumerGroup, number: int) -> None:
+        if number > group.sealed:
+            self._report_data_loss(_why_gone(number, group.sealed, 0))
+            group.skip_to(number)
+        group.ack_batch(number)
 
-    def _wanted(self, groups: Groups, limit: ReadLimit) -> int:
-        """How many messages the next claim may have."""
+    def _wanted(self, group: ConsumerGroup, limit: ReadLimit) -> int:
+        """Return how many messages the next batch may have."""
         if isinstance(limit, ReadMaxRows):
             wanted = limit.max_rows
-        elif isinstance(limit, ReadAllAvailable):  # a trigger that runs once: what waits now
-            wanted = groups.depth()
+        elif isinstance(limit, ReadAllAvailable):  # a trigger that runs once: what is there now
+            wanted = group.depth()
         else:
             wanted = self._options.max_messages_per_trigger
         return wanted if self._left is None else min(wanted, self._left)
 
-    def _mourn(self, what: str) -> None:
-        """Data loss: an error, or a warning where the user wants to go on."""
+    def _report_data_loss(self, what: str) -> None:
+        """Raise, or only warn if the user wants to continue."""
         where = f"queue {self._options.queue!r}, consumerGroup {self._options.consumer_group!r}: {what}"
         if self._options.fail_on_data_loss:
             raise DataLossError(
-                f"{where}. Start with a new checkpoint, or set failOnDataLoss to false to go on without them",
+                f"{where}. Start with a new checkpoint, or set failOnDataLoss to false to continue without them.",
                 queue=self._options.queue,
             )
-        log.warning("messages are lost. %s", where)
+        log.warning("messages are lost: %s", where)
 
 
-def split(sizes: dict[int, int], wanted: int | None) -> list[Part]:
-    """Claims in stretches of about the same length, at least as many as wanted if there are messages for them."""
+def split(sizes: dict[int, int], wanted: int | None) -> list[BatchSlice]:
+    """Return the batches in slices of about equal length, at least as many as wanted if there are messages."""
     total = sum(sizes.values())
     count = max(wanted or 1, -(-total // _ROWS_A_TASK))
     length = max(1, total // count) if wanted else _ROWS_A_TASK
-    return [Part(number, at, min(at + length, size)) for number, size in sizes.items() for at in range(0, size, length)]
+    return [
+        BatchSlice(number, at, min(at + length, size))
+        for number, size in sizes.items()
+        for at in range(0, size, length)
+    ]
 
 
-def opened(members: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
-    """Stored messages and their delivery counts, of messages as they lie in a claim: see lua/lib/member.lua."""
+def split_members(members: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+    """Return stored messages and delivery counts from the members of a batch: see lua/lib/batch.lua."""
     stored, counts = list(members), [1] * len(members)
     for place, member in enumerate(members):
-        if member[0] < 0x80:
-            count, _, stored[place] = member.partition(b":")
-            counts[place] = int(count)
+        if member[:1] < b"\x80":
+            count, _, message = member.partition(b":")
+            if count.isdigit() and len(count) < 16:  # else another program wrote it, and it is shown as it is
+                counts[place], stored[place] = int(count), message
     return stored, counts
 
 
 def _why_gone(number: int, sealed: int, released: int) -> str:
     if number > sealed:
         return (
-            f"claim {number} is in the checkpoint and unknown to Redis, where claims end at {sealed}; "
+            f"batch {number} is in the checkpoint but not in Redis, where the last batch is {sealed}; "
             "the server was emptied or restored, or the checkpoint belongs to another queue"
         )
     if number <= released:
-        return f"claim {number} was released by an operator, and its messages went back to the queue"
-    return f"claim {number} was acknowledged before, and its messages are gone; the checkpoint is older than that"
+        return f"an operator released batch {number}, and its messages went back to the queue"
+    return f"batch {number} was acked before, and its messages are gone; the checkpoint is older than that"

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 
 def refuse_awaitable(result: Any) -> NoReturn:
-    """The handler was an ``async def``: nothing of it has run."""
+    """Raise for a handler that is an ``async def``; none of its code has run."""
     if inspect.iscoroutine(result):
         result.close()
     raise TypeError(

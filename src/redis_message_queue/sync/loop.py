@@ -6,33 +6,37 @@ import inspect
 import threading
 from typing import Any
 
-from redis_message_queue.protocol.feed import TURN_SECONDS, Feed, RunOptions, RunSummary, Unit
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.prefetcher import TURN_SECONDS, Prefetcher, WorkItem
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.run_options import RunOptions, RunSummary
 from redis_message_queue.sync.awaitable import refuse_awaitable
 
 _LOOK_SECONDS = 0.1  # how often the main thread looks for signals while the others work
 
 
 class Loop:
-    """Workers around one feed: one at a time takes messages from it, all of them work."""
+    """Workers around one prefetcher: one at a time claims, all of them handle messages."""
 
     def __init__(self, protocol: QueueProtocol, options: RunOptions[Any]) -> None:
         self._options = options
-        self._feed = Feed(protocol, options)
+        self._prefetcher = Prefetcher(protocol, options)
         self._turn = threading.Lock()
         self._trouble: BaseException | None = None
 
     def run(self) -> RunSummary:
-        self._feed.open()
         try:
+            self._prefetcher.open()
             if self._options.concurrency == 1:
                 self._work()
             else:
                 self._work_together()
         finally:
-            finish(self._feed.close())
-        return self._feed.summary
+            try:
+                finish(self._prefetcher.close())
+            finally:  # whatever interrupts that, the background threads or tasks must end
+                self._prefetcher.holding.end_lease()
+        return self._prefetcher.summary
 
     def _work_together(self) -> None:
         threads = [
@@ -47,7 +51,7 @@ class Loop:
                     thread.join(_LOOK_SECONDS)
         finally:
             # Ctrl-C: they finish what they have begun. A second one does not wait for that.
-            self._feed.ended = True
+            self._prefetcher.stop()
             for thread in threads:
                 thread.join()
         if self._trouble is not None:
@@ -58,39 +62,39 @@ class Loop:
             self._work()
         except BaseException as error:
             self._trouble = self._trouble or error
-            self._feed.ended = True
+            self._prefetcher.stop()
 
     def _work(self) -> None:
-        feed = self._feed
-        while (unit := feed.ready() or self._next_unit()) is not None:
-            self._handle(unit)
-            if feed.is_late:
-                finish(feed.flush())
+        prefetcher, alone = self._prefetcher, self._options.concurrency == 1
+        while item := prefetcher.ready() or (finish(prefetcher.next_item()) if alone else self._next_in_turn()):
+            self._handle(item)
+            if prefetcher.acks.is_late:
+                finish(prefetcher.acks.flush())
 
-    def _next_unit(self) -> Unit | None:
-        if self._feed.is_inherited:
+    def _next_in_turn(self) -> WorkItem | None:
+        if self._prefetcher.holding.is_forked:
             return None  # the thread that may have the turn does not exist in a forked child
         if not self._turn.acquire(timeout=TURN_SECONDS):
-            finish(self._feed.flush())
+            finish(self._prefetcher.acks.flush())
             self._turn.acquire()
         try:
-            return finish(self._feed.next_unit())
+            return finish(self._prefetcher.next_item())
         finally:
             self._turn.release()
 
-    def _handle(self, unit: Unit) -> None:
+    def _handle(self, work_item: WorkItem) -> None:
         handler = self._options.handler
-        argument = unit.messages[0] if self._options.batch_size is None else list(unit.messages)
+        argument = work_item.messages[0] if self._options.batch_size is None else list(work_item.messages)
         try:
-            unit.begun = True  # the last step before the handler: up to here Ctrl-C leaves them to be given back
+            work_item.begun = True  # the last step before the handler: up to here Ctrl-C leaves them to be requeued
             result = handler(argument)
         except Exception as error:
-            finish(self._feed.failed(unit, error))
+            finish(self._prefetcher.failed(work_item, error))
             return
         except BaseException:
-            self._feed.leave_alone(unit)
+            self._prefetcher.leave_alone(work_item)
             raise
         if result is not None and inspect.isawaitable(result):
-            self._feed.leave_alone(unit)
+            self._prefetcher.leave_alone(work_item)
             refuse_awaitable(result)
-        self._feed.done(unit)
+        self._prefetcher.done(work_item)

@@ -1,9 +1,12 @@
-"""The blocking port: scripts over a redis-py client, each done before the call returns."""
+"""The sync port: runs scripts through a blocking redis-py client."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -11,13 +14,16 @@ import redis
 from redis import exceptions
 
 from redis_message_queue import wire
+from redis_message_queue.attempt_limits import AttemptLimits
 from redis_message_queue.client_port import ClientPort
-from redis_message_queue.errors import RedisMessageQueueError
 from redis_message_queue.identity import after_fork, free_if_orphaned
 from redis_message_queue.protocol.port import Argument, Call, Command
+from redis_message_queue.sync.direct_pool import NOT_SENT, DirectPool
 from redis_message_queue.sync.runtime import BlockingRuntime
 
 T = TypeVar("T")
+
+_ANSWERS = frozenset((int, bytes))  # what the fast paths of our scripts return
 
 
 class BlockingPort(ClientPort, BlockingRuntime):
@@ -33,14 +39,18 @@ class BlockingPort(ClientPort, BlockingRuntime):
 
     def __init__(self, client: Any, *, pack_by_hand: bool = True, client_retries: bool = False) -> None:
         super().__init__(client, pack_by_hand=pack_by_hand, client_retries=client_retries)
+        pool = getattr(client, "connection_pool", None)
+        # The user's own `Retry` repeats what redis-py does on a connection of its own.
+        is_direct = self._packs_by_hand and not client_retries and type(pool) is redis.ConnectionPool
+        self._direct = DirectPool(pool) if is_direct and DirectPool.fits(pool) else None
         _ports.add(self)
 
-    def inherit(self) -> None:
-        """redis-py's blocking pools notice a fork by themselves, but not that a snapshot was restored."""
+    def after_fork(self) -> None:
+        """Close idle connections: redis-py notices a fork by itself, but not a restored snapshot."""
         wire.close_idle_connections(self._client)
 
     def free_inherited_locks(self, deadline: float) -> None:
-        """In a forked child: redis-py drops the connections of its pools, and goes on with their locks as they are."""
+        """Free locks in a forked child: redis-py drops the connections of its pools there, but keeps their locks."""
         for lock in wire.locks_of(self._client):
             free_if_orphaned(lock, deadline)
 
@@ -48,57 +58,83 @@ class BlockingPort(ClientPort, BlockingRuntime):
         if not self.is_cluster:
             wire.close_idle_connections(self._client)
 
-    async def meet(self) -> None:
+    async def connect(self) -> None:
         if self.is_cluster or not hasattr(self._client, "connection_pool"):
-            return  # it was reached when the client was made, or its connections are its own affair
+            return  # a cluster client has connected when it was made; other clients manage their own connections
         with self._attempt():
             try:
                 pool = self._client.connection_pool
-                pool.release(self._connection_of(pool))
+                pool.release(self._get_connection(pool))
             except exceptions.RedisError as error:
                 if not self._has_answered(error):
                     raise
 
-    async def call(self, command: Command, open_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+    async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        reply: Any = NOT_SENT
+        packed = wire.pack(command, extra_keys, arguments) if self._packs_by_hand else None
+        if packed is not None and self._direct is not None:
+            limits = self._attempt()
+            if not limits.is_timed:  # the usual case: redis-py's own timeout is all that it needs
+                (reply,) = self._direct.exchange(packed, 1, math.inf)
+            else:
+                with limits:
+                    (reply,) = self._direct.exchange(packed, 1, limits.ends_at())
+            if type(reply) in _ANSWERS:
+                return reply
+        return self._call(command, extra_keys, arguments, packed, reply)
+
+    def _call(
+        self,
+        command: Command,
+        extra_keys: tuple[str, ...],
+        arguments: tuple[Argument, ...],
+        packed: bytes | None,
+        reply: Any,
+    ) -> Any:
+        """Let redis-py send the command, if it was not sent; return its reply or raise its error."""
         with self._attempt():
             try:
                 try:
-                    if self._packs_by_hand:
-                        return self._exchange(wire.pack(command, open_keys, arguments))
-                    return self._execute(*wire.words("EVALSHA", command.script.sha, command, open_keys, arguments))
+                    if isinstance(reply, exceptions.ResponseError):
+                        raise reply
+                    if reply is not NOT_SENT:
+                        return reply
+                    if packed is not None:
+                        return self._exchange(packed)
+                    return self._execute(*wire.command_args("EVALSHA", command, extra_keys, arguments))
                 except exceptions.NoScriptError:
-                    # EVAL runs it and leaves it in the cache of just the node that it was wanted on.
-                    return self._execute(*wire.words("EVAL", command.script.source, command, open_keys, arguments))
+                    # EVAL runs it and caches it on the node that has forgotten it.
+                    return self._execute(*wire.command_args("EVAL", command, extra_keys, arguments))
             except exceptions.ResponseError as error:
                 if wire.is_read_only(error):
                     wire.close_idle_connections(self._client)
                 raise wire.translated(error, command.script.name) from error
 
-    def _execute(self, *words: Any) -> Any:
-        """A command by the client's own way, for a client that is not plain."""
+    def _execute(self, *command_args: Any) -> Any:
+        """Send a command through the client's own `execute_command`, for a client that is not plain."""
         try:
-            return self._client.execute_command(*words, NEVER_DECODE=True)
+            return self._client.execute_command(*command_args, NEVER_DECODE=True)
         except (AttributeError, ValueError) as error:
             if not wire.is_cluster(self._client):
                 raise
-            # After a few MOVED redis-py closes the connections of all threads, also those that are being read.
+            # After a few MOVED redis-py closes the connections of all threads, even those that are in use.
             raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
         except Exception:
             raise
         except BaseException:
-            # redis-py may have put a connection back whose answer is still to come, if Ctrl-C met it at the
-            # wrong moment; the next command would read that answer.
+            # A Ctrl-C may make redis-py put a connection back before its reply has come; the next command would
+            # read that reply.
             wire.close_idle_connections(self._client)
             raise
 
     def _exchange(self, packed: bytes) -> Any:
-        """The same without redis-py's command layer, which costs its client more than the socket does."""
+        """Send a packed command without redis-py's command layer, which takes more time than the socket."""
         pool = self._client.connection_pool
-        connection = self._connection_of(pool)
+        connection = self._get_connection(pool)
         answered = False
         try:
             if self._client_retries:
-                reply = self._repeated(connection, lambda: _ask(connection, packed))
+                reply = self._with_client_retry(connection, lambda: _send_and_read(connection, packed))
             else:
                 connection.send_packed_command((packed,))
                 reply = connection.read_response(disable_decoding=True)
@@ -108,59 +144,79 @@ class BlockingPort(ClientPort, BlockingRuntime):
             answered = True
             raise
         finally:
-            # A connection with an unread answer would give it to whoever asks next: it must not go back open.
+            # The next command would read a reply that is left unread, so such a connection must not go back open.
             if not answered:
                 connection.disconnect()
             pool.release(connection)
 
-    def _repeated(self, connection: Any, ask: Callable[[], T]) -> T:
-        """As the client does with its own commands: repeated by the `Retry` that its user gave it."""
-        answer: T = connection.retry.call_with_retry(ask, lambda error: connection.disconnect(error))
+    def _with_client_retry(self, connection: Any, attempt: Callable[[], T]) -> T:
+        """Retry with the `Retry` that the user gave the client."""
+        answer: T = connection.retry.call_with_retry(attempt, lambda error: connection.disconnect(error))
         return answer
 
     async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
         if not self._packs_by_hand:
             return await self._call_or_error(first), await self._call_or_error(second)
-        with self._attempt():
-            answers = self._talk(self._client.connection_pool, (wire.pack(*first), wire.pack(*second)))
-        # A script that the server has forgotten is run again by itself; the other one has had its turn.
-        return await self._settled(answers[0], first), await self._settled(answers[1], second)
+        with self._attempt() as limits:
+            answers = self._exchange_both(wire.pack(*first), wire.pack(*second), limits)
+        # If the server has forgotten one of the scripts, only that one is run again.
+        return await self._result(answers[0], first), await self._result(answers[1], second)
 
-    async def _settled(self, answer: Any, call: Call) -> Any:
-        if isinstance(answer, exceptions.NoScriptError):
-            return await self._call_or_error(call)
-        return wire.translated(answer, call[0].script.name) if isinstance(answer, exceptions.ResponseError) else answer
+    def _exchange_both(self, first: bytes, second: bytes, limits: AttemptLimits) -> list[Any]:
+        """Return the replies to two commands, or their errors."""
+        answers = [NOT_SENT]
+        if self._direct is not None:
+            answers = self._direct.exchange(first + second, 2, limits.ends_at())
+        if answers[0] is NOT_SENT:
+            return self._send_all(self._client.connection_pool, (first, second))
+        if wire.any_is_read_only(answers):
+            wire.close_idle_connections(self._client)
+        return answers
 
-    async def _call_or_error(self, call: Call) -> Any:
-        try:
-            return await self.call(*call)
-        except (exceptions.RedisError, RedisMessageQueueError) as error:
-            return error
-
-    async def wait(self, bell: str, seconds: float) -> bool:
-        words = wire.blpop(bell, seconds)
-        with self._attempt():
+    async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
+        nudge_at = time.monotonic() + seconds + wire.TIMER_SLACK_SECONDS if punctual else None
+        with self._attempt() as limits:
             try:
-                if self._packs_by_hand:
-                    return self._exchange(wire.pack_words(words)) is not None
-                return self._execute(*words) is not None
+                return self._wait(wakeup, seconds, limits, nudge_at) is not None
             except exceptions.ResponseError as error:
                 raise wire.translated(error, "claim") from error
 
-    async def converse(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+    def _wait(self, wakeup: str, seconds: float, limits: AttemptLimits, nudge_at: float | None) -> Any:
+        command_args = wire.blpop(wakeup, seconds)
+        if not self._packs_by_hand:
+            return self._execute(*command_args)
+        packed = wire.pack_command(command_args)
+        if self._direct is not None:
+            (reply,) = self._direct.exchange(
+                packed, 1, limits.ends_at(), nudge_at, partial(self._nudge, wakeup, limits)
+            )
+            if isinstance(reply, exceptions.ResponseError):
+                raise reply
+            if reply is not NOT_SENT:
+                return reply
+        return self._exchange(packed)
+
+    def _nudge(self, wakeup: str, limits: AttemptLimits) -> None:
+        """Make the server look at its timers, on another connection; without one its own timer must do."""
+        with contextlib.suppress(exceptions.RedisError):
+            packed = wire.nudge(wakeup)
+            if self._direct is None or self._direct.exchange(packed, 1, limits.ends_at())[0] is NOT_SENT:
+                self._exchange(packed)
+
+    async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         with self._attempt():
-            answers = self._talk(self._pool_of(key), [wire.pack_words(words) for words in commands])
+            answers = self._send_all(self._pool_of(key), [wire.pack_command(command) for command in commands])
         if wire.is_cluster(self._client) and wire.has_moved(answers):
             self._client.nodes_manager.initialize()
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
         return wire.with_advice(answers, commands)
 
-    def _talk(self, pool: Any, packed: Sequence[bytes]) -> list[Any]:
-        """Several commands on one connection; an answer or an error of each."""
-        connection = self._connection_of(pool)
+    def _send_all(self, pool: Any, packed: Sequence[bytes]) -> list[Any]:
+        """Send several commands on one connection; return the reply to each, or its error."""
+        connection = self._get_connection(pool)
         answers: list[Any] = []
 
-        def ask() -> None:
+        def attempt() -> None:
             answers.clear()
             connection.send_packed_command(packed)
             while len(answers) < len(packed):
@@ -171,16 +227,16 @@ class BlockingPort(ClientPort, BlockingRuntime):
 
         try:
             if self._client_retries:
-                self._repeated(connection, ask)
+                self._with_client_retry(connection, attempt)
             else:
-                ask()
+                attempt()
         except (exceptions.ConnectionError, exceptions.TimeoutError):
-            self._look_around()
+            self._refresh_nodes()
             raise
         except (AttributeError, ValueError) as error:
             if not wire.is_cluster(self._client):
                 raise
-            # As in `_execute`: somebody else's command has closed the connections of all threads.
+            # As in `_execute`: another command has closed the connections of all threads.
             raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
         finally:
             if len(answers) < len(packed):
@@ -190,20 +246,20 @@ class BlockingPort(ClientPort, BlockingRuntime):
             wire.close_idle_connections(self._client)
         return answers
 
-    def _connection_of(self, pool: Any) -> Any:
+    def _get_connection(self, pool: Any) -> Any:
         try:
             return pool.get_connection()
         except (exceptions.ConnectionError, exceptions.TimeoutError):
-            self._look_around()
+            self._refresh_nodes()
             raise
         except Exception:
             raise
         except BaseException:
-            wire.close_idle_connections(self._client)  # one of them may be half made
+            wire.close_idle_connections(self._client)  # one of them may be half open
             raise
 
-    def _look_around(self) -> None:
-        """A node of a cluster may be gone for good: find out who has its slots now."""
+    def _refresh_nodes(self) -> None:
+        """Find out which cluster nodes have the slots now, because one node may be gone for good."""
         if wire.is_cluster(self._client):
             with contextlib.suppress(exceptions.RedisError):
                 self._client.nodes_manager.initialize()
@@ -214,7 +270,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
         return self._client.get_redis_connection(self._client.get_node_from_key(key)).connection_pool
 
 
-def _ask(connection: Any, packed: bytes) -> Any:
+def _send_and_read(connection: Any, packed: bytes) -> Any:
     connection.send_packed_command((packed,))
     return connection.read_response(disable_decoding=True)
 

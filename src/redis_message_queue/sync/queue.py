@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any, cast
 
+import redis
+
 from redis_message_queue import checks, options
 from redis_message_queue.client_gateway import open_queue
 from redis_message_queue.errors import PublishNotConfirmedError
-from redis_message_queue.events import QueueEvent
-from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import Journal, OverloadPolicy
 from redis_message_queue.process_bound import ProcessBound
-from redis_message_queue.protocol.delivery import Delivery, current_message
-from redis_message_queue.protocol.feed import RunOptions, RunSummary
+from redis_message_queue.protocol.claim_attempt import HANDED_OVER
+from redis_message_queue.protocol.message_block import MessageBlock, current_message
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.retry_policy import RetryPolicy
+from redis_message_queue.protocol.run_options import RunOptions, RunSummary
 from redis_message_queue.sync.abstract import AbstractRedisGateway
 from redis_message_queue.sync.awaitable import refuse_awaitable
 from redis_message_queue.sync.batch import ProcessMessages
@@ -28,62 +28,33 @@ from redis_message_queue.sync.gateway import RedisGateway
 from redis_message_queue.sync.loop import Loop
 from redis_message_queue.sync.message import ReceivedMessage
 from redis_message_queue.sync.operator import OperatorMethods
+from redis_message_queue.version import __version__
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueArguments(options.QueueArguments):
+    """What the constructor takes, with the types of this package."""
+
+    client: redis.Redis | redis.RedisCluster | None = None
+    gateway: AbstractRedisGateway | None = None
 
 
 class RedisMessageQueue(OperatorMethods, ProcessBound):
     """A queue of messages in Redis: publish at one end, process at the other.
 
-    Give it a redis-py ``client``, or a ``gateway`` that holds one. Every feature beyond that is optional; the
-    options are described one by one in the reference.
+    Give it a redis-py ``client``, or a ``gateway`` that has one. Everything else is optional. Leases are on by
+    default: a message whose consumer crashes is delivered again after ``visibility_timeout_seconds``.
+
+    Handlers must be idempotent: a message can be delivered more than once.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        client: Any = None,
-        gateway: AbstractRedisGateway | None = None,
-        deduplication: bool = False,
-        get_deduplication_key: Callable[[Any], Any] | None = None,
-        enable_completed_queue: bool = False,
-        enable_failed_queue: bool = False,
-        max_completed_length: int | None = options.DEFAULT_TRACKING_LENGTH,
-        max_failed_length: int | None = options.DEFAULT_TRACKING_LENGTH,
-        visibility_timeout_seconds: float | None = options.DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
-        heartbeat_interval_seconds: float | None = None,
-        max_processing_seconds: float | None = None,
-        retry_policy: RetryPolicy | None = None,
-        on_heartbeat_failure: Callable[[], Any] | None = None,
-        max_delivery_count: int | None = options.DEFAULT_MAX_DELIVERY_COUNT,
-        max_dead_letter_length: int | None = None,
-        max_pending_length: int | None = None,
-        max_pending_per_tenant: int | None = None,
-        pending_overload_policy: OverloadPolicy = "raise",
-        pending_overload_block_timeout_seconds: float = 1.0,
-        tenant_weights: Mapping[str, int] | None = None,
-        message_ttl_seconds: float | None = None,
-        journal: Journal = False,
-        max_journal_length: int = 1_000_000,
-        confirm_replicas: int | None = None,
-        confirm_fsync: bool = False,
-        confirm_timeout_seconds: float = 1.0,
-        strict_payload_types: bool = False,
-        max_payload_bytes: int | None = None,
-        max_payload_depth: int | None = None,
-        interrupt: BaseGracefulInterruptHandler | None = None,
-        on_event: Callable[[QueueEvent], Any] | None = None,
-        get_headers: Callable[[], Any] | None = None,
-        message_wait_interval_seconds: float = options.DEFAULT_WAIT_SECONDS,
-        message_deduplication_log_ttl_seconds: float = options.DEFAULT_DEDUPLICATION_SECONDS,
-        retry_budget_seconds: float = options.DEFAULT_RETRY_BUDGET_SECONDS,
-        retry_initial_delay_seconds: float = options.DEFAULT_RETRY_INITIAL_DELAY_SECONDS,
-        retry_max_delay_seconds: float = options.DEFAULT_RETRY_MAX_DELAY_SECONDS,
-        key_separator: str = "::",
-        hash_tag: bool | None = None,
-    ) -> None:
+    __version__ = __version__
+
+    @options.constructor(QueueArguments)
+    def __init__(self, arguments: QueueArguments) -> None:
         for callback in ("get_deduplication_key", "on_heartbeat_failure", "on_event", "get_headers"):
-            checks.plain_function(callback, locals()[callback])
-        self._protocol = open_queue(locals(), RedisGateway)
+            checks.plain_function(callback, getattr(arguments, callback))
+        self._protocol = open_queue(arguments, RedisGateway)
 
     @property
     def key(self) -> QueueKeys:
@@ -99,14 +70,35 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         at: datetime | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
     ) -> bool:
-        """Put a message into the queue. False if deduplication suppressed it.
+        """Add a message to the queue.
 
-        With ``tenant`` it waits in that tenant's own line, and tenants take turns. With ``delay_seconds`` or ``at`` (a
-        datetime with a time zone) it is delivered no earlier than that. ``repeat_of`` is the error of an earlier
-        publish of this message that was not confirmed: the same call is made once more, and counts once.
+        Returns True, or False if deduplication suppressed it. A call that was interrupted or got no reply can be
+        retried: with deduplication the message is stored once.
+
+        Args:
+            message: A str, or a dict that can be encoded as JSON.
+            tenant: Whose queue to put it in. Tenants are served round-robin.
+            delay_seconds: Do not deliver before this many seconds have passed.
+            at: Do not deliver before this time (a timezone-aware datetime).
+            repeat_of: The error of an earlier publish of this message that was not confirmed. The same call is sent
+                again, and counts once.
+
+        Raises:
+            PayloadTypeError, PayloadValueError, PayloadTooLargeError, PayloadTooDeepError: The message cannot be
+                stored.
+            ConfigurationError: Another argument cannot be used.
+            QueueBackpressureError: The queue is full; nothing was stored.
+            QueueDrainedError: This object was drained; nothing was stored.
+            PublishNotConfirmedError: The replicas or the disk did not confirm it in time; pass the error as
+                ``repeat_of``.
+            RetryBudgetExhaustedError: Redis could not be reached in time; it is unknown whether the message was
+                stored.
         """
-        details: dict[str, Any] = {"tenant": tenant, "delay_seconds": delay_seconds, "at": at, "repeat_of": repeat_of}
-        return finish(self._protocol.outbox.publish(message, **details))
+        return finish(
+            self._protocol.publisher.publish(
+                message, tenant=tenant, delay_seconds=delay_seconds, at=at, repeat_of=repeat_of
+            )
+        )
 
     def publish_many(
         self,
@@ -117,26 +109,54 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         at: datetime | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
     ) -> list[bool]:
-        """Put many messages into the queue, in their order; for each what `publish` would say.
+        """Add many messages to the queue, in their order.
 
-        They go in chunks of up to 1,000, each one script: all of a chunk or nothing. An error has the ``results`` of
-        the chunks before it, so ``messages[len(error.results):]`` is what is left.
+        Returns for each message what `publish` would return. The messages are sent in chunks of up to 1,000, and
+        each chunk is stored as a whole or not at all.
+
+        Args:
+            messages: An iterable of str or dict.
+            tenant: Whose queue to put them in.
+            delay_seconds: Do not deliver before this many seconds have passed.
+            at: Do not deliver before this time (a timezone-aware datetime).
+            repeat_of: The error of an earlier publish of these messages that was not confirmed.
+
+        Raises:
+            Exception: What `publish` raises. The error has the ``results`` of the chunks before it, so
+                ``messages[len(error.results):]`` still need to be published.
         """
-        outbox = self._protocol.outbox
+        publisher = self._protocol.publisher
         return finish(
-            outbox.publish_many(messages, tenant=tenant, delay_seconds=delay_seconds, at=at, repeat_of=repeat_of)
+            publisher.publish_many(messages, tenant=tenant, delay_seconds=delay_seconds, at=at, repeat_of=repeat_of)
         )
 
     def process_message(self) -> ProcessMessage:
-        """A context with the next message, or None if none came while it waited.
+        """Get the next message, for one ``with`` block.
 
-        Leaving it normally acknowledges the message, an exception takes the failure path, and anything that
-        is not an `Exception` leaves the message to its lease.
+        The block gets the payload, or None if no message arrived within ``message_wait_interval_seconds``. Leaving
+        the block normally acknowledges the message. An exception fails it: it is retried, or kept in ``failed``, as
+        the options say. `KeyboardInterrupt`, `SystemExit` and cancellation leave it to its lease.
+
+        Raises:
+            RetryBudgetExhaustedError: Redis could not be reached in time. A message that was claimed meanwhile is
+                recovered by the next call.
+            CleanupFailedError: The handler succeeded, and the message could not be acknowledged; it may be delivered
+                again.
         """
         return ProcessMessage(self._protocol)
 
     def process_message_callback(self, handler: Callable[[Any], Any]) -> bool:
-        """Give the next message to ``handler``. False if there was none."""
+        """Call ``handler`` with the payload of the next message.
+
+        Returns False if no message arrived within ``message_wait_interval_seconds``.
+
+        Args:
+            handler: Called with the payload. Its exception fails the message and is raised here.
+
+        Raises:
+            ConfigurationTypeError: ``handler`` cannot be called.
+            Exception: What ``handler`` or `process_message` raises.
+        """
         checks.required_function("handler", handler)
         context = self.process_message()
         with context as message:
@@ -149,14 +169,24 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         return True
 
     def process_messages(self, max_messages: int, *, wait_seconds: float | None = None) -> ProcessMessages:
-        """A context with a batch of up to ``max_messages`` messages, claimed in one step; empty if none came.
+        """Get a batch of messages, for one ``with`` block.
 
-        ``batch.ack(message)`` and ``batch.fail(message, error)`` settle one message now. Leaving normally acknowledges
-        the rest in one round trip; an exception gives the rest back to the front of the queue, in its order; anything
-        that is not an `Exception` leaves it to its lease. One heartbeat renews the whole batch.
+        The batch is claimed in one step, and is empty if no message arrived. ``batch.ack(message)`` and
+        ``batch.fail(message, error)`` settle one message at once. Leaving the block normally acknowledges the rest
+        in one round trip. An exception requeues the rest at the front of the queue, in order. `KeyboardInterrupt`,
+        `SystemExit` and cancellation leave it to its lease. One heartbeat renews the whole batch.
+
+        Args:
+            max_messages: How many messages to claim at most, up to 1,000.
+            wait_seconds: How long to wait for the first message; None takes ``message_wait_interval_seconds``.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            RetryBudgetExhaustedError, CleanupFailedError: As in `process_message`.
         """
-        return ProcessMessages(self._protocol.batch(max_messages, wait_seconds))
+        return ProcessMessages(self._protocol, max_messages, wait_seconds)
 
+    @checks.suggests_options
     def run(
         self,
         handler: Callable[[Any], Any],
@@ -167,13 +197,25 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         batch_seconds: float | None = None,
         until_empty: bool = False,
     ) -> RunSummary:
-        """Give messages to ``handler`` until somebody stops it: the queue's interrupt, or a drain.
+        """Call ``handler`` with messages until you stop it with the queue's ``interrupt`` or with `drain`.
 
-        Each message is a `ReceivedMessage`. It is acknowledged when the handler returns, and takes the failure path
-        when it raises; the loop goes on. ``concurrency`` workers, threads or tasks, are at it. ``prefetch`` messages
-        are claimed in one round trip, and acknowledgements travel with the next claim. With ``batch_size`` the handler
-        gets a list of up to so many messages, or of what came in ``batch_seconds``. With ``until_empty`` it ends when
-        nothing waits. What was begun is finished, what was not is given back.
+        A message is acknowledged when its handler returns, and fails when it raises; the loop continues either way.
+        When the loop stops, running handlers finish, and messages that no handler has started are requeued.
+
+        Args:
+            handler: Called with a `ReceivedMessage`, or with a list of them if ``batch_size`` is set.
+            concurrency: How many handlers run at the same time: threads in the sync queue, tasks in the async one.
+            prefetch: How many messages to claim in one round trip. Acknowledgements are sent with the next claim.
+            batch_size: Call the handler with a list of up to this many messages.
+            batch_seconds: How long to wait until a batch is full.
+            until_empty: Return when no message is waiting.
+
+        Returns:
+            RunSummary: How many messages were handled, failed and requeued.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            RetryBudgetExhaustedError: Redis could not be reached in time.
         """
         options = RunOptions(
             handler=handler,
@@ -186,20 +228,35 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         return Loop(self._protocol, options).run()
 
     def current_message(self) -> ReceivedMessage | None:
-        """The message that the handler around this call holds, with what is known about its delivery."""
+        """Return the message that the handler around this call is working on, or None outside of a handler.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway, which passes on payloads only.
+        """
         return cast(ReceivedMessage | None, current_message(self._protocol))
 
     def drain(self, timeout: float | None = None) -> bool:
-        """End this object's work: refuse publishes, claim nothing more, give back claims that no handler has seen.
+        """Stop accepting work, and wait until everything that was started is settled.
 
-        Waits for publishes under way and interrupts one that waits for room; handlers are yours to wait for. True if
-        nothing is in doubt any more; False if the time was up or Redis out of reach, and then call it again. With a
-        timeout of 0 it only shuts and looks.
+        Publishes are refused from now on, and consumers claim nothing more. Publishes that are under way are waited
+        for, and a publish that waits for room is interrupted. Claims that no handler has seen are requeued. Running
+        handlers are not waited for. A drained object stays drained.
+
+        Args:
+            timeout: How many seconds to wait; None waits as long as it takes. With 0 it stops accepting work and
+                returns immediately.
+
+        Returns:
+            bool: True if nothing is under way or unconfirmed any more. False if the time was up or Redis could not
+                be reached: call it again.
+
+        Raises:
+            ConfigurationError: ``timeout`` is negative.
         """
         return finish(self._protocol.drain(timeout))
 
     def close(self, timeout: float | None = None) -> bool:
-        """The same as `drain`."""
+        """Do the same as `drain`."""
         return self.drain(timeout)
 
     @property
@@ -209,7 +266,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
 
     @property
     def is_drained(self) -> bool:
-        """Whether a `drain` of this object has finished its work."""
+        """Whether a `drain` of this object has finished."""
         return self._protocol.is_drained
 
 
@@ -218,33 +275,33 @@ class ProcessMessage(ProcessBound):
 
     def __init__(self, protocol: QueueProtocol) -> None:
         self._protocol = protocol
-        self._delivery: Delivery | None = None
+        self._block: MessageBlock | None = None
 
     def __enter__(self) -> Any:
-        if self._delivery is not None:
+        if self._block is not None:
             raise RuntimeError("this context is in use; call process_message() again for another message")
-        delivery = self._delivery = self._protocol.delivery()
+        block = self._block = self._protocol.message_block()
         try:
-            finish(delivery.enter())
-            if delivery.attempt is None:
+            attempt = block.begin(finish(block.claim()))
+            if attempt is None:
                 return None
-            payload = delivery.payload
-            # The last step before the handler: up to here Ctrl-C leaves a claim that is found again.
-            delivery.attempt.unsure = False
+            payload = block.payload
+            # The last step before the handler: up to here Ctrl-C leaves a claim that is recovered.
+            attempt.state = HANDED_OVER
             return payload
         except BaseException:
-            self._delivery = None
-            delivery.abandon()
+            self._block = None
+            block.abandon()
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        delivery, self._delivery = self._delivery, None
-        if delivery is not None:
-            finish(delivery.leave(error))
+        block, self._block = self._block, None
+        if block is not None:
+            finish(block.leave(error))
 
     def leave_alone(self) -> None:
-        """Whatever the handler did, the message is left to its lease."""
-        if self._delivery is not None:
-            self._delivery.hands_off = True
+        """Leave the message to its lease, whatever the handler did."""
+        if self._block is not None:
+            self._block.is_left_alone = True

@@ -20,7 +20,7 @@ _locks: WeakSet[Any] = WeakSet()
 
 
 def _free_inherited_locks(deadline: float) -> None:
-    """In a forked child: what another thread of the parent held, nobody here would ever release."""
+    """Replace the locks in a forked child: no thread here would release those that the parent held."""
     for lock in list(_locks):
         free_if_orphaned(lock, deadline)
 
@@ -34,7 +34,7 @@ class BlockingRuntime(LocalRuntime):
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
+    async def call_user(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
         try:
             value = function(*arguments)
         except Exception as error:
@@ -47,10 +47,10 @@ class BlockingRuntime(LocalRuntime):
             return Answer(error=complaint, unawaited=True)
         return Answer(value)
 
-    async def ask_to_the_end(
+    async def call_user_shielded(
         self, cancellations: list[BaseException], function: Callable[..., Any], *arguments: Any
     ) -> Answer[Any]:
-        return await self.ask(function, *arguments)  # nobody cancels a thread
+        return await self.call_user(function, *arguments)  # nobody cancels a thread
 
     async def shielded(self, cancellations: list[BaseException], work: Coroutine[Any, Any, T]) -> T:
         return await work  # nobody cancels a thread

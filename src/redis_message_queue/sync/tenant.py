@@ -1,4 +1,4 @@
-"""One tenant's line, for the blocking shell."""
+"""One tenant's queue, for the sync shell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redis_message_queue.protocol.queue import QueueProtocol
 
 
 class Tenant(ProcessBound):
-    """What one client of a shared queue has to do with it."""
+    """One tenant's own queue within a shared queue."""
 
     def __init__(self, protocol: QueueProtocol, name: str) -> None:
         tenant_name(name)
@@ -23,9 +23,18 @@ class Tenant(ProcessBound):
     def publish(
         self, message: str | dict[str, Any], *, delay_seconds: float | None = None, at: datetime | None = None
     ) -> bool:
-        """Put a message into this tenant's line. False if deduplication suppressed it."""
-        outbox = self._protocol.outbox
-        return finish(outbox.publish(message, tenant=self.name, delay_seconds=delay_seconds, at=at))
+        """Add a message to this tenant's queue. Returns False if deduplication suppressed it.
+
+        Args:
+            message: A str, or a dict that can be encoded as JSON.
+            delay_seconds: Do not deliver before this many seconds have passed.
+            at: Do not deliver before this time (a timezone-aware datetime).
+
+        Raises:
+            Exception: What `RedisMessageQueue.publish` raises.
+        """
+        publisher = self._protocol.publisher
+        return finish(publisher.publish(message, tenant=self.name, delay_seconds=delay_seconds, at=at))
 
     def publish_many(
         self,
@@ -34,18 +43,39 @@ class Tenant(ProcessBound):
         delay_seconds: float | None = None,
         at: datetime | None = None,
     ) -> list[bool]:
-        """Put many messages into this tenant's line, in their order."""
-        outbox = self._protocol.outbox
-        return finish(outbox.publish_many(messages, tenant=self.name, delay_seconds=delay_seconds, at=at))
+        """Add many messages to this tenant's queue, in their order.
+
+        Args:
+            messages: An iterable of str or dict.
+            delay_seconds: Do not deliver before this many seconds have passed.
+            at: Do not deliver before this time (a timezone-aware datetime).
+
+        Raises:
+            Exception: What `RedisMessageQueue.publish_many` raises.
+        """
+        publisher = self._protocol.publisher
+        return finish(publisher.publish_many(messages, tenant=self.name, delay_seconds=delay_seconds, at=at))
 
     def length(self) -> int:
-        """How many of its messages wait; delayed ones and those being handled are not among them."""
-        return finish(self._protocol.operator.length_of_line(self.name))
+        """Return how many of its messages wait, without delayed ones and those in processing.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return finish(self._protocol.operator.reader.tenant_length(self.name))
 
     def exists(self) -> bool:
-        """Whether any of its messages waits."""
+        """Return whether any of its messages waits.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+        """
         return self.length() > 0
 
     def delete(self) -> int:
-        """Remove what waits, and say how many messages that were; delayed ones and those being handled stay."""
-        return finish(self._protocol.operator.delete_line(self.name))
+        """Delete its waiting messages, and return how many there were. Delayed ones and those in processing stay.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return finish(self._protocol.operator.purger.delete_tenant_queue(self.name))

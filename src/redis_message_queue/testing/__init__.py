@@ -1,17 +1,17 @@
-"""Tools for testing handlers: time that passes, replies that are lost, consumers that are killed.
+"""Tools to test your handlers: let time pass, lose requests and replies, kill consumers.
 
-With pytest, ``pip install 'redis-message-queue[testing]'`` brings fixtures for them. Nothing here needs pytest.
+With pytest, ``pip install 'redis-exact-queue[testing]'`` adds fixtures for them; without pytest they work as well.
 """
 
-from redis_message_queue.errors import RehearsalError
+from redis_message_queue.errors import FaultInjectionError
 from redis_message_queue.testing.fast_forward import fast_forward
 from redis_message_queue.testing.killing import kill_here
 from redis_message_queue.testing.losses import Loss, lose_reply, lose_request
 from redis_message_queue.testing.redelivery import deliver_twice, kill_and_redeliver
 
 __all__ = [
+    "FaultInjectionError",
     "Loss",
-    "RehearsalError",
     "deliver_twice",
     "fast_forward",
     "kill_and_redeliver",

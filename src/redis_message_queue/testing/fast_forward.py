@@ -1,10 +1,9 @@
-"""Time that passes without anybody waiting: everything that a queue remembers gets older."""
+"""Let time pass without waiting: every time that a queue has stored moves into the past."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
@@ -17,22 +16,23 @@ from redis_message_queue.errors import ConfigurationError, ConfigurationTypeErro
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.local_runtime import LocalRuntime
 from redis_message_queue.protocol.port import Argument, Port
-from redis_message_queue.scripts import with_includes
-from redis_message_queue.testing.inside import Queue, is_queue, keys_of, port_of
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.scripts import assembled
+from redis_message_queue.testing.queue_internals import Queue, keys_of, port_of
 
-# How each key of `keys.KEY_MAP` gets older, by its word; `::` stands for the open ones. Those with a TTL lose it as
-# every key does. None: nothing in it is a moment, or it is a history that nobody may rewrite.
+# Where each key of `keys.KEY_MAP` stores times; a word with `::` stands for all keys that begin with it. Every key that
+# has a TTL expires earlier as well. None: it stores no times, or it is a history that must not be rewritten.
 AGEING: dict[str, str | None] = {
-    "pending": "line",
-    "processing": "bodies",
-    "leases": "moments",
+    "pending": "message_list",
+    "processing": "message_hash",
+    "leases": "scores",
     "deliveries": None,
-    "delayed": "moments",
-    "later": "bodies",
-    "tenants": None,
-    "line::": "line",
-    "returned::": "moments",
-    "size": None,
+    "delayed": "scores",
+    "delayed_messages": "message_hash",
+    "tenant_ring": None,
+    "tenant_pending::": "message_list",
+    "expired::": "scores",
+    "tenant_backlog": None,
     "weights": None,
     "longest": None,
     "completed": None,
@@ -43,96 +43,96 @@ AGEING: dict[str, str | None] = {
     "tenant_deduplication::": None,
     "meta": None,
     "reply::": None,
-    "bell": None,
+    "wakeup": None,
     "journal": None,
-    "watch": None,
-    "group::": "claims",
+    "timer_owner": None,
+    "group::": "group",
     "groups": None,
     "backfill::": None,
 }
-_LONGEST_SECONDS = 10 * 366 * 86_400  # scores count from 1970, and must not go below
+_MAX_SECONDS = 10 * 366 * 86_400  # a score counts from 1970 and must stay positive
 
 
 def fast_forward(client: redis.Redis, seconds: float, *queues: Queue) -> None:
-    """Let ``seconds`` pass for the named queues, or for everything in the database of ``client``.
+    """Let ``seconds`` pass for these queues, or without queues for everything in the database of ``client``.
 
-    Leases, delays, pauses before a retry, the age of messages and records, deduplication windows and every other TTL
-    come so much nearer to their end; consumers that wait look again. What this process knows of its leases ages too,
-    as if it had been suspended for so long. The clock of the server does not move: what comes later has its real time.
+    Leases, delays, pauses before a retry, deduplication windows and every other TTL end so much earlier; messages and
+    records are so much older. Waiting consumers wake up. For handlers in this process it is as if the process had been
+    suspended, so their leases can be lost. The clock of the server does not change: what you publish later has the
+    real time.
+
+    Args:
+        client: A sync client of the database; for asyncio queues as well.
+        seconds: How much time passes, at most ten years.
+        queues: Sync or async queues of that database.
+
+    Raises:
+        ConfigurationError: ``seconds`` is not positive, or too large. Nothing was changed.
     """
     if not isinstance(client, redis.Redis):
         raise ConfigurationTypeError(
-            f"client must be a blocking redis.Redis of the same database, not {type(client).__name__}; "
-            "asyncio queues can be named behind the seconds"
+            f"client must be a sync redis.Redis of the same database, not {type(client).__name__}; "
+            "asyncio queues may follow the seconds"
         )
-    check_seconds(seconds)
+    checks.number("seconds", seconds)
+    if seconds > _MAX_SECONDS:
+        raise ConfigurationError(f"seconds must be at most {_MAX_SECONDS:,} (ten years), not {seconds!r}")
     for queue in queues:
-        if not is_queue(queue):
-            raise ConfigurationTypeError(f"what follows the seconds must be queues, not {type(queue).__name__}")
-    named = [keys_of(queue) for queue in queues]
-    cast(Any, client).execute_command(*_command(seconds, named))
-    if queues:
-        for queue in queues:
-            _clock.skip(seconds, port_of(queue))
-    else:
+        if not isinstance(queue, Queue):
+            raise ConfigurationTypeError(f"the arguments after seconds must be queues, not {type(queue).__name__}")
+    cast(Any, client).execute_command(*_command(seconds, [keys_of(queue) for queue in queues]))
+    for port in map(port_of, queues):
+        _clock.skip(seconds, port)
+    if not queues:
         _clock.skip(seconds)
 
 
-def check_seconds(seconds: Any) -> None:
-    """A span that tests could mean."""
-    checks.number("seconds", seconds)
-    if seconds > _LONGEST_SECONDS:
-        raise ConfigurationError(f"seconds must be at most {_LONGEST_SECONDS:,} (ten years), not {seconds!r}")
-
-
-async def let_pass(seconds: float, port: Port, keys: QueueKeys) -> None:
-    """The same for one queue, through its own client, in the colour of its port."""
-    (answer,) = await port.converse(keys.pending, (_command(seconds, [keys]),))
-    if isinstance(answer, exceptions.ResponseError):
-        raise LuaScriptError(f"Redis refused to let time pass: {answer}", operation="fast_forward") from answer
+async def fast_forward_queue(seconds: float, protocol: QueueProtocol) -> None:
+    """Let time pass for one queue, with its own client."""
+    keys, port = protocol.store.keys, cast(Port, protocol.port)
+    (reply,) = await port.pipeline(keys.pending, (_command(seconds, [keys]),))
+    if isinstance(reply, exceptions.ResponseError):
+        raise LuaScriptError(f"Redis refused fast_forward: {reply}", operation="fast_forward") from reply
     _clock.skip(seconds, port)
 
 
 @cache
 def _source() -> str:
-    return with_includes((files("redis_message_queue") / "testing" / "fast_forward.lua").read_text("utf-8"))
+    return assembled((files("redis_message_queue") / "testing" / "fast_forward.lua").read_text("utf-8"))
 
 
-def _command(seconds: float, named: list[QueueKeys]) -> tuple[Argument, ...]:
-    anchors = [keys.pending for keys in named[:1]]
-    places = [[keys.prefix, keys.separator] for keys in named] or [["", "::"]]
-    arguments = (round(seconds * 1_000_000), int(not named), _json(_spelled(AGEING)), _json(places))
+def _command(seconds: float, queues: list[QueueKeys]) -> tuple[Argument, ...]:
+    anchors = [keys.pending for keys in queues[:1]]
+    places = [[keys.prefix, keys.separator] for keys in queues] or [["", "::"]]
+    ageing = {word: how or "none" for word, how in AGEING.items()}
+    arguments = (round(seconds * 1_000_000), int(not queues), _json(ageing), _json(places))
     return ("EVAL", _source(), len(anchors), *anchors, *arguments)
 
 
-def _spelled(ageing: dict[str, str | None]) -> dict[str, str]:
-    return {word: how or "stays" for word, how in ageing.items()}
-
-
-def _json(value: Iterable[Any]) -> str:
+def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
 class _Clock:
-    """The monotonic clock that queue objects of this process read, which tests can put forward."""
+    """The monotonic clock of this process's queues, which `fast_forward` moves. It never goes back."""
 
     def __init__(self) -> None:
-        self._ahead = 0.0
+        self._skipped_seconds = 0.0
         self._installed = False
 
     def skip(self, seconds: float, port: Any = None) -> None:
-        """For one port, or for all of them. It never goes back: a clock that did would not be monotonic."""
+        """Move the clock of one port, or of all."""
         if not self._installed:
-            # Here and not in the library, which need not pay for it on every call.
-            setattr(LocalRuntime, "now", lambda runtime: self._now(runtime))  # noqa: B010  mypy knows it as a method
+            # Installed at the first use, so that production code does not pay for it.
+            LocalRuntime.now = lambda runtime: self._now(runtime)  # type: ignore[assignment]  # tests only
             self._installed = True
         if port is None:
-            self._ahead += seconds
+            self._skipped_seconds += seconds
         else:
             port.skipped_seconds = getattr(port, "skipped_seconds", 0.0) + seconds
 
     def _now(self, runtime: Any) -> float:
-        return time.monotonic() + self._ahead + float(getattr(runtime, "skipped_seconds", 0.0))
+        return time.monotonic() + self._skipped_seconds + float(getattr(runtime, "skipped_seconds", 0.0))
 
 
 _clock = _Clock()

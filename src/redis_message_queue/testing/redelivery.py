@@ -1,4 +1,4 @@
-"""One message, delivered twice: what a handler goes through when its consumer dies."""
+"""Deliver one message twice, as it happens when a consumer dies."""
 
 from __future__ import annotations
 
@@ -6,215 +6,209 @@ import asyncio
 import contextlib
 import inspect
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, overload
 
 from redis_message_queue import checks
-from redis_message_queue.errors import ConfigurationError, RehearsalError
+from redis_message_queue.errors import ConfigurationError, FaultInjectionError
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.testing.fast_forward import let_pass
-from redis_message_queue.testing.inside import AsyncioQueue, BlockingQueue, Queue, keys_of, port_of, protocol_of
-from redis_message_queue.testing.killing import Doom, DoomedChild, surviving
+from redis_message_queue.testing.fast_forward import fast_forward_queue
+from redis_message_queue.testing.killing import KilledChild, KillPoint, kill_points_disabled
+from redis_message_queue.testing.queue_internals import AsyncQueue, Queue, SyncQueue, protocol_of
 
 Handler = Callable[[Any], Any]
 
 
-class _Gone(BaseException):
-    """The sudden end of a consumer: no `Exception`, so that the queue keeps its hands off the message."""
+class _ConsumerDied(BaseException):
+    """Ends a delivery as a crash does. It is not an `Exception`, so the queue does not settle the message."""
 
 
 @overload
-def deliver_twice(queue: BlockingQueue, handler: Handler) -> None: ...
+def deliver_twice(queue: SyncQueue, handler: Handler) -> None: ...
 
 
 @overload
-def deliver_twice(queue: AsyncioQueue, handler: Handler) -> Coroutine[Any, Any, None]: ...
+def deliver_twice(queue: AsyncQueue, handler: Handler) -> Coroutine[Any, Any, None]: ...
 
 
 def deliver_twice(queue: Queue, handler: Handler) -> Coroutine[Any, Any, None] | None:
-    """Give the next message to ``handler``, lose the acknowledgement, and deliver it again when its lease is over.
+    """Call ``handler`` twice with the next message, as if its first acknowledgement had been lost.
 
-    As when a consumer dies between the end of its handler and the acknowledgement. The second delivery is acknowledged.
-    An exception of the handler comes out as itself. With an asyncio queue, await it.
+    The message is acknowledged after the second call. With an asyncio queue, await the result.
+
+    Args:
+        queue: The queue to take the message from. It should be the only message in the queue.
+        handler: Your handler. What it raises, ``deliver_twice`` raises.
+
+    Raises:
+        FaultInjectionError: There was no message, or it was not delivered a second time.
     """
-    rehearsal = _Rehearsal(queue, handler)
-    if isinstance(queue, AsyncioQueue):
-        return _deliver_twice_awaited(queue, rehearsal)
-    with contextlib.suppress(_Gone), queue.process_message() as message:
-        rehearsal.begin(message)
+    run = _RedeliveryRun(queue, handler)
+    if isinstance(queue, AsyncQueue):
+        return _deliver_twice_async(queue, run)
+    with contextlib.suppress(_ConsumerDied), queue.process_message() as message:
+        run.start(message)
         _refuse_awaitable(handler(message))
-        raise _Gone
-    finish(rehearsal.lapse())
-    _deliver_again(queue, rehearsal)
+        raise _ConsumerDied
+    _redeliver(queue, run)
     return None
 
 
-async def _deliver_twice_awaited(queue: AsyncioQueue, rehearsal: _Rehearsal) -> None:
-    with contextlib.suppress(_Gone):
+async def _deliver_twice_async(queue: AsyncQueue, run: _RedeliveryRun) -> None:
+    with contextlib.suppress(_ConsumerDied):
         async with queue.process_message() as message:
-            rehearsal.begin(message)
-            await _done(rehearsal.handler(message))
-            raise _Gone
-    await rehearsal.lapse()
-    await _deliver_again_awaited(queue, rehearsal)
+            run.start(message)
+            await _await_if_needed(run.handler(message))
+            raise _ConsumerDied
+    await _redeliver_async(queue, run)
 
 
 @overload
 def kill_and_redeliver(
-    queue: BlockingQueue,
-    handler: Handler,
-    *,
-    at: str | None = None,
-    after: str | Callable[..., Any] | None = None,
-    nth: int = 1,
-    timeout_seconds: float = 30.0,
+    queue: SyncQueue, handler: Handler, *, at: str | None = None, nth: int = 1, timeout_seconds: float = 30.0
 ) -> None: ...
 
 
 @overload
 def kill_and_redeliver(
-    queue: AsyncioQueue,
-    handler: Handler,
-    *,
-    at: str | None = None,
-    after: str | Callable[..., Any] | None = None,
-    nth: int = 1,
-    timeout_seconds: float = 30.0,
+    queue: AsyncQueue, handler: Handler, *, at: str | None = None, nth: int = 1, timeout_seconds: float = 30.0
 ) -> Coroutine[Any, Any, None]: ...
 
 
 def kill_and_redeliver(
-    queue: Queue,
-    handler: Handler,
-    *,
-    at: str | None = None,
-    after: str | Callable[..., Any] | None = None,
-    nth: int = 1,
-    timeout_seconds: float = 30.0,
+    queue: Queue, handler: Handler, *, at: str | None = None, nth: int = 1, timeout_seconds: float = 30.0
 ) -> Coroutine[Any, Any, None] | None:
-    """Give the next message to ``handler`` in a child process, kill it there, and deliver the message again here.
+    """Call ``handler`` with the next message in a child process, kill it at `kill_here`, and deliver the message again.
 
-    The child dies by SIGKILL where the handler calls `kill_here` (``at`` chooses by name), or when the function
-    ``after``, itself or its name, has returned; in either case for the ``nth`` time. Then the lease is over, and the
-    same message goes to ``handler`` in this process. What the child did in memory is gone with it; what it wrote to
-    files, databases and Redis is there. With an asyncio queue, await it.
+    SIGKILL ends the child. Then the lease expires, and ``handler`` gets the same message in this process, where it is
+    acknowledged. The child's memory is lost; what it wrote to files, databases and Redis stays. With an asyncio queue,
+    await the result.
+
+    Args:
+        queue: The queue to take the message from. It should be the only message in the queue.
+        handler: Your handler, which calls `kill_here`.
+        at: The name of the `kill_here` that kills, if there are several.
+        nth: Which call of it kills.
+        timeout_seconds: How long the child may take to get there.
+
+    Raises:
+        FaultInjectionError: There was no message, the child was not killed there, or the message did not come again.
     """
     checks.number("timeout_seconds", timeout_seconds)
-    rehearsal, doom = _Rehearsal(queue, handler), Doom(at, after, nth)
-    if isinstance(queue, AsyncioQueue):
-        return _kill_and_redeliver_awaited(queue, rehearsal, doom, timeout_seconds)
+    run, kill_point = _RedeliveryRun(queue, handler), KillPoint(at, nth)
+    if isinstance(queue, AsyncQueue):
+        return _kill_and_redeliver_async(queue, run, kill_point, timeout_seconds)
 
     def consume(note: Callable[[str], None]) -> None:
         with queue.process_message() as message:
-            note(rehearsal.begin(message))
+            note(run.start(message))
             _refuse_awaitable(handler(message))
 
-    with contextlib.closing(DoomedChild(consume, doom)) as child:
-        deadline = time.monotonic() + timeout_seconds
-        while not child.has_ended():
-            _refuse_to_wait_longer(deadline, timeout_seconds, doom)
-            time.sleep(0.002)
-        (rehearsal.message_id,) = child.last_words()
-    finish(rehearsal.lapse())
-    _deliver_again(queue, rehearsal)
+    with contextlib.closing(KilledChild(consume, kill_point)) as child:
+        for pause in _pauses_until_ended(child, kill_point, timeout_seconds):
+            time.sleep(pause)
+        (run.message_id,) = child.notes()
+    _redeliver(queue, run)
     return None
 
 
-async def _kill_and_redeliver_awaited(
-    queue: AsyncioQueue, rehearsal: _Rehearsal, doom: Doom, timeout_seconds: float
+async def _kill_and_redeliver_async(
+    queue: AsyncQueue, run: _RedeliveryRun, kill_point: KillPoint, timeout_seconds: float
 ) -> None:
     async def consume(note: Callable[[str], None]) -> None:
         async with queue.process_message() as message:
-            note(rehearsal.begin(message))
-            await _done(rehearsal.handler(message))
+            note(run.start(message))
+            await _await_if_needed(run.handler(message))
 
-    with contextlib.closing(DoomedChild(lambda note: asyncio.run(consume(note)), doom)) as child:
-        deadline = time.monotonic() + timeout_seconds
-        while not child.has_ended():
-            _refuse_to_wait_longer(deadline, timeout_seconds, doom)
-            await asyncio.sleep(0.002)
-        (rehearsal.message_id,) = child.last_words()
-    await rehearsal.lapse()
-    await _deliver_again_awaited(queue, rehearsal)
+    with contextlib.closing(KilledChild(lambda note: asyncio.run(consume(note)), kill_point)) as child:
+        for pause in _pauses_until_ended(child, kill_point, timeout_seconds):
+            await asyncio.sleep(pause)
+        (run.message_id,) = child.notes()
+    await _redeliver_async(queue, run)
 
 
-class _Rehearsal:
-    """What both deliveries of one message have in common."""
+class _RedeliveryRun:
+    """Both deliveries of one message to one handler."""
 
     def __init__(self, queue: Queue, handler: Handler) -> None:
         checks.required_function("handler", handler)
-        lease = protocol_of(queue).store.options.message_visibility_timeout_seconds
-        if lease is None:
+        self._protocol = protocol_of(queue)
+        self._name = self._protocol.options.name
+        lease_seconds = self._protocol.store.options.message_visibility_timeout_seconds
+        if lease_seconds is None:
             raise ConfigurationError(
-                "this queue has visibility_timeout_seconds=None and delivers a message at most once; "
-                "give it a lease to see what a second delivery does"
+                f"the queue {self._name!r} has visibility_timeout_seconds=None and delivers a message at most once; "
+                "give it a timeout to test a second delivery"
             )
-        self.queue = queue
+        self._queue = queue
+        self._lease_seconds = lease_seconds
         self.handler = handler
-        self.lease = lease
         self.message_id = ""
 
-    def begin(self, message: Any) -> str:
-        """The first delivery: which message it is."""
+    def start(self, message: Any) -> str:
+        """Begin the first delivery; return the id of the message."""
         if message is None:
-            raise RehearsalError(f"there is no message in {self._name}; publish one first")
+            raise FaultInjectionError(
+                f"the queue {self._name!r} has no message to deliver; publish one first", queue=self._name
+            )
         self.message_id = self._current_id()
         return self.message_id
 
-    def lapse(self) -> Coroutine[Any, Any, None]:
-        """The lease of whoever had it is over."""
-        return let_pass(self.lease, port_of(self.queue), keys_of(self.queue))
+    def expire_lease(self) -> Coroutine[Any, Any, None]:
+        return fast_forward_queue(self._lease_seconds, self._protocol)
 
-    def again(self, message: Any) -> Any:
-        """The second delivery, of this message and no other."""
+    def handle_again(self, message: Any) -> Any:
+        """Begin the second delivery, unless this is another message."""
         if self._current_id() != self.message_id:
-            raise _Gone
+            raise _ConsumerDied
         return self.handler(message)
 
     def _current_id(self) -> str:
-        message = self.queue.current_message()
+        message = self._queue.current_message()
         assert message is not None
         return message.id
 
-    def not_again(self) -> RehearsalError:
-        return RehearsalError(
-            f"message {self.message_id} was not delivered a second time by {self._name}: it is among the dead letters "
-            "if max_delivery_count or message_ttl_seconds allow no second time, or another message or consumer came "
-            "first; let it be the only message of its queue",
+    def check_redelivered(self, delivered: bool) -> None:
+        if delivered:
+            return
+        raise FaultInjectionError(
+            f"the queue {self._name!r} did not deliver message {self.message_id} a second time. Either it is a dead "
+            "letter, because max_delivery_count or message_ttl_seconds allow no second delivery, or another message or "
+            "consumer came first: make it the only message of its queue",
             queue=self._name,
             message_id=self.message_id,
         )
 
-    @property
-    def _name(self) -> str:
-        return protocol_of(self.queue).options.name
+
+def _redeliver(queue: SyncQueue, run: _RedeliveryRun) -> None:
+    finish(run.expire_lease())
+    delivered = False
+    with contextlib.suppress(_ConsumerDied), kill_points_disabled():
+        delivered = queue.process_message_callback(run.handle_again)
+    run.check_redelivered(delivered)
 
 
-def _deliver_again(queue: BlockingQueue, rehearsal: _Rehearsal) -> None:
-    came = False
-    with contextlib.suppress(_Gone), surviving():
-        came = queue.process_message_callback(rehearsal.again)
-    if not came:
-        raise rehearsal.not_again()
+async def _redeliver_async(queue: AsyncQueue, run: _RedeliveryRun) -> None:
+    await run.expire_lease()
+    delivered = False
+    with contextlib.suppress(_ConsumerDied), kill_points_disabled():
+        delivered = await queue.process_message_callback(run.handle_again)
+    run.check_redelivered(delivered)
 
 
-async def _deliver_again_awaited(queue: AsyncioQueue, rehearsal: _Rehearsal) -> None:
-    came = False
-    with contextlib.suppress(_Gone), surviving():
-        came = await queue.process_message_callback(rehearsal.again)
-    if not came:
-        raise rehearsal.not_again()
+def _pauses_until_ended(child: KilledChild, kill_point: KillPoint, timeout_seconds: float) -> Iterator[float]:
+    """Yield how long to sleep before the next look at the child, until it has ended; raise when it takes too long."""
+    deadline = time.monotonic() + timeout_seconds
+    while not child.has_ended():
+        if time.monotonic() > deadline:
+            raise FaultInjectionError(
+                f"the handler did not reach {kill_point} within {timeout_seconds:g} seconds; "
+                "change the handler, or allow more time with timeout_seconds=..."
+            )
+        yield 0.002
 
 
-def _refuse_to_wait_longer(deadline: float, timeout_seconds: float, doom: Doom) -> None:
-    if time.monotonic() > deadline:
-        raise RehearsalError(
-            f"the handler was to be killed when {doom}, and was still at work after {timeout_seconds:g} seconds; "
-            "let it get there, or give it more with timeout_seconds=..."
-        )
-
-
-async def _done(result: Any) -> None:
+async def _await_if_needed(result: Any) -> None:
     if inspect.isawaitable(result):
         await result
 
@@ -223,4 +217,4 @@ def _refuse_awaitable(result: Any) -> None:
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
-        raise ConfigurationError("handler is an async function; give it to a queue of redis_message_queue.asyncio")
+        raise ConfigurationError("handler is an async function; use it with a queue of redis_message_queue.asyncio")

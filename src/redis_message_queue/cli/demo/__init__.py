@@ -1,1 +1,1 @@
-"""The demo: orders that come twice, a consumer that is killed, a poisonous order, and the proof that all is well."""
+"""`rmq demo`: duplicate orders, a killed consumer, a poison message, and the proof that nothing was lost."""

@@ -1,1 +1,1 @@
-"""rmq doctor: whether a server is fit for queues, and what to change."""
+"""`rmq doctor`: checks a server and its queues, and says what to change."""

@@ -1,13 +1,20 @@
-"""What the doctor says: how bad it is, what was found, and what to change."""
+"""The result of one check: how serious it is, what was found, and what to change."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ParamSpec
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+P = ParamSpec("P")
 
 
 class Level(StrEnum):
-    """How much it matters to a queue."""
+    """How much a finding matters."""
 
     OK = "ok"
     ADVICE = "advice"  # it works, and could be safer or faster
@@ -16,7 +23,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One sentence about one thing, and one about what would be better."""
+    """One sentence about what was found, and one about what to change."""
 
     level: Level
     check: str
@@ -34,3 +41,23 @@ def advice(check: str, found: str, change: str) -> Finding:
 
 def problem(check: str, found: str, change: str) -> Finding:
     return Finding(level=Level.PROBLEM, check=check, found=found, change=change)
+
+
+def report_refusals(
+    name: str,
+) -> Callable[[Callable[P, Iterator[Finding]]], Callable[P, Iterator[Finding]]]:
+    """Let a check that the server refuses end with a finding, so that the other checks go on."""
+
+    def decorate(check: Callable[P, Iterator[Finding]]) -> Callable[P, Iterator[Finding]]:
+        @functools.wraps(check)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> Iterator[Finding]:
+            try:
+                yield from check(*args, **kwargs)
+            except NoPermissionError as error:
+                yield advice(name, f"not permitted to check this: {error}", "use a user with +info +config|get")
+            except ResponseError as error:
+                yield problem(name, f"the server refused the check: {error}", "fix what the server reports")
+
+        return checked
+
+    return decorate

@@ -1,4 +1,4 @@
-"""What can be wrong with one queue: its name on a cluster, its keys, and the rights to use it."""
+"""Checks one queue: its name, the types of its keys, and whether a message can go through."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.cli.doctor.finding import Finding, ok, problem
-from redis_message_queue.cli.node import node_of, text_of
+from redis_message_queue.cli.connection import node_of, text_of
+from redis_message_queue.cli.doctor.finding import Finding, ok, problem, report_refusals
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
 from redis_message_queue.keys import KEY_MAP, QueueKeys, refuse_reserved_words
 
-TRIAL = "rmq-doctor"
-# How a script says that its user may not do something, on 7 and on 6.2.
+TEST_QUEUE = "rmq-doctor"
+# How a script reports a missing permission, on 7 and on 6.2.
 _FORBIDDEN = ("NOPERM", "ACL failure", "can't run this command")
 _NOW, _LATER = "now", "later"
-_TRIAL_PATIENCE_SECONDS = 3.0
+_RETRY_BUDGET_SECONDS = 3.0
 
 
 def keys_of(name: str, separator: str, *, hash_tag: bool) -> QueueKeys | Finding:
-    """The keys of a queue, or why it can have none."""
+    """Return the keys of a queue, or why the name cannot be used."""
     check = "name"
     try:
         refuse_reserved_words(name, separator)
@@ -33,8 +33,9 @@ def keys_of(name: str, separator: str, *, hash_tag: bool) -> QueueKeys | Finding
         return problem(check, str(error), "rename the queue")
 
 
-def key_types(client: Any, keys: QueueKeys) -> Iterator[Finding]:
-    """Whether each key of the queue is what it should be, or is not there."""
+@report_refusals("keys")
+def check_key_types(client: Any, keys: QueueKeys) -> Iterator[Finding]:
+    """Check whether each key of the queue has the right type, or does not exist."""
     node, wrong = node_of(client, keys.pending), 0
     for word, key in _single_keys(keys):
         wanted = next(kind.type for kind in KEY_MAP if kind.word == word).partition(",")[0].lower()
@@ -44,14 +45,14 @@ def key_types(client: Any, keys: QueueKeys) -> Iterator[Finding]:
             yield problem(
                 "keys",
                 f"{key} is a {found} and should be a {wanted}",
-                "find out who wrote it, then rename or remove that key, or choose another name for the queue",
+                "find out who wrote it, then rename or delete that key, or choose another name for the queue",
             )
     if not wrong:
-        yield ok("keys", f"those of {keys.prefix} have the right types")
+        yield ok("keys", f"the keys of {keys.prefix} have the right types")
 
 
 def _single_keys(keys: QueueKeys) -> Iterator[tuple[str, str]]:
-    """Those whose name is known without a tenant or a caller."""
+    """The keys whose name does not contain a tenant or a caller."""
     words = [kind.word for kind in KEY_MAP if "<" not in kind.word]
     for word in words:
         attribute = {"dlq": "dead_letter"}.get(word, word)
@@ -60,8 +61,9 @@ def _single_keys(keys: QueueKeys) -> Iterator[tuple[str, str]]:
         yield "records::<list>", keys.records(getattr(keys, "dead_letter" if word == "dlq" else word))
 
 
-def other_spelling(client: Any, name: str, separator: str, used: QueueKeys) -> Iterator[Finding]:
-    """Messages under the same name with or without braces are out of sight, as after a move to a cluster."""
+@report_refusals("hash tag")
+def check_other_spelling(client: Any, name: str, separator: str, used: QueueKeys) -> Iterator[Finding]:
+    """Look for messages under the same name with or without braces, as a move to a cluster leaves them."""
     with contextlib.suppress(ConfigurationError):
         tagged = QueueKeys.of(name, separator=separator, hash_tag=True)
         plain = QueueKeys.of(name, separator=separator)
@@ -72,14 +74,14 @@ def other_spelling(client: Any, name: str, separator: str, used: QueueKeys) -> I
         if left:
             yield problem(
                 "hash tag",
-                f"there are messages under {' and '.join(left)}, which no consumer of {used.pending} sees",
+                f"there are messages in {' and '.join(left)}, which no consumer of {used.pending} sees",
                 f"consume them with a queue named {other.prefix} (--no-hash-tag or --hash-tag), or rename the keys",
             )
 
 
-def trial(client: Any, name: str | None, separator: str, hash_tag: bool | None) -> Iterator[Finding]:
-    """Publish a message, wait at the bell, claim and acknowledge: whoever can do this can do everything."""
-    whole = TRIAL if name is None else f"{name}{separator}{TRIAL}"
+def send_test_message(client: Any, name: str | None, separator: str, hash_tag: bool | None) -> Iterator[Finding]:
+    """Publish, claim and acknowledge a message in a queue of our own."""
+    whole = TEST_QUEUE if name is None else f"{name}{separator}{TEST_QUEUE}"
     begun = time.monotonic()
     try:
         queue = RedisMessageQueue(
@@ -92,22 +94,22 @@ def trial(client: Any, name: str | None, separator: str, hash_tag: bool | None) 
             message_deduplication_log_ttl_seconds=1,
             enable_completed_queue=True,
             message_wait_interval_seconds=0.05,
-            retry_budget_seconds=_TRIAL_PATIENCE_SECONDS,
+            retry_budget_seconds=_RETRY_BUDGET_SECONDS,
         )
         try:
-            _go_through(queue, client)
+            _use(queue, client)
         finally:
             _clear(queue, client)
     except (RedisError, RedisMessageQueueError) as error:
-        yield _told(error, whole)
+        yield _failure(error, whole)
     else:
-        yield ok("scripts", f"a message went through {whole} in {(time.monotonic() - begun) * 1000:.0f} ms")
+        yield ok("scripts", f"a test message went through {whole} in {(time.monotonic() - begun) * 1000:.0f} ms")
 
 
-def _go_through(queue: RedisMessageQueue, client: Any) -> None:
-    """All commands that the library sends by itself, and the scripts that use the rest."""
-    node_of(client, queue.key.bell).blpop([queue.key.bell], timeout=0.01)
-    queue.publish(_NOW, tenant=TRIAL)
+def _use(queue: RedisMessageQueue, client: Any) -> None:
+    """Send the commands that the library sends directly, and run the scripts that use the others."""
+    node_of(client, queue.key.wakeup).blpop([queue.key.wakeup], timeout=0.01)
+    queue.publish(_NOW, tenant=TEST_QUEUE)
     queue.publish_many([_LATER], delay_seconds=60)
     with queue.process_message():
         pass
@@ -116,23 +118,32 @@ def _go_through(queue: RedisMessageQueue, client: Any) -> None:
 
 
 def _clear(queue: RedisMessageQueue, client: Any) -> None:
-    """The answers to the last calls expire by themselves."""
+    """Delete the keys of the test queue; the cached replies to the last calls expire."""
     key, node = queue.key, node_of(client, queue.key.pending)
     for one in (
-        *(key.pending, key.processing, key.leases, key.deliveries, key.delayed, key.later, key.tenants, key.size),
-        *(key.completed, key.records(key.completed), key.bell, key.watch, key.line(TRIAL)),
-        *(key.deduplication(_NOW, TRIAL), key.deduplication(_LATER), key.meta),
+        *(
+            key.pending,
+            key.processing,
+            key.leases,
+            key.deliveries,
+            key.delayed,
+            key.delayed_messages,
+            key.tenant_ring,
+            key.tenant_backlog,
+        ),
+        *(key.completed, key.records(key.completed), key.wakeup, key.timer_owner, key.tenant_pending(TEST_QUEUE)),
+        *(key.deduplication(_NOW, TEST_QUEUE), key.deduplication(_LATER), key.meta),
     ):
         node.unlink(one)
 
 
-def _told(error: Exception, name: str) -> Finding:
+def _failure(error: Exception, name: str) -> Finding:
     said = " ".join(str(error).split())
     if isinstance(error, NoPermissionError) or any(word in said for word in _FORBIDDEN):
         return problem(
             "scripts",
-            f"this user may not use a queue: {said}",
-            f"ACL SETUSER <user> ~{name.partition(TRIAL)[0] or 'NAME::'}* +@all -@dangerous +info, or what of it your "
-            "rules allow: EVALSHA, EVAL, BLPOP and what the scripts call are needed",
+            f"this user lacks permissions for a queue: {said}",
+            f"ACL SETUSER <user> ~{name.partition(TEST_QUEUE)[0] or 'NAME::'}* +@all -@dangerous +info, or fewer "
+            "commands: EVALSHA, EVAL, BLPOP and those that the scripts call are needed",
         )
-    return problem("scripts", f"no message could go through {name}: {said}", "mend what the server complains about")
+    return problem("scripts", f"no message could go through {name}: {said}", "fix what the server reports")

@@ -1,4 +1,4 @@
-"""rmq spark groups and rmq spark release: what streaming queries have claimed, and how an operator gets it back."""
+"""rmq spark groups and rmq spark release: what streaming queries have claimed, and how to get it back."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from redis_message_queue.cli.frame import CommandFailedError, ExitStatus, Output, QueueChoice
-from redis_message_queue.cli.node import text_of
+from redis_message_queue.cli.common_options import QueueChoice
+from redis_message_queue.cli.connection import text_of
+from redis_message_queue.cli.exit_status import CommandFailedError, ExitStatus
+from redis_message_queue.cli.output import Output
+from redis_message_queue.cli.spark.options import address_of
+from redis_message_queue.spark.options import QueueAddress, SourceOptions
 
 if TYPE_CHECKING:
-    from redis_message_queue.spark.groups import Groups
+    from redis_message_queue.spark.consumer_group import ConsumerGroup
 
 
 def groups(queue: QueueChoice, output: Output) -> None:
     """Show the consumer groups of a queue: how many messages each has claimed, and how far it has come.
 
-    Claims are numbered. Those up to [bold]acked[/bold] are handled, those up to [bold]sealed[/bold] are in the hands of
-    a query, or of the next one that is started with the same checkpoint.
+    Batches are numbered. Those up to [bold]acked[/bold] are done. Those up to [bold]sealed[/bold] belong to a query, or
+    to the next query that you start with the same checkpoint.
     """
+    address = address_of(queue)
     with queue.client() as client:
-        rows = [_told(_group(client, queue, name), messages) for name, messages in _groups_of(client, queue)]
+        rows = [_row(_group(client, address, name), messages) for name, messages in _messages_by_group(client, address)]
     output.table(rows, empty=f"no streaming query has read {queue.name!r}")
 
 
@@ -31,57 +36,53 @@ def release(
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)] = False,
 ) -> ExitStatus | None:
-    """Give back what a streaming query has claimed and not handled, for a query that will never be started again.
+    """Return the messages that a streaming query has claimed but not acked, if you will never start it again.
 
-    The messages return to the heads of their lines. If the query had written them to its sink before it died, they will
-    be handled twice; if it is started again with its checkpoint, it ends with an error about data loss. A query that
-    still runs keeps its group: stop it first.
+    The messages return to the front of the queue. If the query had written them to its sink before it died, they are
+    handled twice. If you do start it again with its checkpoint, it fails with an error about data loss. A running query
+    keeps its group: stop it first.
     """
+    address = address_of(queue)
     with queue.client() as client:
-        claimed = dict(_groups_of(client, queue)).get(group)
+        claimed = dict(_messages_by_group(client, address)).get(group)
         if claimed is None:
             raise CommandFailedError(f"queue {queue.name!r} has no consumer group {group!r}; see rmq spark groups")
-        if not yes and not _agreed(claimed, group):
-            return ExitStatus.NO
-        held = _group(client, queue, group)
-        held.take_over()
+        if not yes and not _confirmed(claimed, group):
+            return ExitStatus.FAILED
+        acquired = _group(client, address, group)
+        acquired.acquire_group()
         try:
-            held.adopt()
-            released = held.release()
+            acquired.recover()
+            released = acquired.release_batches()
         finally:
-            held.leave()
+            acquired.release_lease()
     output.document({"queue": queue.name, "group": group, "released": released})
     return None
 
 
-def _agreed(claimed: int, group: str) -> bool:
+def _confirmed(claimed: int, group: str) -> bool:
     if not sys.stdin.isatty():
-        raise typer.BadParameter("nobody is here to be asked; add --yes", param_hint="--yes")
-    return typer.confirm(f"Give {claimed:,} messages of consumer group {group!r} back to their lines?", err=True)
+        raise typer.BadParameter("there is no terminal to ask on; add --yes", param_hint="--yes")
+    return typer.confirm(f"Return {claimed:,} messages of consumer group {group!r} to the queue?", err=True)
 
 
-def _groups_of(client: Any, queue: QueueChoice) -> list[tuple[str, int]]:
-    found: dict[bytes, bytes] = client.hgetall(_group(client, queue, "any").keys.groups)
+def _messages_by_group(client: Any, address: dict[str, Any]) -> list[tuple[str, int]]:
+    found: dict[bytes, bytes] = client.hgetall(QueueAddress(**address).keys.groups)
     return sorted((text_of(name), int(messages)) for name, messages in found.items() if name)  # '' has the sum
 
 
-def _group(client: Any, queue: QueueChoice, name: str) -> Groups:
-    from redis_message_queue.spark.groups import Groups, Rules
+def _group(client: Any, address: dict[str, Any], name: str) -> ConsumerGroup:
+    from redis_message_queue.spark.consumer_group import ConsumerGroup
 
-    rules = Rules(
-        dead_letter_queue=queue.dead_letter_queue,
-        key_separator=queue.key_separator,
-        hash_tag=bool(queue.hash_tag),
-    )
-    return Groups(client, queue.name, name, rules=rules)
+    return ConsumerGroup(client, SourceOptions(**address, consumer_group=name))
 
 
-def _told(group: Groups, messages: int) -> dict[str, Any]:
-    progress = group.progress()
+def _row(group: ConsumerGroup, messages: int) -> dict[str, Any]:
+    state = group.state()
     return {
-        "group": group.group,
+        "group": group.name,
         "messages": messages,
-        "sealed": progress.sealed,
-        "acked": progress.acked,
-        "epoch": progress.epoch,
+        "sealed": state.sealed,
+        "acked": state.acked,
+        "epoch": state.epoch,
     }

@@ -1,202 +1,239 @@
-"""rmq spark archive, compact, report, replay and backfill: what went through a queue, kept, told and sent again."""
+"""rmq spark archive, compact, report, replay and backfill: each runs one job in its own Spark session."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from redis_message_queue.cli.frame import ExitStatus, Output, QueueChoice
-from redis_message_queue.cli.spark.choices import Archive, Named, PublishChoice, SparkChoice, address_of, pair
-from redis_message_queue.cli.spark.watching import watched
-from redis_message_queue.cli.where import Where
+from redis_message_queue.cli.common_options import QueueChoice
+from redis_message_queue.cli.exit_status import ExitStatus
+from redis_message_queue.cli.message_view import Where
+from redis_message_queue.cli.output import Output
+from redis_message_queue.cli.spark.options import (
+    ArchivedQueue,
+    ArchivePath,
+    PublishingOptions,
+    SessionOptions,
+    StorageOptions,
+    address_of,
+    job_option,
+    pair,
+    storage_of,
+)
+from redis_message_queue.spark.job_options import (
+    ArchiveOptions,
+    BackfillOptions,
+    CompactOptions,
+    FileFormat,
+    ReplayOptions,
+    ReportOptions,
+)
+from redis_message_queue.spark.options import declared_options
 
 if TYPE_CHECKING:
-    from redis_message_queue.spark.jobs.backfill import Format
+    from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
 
 
-def _run(job: Callable[..., Any], options: Any, spark: SparkChoice, output: Output) -> Any:
-    """One job in a session of its own, watched."""
-    with watched(output, "Spark starts") as tell, spark.session(job.__name__) as session:
-        return job(session, options, tell)
+def _run(job: Callable[..., Any], options: Any, spark: SessionOptions, output: Output) -> Any:
+    with _shown_progress(output) as on_progress, spark.session(job.__name__) as session:
+        return job(session, options, on_progress)
 
 
-def archive(queue: QueueChoice, path: Archive, spark: SparkChoice, output: Output) -> None:
-    """Add to an archive of Parquet files what the journal of a queue has and the archive has not.
+@contextlib.contextmanager
+def _shown_progress(output: Output) -> Iterator[OnProgress]:
+    """Show progress on stderr: a bar on a terminal, else a line per step, and nothing with --json."""
+    first = "Starting Spark"
+    if output.json or not sys.stderr.isatty():
+        output.say(f"{first} ...")
+        yield lambda progress: output.say(f"  {progress}")
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    The queue must have been opened with [bold]journal=True[/bold], or with [bold]journal="payload"[/bold] for archives
-    to replay from. Run it as often as you like: nothing is added twice, whatever moment a run dies at, and the journal
-    is cut up to what is archived.
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(first, total=None)
+
+        def show(progress: JobProgress) -> None:
+            bar.update(task, description=str(progress), total=progress.total, completed=progress.done)
+
+        yield show
+
+
+def archive(
+    queue: QueueChoice,
+    path: ArchivePath,
+    spark: SessionOptions,
+    output: Output,
+    storage: StorageOptions = None,
+    inventory: Annotated[bool, job_option(ArchiveOptions, "inventory", None, "--inventory/--no-inventory")] = True,
+) -> None:
+    """Archive the journal of a queue as a Delta table.
+
+    The queue must have been opened with [bold]journal=True[/bold], or with [bold]journal="payload"[/bold] if you want
+    to replay messages from the archive. Run the command as often as you like: it adds each entry once, at whatever
+    moment a run dies, and the journal is trimmed up to what is archived.
     """
-    from redis_message_queue.spark.jobs.archive import ArchiveOptions
     from redis_message_queue.spark.jobs.archive import archive as run
 
-    options = ArchiveOptions(**address_of(queue), path=path)
+    options = ArchiveOptions(**address_of(queue), path=path, storage_options=storage_of(storage), inventory=inventory)
     output.document(_run(run, options, spark, output).as_dict())
 
 
-def compact(name: Named, path: Archive, spark: SparkChoice, output: Output) -> None:
-    """Put the small files of an archive together into large ones; no entry is added, changed or lost."""
-    from redis_message_queue.spark.jobs.archive import CompactOptions
+def compact(
+    name: ArchivedQueue,
+    path: ArchivePath,
+    output: Output,
+    storage: StorageOptions = None,
+    keep_days: Annotated[int | None, job_option(CompactOptions, "keep_days", "N", min=1)] = None,
+    grace_seconds: Annotated[
+        float, job_option(CompactOptions, "grace_seconds", "SECONDS", min=0, show_default=True)
+    ] = CompactOptions.grace_seconds,
+) -> None:
+    """Merge the small files of an archive into large ones, and delete what is older than --keep-days.
+
+    Needs no Spark. Without --keep-days no entry is changed or lost.
+    """
     from redis_message_queue.spark.jobs.archive import compact as run
 
-    options = CompactOptions(path=path, queue=name)
-    output.document(_run(run, options, spark, output).as_dict())
+    options = CompactOptions(
+        path=path,
+        queue=name,
+        storage_options=storage_of(storage),
+        keep_days=keep_days,
+        grace_seconds=grace_seconds,
+    )
+    output.document(run(options).as_dict())
 
 
 def report(
-    name: Named,
-    path: Archive,
-    spark: SparkChoice,
+    name: ArchivedQueue,
+    path: ArchivePath,
+    spark: SessionOptions,
     output: Output,
     into: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Where it goes; PATH-report if you do not say."),
+        job_option(
+            ReportOptions, "output", "DIR", "--output", "-o", help="The directory of the report; else PATH-report."
+        ),
     ] = None,
+    storage: StorageOptions = None,
 ) -> ExitStatus | None:
-    """Tell from an archive what went through a queue: a page, tables in Parquet, and JSON.
+    """Report from an archive what went through a queue: a page, tables in Parquet, and JSON.
 
     Throughput by the minute, waiting and processing times, duplicates, redeliveries, failures, dead letters, the share
-    of each tenant, and whether every message that was published is accounted for. The exit status is 1 if it is not, or
-    if that cannot be known because entries are missing.
+    of each tenant, and whether every published message is accounted for. The exit status is 1 if one is not, or if
+    that cannot be known because entries are missing.
     """
-    from redis_message_queue.spark.jobs.report import ReportOptions
     from redis_message_queue.spark.jobs.report import report as run
 
-    options = ReportOptions(path=path, queue=name, output=into or f"{path.rstrip('/')}-report")
+    options = ReportOptions(
+        path=path, queue=name, output=into or f"{path.rstrip('/')}-report", storage_options=storage_of(storage)
+    )
     result = _run(run, options, spark, output)
     if output.json:
         output.line(result.as_dict())
     else:
         output.document({name: getattr(result, name) for name in ("queue", "entries", "verdict", "because", "page")})
-    return None if result.verdict == "balanced" else ExitStatus.NO
+    return None if result.verdict == "balanced" else ExitStatus.FAILED
 
 
 def replay(
     queue: QueueChoice,
-    spark: SparkChoice,
-    publishing: PublishChoice,
+    spark: SessionOptions,
+    publishing: PublishingOptions,
     output: Output,
     where: Where = None,
-    archive: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Choose among the messages of this archive; else among the dead letters."),
-    ] = None,
-    into: Annotated[
-        str | None, typer.Option(metavar="QUEUE", help="Publish into another queue.", show_default=False)
-    ] = None,
-    selection: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="A name for this replay, in place of its condition.", show_default=False
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="So many at the most.", show_default=False)
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(metavar="N", min=0.001, help="So many a second.", show_default=False)
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only count them and show some ids.", show_default=False)
-    ] = False,
+    archive: Annotated[str | None, job_option(ReplayOptions, "archive", "PATH")] = None,
+    storage: StorageOptions = None,
+    into: Annotated[str | None, job_option(ReplayOptions, "into", "QUEUE")] = None,
+    again: Annotated[bool, job_option(ReplayOptions, "again", None, "--again")] = False,
+    repetition: Annotated[str | None, job_option(ReplayOptions, "name", "NAME", "--name")] = None,
+    limit: Annotated[int | None, job_option(ReplayOptions, "limit", "N", min=1)] = None,
+    rate: Annotated[float | None, job_option(ReplayOptions, "rate", "N", min=0.001)] = None,
+    dry_run: Annotated[bool, job_option(ReplayOptions, "dry_run", None, "--dry-run")] = False,
 ) -> None:
-    """Publish dead letters or archived messages again, each once for its selection.
+    """Publish dead letters or archived messages again, each once.
 
-    A new message knows which one it repeats. What was selected stays where it is. Run the same replay again, after a
-    crash or by mistake, and what was published before is suppressed.
+    A new message has the id of the one it repeats, which stays where it is. If you run a replay again, after a crash,
+    by mistake or with another condition, messages that were replayed before are suppressed, unless you give --again.
 
-    A condition is written as for `rmq redrive`: --where "tenant == 'acme' and 'timeout' in error". Of a message in an
-    archive it can ask for state (such as 'acked' or 'dead') and failures too, and not for claimed_at.
+    Conditions are those of `rmq redrive`: --where "tenant == 'acme' and 'timeout' in error". For archived messages they
+    can also use state (such as 'acked' or 'dead') and failures, but not claimed_at.
     """
-    from redis_message_queue.spark.jobs.replay import ReplayOptions
     from redis_message_queue.spark.jobs.replay import replay as run
 
     options = ReplayOptions(
         **address_of(queue),
-        source="dead_letters" if archive is None else "archive",
-        path=archive,
+        **asdict(publishing),
+        archive=archive,
+        storage_options=storage_of(storage),
         where=where,
-        name=selection,
+        again=again,
+        name=repetition,
         into=into,
-        max_messages=limit,
+        limit=limit,
         rate=rate,
         dry_run=dry_run,
-        **publishing.options(),
     )
     output.document(_run(run, options, spark, output).as_dict())
 
 
 def backfill(
     queue: QueueChoice,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Files, by a path or a pattern, or a table.")],
-    spark: SparkChoice,
-    publishing: PublishChoice,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help=declared_options(BackfillOptions)["source"].description)
+    ],
+    spark: SessionOptions,
+    publishing: PublishingOptions,
     output: Output,
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="json, csv, parquet or table; else by the name of the file."),
-    ] = None,
-    payload: Annotated[
-        str | None,
-        typer.Option(
-            "--payload-column", metavar="NAME", help="The payloads; else each row is a JSON object.", show_default=False
+        job_option(
+            BackfillOptions,
+            "format",
+            "FORMAT",
+            "--format",
+            help="json, csv, parquet or table; else by the name of the file.",
         ),
     ] = None,
-    dedup_key: Annotated[
-        str | None,
-        typer.Option(
-            "--dedup-key-column",
-            metavar="NAME",
-            help="The deduplication keys; else made of file and content.",
-            show_default=False,
-        ),
-    ] = None,
-    tenant: Annotated[
-        str | None, typer.Option("--tenant-column", metavar="NAME", help="The tenants.", show_default=False)
-    ] = None,
-    schema: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DDL", help='The columns as Spark writes them: "id bigint, name string".', show_default=False
-        ),
-    ] = None,
+    payload_column: Annotated[str | None, job_option(BackfillOptions, "payload_column", "NAME")] = None,
+    dedup_key_column: Annotated[str | None, job_option(BackfillOptions, "dedup_key_column", "NAME")] = None,
+    tenant_column: Annotated[str | None, job_option(BackfillOptions, "tenant_column", "NAME")] = None,
+    schema: Annotated[str | None, job_option(BackfillOptions, "schema", "DDL")] = None,
     reader: Annotated[
         list[str] | None,
-        typer.Option(
+        job_option(
+            BackfillOptions,
+            "reader_options",
+            "NAME=VALUE",
             "--option",
-            metavar="NAME=VALUE",
-            help="An option of Spark's reader; may be given often.",
-            show_default=False,
+            help="An option of Spark's own reader. Repeatable.",
         ),
     ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="Under which progress is kept; else the source.", show_default=False
-        ),
-    ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Read files again that are done.", show_default=False)
-    ] = False,
+    label: Annotated[str | None, job_option(BackfillOptions, "name", "NAME", "--name")] = None,
+    restart: Annotated[bool, job_option(BackfillOptions, "restart", None, "--restart")] = False,
 ) -> None:
-    """Publish the rows of files or of a table, each once, also when it has to be run again."""
-    from redis_message_queue.spark.jobs.backfill import BackfillOptions
+    """Publish the rows of files or of a table, each once, also if you have to run the command again."""
     from redis_message_queue.spark.jobs.backfill import backfill as run
 
     options = BackfillOptions(
         **address_of(queue),
+        **asdict(publishing),
         source=source,
-        format=cast("Format", form or _format_of(source)),  # checked there
-        payload_column=payload,
-        dedup_key_column=dedup_key,
-        tenant_column=tenant,
+        format=cast("FileFormat", form or _format_of(source)),  # checked there
+        payload_column=payload_column,
+        dedup_key_column=dedup_key_column,
+        tenant_column=tenant_column,
         schema=schema,
         reader_options=dict(pair("--option", one) for one in reader or ()),
         name=label,
         restart=restart,
-        **publishing.options(),
     )
     output.document(_run(run, options, spark, output).as_dict())
 
@@ -205,10 +242,10 @@ _SUFFIXES = {"json": "json", "jsonl": "json", "ndjson": "json", "csv": "csv", "p
 
 
 def _format_of(source: str) -> str:
-    """By the ending of the name, compressed or not."""
+    """Return the format by the suffix of the name, compressed or not."""
     for part in reversed(source.rstrip("/").rsplit("/", 1)[-1].lower().split(".")[1:]):
         if part in _SUFFIXES:
             return _SUFFIXES[part]
     raise typer.BadParameter(
-        f"the name {source!r} does not tell: add one of json, csv, parquet or table", param_hint="--format"
+        f"the name {source!r} has no known suffix; choose json, csv, parquet or table", param_hint="--format"
     )

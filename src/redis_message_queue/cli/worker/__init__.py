@@ -1,1 +1,1 @@
-"""`rmq worker`: processes that give messages to a function, and the one that looks after them."""
+"""`rmq worker`: processes that call a function with each message, and their supervisor."""

@@ -1,9 +1,11 @@
-"""A worker process: gives messages to the user's function until it is told to stop, or its supervisor has gone."""
+"""A worker process: calls the user's function until it has to stop, or until its supervisor is gone."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import importlib
 import inspect
 import json
 import logging
@@ -22,176 +24,216 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncRedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.output import PrintableFormatter
-from redis_message_queue.cli.stopping import StopSignals
-from redis_message_queue.cli.worker import reference
-from redis_message_queue.cli.worker.task import Task
+from redis_message_queue.cli.stop_signals import StopSignals
+from redis_message_queue.cli.worker.command import WorkerSettings
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
 
 log = logging.getLogger("redis_message_queue.worker")
-AnyQueue = RedisMessageQueue | AsyncRedisMessageQueue
+Report = Callable[..., None]
 
 
 def main() -> int:
-    """Started by the supervisor with two pipes: one says what to do and closes with it, the other carries news."""
-    orders, news = (int(number) for number in sys.argv[1:])
-    for pipe in (orders, news):
+    """Run a worker. The supervisor passes two pipes: one has the settings and closes with it, one takes reports."""
+    settings_pipe, reports_pipe = (int(number) for number in sys.argv[1:])
+    for pipe in (settings_pipe, reports_pipe):
         os.set_inheritable(pipe, False)
-    with open(orders, "rb", buffering=0) as asked, open(news, "w", buffering=1) as told:
-        task = Task.from_json(asked.readline())
-        threading.Thread(target=_end_with_the_supervisor, args=(asked.fileno(),), daemon=True).start()
-        logging.basicConfig(level=task.log_level.upper())
+    with open(settings_pipe, "rb", buffering=0) as incoming, open(reports_pipe, "w", buffering=1) as reports:
+        settings = WorkerSettings.from_json(incoming.readline())
+        threading.Thread(target=_stop_without_supervisor, args=(incoming.fileno(),), daemon=True).start()
+        logging.basicConfig(level=settings.log_level.upper())
         for handler in logging.getLogger().handlers:
             handler.setFormatter(PrintableFormatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
 
-        def tell(**facts: Any) -> None:
+        def report(**values: Any) -> None:
             with contextlib.suppress(BrokenPipeError):
-                print(json.dumps(facts), file=told, flush=True)
+                print(json.dumps(values), file=reports, flush=True)
 
         try:
-            return _work(task, tell)
+            return _work(settings, report)
         except (RedisMessageQueueError, RedisError) as error:
-            tell(error=str(error) or type(error).__name__, status=status_of(error))
+            report(error=str(error) or type(error).__name__, status=status_of(error))
             return status_of(error)
 
 
-def _end_with_the_supervisor(orders: int) -> None:
-    """Only the supervisor holds the other end: the read returns when it is gone."""
+def _stop_without_supervisor(pipe: int) -> None:
+    """Only the supervisor holds the other end of the pipe: the read returns when the supervisor is gone."""
     with contextlib.suppress(OSError):
-        os.read(orders, 1)
+        os.read(pipe, 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _work(task: Task, tell: Callable[..., None]) -> int:
-    handler = reference.load("the handler", task.handler)
+def _work(settings: WorkerSettings, report: Report) -> int:
+    handler = load_reference("the handler", settings.handler)
     if not callable(handler):
-        raise ConfigurationError(f"the handler: {task.handler} is {type(handler).__name__}, which cannot be called")
-    theirs = None if task.queue_object is None else reference.load("--queue", task.queue_object)
+        raise ConfigurationError(
+            f"the handler: {settings.handler} is of type {type(handler).__name__}, which cannot be called"
+        )
+    theirs = None if settings.queue_object is None else load_reference("--queue", settings.queue_object)
     try:
-        if isinstance(theirs, AsyncRedisMessageQueue) or reference.is_async(handler) or reference.is_async(theirs):
-            asyncio.run(_work_awaiting(task, handler, theirs, tell))
+        if isinstance(theirs, AsyncRedisMessageQueue) or _is_async(handler) or _is_async(theirs):
+            asyncio.run(_work_async(settings, handler, theirs, report))
         else:
-            _work_blocking(task, handler, theirs, tell)
+            _work_sync(settings, handler, theirs, report)
     except (KeyboardInterrupt, asyncio.CancelledError):
         return ExitStatus.TERMINATED
     return ExitStatus.OK
 
 
-def _work_blocking(task: Task, handler: Callable[[Any], Any], theirs: Any, tell: Callable[..., None]) -> None:
-    with contextlib.ExitStack() as around:
+def _work_sync(settings: WorkerSettings, handler: Callable[[Any], Any], theirs: Any, report: Report) -> None:
+    with contextlib.ExitStack() as stack:
         if theirs is None:
-            stop = around.enter_context(StopSignals(again=_abandon))
-            assert task.queue is not None
-            options = task.delivery.queue_options() | {"interrupt": stop}
-            queue = around.enter_context(task.queue.open(text=not task.payload_bytes, **options))
+            stop = stack.enter_context(StopSignals(again=_abandon))
+            assert settings.queue is not None
+            options = settings.delivery.queue_options() | {"interrupt": stop}
+            queue = stack.enter_context(settings.queue.open(text=not settings.payload_bytes, **options))
         else:
-            queue = _checked(_made(theirs, task), RedisMessageQueue, task)
-            around.enter_context(_stopping(lambda: queue.drain(0), _abandon))
-        tell(ready=True)
-        tell(summary=asdict(queue.run(_telling(handler, task), **task.run)))
+            queue = _checked(_made(theirs, settings), RedisMessageQueue, settings)
+            stack.enter_context(_stop_signals(lambda: queue.drain(0), _abandon))
+        report(ready=True)
+        report(summary=asdict(queue.run(_logging_errors(handler, settings), **settings.run)))
 
 
 def _abandon() -> None:
-    """In a hurry: what is being handled is left to its lease."""
+    """Stop now: the message that is being handled is delivered again when its lease ends."""
     raise KeyboardInterrupt
 
 
-async def _work_awaiting(task: Task, handler: Callable[[Any], Any], theirs: Any, tell: Callable[..., None]) -> None:
+async def _work_async(settings: WorkerSettings, handler: Callable[[Any], Any], theirs: Any, report: Report) -> None:
     loop, running = asyncio.get_running_loop(), asyncio.current_task()
     assert running is not None
 
     def abandon() -> None:
         loop.call_soon_threadsafe(running.cancel)
 
-    async with contextlib.AsyncExitStack() as around:
+    async with contextlib.AsyncExitStack() as stack:
         if theirs is None:
-            stop = around.enter_context(StopSignals(again=abandon))
-            assert task.queue is not None
-            options = task.delivery.queue_options() | {"interrupt": stop}
-            queue = await around.enter_async_context(task.queue.open_async(text=not task.payload_bytes, **options))
+            stop = stack.enter_context(StopSignals(again=abandon))
+            assert settings.queue is not None
+            options = settings.delivery.queue_options() | {"interrupt": stop}
+            queue = await stack.enter_async_context(
+                settings.queue.open_async(text=not settings.payload_bytes, **options)
+            )
         else:
-            made = _made(theirs, task)
-            queue = _checked(await made if inspect.isawaitable(made) else made, AsyncRedisMessageQueue, task)
-            drains: set[asyncio.Task[bool]] = set()  # the loop itself holds its tasks but weakly
+            made = _made(theirs, settings)
+            queue = _checked(await made if inspect.isawaitable(made) else made, AsyncRedisMessageQueue, settings)
+            drains: set[asyncio.Task[bool]] = set()  # the loop itself has only weak references to its tasks
 
-            def shut() -> None:
+            def drain() -> None:
                 drains.add(loop.create_task(queue.drain(0)))
 
-            around.enter_context(_stopping(lambda: loop.call_soon_threadsafe(shut), abandon))
-        tell(ready=True)
-        tell(summary=asdict(await queue.run(_telling(handler, task), **task.run)))
+            stack.enter_context(_stop_signals(lambda: loop.call_soon_threadsafe(drain), abandon))
+        report(ready=True)
+        report(summary=asdict(await queue.run(_logging_errors(handler, settings), **settings.run)))
 
 
-def _stopping(
+def _stop_signals(
     first: Callable[[], Any], again: Callable[[], Any]
 ) -> contextlib.AbstractContextManager[StopSignals | None]:
-    """Signals that the user's own code has taken, for its queue's interrupt, stay with it."""
+    """Signal handlers that the user's own code has installed, for its queue's interrupt, stay in place."""
     if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return contextlib.nullcontext()
     return StopSignals(first=first, again=again)
 
 
-def _made(theirs: Any, task: Task) -> Any:
-    """The queue object, or what the function gives that makes it."""
-    if isinstance(theirs, AnyQueue) or not callable(theirs):
+def _made(theirs: Any, settings: WorkerSettings) -> Any:
+    """The user's queue object, or what their function returns."""
+    if isinstance(theirs, RedisMessageQueue | AsyncRedisMessageQueue) or not callable(theirs):
         return theirs
     try:
         inspect.signature(theirs).bind()
     except (TypeError, ValueError):
         raise ConfigurationError(
-            f"--queue: {task.queue_object} cannot be called without arguments; it must be a queue object, or a "
-            "function that makes one"
+            f"--queue: {settings.queue_object} cannot be called without arguments; pass a queue object, or a function "
+            "that returns one"
         ) from None
     return theirs()
 
 
-def _checked(queue: Any, kind: Any, task: Task) -> Any:
+def _checked(queue: Any, kind: Any, settings: WorkerSettings) -> Any:
     if isinstance(queue, kind):
         return queue
     if isinstance(queue, RedisMessageQueue):
         raise ConfigurationError(
-            f"{task.handler} is async and {task.queue_object} is a blocking queue; "
-            "take redis_message_queue.asyncio.RedisMessageQueue, or a plain function"
+            f"{settings.handler} is async and {settings.queue_object} is a sync queue; "
+            "use redis_message_queue.asyncio.RedisMessageQueue, or a sync function"
         )
     raise ConfigurationError(
-        f"--queue: {task.queue_object} is {type(queue).__name__}; it must be a RedisMessageQueue of "
-        "redis_message_queue or redis_message_queue.asyncio, or a function that makes one"
+        f"--queue: {settings.queue_object} is of type {type(queue).__name__}; it must be a RedisMessageQueue of "
+        "redis_message_queue or redis_message_queue.asyncio, or a function that returns one"
     )
 
 
-def _telling(handler: Callable[[Any], Any], task: Task) -> Callable[[Any], Any]:
-    """The handler, with a log entry for what it raises: where, and only on request what, which may quote payloads."""
-    if reference.is_async(handler):
+def _logging_errors(handler: Callable[[Any], Any], settings: WorkerSettings) -> Callable[[Any], Any]:
+    """The handler, with a log line for each exception."""
+    if _is_async(handler):
 
-        async def awaited(received: Any) -> None:
-            with _logged(received, task):
+        async def call_async(received: Any) -> None:
+            with _log_errors(received, settings):
                 await handler(received)
 
-        return awaited
+        return call_async
 
-    def called(received: Any) -> Any:
-        with _logged(received, task):
+    def call(received: Any) -> Any:
+        with _log_errors(received, settings):
             return handler(received)
 
-    return called
+    return call
 
 
 @contextlib.contextmanager
-def _logged(received: Any, task: Task) -> Iterator[None]:
+def _log_errors(received: Any, settings: WorkerSettings) -> Iterator[None]:
+    """With --tracebacks, log where an exception came from; the queue itself logs its type and its text."""
     try:
         yield
-    except Exception as error:
-        first = received[0] if isinstance(received, list) else received
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        log.error(
-            "message %s, delivery %d: %s at %s:%s",
-            first.id,
-            first.delivery_count,
-            type(error).__name__,
-            last.filename,
-            last.lineno,
-            exc_info=task.tracebacks,
-        )
+    except Exception:
+        if settings.tracebacks:
+            first = received[0] if isinstance(received, list) else received
+            log.exception("%s: the handler of message %s raised", first.queue, first.id)
         raise
+
+
+def check_reference(name: str, reference: str) -> None:
+    """Raise unless this has the form `package.module:attribute`."""
+    module, colon, path = reference.partition(":")
+    parts = [*module.split("."), *path.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise ConfigurationError(f"{name} must be package.module:attribute, such as shop.mails:send, not {reference!r}")
+
+
+def load_reference(name: str, reference: str) -> Any:
+    """Import an object by `package.module:attribute`, from the current directory too."""
+    check_reference(name, reference)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module, _, path = reference.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            raise ConfigurationError(
+                f"{name}: there is no module {missing} in this directory or in PYTHONPATH"
+            ) from error
+        if isinstance(error, SyntaxError):
+            place = f"{error.filename}, line {error.lineno}"
+        else:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{last.filename}, line {last.lineno}"
+        raise ConfigurationError(
+            f"{name}: importing {module} raised {type(error).__name__}: {error} ({place})"
+        ) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(f"{name}: {module} has no {path}")
+        found = getattr(found, part)
+    return found
+
+
+def _is_async(function: Any) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    call = getattr(function, "__call__", None)  # noqa: B004  an object with an async __call__ counts too
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 if __name__ == "__main__":

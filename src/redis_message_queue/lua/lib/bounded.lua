@@ -1,21 +1,23 @@
--- lib/bounded.lua: how many messages to read at once, by their number and their bytes.
--- Everything that a script reads is copied while the others wait: 200 messages of 1 MB took 4 s. A list does not say
--- how large its elements are, so they are read in pieces, which begin with one and become smaller if one was large.
-local MOST_BYTES, LARGEST_PIECE = 4000000, 64
-local bytes_read, largest, piece = 0, 1, 1
+-- lib/bounded.lua: a budget of bytes for what a script reads.
+-- Makes  new_budget
+-- Everything that a script reads is copied while other clients wait: 200 messages of 1 MB took 4 s. A list does not
+-- say how large its elements are, so a script reads pieces: first one element, then more, fewer if one was large.
+local MAX_BYTES, MAX_PIECE = 4000000, 64
 
-local function next_piece(wanted)
-  local now = math.min(wanted, piece, math.max(1, math.floor((MOST_BYTES - bytes_read) / largest)))
-  piece = math.min(piece * 8, LARGEST_PIECE)
-  return now
-end
-
--- So much more was read.
-local function count_bytes(stored)
-  bytes_read = bytes_read + #stored
-  if #stored > largest then largest = #stored end
-end
-
-local function is_much()
-  return bytes_read >= MOST_BYTES
+local function new_budget()
+  local bytes, largest, piece = 0, 1, 1
+  return {
+    bytes = function() return bytes end,
+    is_spent = function() return bytes >= MAX_BYTES end,
+    count = function(stored)
+      bytes = bytes + #stored
+      if #stored > largest then largest = #stored end
+    end,
+    -- How many of `wanted` elements to read next.
+    next_piece = function(wanted)
+      local next = math.min(wanted, piece, math.max(1, math.floor((MAX_BYTES - bytes) / largest)))
+      piece = math.min(piece * 8, MAX_PIECE)
+      return next
+    end,
+  }
 end

@@ -1,9 +1,10 @@
--- lib/envelope.lua: what envelope.py packs: flags, id, time, [tenant], [extras], payload.
--- One byte of flags, 16 of id, 8 of time; one byte of length before a tenant, two before extras. The flags are 0x80,
--- which no text begins with, plus 1 with a tenant, plus 2 once the message has an entry in the deliveries hash, plus 4
--- with extras: a small JSON object that travels with the payload.
+-- lib/envelope.lua: the parts of a stored message, as envelope.py packs them.
+-- Makes  is_message, id_of, time_of, payload_of, tenant_of, extras_of, has_entry, with_entry
+-- Flags, id, time, [tenant], [extras], payload: one byte of flags, 16 of id, 8 of time; one byte of length before a
+-- tenant, two before extras. The flags are 0x80, which no text begins with, plus 1 with a tenant, plus 2 if the message
+-- has an entry in `deliveries`, plus 4 with extras: a small JSON object that travels with the payload.
 
--- Where the payload begins, or nil if the bytes end before that.
+-- Where the payload begins, or nil if the bytes end before it.
 local function payload_at(stored)
   local flags, at = string.byte(stored, 1), 26
   if flags % 2 == 1 then at = at + 1 + (string.byte(stored, at) or #stored) end
@@ -39,7 +40,7 @@ local function tenant_of(stored)
   return string.sub(stored, 27, 26 + string.byte(stored, 26))
 end
 
--- Empty for a message without extras, or with some that are no JSON object.
+-- Empty for a message without extras, or with extras that are not a JSON object.
 local function extras_of(stored)
   if string.byte(stored, 1) % 8 < 4 then return {} end
   local at = 26

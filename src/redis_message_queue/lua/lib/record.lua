@@ -1,8 +1,10 @@
--- lib/record.lua: what is remembered of a message beside its payload in a list: a JSON object, in a list beside it.
--- Needs envelope and journal.
--- Times are text, in microseconds: as numbers they would be rounded. Length and digest tell which payload is meant.
+-- lib/record.lua: pushes payloads to a list, and what is known of each message to a list of records beside it.
+-- Needs  now, hex, id_of, time_of, tenant_of, extras_of
+-- Makes  to_record, push_terminal
+-- A record is a JSON object. Times are text, in microseconds: as numbers they would be rounded. The length and the
+-- digest tell which payload the record belongs to.
 
--- Its texts alone: a number that JSON cannot write again would keep a message from leaving. nil for none.
+-- Only texts: a number that JSON cannot write again would keep a message from leaving. nil if there are none.
 local function texts_of(headers)
   local texts
   for name, value in pairs(type(headers) == 'table' and headers or {}) do
@@ -14,12 +16,13 @@ local function texts_of(headers)
   return texts
 end
 
-local function record(stored, payload, times, finished, note)
-  local one = {bytes = #payload, sha1 = redis.sha1hex(payload), finished = string.format('%.0f', finished)}
+-- `stored` is nil for bytes that are not a message of ours.
+local function to_record(stored, payload, times, note)
+  local one = {bytes = #payload, sha1 = redis.sha1hex(payload), finished = string.format('%.0f', now)}
   for name, value in pairs(note) do one[name] = value end
   if note.held_us then
     one.held_us = nil
-    one.claimed = string.format('%.0f', finished - note.held_us)
+    one.claimed = string.format('%.0f', now - note.held_us)
   end
   if stored then
     one.id, one.deliveries = hex(id_of(stored)), times
@@ -33,18 +36,17 @@ local function record(stored, payload, times, finished, note)
   return cjson.encode(one)
 end
 
--- Push payloads and their records, and cut both to `limit` (0: none). Records follow their list: what somebody has
--- cut there by hand is cut here with the next write. Returns what went wrong with trimming, or '', and how many
--- payloads were cut off.
-local function keep(list, records, payloads, notes, limit)
+-- Trims both lists to `max_length` (0: no limit). If somebody shortened the list by hand, its records follow with the
+-- next push. Returns the error of the trimming, or '', and how many payloads were cut off.
+local function push_terminal(list, list_records, payloads, notes, max_length)
   local length = redis.call('LPUSH', list, unpack(payloads))
-  local noted = redis.call('LPUSH', records, unpack(notes))
+  local noted = redis.call('LPUSH', list_records, unpack(notes))
   local cut = 0
-  if limit > 0 and length > limit then
-    local trimmed = redis.pcall('LTRIM', list, 0, limit - 1)
+  if max_length > 0 and length > max_length then
+    local trimmed = redis.pcall('LTRIM', list, 0, max_length - 1)
     if trimmed.err then return trimmed.err, 0 end
-    length, cut = limit, length - limit
+    length, cut = max_length, length - max_length
   end
-  if noted > length then redis.pcall('LTRIM', records, 0, length - 1) end
+  if noted > length then redis.pcall('LTRIM', list_records, 0, length - 1) end
   return '', cut
 end

@@ -5,10 +5,9 @@ from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
 
 archive(session("archive"), ArchiveOptions(url="redis://localhost", queue="orders", path="archive"))
 
-Each job is a function of a Spark session, its options, and a callback that hears of its progress; its result has
-`as_dict()`.
+Each job is a function of a Spark session, its options, and a callback for its progress. Its result has `as_dict()`.
 """
 
-from redis_message_queue.spark.extra import require_extra
+from redis_message_queue.spark import require_extra
 
-require_extra()  # before an import of a job says it badly
+require_extra()  # before the import of a job fails with a worse error

@@ -1,28 +1,34 @@
-"""Rows of files or of a table into a queue, each once, also when the job has to be run again.
+"""Publishes the rows of files or of a table, each once, also if the job has to be run again.
 
-Two things make it resumable. A file that is done is noted in Redis and not read again unless it has changed. And every
-row has a deduplication key: that of its column, or one made of its file, its content, and how often that content has
-come before in the file, which is the same in whatever order Spark reads it.
+A finished file is saved in Redis, and not read again unless it has changed. Every row has a deduplication key: that of
+its column, or one made from its file, its content, and the number of equal rows before it in the file. That key is the
+same in whatever order Spark reads the rows.
 """
 
-import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from redis_message_queue import checks
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, SelectionError
-from redis_message_queue.spark.jobs.clear_errors import one_clear_error, reason
-from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard
-from redis_message_queue.spark.jobs.publishing import OUTCOME, PublishOptions, digest, publish_batches
+from redis_message_queue.errors import SelectionError
+from redis_message_queue.spark.job_options import BackfillOptions
+from redis_message_queue.spark.jobs.job import (
+    JobProgress,
+    JobResult,
+    OnProgress,
+    clear_errors,
+    ignore_progress,
+    reason,
+)
+from redis_message_queue.spark.jobs.publishing import RowCount, publish_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Format = Literal["json", "csv", "parquet", "table"]
+__all__ = ["BackfillOptions", "BackfillResult", "backfill"]
+
 # A row that cannot be read ends the job: a message made of nulls would be noticed too late.
-_DEFAULTS: dict[str, dict[str, str]] = {
+_READER_DEFAULTS: dict[str, dict[str, str]] = {
     "json": {"mode": "FAILFAST"},
     "csv": {"mode": "FAILFAST", "header": "true"},
     "parquet": {},
@@ -30,93 +36,66 @@ _DEFAULTS: dict[str, dict[str, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackfillOptions(PublishOptions):
-    """What `backfill` needs to know. The payload is a column, or without one the whole row as a JSON object."""
-
-    source: str  # a path, or the name of a table
-    format: Format
-    payload_column: str | None = None
-    dedup_key_column: str | None = None
-    tenant_column: str | None = None
-    schema: str | None = None  # as Spark writes it: "id bigint, name string"
-    reader_options: Mapping[str, str] = field(default_factory=dict)
-    name: str | None = None  # under which progress is kept; else the source
-    files_per_step: int = 32  # after so many files progress is noted
-    restart: bool = False  # read files again that are noted as done
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.text("source", self.source)
-        if self.format not in get_args(Format):
-            raise ConfigurationError(f"format must be one of {', '.join(get_args(Format))}, not {self.format!r}")
-        for option in ("payload_column", "dedup_key_column", "tenant_column", "schema", "name"):
-            if getattr(self, option) is not None:
-                checks.text(option, getattr(self, option))
-        if not isinstance(self.reader_options, Mapping):
-            raise ConfigurationTypeError(f"reader_options must be a mapping, not {type(self.reader_options).__name__}")
-        checks.whole_number("files_per_step", self.files_per_step)
-        checks.flag("restart", self.restart)
-
-    @property
-    def label(self) -> str:
-        """What keys and progress of this backfill are kept under."""
-        return digest(self.name or self.source, self.format)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackfillResult(JsonResult):
-    """What became of the rows, and which files were left out because they were done."""
+class BackfillResult(JobResult):
+    """How many rows were published, and how many files were read."""
 
     queue: str
     source: str
     rows: int
     published: int
-    suppressed: int  # their keys had entered the queue before
+    suppressed: int  # their keys were published before
     files: int
     files_done_before: int
 
 
-def backfill(spark: "SparkSession", options: BackfillOptions, on_progress: OnProgress = unheard) -> BackfillResult:
-    """Publish every row of the source that no earlier run has published."""
-    rows = _opened(spark, options)
+def backfill(
+    spark: "SparkSession", options: BackfillOptions, on_progress: OnProgress = ignore_progress
+) -> BackfillResult:
+    """Publish every row of the source that no earlier run has published.
+
+    Raises:
+        SelectionError: The source cannot be read, or does not have a column that the options name.
+        QueueBackpressureError: The queue stayed full. Run the job again.
+    """
+    rows = _open_source(spark, options)
     _check_columns(rows, options)
-    with one_clear_error("the backfill"):
+    with clear_errors("the backfill"):
         if options.format == "table":
-            published, suppressed = _publish(rows, options, "''")
-            on_progress(Progress("published", published + suppressed))
-            return _result(options, published, suppressed, 0, 0)
-        return _files(spark, rows, options, on_progress)
+            count = _publish(rows, options, "''")
+            on_progress(JobProgress("published", count.published + count.suppressed))
+            return _result(options, count, 0, 0)
+        return _backfill_files(spark, rows, options, on_progress)
 
 
-def _files(spark: "SparkSession", rows: "DataFrame", options: BackfillOptions, tell: OnProgress) -> BackfillResult:
-    """A few files at a time, each group noted when all of it is in the queue."""
+def _backfill_files(
+    spark: "SparkSession", rows: "DataFrame", options: BackfillOptions, on_progress: OnProgress
+) -> BackfillResult:
+    """Publish a few files at a time, and save the progress after each step."""
     stamps = {file: _stamp(spark, file) for file in sorted(rows.inputFiles())}
-    with Notes(options) as notes:
-        done = {} if options.restart else notes.read()
-        left = [file for file, stamp in stamps.items() if done.get(file) != stamp]
-        before = len(stamps) - len(left)
-        tell(Progress("planned", before, len(stamps), "files"))
-        published = suppressed = 0
-        for group in _groups(left, options.files_per_step):
-            sent = _publish(_read(spark, options, group, rows), options, "input_file_name()")
-            published, suppressed = published + sent[0], suppressed + sent[1]
-            notes.write({file: stamps[file] for file in group})
-            before += len(group)
-            tell(Progress("published", before, len(stamps), f"files, {published + suppressed:,} rows"))
-    return _result(options, published, suppressed, len(left), len(stamps) - len(left))
+    with FinishedFiles(options) as finished:
+        known = {} if options.restart else finished.read()
+        left = [file for file, stamp in stamps.items() if known.get(file) != stamp]
+        done = before = len(stamps) - len(left)
+        on_progress(JobProgress("planned", before, len(stamps), "files"))
+        total = RowCount()
+        for start in range(0, len(left), options.files_per_step):
+            step = left[start : start + options.files_per_step]
+            count = _publish(_read(spark, options, step, rows), options, "input_file_name()")
+            total += count
+            finished.save({file: stamps[file] for file in step})
+            done += len(step)
+            detail = f"files, {total.published + total.suppressed:,} rows"
+            on_progress(JobProgress("published", done, len(stamps), detail))
+    return _result(options, total, len(left), before)
 
 
-def _groups(files: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    return (files[start : start + size] for start in range(0, len(files), size))
-
-
-def _result(options: BackfillOptions, published: int, suppressed: int, files: int, before: int) -> BackfillResult:
+def _result(options: BackfillOptions, count: RowCount, files: int, before: int) -> BackfillResult:
     return BackfillResult(
         queue=options.queue,
         source=options.source,
-        rows=published + suppressed,
-        published=published,
-        suppressed=suppressed,
+        rows=count.published + count.suppressed,
+        published=count.published,
+        suppressed=count.suppressed,
         files=files,
         files_done_before=before,
     )
@@ -125,7 +104,7 @@ def _result(options: BackfillOptions, published: int, suppressed: int, files: in
 # -- reading
 
 
-def _opened(spark: "SparkSession", options: BackfillOptions) -> "DataFrame":
+def _open_source(spark: "SparkSession", options: BackfillOptions) -> "DataFrame":
     from pyspark.errors import PySparkException
 
     try:
@@ -137,9 +116,10 @@ def _opened(spark: "SparkSession", options: BackfillOptions) -> "DataFrame":
 def _read(
     spark: "SparkSession", options: BackfillOptions, paths: Sequence[str], like: "DataFrame | None" = None
 ) -> "DataFrame":
-    reader = spark.read.format(options.format).options(**_DEFAULTS[options.format]).options(**options.reader_options)
+    defaults = _READER_DEFAULTS[options.format]
+    reader = spark.read.format(options.format).options(**defaults).options(**options.reader_options)
     if like is not None:
-        # Columns that stand in the names of directories are found from where the source begins.
+        # Columns in the names of directories are found from the start of the source.
         reader = reader.schema(like.schema)
         if not _is_file(like, options):
             reader = reader.option("basePath", options.source)
@@ -149,7 +129,7 @@ def _read(
 
 
 def _is_file(rows: "DataFrame", options: BackfillOptions) -> bool:
-    """Whether the source is itself a file, or a pattern, and has no directories below it."""
+    """Return whether the source is a file or a pattern, and has no directories below it."""
     return any(mark in options.source for mark in "*?[{") or any(
         file.endswith(options.source.rsplit("/", 1)[-1]) for file in rows.inputFiles()
     )
@@ -165,8 +145,8 @@ def _check_columns(rows: "DataFrame", options: BackfillOptions) -> None:
 # -- publishing
 
 
-def _publish(rows: "DataFrame", options: BackfillOptions, file: str) -> tuple[int, int]:
-    """Publish rows; those without a key column get their keys from ``file``, content and occurrence."""
+def _publish(rows: "DataFrame", options: BackfillOptions, file: str) -> RowCount:
+    """Publish rows. Without a key column their keys are made from ``file``, an expression, and their content."""
     found = rows.selectExpr(
         f"{_payload(rows, options)} as payload",
         f"{_text(options.tenant_column)} as tenant",
@@ -177,17 +157,11 @@ def _publish(rows: "DataFrame", options: BackfillOptions, file: str) -> tuple[in
         place = "row_number() over (partition by file, payload, tenant order by payload)"
         parts = f"concat_ws('|', '{options.label}', file, coalesce(tenant, ''), sha2(payload, 256), {place})"
         found = found.selectExpr("payload", "tenant", f"concat('backfill:', sha2({parts}, 256)) as key")
-    sent = found.selectExpr("payload", "tenant", "key", "cast(null as string) as extras")
-    told: Any = (
-        sent.mapInArrow(publish_batches(_plain(options)), OUTCOME)
-        .selectExpr("coalesce(sum(published), 0)", "coalesce(sum(suppressed), 0)")
-        .first()
-    )
-    return told[0], told[1]
+    return publish_rows(found.selectExpr("payload", "tenant", "key", "cast(null as string) as extras"), options)
 
 
 def _payload(rows: "DataFrame", options: BackfillOptions) -> str:
-    """Bytes as they are, text as UTF-8, and what has fields or elements as JSON."""
+    """Return an expression: bytes as they are, text as UTF-8, structs, maps and arrays as JSON."""
     column, kind = "struct(*)", "struct"
     if options.payload_column is not None:
         column = _quoted(options.payload_column)
@@ -207,31 +181,29 @@ def _quoted(column: str) -> str:
     return f"`{column.replace('`', '``')}`"
 
 
-def _plain(options: BackfillOptions) -> PublishOptions:
-    return PublishOptions(**{one.name: getattr(options, one.name) for one in dataclasses.fields(PublishOptions)})
+# -- progress
 
 
-# -- what is done
-
-
-class Notes:
-    """Which files of a backfill are done, in a Redis HASH: file to size and time of change."""
+class FinishedFiles:
+    """The finished files of a backfill, in a Redis hash: file to size and time of change."""
 
     def __init__(self, options: BackfillOptions) -> None:
-        self._client = options.connect()
-        self._seconds = max(1, int(options.remember_seconds))
+        self._client: Any = options.connect()
+        self._seconds = max(1, int(options.message_deduplication_log_ttl_seconds))
         self.key = options.keys.backfill(options.label)
 
-    def __enter__(self) -> "Notes":
+    def __enter__(self) -> "FinishedFiles":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def read(self) -> dict[str, str]:
+        """Return the finished files, with their stamps."""
         return {file.decode(): stamp.decode() for file, stamp in self._client.hgetall(self.key).items()}
 
-    def write(self, done: Mapping[str, str]) -> None:
+    def save(self, done: Mapping[str, str]) -> None:
+        """Add finished files, and keep all of them for as long as their deduplication keys."""
         with self._client.pipeline(transaction=True) as pipe:
             pipe.hset(self.key, mapping=dict(done))
             pipe.expire(self.key, self._seconds)

@@ -1,4 +1,4 @@
-"""Draws the plots of a report as SVG: lines over time, with values under the pointer and without a script."""
+"""Draws the plots of a report as SVG, with values under the pointer and without a script."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10080, 43200)  # minutes
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A named series: one value for each place in time, or None where there is none."""
+    """A named series: one value per bucket of time, or None."""
 
     name: str
     colour: int  # which of the page's colours
@@ -23,13 +23,13 @@ class Line:
 
 
 def bucket_size(first: datetime, last: datetime, unit: timedelta) -> int:
-    """How many minutes or seconds one place in a plot stands for."""
+    """Return how many minutes or seconds one bucket of a plot covers."""
     units = (last - first) / unit + 1
     return next((step for step in _STEPS if units / step <= _MOST_BUCKETS), _STEPS[-1])
 
 
-def lines(title: str, times: Sequence[datetime], series: Sequence[Line], unit: str) -> str:
-    """One plot. ``unit`` is `count` or `seconds`."""
+def draw_lines(title: str, times: Sequence[datetime], series: Sequence[Line], unit: str) -> str:
+    """Return a plot. ``unit`` is `count` or `seconds`."""
     top = max((value for line in series for value in line.values if value is not None), default=0) or 1
     ticks = list(_ticks(top, unit))
     top = max(top, ticks[-1])
@@ -42,10 +42,10 @@ def lines(title: str, times: Sequence[datetime], series: Sequence[Line], unit: s
         y = _y(tick, top)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:g}" text-anchor="end">{shown(tick)}</text>')
-    parts += _clock(times)
+    parts += _time_axis(times)
     for line in series:
-        parts += _drawn(line, top, len(times))
-    parts += _under_the_pointer(times, series, shown)
+        parts += _draw_line(line, top, len(times))
+    parts += _tooltips(times, series, shown)
     return "".join((*parts, "</svg>"))
 
 
@@ -59,7 +59,7 @@ def _y(value: float, top: float) -> float:
 
 
 def _ticks(top: float, unit: str) -> Iterator[float]:
-    """Four or five round numbers from 0 on."""
+    """Return four or five round numbers from 0."""
     raw = top / 4
     power = 10 ** math.floor(math.log10(raw))
     step = next(one * power for one in (1, 2, 2.5, 5, 10) if one * power >= raw * 0.999)
@@ -71,8 +71,8 @@ def _ticks(top: float, unit: str) -> Iterator[float]:
         tick += step
 
 
-def _clock(times: Sequence[datetime]) -> Iterator[str]:
-    """Some six times along the bottom; with the day where there is more than one."""
+def _time_axis(times: Sequence[datetime]) -> Iterator[str]:
+    """Return some six times, with the day if there is more than one."""
     several_days = times[0].date() != times[-1].date()
     hours = "%H:%M" if times[0].second == times[-1].second == 0 else "%H:%M:%S"
     every = max(1, math.ceil(len(times) / 6))
@@ -83,8 +83,8 @@ def _clock(times: Sequence[datetime]) -> Iterator[str]:
         yield f'<text class="tick" {parts}>{text}</text>'
 
 
-def _drawn(line: Line, top: float, count: int) -> Iterator[str]:
-    """A path for each run of values; one that stands alone becomes a dot, or nobody would see it."""
+def _draw_line(line: Line, top: float, count: int) -> Iterator[str]:
+    """Return a path for each run of values. A single value is a dot, or it would be invisible."""
     run: list[str] = []
     for place, value in enumerate((*line.values, None)):
         if value is not None:
@@ -98,22 +98,20 @@ def _drawn(line: Line, top: float, count: int) -> Iterator[str]:
         run = []
 
 
-def _under_the_pointer(
-    times: Sequence[datetime], series: Sequence[Line], shown: Callable[[float | None], str]
-) -> Iterator[str]:
-    """An invisible column for each place, with a title: browsers show it where the pointer rests."""
+def _tooltips(times: Sequence[datetime], series: Sequence[Line], shown: Callable[[float | None], str]) -> Iterator[str]:
+    """Return an invisible column per bucket, with a title that browsers show under the pointer."""
     width = max(1.0, (WIDTH - _LEFT - _RIGHT) / max(1, len(times) - 1))
     for place, time in enumerate(times):
-        said = [f"{line.name}: {shown(value)}" for line in series if (value := line.values[place]) is not None]
-        if said:
-            text = escape("\n".join((time.strftime("%Y-%m-%d %H:%M:%S UTC"), *said)))
+        shown_values = [f"{line.name}: {shown(value)}" for line in series if (value := line.values[place]) is not None]
+        if shown_values:
+            text = escape("\n".join((time.strftime("%Y-%m-%d %H:%M:%S UTC"), *shown_values)))
             x = round(_x(place, len(times)) - width / 2, 1)
             box = f'x="{x}" y="{_TOP}" width="{width:.1f}" height="{HEIGHT - _TOP - _BOTTOM}"'
             yield f'<rect class="hit" {box}><title>{text}</title></rect>'
 
 
 def bar(share: float, colour: int = 1) -> str:
-    """A bar in a table's cell."""
+    """Return a bar for the cell of a table."""
     return (
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         '<rect class="track" width="100" height="8"/>'
@@ -129,7 +127,7 @@ def amount(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """In the unit in which it is a handy number."""
+    """Return a duration in a readable unit."""
     if seconds is None:
         return NOTHING
     if seconds == 0:

@@ -1,102 +1,122 @@
-"""Publishes the rows of a Spark job in bounded batches: each once for its key, waiting where a queue is full."""
+"""Publishes the rows of a job, each once for its deduplication key."""
 
-import hashlib
+import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from redis_message_queue import checks
 from redis_message_queue.envelope import tenant_name
 from redis_message_queue.errors import PayloadValueError
-from redis_message_queue.protocol.publish import Outgoing
-from redis_message_queue.spark.journal import QueueAddress
-from redis_message_queue.spark.sink import BulkPublisher, Sent
+from redis_message_queue.protocol.sender import OutgoingMessage
+from redis_message_queue.spark.options import PublishOptions
+from redis_message_queue.spark.sink import BulkPublisher, PublishCount
 
-OUTCOME = "published bigint, suppressed bigint"
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 COLUMNS = ("payload", "tenant", "key", "extras")
-_OUTCOME = pa.schema([("published", pa.int64()), ("suppressed", pa.int64())])
+_EXAMPLES = 10
+_COUNTS = ("rows", "published", "suppressed", "without_payload", "without_id")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishOptions(QueueAddress):
-    """How the jobs that publish do it."""
+@dataclass
+class RowCount:
+    """What became of the rows of a job."""
 
-    batch_size: int = 1_000
-    remember_seconds: float = 30 * 86_400  # how long a key suppresses its repetition
-    max_pending_length: int | None = None  # of the queue, which does not tell it itself
-    wait_seconds: float = 60  # for room in a full queue
+    rows: int = 0
+    published: int = 0
+    suppressed: int = 0
+    without_payload: int = 0
+    without_id: int = 0
+    examples: list[str] = field(default_factory=list)  # ids
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.whole_number("batch_size", self.batch_size)
-        checks.number("remember_seconds", self.remember_seconds)
-        checks.whole_number("max_pending_length", self.max_pending_length, optional=True)
-        checks.number("wait_seconds", self.wait_seconds, least=0)
+    def __add__(self, other: "RowCount") -> "RowCount":
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        return RowCount(**sums, examples=(self.examples + other.examples)[:_EXAMPLES])
 
-
-@contextmanager
-def publisher(options: PublishOptions) -> Iterator[BulkPublisher]:
-    """What publishes into the queue, over a client of its own."""
-    with closing(options.connect()) as client:
-        yield BulkPublisher(
-            client,
-            options.keys,
-            deduplication_seconds=options.remember_seconds,
-            max_pending_length=options.max_pending_length,
-            patience=options.wait_seconds,
-        )
+    def take(self, row: Mapping[str, Any]) -> bool:
+        """Count a row. Returns whether it can be published."""
+        self.rows += 1
+        self.without_payload += row["payload"] is None
+        self.without_id += row["payload"] is not None and row["id"] is None
+        complete = row["payload"] is not None and row["id"] is not None
+        if complete and len(self.examples) < _EXAMPLES:
+            self.examples.append(row["id"])
+        return complete
 
 
-def publish(into: BulkPublisher, rows: Iterable[Any], sent: Sent) -> None:
-    """One batch: each row enters the queue, or is suppressed because its key has entered before."""
-    outgoing, keys = prepared(rows)
-    done = into.publish(outgoing, keys)
-    sent.published += done.published
-    sent.duplicates += done.duplicates
+def publish_rows(rows: "DataFrame", options: PublishOptions, *, skip_incomplete: bool = False) -> RowCount:
+    """Publish rows with the columns `payload`, `tenant`, `key` and `extras` from all tasks at once.
 
+    With ``skip_incomplete`` there is a column `id`, and rows without id or payload are only counted.
+    """
 
-def publish_batches(options: PublishOptions) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What each task runs: everything of its partition, and then one row that says what became of it."""
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        sent = Sent()
-        with publisher(options) as into:
+    def publish(batches: Iterator[pa.RecordBatch]) -> RowCount:
+        count = RowCount()
+        with BulkPublisher(options) as publisher:
             for batch in batches:
                 for start in range(0, batch.num_rows, options.batch_size):
-                    publish(into, batch.slice(start, options.batch_size).to_pylist(), sent)
-        yield pa.RecordBatch.from_pylist([{"published": sent.published, "suppressed": sent.duplicates}], _OUTCOME)
+                    found = batch.slice(start, options.batch_size).to_pylist()
+                    publisher.publish(*messages_of(filter(count.take, found) if skip_incomplete else found))
+        return _with_results(count, publisher.count)
 
-    return run
+    return _sum_of_tasks(rows.select(*COLUMNS, *(["id"] if skip_incomplete else [])), publish)
 
 
-def publish_slowly(
+def count_rows(rows: "DataFrame") -> RowCount:
+    """Count what `publish_rows` would publish."""
+
+    def count(batches: Iterator[pa.RecordBatch]) -> RowCount:
+        found = RowCount()
+        for batch in batches:
+            for row in batch.to_pylist():
+                found.take(row)
+        return found
+
+    return _sum_of_tasks(rows.selectExpr("id", "if(payload is null, null, true) as payload"), count)
+
+
+def _sum_of_tasks(rows: "DataFrame", work: Callable[[Iterator[pa.RecordBatch]], RowCount]) -> RowCount:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"count": [json.dumps(asdict(work(batches)))]})
+
+    counts = (RowCount(**json.loads(row["count"])) for row in rows.mapInArrow(run, "count string").collect())
+    return sum(counts, RowCount())
+
+
+def _with_results(count: RowCount, published: PublishCount) -> RowCount:
+    return replace(count, published=published.published, suppressed=published.suppressed)
+
+
+def publish_at_rate(
     options: PublishOptions, rows: Iterable[Any], rate: float, on_batch: Callable[[int], Any]
-) -> tuple[int, int]:
-    """From one place, at most ``rate`` messages a second; suppressed ones take no time."""
+) -> RowCount:
+    """Publish from the driver, at most ``rate`` messages a second. Suppressed messages take no time."""
     size = max(1, min(options.batch_size, int(rate)))
-    begun, sent, rest = time.monotonic(), Sent(), iter(rows)
-    with publisher(options) as into:
-        while waiting := list(islice(rest, size)):
-            publish(into, waiting, sent)
-            on_batch(sent.published + sent.duplicates)
-            if len(waiting) == size:
-                time.sleep(pause(time.monotonic() - begun, sent.published, rate))
-    return sent.published, sent.duplicates
+    count = RowCount()
+    started, rest = time.monotonic(), filter(count.take, rows)
+    with BulkPublisher(options) as publisher:
+        done = publisher.count
+        while batch := list(islice(rest, size)):
+            publisher.publish(*messages_of(batch))
+            on_batch(done.published + done.suppressed)
+            if len(batch) == size:
+                time.sleep(pause(time.monotonic() - started, done.published, rate))
+    return _with_results(count, done)
 
 
 def pause(elapsed: float, published: int, rate: float) -> float:
-    """How long to wait so that no more than ``rate`` a second have been published."""
+    """Return how long to wait so that no more than ``rate`` messages a second are published."""
     return max(0.0, published / rate - elapsed)
 
 
-def prepared(rows: Iterable[Any]) -> tuple[list[Outgoing], list[str]]:
-    """Rows with the columns `payload`, `tenant`, `key` and `extras` as messages, and their keys."""
-    outgoing: list[Outgoing] = []
+def messages_of(rows: Iterable[Any]) -> tuple[list[OutgoingMessage], list[str]]:
+    """Return rows as messages, and their deduplication keys."""
+    messages: list[OutgoingMessage] = []
     keys: list[str] = []
     for row in rows:
         payload, tenant, key, extras = (row[name] for name in COLUMNS)
@@ -105,11 +125,6 @@ def prepared(rows: Iterable[Any]) -> tuple[list[Outgoing], list[str]]:
         if payload is None:
             raise PayloadValueError(f"the row with the deduplication key {key!r} has no payload")
         name = tenant_name(tenant) if tenant else b""
-        outgoing.append(Outgoing(bytes(payload), tenant=name, extras=(extras or "").encode()))
+        messages.append(OutgoingMessage(bytes(payload), tenant=name, extras=(extras or "").encode()))
         keys.append(key)
-    return outgoing, keys
-
-
-def digest(*parts: str) -> str:
-    """A short name for any texts, which a different list of texts does not have."""
-    return hashlib.sha256("".join(f"{len(one)}:{one}" for one in parts).encode()).hexdigest()[:32]
+    return messages, keys

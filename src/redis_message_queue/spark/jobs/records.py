@@ -1,220 +1,116 @@
-"""The records beside a queue's completed, failed and dead lists, kept in its archive: each once.
+"""Archives the records of completed, failed and dead messages, each once.
 
-What the journal does not tell, they do: the text of an error, and length and hash of a payload. The lists are cut to
-their limits, so a record is kept if it is still there when an archive is made. Which one is new is seen by what the
-archive has: a list at work moves while it is read, and one that is missed or seen twice is put right by the next run.
+They have what the journal does not: the text of an error, and the length and hash of a payload. The lists are trimmed
+to their limits, so a record is archived if it is still there when a run reads it. A list changes while it is read: a
+record that a run missed is added by the next run, and one that was seen twice is added once.
 """
 
-import dataclasses
-import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from redis_message_queue.errors import ArchiveConflictError, ArchiveError
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.protocol.records import Entry, pair, record_of
-from redis_message_queue.spark.jobs.files import Files, files_at
-from redis_message_queue.spark.jobs.ledger import RECORDS, Kept, Ledger, Manifest, retired
-from redis_message_queue.spark.jobs.parquet import save
-from redis_message_queue.spark.jobs.progress import OnProgress, Progress
-from redis_message_queue.spark.journal import QueueAddress, ddl
+from redis_message_queue.protocol.reader import RecordSource
+from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile, Location, location_of
+from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
+from redis_message_queue.spark.options import QueueAddress, TableOptions
+from redis_message_queue.spark.tables import TableReader, TableSlice, read_in_tasks, records_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_PAGE = 1_000  # records a round trip
-_TASK = 50_000  # records that one task reads
-_TIME = pa.timestamp("us", tz="UTC")
-_KNOWN_BY = ("source", "id", "finished_at")
-# In UTC, whatever the session's time zone.
+# What identifies a record: `list` is completed, failed or dead_letters.
+_IDENTITY = ("list", "id", "finished_at")
+# In UTC, whatever the time zone of the session.
 _DAY = "string(date_from_unix_date(int(unix_micros(finished_at) div 86400000000))) as day"
-# What is known of a message that has left its queue.
-OUTCOME = (
-    ("id", pa.string()),
-    ("tenant", pa.string()),
-    ("delivery_count", pa.int64()),
-    ("published_at", _TIME),
-    ("claimed_at", _TIME),
-    ("finished_at", _TIME),
-    ("reason", pa.string()),
-    ("error_type", pa.string()),
-    ("error", pa.string()),
-    ("replay_of", pa.string()),
-)
-SCHEMA = pa.schema(
-    [
-        ("source", pa.string()),  # completed, failed or dead_letters
-        *OUTCOME,
-        ("payload_bytes", pa.int64()),
-        ("payload_sha1", pa.string()),
-    ]
-)
-DDL = ddl(SCHEMA)
+_SCHEMA = records_schema().add("list", "string")
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A piece of one list of records, counted from its old end, which does not move when records arrive."""
-
-    source: str
-    key: str
-    start: int
-    stop: int
+def records_table(archive: Location) -> ArchiveTable:
+    """Return the table of an archive that has the records of settled messages."""
+    stored = [
+        one for one in to_arrow_schema(_SCHEMA, timezone="UTC") if one.name != "queue"
+    ]  # the queue is a partition
+    return ArchiveTable(archive, "records", pa.schema(stored))
 
 
-def stretches(client: Any, keys: QueueKeys) -> list[Stretch]:
-    """All records that a queue has now, in pieces for tasks."""
-    lists = {"completed": keys.completed, "failed": keys.failed, "dead_letters": keys.dead_letter}
-    records = {source: keys.records(key) for source, key in lists.items()}
-    return [
-        Stretch(source, key, start, start + _TASK)
-        for source, key in records.items()
-        for start in range(0, client.llen(key), _TASK)
-    ]
-
-
-def read_stretches(address: QueueAddress, pieces: Sequence[Stretch]) -> Any:
-    """What each task runs: for each number that it is given, the records of that piece."""
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        client = address.connect()
-        try:
-            for batch in batches:
-                for place in batch.column(0).to_pylist():
-                    yield from _read(client, pieces[place])
-        finally:
-            client.close()
-
-    return read
-
-
-def _read(client: Any, piece: Stretch) -> Iterator[pa.RecordBatch]:
-    for at in range(piece.start, piece.stop, _PAGE):
-        notes = client.lrange(piece.key, -at - _PAGE, -at - 1)
-        rows = [_row(piece.source, one) for one in pair([], notes, whole=True) if one.note and one.note.get("id")]
-        yield pa.RecordBatch.from_pylist(rows, SCHEMA)
-        if len(notes) < _PAGE:
-            return
-
-
-def _row(source: str, entry: Entry) -> dict[str, Any]:
-    record, note = record_of(entry, decode=False), entry.note or {}
-    known = {name: getattr(record, name) for name in SCHEMA.names if hasattr(record, name)}
-    return {**known, "source": source, "payload_bytes": note.get("bytes"), "payload_sha1": note.get("sha1")}
-
-
-class RecordKeeper:
+class RecordArchiver:
     """Adds to an archive the records that it does not have."""
 
-    def __init__(self, spark: "SparkSession", files: Files, address: QueueAddress, on_progress: OnProgress) -> None:
-        self._spark, self._address, self._tell = spark, address, on_progress
-        self._ledger = Ledger(files, address.queue)
+    def __init__(
+        self, spark: "SparkSession", location: Location, address: QueueAddress, on_progress: OnProgress
+    ) -> None:
+        self._spark, self._address, self._on_progress = spark, address, on_progress
+        self._table = records_table(location)
+        self._application = f"redis-exact-queue/records/{address.queue}"
 
     def run(self) -> int:
-        """How many were added."""
-        manifest = self._ledger.read()
-        pieces = self._pieces()
-        if not pieces:
+        """Add the new records. Returns how many there were.
+
+        Raises:
+            ArchiveConflictError: Another run has added records meanwhile. It may have added the same.
+        """
+        known = self._table.open_or_create().transaction_version(self._application)
+        slices = self._slices()
+        if not slices:
             return 0
-        numbers = self._spark.range(0, len(pieces), 1, len(pieces))
-        found = numbers.mapInArrow(read_stretches(self._address, pieces), DDL).persist()
+        found = read_in_tasks(self._spark, slices, _read_slice, _SCHEMA).persist()
         try:
-            new = self._unknown(found, manifest)
-            days = sorted(row.day for row in new.select("day").distinct().collect())
-            kept = [self._write(new, day) for day in days]
+            files = self._write(self._unknown(found))
         finally:
             found.unpersist()
-        if not kept:
+        if not files:
             return 0
-        committed = self._ledger.commit(lambda now: _added(now, manifest, kept))
-        count = sum(one.rows for one in kept)
-        self._tell(Progress("kept", count, None, f"records, manifest {committed.version}"))
+        self._table.commit(files, self._address.queue, self._application, known, (known or 0) + 1)
+        count = sum(one.rows for one in files)
+        self._on_progress(JobProgress("archived", count, None, "records"))
         return count
 
-    def _pieces(self) -> list[Stretch]:
-        client = self._address.connect()
-        try:
-            return stretches(client, self._address.keys)
-        finally:
-            client.close()
+    def _slices(self) -> list[tuple[str, TableReader, TableSlice]]:
+        """Return the records that the queue has now, in slices for tasks, with the list of each."""
+        readers = {
+            name: TableReader(TableOptions(**self._address.address, table="records", records_of=name), records_schema())
+            for name in get_args(RecordSource)
+        }
+        return [(name, reader, one) for name, reader in readers.items() for one in reader.partitions() if one.pieces]
 
-    def _unknown(self, found: "DataFrame", manifest: Manifest) -> "DataFrame":
-        """Without those that the archive has; a record is looked for on its own day alone."""
-        new = found.where("finished_at is not null").dropDuplicates(list(_KNOWN_BY)).selectExpr("*", _DAY)
-        days = {row.day for row in new.select("day").distinct().collect()}
-        known = [one.path for one in manifest.kept if one.date in days]
-        if not known:
-            return new
-        archived = _opened(self._spark, self._ledger, known).select(*_KNOWN_BY)
-        return new.join(archived, list(_KNOWN_BY), "left_anti")
-
-    def _write(self, new: "DataFrame", day: str) -> Kept:
-        return _written(self._spark, self._ledger, new.where(f"day = '{day}'").drop("day"), day)
-
-
-def compact_records(spark: "SparkSession", files: Files, queue: str, on_progress: OnProgress) -> int:
-    """Put the records of each day together; how many directories were replaced."""
-    ledger = Ledger(files, queue)
-    by_day: dict[str, list[Kept]] = {}
-    for one in ledger.read().kept:
-        by_day.setdefault(one.date, []).append(one)
-    scattered = {day: kept for day, kept in by_day.items() if len(kept) > 1}
-    for place, (day, kept) in enumerate(scattered.items(), 1):
-        whole = _written(spark, ledger, _opened(spark, ledger, [one.path for one in kept]), day)
-        _replace(ledger, kept, whole)
-        on_progress(Progress("merged", place, len(scattered), f"records of {day}"))
-    return sum(len(kept) for kept in scattered.values())
-
-
-def read_records(spark: "SparkSession", path: str, queue: str) -> "DataFrame":
-    """The archived records of a queue, as they are committed now; no rows if there are none."""
-    ledger = Ledger(files_at(path, spark), queue)
-    return _opened(spark, ledger, [one.path for one in ledger.read().kept])
-
-
-def _written(spark: "SparkSession", ledger: Ledger, rows: "DataFrame", day: str) -> Kept:
-    """In one file, as one day's records rarely fill more, and counted as they can be read again."""
-    path = f"{RECORDS}/date={day}/{uuid.uuid4().hex[:12]}"
-    save(rows.coalesce(1), f"{ledger.files.root}/{ledger.directory}/{path}")
-    return Kept(path, day, _opened(spark, ledger, [path]).count())
-
-
-def _opened(spark: "SparkSession", ledger: Ledger, paths: Sequence[str]) -> "DataFrame":
-    if not paths:
-        return spark.createDataFrame([], DDL)
-    return spark.read.schema(DDL).parquet(*(f"{ledger.files.root}/{ledger.directory}/{path}" for path in paths))
-
-
-def _added(now: Manifest, known: Manifest, kept: list[Kept]) -> Manifest:
-    """Another run that has added records meanwhile may have added the same; a compaction has not, and may go first."""
-    if sum(one.rows for one in now.kept) != sum(one.rows for one in known.kept):
-        raise ArchiveConflictError(
-            f"another run has archived records of {now.queue!r} meanwhile; what this one has written is not used. "
-            "Run it again.",
-            queue=now.queue,
+    def _unknown(self, found: "DataFrame") -> "DataFrame":
+        """Leave out the records that the archive has."""
+        new = (
+            found.where("id is not null and finished_at is not null")
+            .dropDuplicates(list(_IDENTITY))
+            .selectExpr("*", _DAY)
         )
-    return dataclasses.replace(now, kept=(*now.kept, *kept))
+        archived = self._table.read(self._spark, self._address.queue, _IDENTITY)
+        return new.join(archived, list(_IDENTITY), "left_anti")
+
+    def _write(self, new: "DataFrame") -> list[DataFile]:
+        """Write one file for each day, because the records of a day rarely fill more."""
+        table, queue = self._table, self._address.queue
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            found = list(batches)
+            rows = pa.Table.from_batches(found, found[0].schema if found else pa.schema([("day", pa.string())]))
+            for day in sorted(set(rows.column("day").to_pylist())):
+                of_day = rows.filter(pc.equal(rows.column("day"), day)).select(table.file_schema.names)
+                written = table.write_file(queue, day, of_day.cast(table.file_schema).to_batches())
+                if written is not None:
+                    yield pa.RecordBatch.from_pydict({"file": [written.to_json()]})
+
+        rows = new.repartition("day").mapInArrow(write, "file string").collect()
+        return [DataFile.from_json(row.file) for row in rows]
 
 
-def _replace(ledger: Ledger, kept: Sequence[Kept], whole: Kept) -> None:
-    gone = {one.path for one in kept}
+def _read_slice(wanted: tuple[str, TableReader, TableSlice]) -> Iterator[pa.RecordBatch]:
+    name, reader, one = wanted
+    for batch in reader.read(one):
+        yield batch.append_column("list", pa.repeat(name, batch.num_rows))
 
-    def change(now: Manifest) -> Manifest:
-        if not gone <= {one.path for one in now.kept}:
-            raise ArchiveConflictError(
-                f"another compaction of {now.queue!r} was faster; what this one has written is not used. Run it again.",
-                queue=now.queue,
-            )
-        if whole.rows != sum(one.rows for one in kept):
-            raise ArchiveError(
-                f"compaction read {whole.rows} records where the manifest names {sum(one.rows for one in kept)}: files "
-                "were removed or changed by hand. Nothing was replaced.",
-                queue=now.queue,
-            )
-        rest = tuple(one for one in now.kept if one.path not in gone)
-        return dataclasses.replace(now, kept=(*rest, whole), retired=now.retired + retired(gone))
 
-    ledger.commit(change)
+def read_records(
+    spark: "SparkSession", path: str, queue: str, storage_options: Mapping[str, str] | None = None
+) -> "DataFrame":
+    """Return the archived records of a queue, as they are committed now. There may be no rows."""
+    return records_table(location_of(path, storage_options, spark)).read(spark, queue)

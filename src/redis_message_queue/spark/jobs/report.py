@@ -1,7 +1,8 @@
-"""What went through a queue, told from its archive: tables, JSON, and a page that a person would want to open."""
+"""Reports from an archive what went through a queue: a page, tables and JSON."""
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -9,20 +10,22 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from redis_message_queue import checks
-from redis_message_queue.spark.jobs.archive import entries, manifest_of
-from redis_message_queue.spark.jobs.clear_errors import one_clear_error
-from redis_message_queue.spark.jobs.figures import TIMES, Figures, figures
-from redis_message_queue.spark.jobs.files import files_at
-from redis_message_queue.spark.jobs.page import everything, page
-from redis_message_queue.spark.jobs.progress import JsonResult, OnProgress, Progress, unheard
+from redis_message_queue.spark.job_options import ReportOptions
+from redis_message_queue.spark.jobs.archive import application_of, journal_files, journal_table
+from redis_message_queue.spark.jobs.archive_tables import location_of
+from redis_message_queue.spark.jobs.inventory import read_inventory
+from redis_message_queue.spark.jobs.job import JobProgress, JobResult, OnProgress, clear_errors, ignore_progress
+from redis_message_queue.spark.jobs.page import render_page
+from redis_message_queue.spark.jobs.statistics import COLUMNS, TIMES, ArchivedQueue, ReportStatistics, compute
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["ReportOptions", "ReportResult", "report", "statistics_of"]
+
 _TIME, _TEXT, _COUNT, _NUMBER = pa.timestamp("us", tz="UTC"), pa.string(), pa.int64(), pa.float64()
-# What is in none of these lists is a number of something.
-_TEXTS = {"tenant", "error_type", "reason", "newest_id", "account"}
+# All other columns are counts.
+_TEXTS = {"tenant", "error_type", "reason", "newest_id", "account", "journal"}
 _NUMBERS = {"share", *(f"{name}_p{one}" for name in ("waiting", "processing") for one in (50, 95, 99))}
 _OVER_TIME = (
     *("published", "duplicates", "delivered", "acked", "failed", "retried", "dead", "expired", "dropped"),
@@ -31,7 +34,7 @@ _OVER_TIME = (
 )
 _COLUMNS = {
     "minutes": ("minute", *_OVER_TIME),
-    "seconds": ("second", *_OVER_TIME),  # of a journal of a few minutes
+    "seconds": ("second", *_OVER_TIME),  # only of a short journal
     "tenants": (
         *("tenant", "published", "duplicates", "delivered", "acked", "failed", "retried", "dead", "expired", "dropped"),
         *("share", "waiting_p50", "waiting_p95", "waiting_p99"),
@@ -39,26 +42,12 @@ _COLUMNS = {
     "failures": ("error_type", "failed", "retried", "dead", "total", "messages"),
     "dead_letters": ("error_type", "reason", "letters", "tenants", "first_at", "last_at", "newest_id"),
     "conservation": ("account", "messages"),
-    "missing": ("first_serial", "count"),
+    "missing": ("journal", "first_serial", "count"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """What `report` needs to know."""
-
-    path: str  # of the archive
-    queue: str
-    output: str  # a directory
-
-    def __post_init__(self) -> None:
-        checks.text("path", self.path)
-        checks.text("queue", self.queue)
-        checks.text("output", self.output)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportResult(JsonResult):
+class ReportResult(JobResult):
     """Where the report is, and its verdict."""
 
     queue: str
@@ -68,38 +57,59 @@ class ReportResult(JsonResult):
     verdict: str
     because: str
     entries: int
-    figures: dict[str, Any] = field(repr=False)  # what report.json has
+    statistics: dict[str, Any] = field(repr=False)  # the content of report.json
 
 
-def report(spark: "SparkSession", options: ReportOptions, on_progress: OnProgress = unheard) -> ReportResult:
-    """Write `report.html`, `report.json` and one Parquet file a table into the output directory."""
-    with one_clear_error("the report"):
-        found = figures_of(spark, options.path, options.queue, on_progress)
-    files = files_at(options.output, spark)
-    files.write("report.html", page(found, datetime.now(UTC)).encode())
-    told = json.dumps(everything(found), default=_as_json, indent=1)
-    files.write("report.json", told.encode())
+def report(spark: "SparkSession", options: ReportOptions, on_progress: OnProgress = ignore_progress) -> ReportResult:
+    """Write `report.html`, `report.json` and one Parquet file per table into the output directory.
+
+    Raises:
+        ArchiveError: The queue has no archive at this path, or files of it are missing or were changed.
+    """
+    with clear_errors("the report"):
+        found = statistics_of(spark, options.path, options.queue, on_progress, options.storage_options)
+    files = location_of(options.output, options.storage_options)
+    files.write("report.html", render_page(found, datetime.now(UTC)).encode())
+    as_json = json.dumps(found.as_dict(), default=_as_json, indent=1)
+    files.write("report.json", as_json.encode())
     tables = {name: f"{name}.parquet" for name in found.tables}
     for name, file in tables.items():
         files.write(file, _parquet(name, found.tables[name]))
-    on_progress(Progress("written", len(tables) + 2, len(tables) + 2, f"{files.root}/report.html"))
+    on_progress(JobProgress("written", len(tables) + 2, len(tables) + 2, f"{files.uri}/report.html"))
     conservation = found.summary["conservation"]
     return ReportResult(
         queue=options.queue,
-        page=f"{files.root}/report.html",
-        json=f"{files.root}/report.json",
-        tables={name: f"{files.root}/{file}" for name, file in tables.items()},
+        page=f"{files.uri}/report.html",
+        json=f"{files.uri}/report.json",
+        tables={name: f"{files.uri}/{file}" for name, file in tables.items()},
         verdict=conservation["verdict"],
         because=conservation["because"],
         entries=found.summary["entries"],
-        figures=json.loads(told),
+        statistics=json.loads(as_json),
     )
 
 
-def figures_of(spark: "SparkSession", path: str, queue: str, on_progress: OnProgress = unheard) -> Figures:
-    """The figures alone, for those who draw their own pages."""
-    manifest = manifest_of(files_at(path, spark), queue, path)
-    return figures(entries(spark, path, manifest), manifest, on_progress)
+def statistics_of(
+    spark: "SparkSession",
+    path: str,
+    queue: str,
+    on_progress: OnProgress = ignore_progress,
+    storage_options: Mapping[str, str] | None = None,
+) -> ReportStatistics:
+    """Return the statistics alone, for a page of your own.
+
+    Raises:
+        ArchiveError: The queue has no archive at this path, or files of it are missing or were changed.
+    """
+    location = location_of(path, storage_options, spark)
+    rows = sum(one.rows for one in journal_files(location, queue))
+    table = journal_table(location)
+    held, contents = read_inventory(spark, location, queue)
+    delta = table.open_or_create()
+    archived = ArchivedQueue(
+        queue, rows, held, contents, lambda journal: delta.transaction_version(application_of(queue, journal)) or 0
+    )
+    return compute(table.read(spark, queue, COLUMNS), archived, on_progress)
 
 
 def _parquet(name: str, rows: list[dict[str, Any]]) -> bytes:

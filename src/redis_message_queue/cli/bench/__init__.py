@@ -1,1 +1,0 @@
-"""rmq bench: what a message costs on this machine, beside raw Redis."""

@@ -1,0 +1,213 @@
+"""The parameters that many commands share: which server, which queue, and how messages are delivered.
+
+An option that a queue has too is called the same here and takes its help from `options.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from redis_message_queue.cli import connection
+from redis_message_queue.options import (
+    DEFAULT_MAX_DELIVERY_COUNT,
+    DEFAULT_RETRY_BUDGET_SECONDS,
+    DEFAULT_TRACKING_LENGTH,
+    DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
+    GatewayOptions,
+    QueueArguments,
+    descriptions,
+)
+from redis_message_queue.retry_policy import RetryPolicy
+
+if TYPE_CHECKING:
+    from redis_message_queue import RedisMessageQueue
+    from redis_message_queue.asyncio import RedisMessageQueue as AsyncRedisMessageQueue
+
+_CONNECTION, _DELIVERY, _FAILURE, _KEPT = "Connection", "Delivery", "Failure", "What is kept"
+# How long a person waits for a server that went away; workers wait for the library's two minutes.
+_RETRY_BUDGET_SECONDS = 10.0
+
+
+def option_help(name: str, *, none: str = "0") -> str:
+    """Return what `options.py` says about an option, with ``none`` for None, which a command line cannot pass."""
+    return re.sub(r"`?\bNone\b`?", none, (descriptions(GatewayOptions) | descriptions(QueueArguments))[name])
+
+
+KeySeparator = Annotated[
+    str,
+    typer.Option("--key-separator", metavar="TEXT", help=option_help("key_separator"), rich_help_panel=_CONNECTION),
+]
+HashTag = Annotated[
+    bool | None,
+    typer.Option(
+        "--hash-tag/--no-hash-tag",
+        help=option_help("hash_tag", none="The default"),
+        show_default=False,
+        rich_help_panel=_CONNECTION,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerChoice:
+    """Which server; as a parameter of a command it is the option `--url`."""
+
+    url: Annotated[
+        str,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            envvar="REDIS_URL",
+            help="The server: redis://, rediss:// or unix://. For a cluster, any of its nodes.",
+            rich_help_panel=_CONNECTION,
+        ),
+    ] = connection.DEFAULT_URL
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without user and password."""
+        return connection.without_password(self.url)
+
+    def client(self, **options: Any) -> contextlib.AbstractContextManager[Any]:
+        """Open a redis-py client that has reached its server; it returns bytes unless ``decode_responses`` is set."""
+        return connection.open_client(self.url, **options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueChoice(ServerChoice):
+    """Which queue on which server; as a parameter of a command it is QUEUE, `--url` and how its keys are named."""
+
+    name: Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.", show_default=False)]
+    key_separator: KeySeparator = "::"
+    hash_tag: HashTag = None
+    dead_letter_queue: Annotated[
+        str | None,
+        typer.Option(
+            "--dead-letter-queue",
+            metavar="KEY",
+            help=option_help("dead_letter_queue"),
+            show_default=False,
+            rich_help_panel=_CONNECTION,
+        ),
+    ] = None
+
+    @contextlib.contextmanager
+    def open(self, *, text: bool = False, **options: Any) -> Iterator[RedisMessageQueue]:
+        """Open the queue, with further options of RedisMessageQueue; payloads are bytes, or str with ``text``."""
+        from redis_message_queue import RedisGateway, RedisMessageQueue
+
+        with self.client(decode_responses=text) as client:
+            yield self._queue(RedisMessageQueue, RedisGateway, client, options)
+
+    @contextlib.asynccontextmanager
+    async def open_async(self, *, text: bool = False, **options: Any) -> AsyncIterator[AsyncRedisMessageQueue]:
+        """Open the same for asyncio."""
+        from redis_message_queue.asyncio import RedisGateway, RedisMessageQueue
+
+        async with connection.open_async_client(self.url, decode_responses=text) as client:
+            yield self._queue(RedisMessageQueue, RedisGateway, client, options)
+
+    def _queue(self, queue: Any, gateway: Any, client: Any, given: dict[str, Any]) -> Any:
+        """Make the queue on a gateway: only a gateway can name another dead-letter list."""
+        settings: dict[str, Any] = {"retry_budget_seconds": _RETRY_BUDGET_SECONDS}
+        settings |= {field.name: given.pop(field.name) for field in fields(GatewayOptions) if field.name in given}
+        lease = given.pop("visibility_timeout_seconds", DEFAULT_VISIBILITY_TIMEOUT_SECONDS)
+        settings.setdefault("max_delivery_count", None if lease is None else DEFAULT_MAX_DELIVERY_COUNT)
+        made = gateway(
+            redis_client=client,
+            message_visibility_timeout_seconds=lease,
+            dead_letter_queue=self.dead_letter_queue,
+            hash_tag=self.hash_tag,
+            **settings,
+        )
+        return queue(self.name, gateway=made, key_separator=self.key_separator, **given)
+
+
+def _number(name: str, panel: str, metavar: str = "N", **settings: Any) -> Any:
+    return typer.Option(metavar=metavar, min=0, help=option_help(name), rich_help_panel=panel, **settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryOptions:
+    """How messages are leased, and what happens to those that fail; 0 means None."""
+
+    visibility_timeout_seconds: Annotated[float, _number("visibility_timeout_seconds", _DELIVERY, "SECONDS")] = (
+        DEFAULT_VISIBILITY_TIMEOUT_SECONDS
+    )
+    heartbeat_interval_seconds: Annotated[
+        float | None,
+        _number("heartbeat_interval_seconds", _DELIVERY, "SECONDS", show_default="a third of the visibility timeout"),
+    ] = None
+    max_processing_seconds: Annotated[
+        float, _number("max_processing_seconds", _DELIVERY, "SECONDS", show_default="no limit")
+    ] = 0.0
+    max_delivery_count: Annotated[
+        int | None, _number("max_delivery_count", _FAILURE, show_default=str(DEFAULT_MAX_DELIVERY_COUNT))
+    ] = None
+    max_attempts: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="How often to try a message. It then goes to the failed list, or to the dead letters if N is above 1.",
+            rich_help_panel=_FAILURE,
+        ),
+    ] = 1
+    initial_delay_seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="How long to wait before the second attempt; each further wait is twice as long.",
+            rich_help_panel=_FAILURE,
+        ),
+    ] = 1.0
+    max_delay_seconds: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="The longest wait between attempts.", rich_help_panel=_FAILURE),
+    ] = 3600.0
+    enable_failed_queue: Annotated[
+        bool, typer.Option(help=option_help("enable_failed_queue"), rich_help_panel=_KEPT)
+    ] = True
+    enable_completed_queue: Annotated[
+        bool, typer.Option(help=option_help("enable_completed_queue"), rich_help_panel=_KEPT)
+    ] = False
+    # `rmq` enables the failed list by itself, so it deletes nothing from it unless the user sets a limit.
+    max_failed_length: Annotated[int, _number("max_failed_length", _KEPT)] = 0
+    max_completed_length: Annotated[int, _number("max_completed_length", _KEPT)] = DEFAULT_TRACKING_LENGTH
+    max_dead_letter_length: Annotated[int, _number("max_dead_letter_length", _KEPT)] = 0
+
+    def queue_options(self) -> dict[str, Any]:
+        """Return these as options of a queue, which checks them."""
+        options: dict[str, Any] = {
+            name: getattr(self, name) or None
+            for name in (
+                *("visibility_timeout_seconds", "heartbeat_interval_seconds", "max_processing_seconds"),
+                *("max_failed_length", "max_completed_length", "max_dead_letter_length"),
+            )
+        }
+        if self.heartbeat_interval_seconds is None and self.visibility_timeout_seconds:
+            options["heartbeat_interval_seconds"] = self.visibility_timeout_seconds / 3
+        if self.max_delivery_count is not None:
+            options["max_delivery_count"] = self.max_delivery_count or None
+        return options | {
+            "enable_failed_queue": self.enable_failed_queue,
+            "enable_completed_queue": self.enable_completed_queue,
+            "retry_policy": self._retry_policy(),
+            "retry_budget_seconds": DEFAULT_RETRY_BUDGET_SECONDS,  # a long-running command can wait for its server
+        }
+
+    def _retry_policy(self) -> RetryPolicy | None:
+        if self.max_attempts == 1:
+            return None
+        return RetryPolicy(
+            max_attempts=self.max_attempts,
+            initial_delay_seconds=self.initial_delay_seconds,
+            max_delay_seconds=max(self.initial_delay_seconds, self.max_delay_seconds),
+        )

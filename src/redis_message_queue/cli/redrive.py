@@ -1,0 +1,116 @@
+"""rmq redrive: publishes dead letters or failed messages again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import typer
+
+from redis_message_queue.cli.common_options import QueueChoice
+from redis_message_queue.cli.exit_status import ExitStatus
+from redis_message_queue.cli.message_view import MessageView, Where
+from redis_message_queue.cli.output import Output, say
+from redis_message_queue.messages import MessageRecord
+
+_ID = re.compile(r"[0-9a-f]{32}")
+_SHOWN_ROWS = 100  # in the table of a dry run; JSON has all
+
+
+def redrive(
+    queue: QueueChoice,
+    output: Output,
+    view: MessageView,
+    source: Annotated[
+        Literal["dead_letters", "failed"],
+        typer.Option("--from", help="The list to redrive.", show_default=True),
+    ] = "dead_letters",
+    where: Where = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ids", metavar="ID,...", help="Only messages with these ids. Can be repeated.", show_default=False
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many, the oldest first.")
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show which messages would be redriven; change nothing.", show_default=False),
+    ] = False,
+    respect_deduplication: Annotated[
+        bool,
+        typer.Option(
+            "--respect-deduplication",
+            help="Leave out messages whose content was published again, in a queue that deduplicates by content.",
+            show_default=False,
+        ),
+    ] = False,
+) -> ExitStatus | None:
+    """Publish dead letters again, each with a new id and a delivery count of 0.
+
+    With --from failed, the messages of the failed list are published again instead.
+
+    A condition can use payload, id, tenant, delivery_count, published_at, claimed_at, finished_at, reason, error_type,
+    error, replay_of, headers, and json, which is the parsed payload:
+
+    --where "tenant == 'acme' and 'timeout' in error"
+
+    --where "json['customer']['country'] in ['AT', 'DE'] and finished_at >= '2030-01-31T12:00'"
+
+    You can write and, or, not, comparisons, in, is None, lists, and .lower(), .startswith() and .endswith() of text.
+    A value that is not known is None, which equals only None and is neither more nor less than anything. Times without
+    a zone are UTC. A condition is never run as Python.
+
+    The exit status is 1 if the list does not have one of the --ids.
+    """
+    from redis_message_queue.condition import condition
+
+    matches = None if where is None else condition(where)
+    wanted = _checked_ids(ids)
+    missing = dict.fromkeys(wanted)
+    first: list[MessageRecord] = []
+
+    def selects(record: MessageRecord) -> bool:
+        if (wanted and record.id not in wanted) or not (matches is None or matches(record)):
+            return False
+        missing.pop(record.id or "", None)
+        if dry_run and output.json:
+            output.line(view.row(record))
+        elif dry_run and len(first) < _SHOWN_ROWS:
+            first.append(record)
+        return True
+
+    options = {"deduplication": True} if respect_deduplication else {}
+    with queue.open(text=True, **options) as opened:
+        summary = (opened.redrive_failed if source == "failed" else opened.redrive_dead_letters)(
+            max_messages=len(wanted) if limit is None and wanted else limit,
+            where=selects,
+            dry_run=dry_run,
+            respect_deduplication=respect_deduplication,
+        )
+    if not dry_run:
+        output.document(summary)
+    elif not output.json:
+        view.show(output, first, title=f"{queue.name}: would be redriven", empty="no message matches")
+        if summary.matched > _SHOWN_ROWS:
+            say(f"and {summary.matched - _SHOWN_ROWS:,} more")
+        say(f"{summary.matched:,} would be redriven; nothing was changed")
+    if missing and limit is None:
+        messages = "failed messages" if source == "failed" else "dead letters"
+        say(f"rmq redrive: not among the {messages}, or excluded by --where: {', '.join(missing)}")
+        return ExitStatus.FAILED
+    return None
+
+
+def _checked_ids(given: Sequence[str] | None) -> list[str]:
+    """Each id once, in the order in which they were given."""
+    ids = [one.strip().lower() for text in given or () for one in text.split(",")]
+    for one in ids:
+        if not _ID.fullmatch(one):
+            raise typer.BadParameter(
+                f"{one!r} is not an id: an id has 32 hexadecimal digits, as `rmq records` shows it", param_hint="--ids"
+            )
+    return list(dict.fromkeys(ids))

@@ -1,1 +1,0 @@
-"""rmq redrive: dead letters become messages again."""

@@ -1,0 +1,128 @@
+"""The options that the commands of `rmq spark` share, made from those of the jobs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from redis_message_queue.cli.common_options import QueueChoice
+from redis_message_queue.spark.job_options import ArchiveOptions
+from redis_message_queue.spark.options import PublishOptions, declared_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SPARK: dict[str, Any] = {"rich_help_panel": "Spark"}
+_PUBLISHING: dict[str, Any] = {"rich_help_panel": "Publishing", "show_default": True}
+
+
+def job_option(options: type, name: str, metavar: str | None = None, *flags: str, **settings: Any) -> Any:
+    """Return a command-line option with the description of the job's own option."""
+    described: dict[str, Any] = {"help": declared_options(options)[name].description, "show_default": False}
+    return typer.Option(*flags, metavar=metavar, **described | settings)
+
+
+ArchivePath = Annotated[
+    str, typer.Argument(metavar="PATH", help=declared_options(ArchiveOptions)["path"].description, show_default=False)
+]
+StorageOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="NAME=VALUE",
+        help="An option of the object store, such as aws_region. Repeatable. Else the environment has them.",
+        show_default=False,
+    ),
+]
+ArchivedQueue = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.", show_default=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """Where Spark runs: `--master` and `--conf`."""
+
+    master: Annotated[
+        str, typer.Option(metavar="MASTER", help="Where Spark runs. spark-submit has its own --master.", **_SPARK)
+    ] = "local[*]"
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of Spark. Repeatable.", show_default=False, **_SPARK),
+    ] = None
+
+    @contextlib.contextmanager
+    def session(self, job: str) -> Iterator[SparkSession]:
+        """Open a session for one job, and stop it afterwards unless it was running before."""
+        from pyspark.sql import SparkSession
+
+        from redis_message_queue.spark import session
+
+        running = SparkSession.getActiveSession()
+        opened = session(f"rmq spark {job}", self.master, **self._settings())
+        try:
+            yield opened
+        finally:
+            if running is None:
+                opened.stop()
+
+    def _settings(self) -> dict[str, Any]:
+        settings = dict(pair("--conf", one) for one in self.conf or ())
+        for name in settings:
+            if not name.startswith("spark."):
+                raise typer.BadParameter(f"{name!r} does not start with 'spark.'", param_hint="--conf")
+        return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishingOptions:
+    """How a job publishes. The fields have the names of the job's own options."""
+
+    batch_size: Annotated[int, job_option(PublishOptions, "batch_size", "N", min=1, max=1_000, **_PUBLISHING)] = (
+        PublishOptions.batch_size
+    )
+    max_pending_length: Annotated[
+        int | None, job_option(PublishOptions, "max_pending_length", "N", min=1, **_PUBLISHING)
+    ] = None
+    max_pending_per_tenant: Annotated[
+        int | None, job_option(PublishOptions, "max_pending_per_tenant", "N", min=1, **_PUBLISHING)
+    ] = None
+    pending_overload_block_timeout_seconds: Annotated[
+        float,
+        job_option(PublishOptions, "pending_overload_block_timeout_seconds", "SECONDS", min=0, **_PUBLISHING),
+    ] = PublishOptions.pending_overload_block_timeout_seconds
+    message_deduplication_log_ttl_seconds: Annotated[
+        float,
+        job_option(PublishOptions, "message_deduplication_log_ttl_seconds", "SECONDS", min=0.001, **_PUBLISHING),
+    ] = PublishOptions.message_deduplication_log_ttl_seconds
+
+
+def pair(option: str, given: str) -> tuple[str, str]:
+    """Split NAME=VALUE."""
+    name, equals, value = given.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter(f"{given!r} is not NAME=VALUE", param_hint=option)
+    return name, value
+
+
+def storage_of(given: StorageOptions) -> dict[str, str]:
+    """Return the options of the object store by name."""
+    return dict(pair("--storage-option", one) for one in given or ())
+
+
+def address_of(queue: QueueChoice) -> dict[str, Any]:
+    """Return the address of a queue as the jobs take it. Asks the server whether it is part of a cluster."""
+    from redis.cluster import RedisCluster
+
+    with queue.client() as client:
+        cluster = isinstance(client, RedisCluster)
+    return {
+        "url": queue.url,
+        "queue": queue.name,
+        "cluster": cluster,
+        "key_separator": queue.key_separator,
+        "hash_tag": bool(queue.hash_tag),
+        "dead_letter_queue": queue.dead_letter_queue,
+    }

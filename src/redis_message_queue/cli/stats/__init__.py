@@ -1,1 +1,0 @@
-"""rmq stats: how many messages are where, once or again and again."""

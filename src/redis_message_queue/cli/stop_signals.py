@@ -1,0 +1,57 @@
+"""Counts the stop signals of a long-running command: the first lets it finish what it has begun."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from redis_message_queue.cli.exit_status import ExitStatus
+from redis_message_queue.interrupt import DEFAULT_SIGNALS, BaseGracefulInterruptHandler
+
+
+class StopSignals(BaseGracefulInterruptHandler):
+    """Counts SIGINT, SIGTERM and SIGHUP inside its `with`; a signal that was ignored, as under nohup, stays ignored.
+
+    The same signal again means: stop now. A different one does not, because supervisors send SIGTERM along with a
+    terminal's SIGINT. ``first`` and ``again`` are called inside the signal handler, for code that cannot poll.
+    """
+
+    def __init__(self, first: Callable[[], Any] | None = None, again: Callable[[], Any] | None = None) -> None:
+        self._received: Counter[int] = Counter()
+        self._former: dict[int, Any] = {}
+        self._first, self._again = first, again
+
+    def __enter__(self) -> Self:
+        for one in DEFAULT_SIGNALS:
+            if signal.getsignal(one) != signal.SIG_IGN:
+                self._former[one] = signal.signal(one, self._count)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for one, former in self._former.items():
+            signal.signal(one, former)
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        self._received[number] += 1
+        if self._received.total() == 1 and self._first is not None:
+            self._first()
+        if self._received[number] > 1 and self._again is not None:
+            self._again()
+
+    def is_interrupted(self) -> bool:
+        return bool(self._received)
+
+    @property
+    def times(self) -> int:
+        """How often the most frequent of them was received."""
+        return max(self._received.values(), default=0)
+
+    @property
+    def status(self) -> ExitStatus:
+        """The exit status of a command that was stopped before it was done."""
+        return ExitStatus.INTERRUPTED if signal.SIGINT in self._received else ExitStatus.TERMINATED

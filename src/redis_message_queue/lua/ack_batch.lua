@@ -1,0 +1,70 @@
+-- ack_batch.lua: notes that all claims of a consumer group up to a number are handled, and removes a part of them.
+-- KEYS  deliveries | group | members: the messages of the claim to clear | groups | journal | meta
+-- ARGV  whose: the group's name | epoch: the caller's | upto (number): the last claim that is handled
+--       number (number): of the claim to clear, the first that is not cleared
+--       jump (flag): 1 if claims that Redis does not know are lost and given up, and numbers continue behind them
+-- Returns {acked, cleared}: up to which claims are handled, and up to which they are removed.
+--@include group
+--@include batch
+--@include state
+--@include clock
+--@include journal
+--@include envelope
+--@include bounded
+local STEPS = 1000
+redis.call('HLEN', groups)
+redis.call('HLEN', deliveries)
+redis.call('LLEN', members)
+local sealed, acked, cleared = progress.sealed, progress.acked, progress.cleared
+if upto > sealed then
+  local empty = cleared == sealed and size_of(sealed + 1) == 0
+  if not jump or not empty then error('OVERTAKEN: claims are sealed up to number ' .. sealed, 0) end
+  redis.call('HDEL', group, '')
+  redis.call('HSET', group, 'sealed', upto, 'acked', upto, 'cleared', upto)
+  return {upto, upto}
+end
+local handled = math.max(acked, upto)
+local clears = number == cleared + 1 and number <= handled
+if handled == acked and not clears then return {acked, cleared} end
+
+local count, known, head, ids, is_last = 0, 0, {}, {}, true
+if clears then
+  count, known = size_of(number)
+  -- If no message has an entry, and there is no journal, the messages need not be read.
+  local reads, budget = known > 0 or journaled, new_budget()
+  while reads and #head < math.min(count, STEPS) and not budget.is_spent() do
+    local piece = budget.next_piece(math.min(count, STEPS) - #head)
+    local some = redis.call('LRANGE', members, #head, #head + piece - 1)
+    for _, member in ipairs(some) do
+      budget.count(member)
+      head[#head + 1] = member
+    end
+    reads = #some == piece
+  end
+  is_last = not reads or #head >= count
+  for _, member in ipairs(head) do
+    local stored = from_member(member)
+    if stored and is_message(stored) then
+      if has_entry(stored) then ids[#ids + 1] = id_of(stored) end
+      record_event('acked', id_of(stored), tenant_of(stored))
+    end
+  end
+end
+
+-- First a write that a full server accepts and that empties no key: see rules 1 and 2 of README.md.
+redis.call('HDEL', group, '')
+redis.call('HSET', group, 'acked', handled)
+if clears then
+  if #ids > 0 then redis.call('HDEL', deliveries, unpack(ids)) end
+  if is_last then
+    count_members(number, 0, 0, -count)
+    redis.call('HSET', group, 'cleared', number)
+    redis.call('UNLINK', members)
+    cleared = number
+  else
+    count_members(number, count - #head, known, -#head)
+    redis.call('LTRIM', members, #head, -1)
+  end
+  write_journal()
+end
+return {handled, cleared}

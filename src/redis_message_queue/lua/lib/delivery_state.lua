@@ -1,0 +1,20 @@
+-- lib/delivery_state.lua: reads and writes the attempts, delivery count and failures of a message.
+-- Needs  deliveries, has_entry
+-- Makes  read_entry, write_entry
+-- Attempts are all deliveries. The delivery count is compared with the limit: it leaves out failures under a retry
+-- policy, which have their own number.
+
+-- Most messages are delivered once and never get an entry: `usual` is what the first two numbers are then, 0 for a
+-- message that waits and 1 for one in flight. The last value tells whether the entry is damaged.
+local function read_entry(id, stored, usual)
+  local entry = has_entry(stored) and redis.call('HGET', deliveries, id)
+  if not entry then return usual, usual, 0, false end
+  local attempts, count, failures = string.match(entry, '^(%d+):(%d+):?(%d*)$')
+  if not attempts then return usual, usual, 0, true end
+  return tonumber(attempts), tonumber(count), tonumber(failures) or 0, false
+end
+
+local function write_entry(attempts, count, failures)
+  if failures == 0 then return string.format('%d:%d', attempts, count) end
+  return string.format('%d:%d:%d', attempts, count, failures)
+end

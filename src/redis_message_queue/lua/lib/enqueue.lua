@@ -1,0 +1,232 @@
+-- lib/enqueue.lua: stores new messages, to wait in their lists or to be delayed: all of them or none.
+-- Needs  pending, deliveries, tenant_ring, tenant_backlog, delayed, delayed_messages, longest, expired
+-- Needs  now, limit, tenant_limit, drops, stored_event, journaled, hex, record_event
+-- Needs  is_message, id_of, tenant_of, payload_of, extras_of, has_entry
+-- Needs  pending_of, leave_ring, check_queues, push_pending, reduce_backlog, delay_messages, new_budget
+-- Makes  read_messages, plan_messages, store_messages
+-- First `plan_messages`, which only reads, then `store_messages`: between the two a script can read other things.
+-- Above a limit the queue refuses, or drops its oldest messages if `drops`; `longest` remembers which tenant waits
+-- with the most messages, and `stored_event` is what the journal calls it when a message enters.
+local SAMPLE = 100 -- a publish compares so many tenants to find the longest list: 0.1 ms
+local MOST_SAMPLED = 1000 -- it compares so many at most
+local REMEMBERED_MS = 86400000
+
+-- Takes (due, marker, body) for each message, from the place `first` on. Their ids begin with `base`.
+local function read_messages(arguments, first, count, base, markers)
+  local new_messages = {}
+  for place = 1, count do
+    local due, marker, body = unpack(arguments, first + 3 * place - 3, first + 3 * place - 1)
+    new_messages[place] = {
+      id = base .. struct.pack('>I2', place), flags = string.sub(body, 1, 1), body = string.sub(body, 2), due = due,
+      marker = markers[tonumber(marker)],
+    }
+  end
+  return new_messages
+end
+
+-- The lists that can give way, {tenant, length, can_leave}: those of the new messages, then the one without a tenant,
+-- then those in the ring. Of more than SAMPLE tenants it is the tenant that had the longest list before, and a sample,
+-- large enough that `over` messages can leave. If the longest of them is shorter than the average of the `waiting`
+-- messages, there is a longer one: it looks at many more, so that a short list does not give way for it.
+local function droppable_queues(plan, before, over, waiting)
+  local found, seen, longest_found = {}, {}, 0
+  local function add(tenant, length, entering, leaving)
+    if seen[tenant] then return end
+    seen[tenant] = true
+    if length > leaving then longest_found = math.max(longest_found, length + entering - leaving) end
+    found[#found + 1] = {tenant = tenant, length = length + entering - leaving, can_leave = length - leaving}
+  end
+  for _, tenant in ipairs(plan.order) do
+    add(tenant, before[tenant], #plan.messages[tenant], plan.leaving[tenant])
+  end
+  add('', redis.call('LLEN', pending), 0, 0)
+  local function add_all(tenants)
+    for _, tenant in ipairs(tenants) do
+      if not seen[tenant] then add(tenant, redis.call('LLEN', pending_of(tenant)), 0, 0) end
+    end
+  end
+  if plan.in_ring <= SAMPLE then
+    add_all(redis.call('ZRANGE', tenant_ring, 0, -1))
+    return found
+  end
+  add_all({plan.was_longest})
+  add_all(redis.call('ZRANDMEMBER', tenant_ring, math.max(SAMPLE, math.min(over, MOST_SAMPLED))))
+  local is_short = longest_found * plan.in_ring < waiting
+  if is_short then add_all(redis.call('ZRANDMEMBER', tenant_ring, MOST_SAMPLED)) end -- all, if there are no more
+  return found
+end
+
+-- The longest of them, the first of equal ones; and the length of the next one.
+local function longest_of(queues)
+  local longest_one, second = nil, 0
+  for _, one in ipairs(queues) do
+    if one.can_leave > 0 then
+      if not longest_one or one.length > longest_one.length then
+        longest_one, second = one, longest_one and longest_one.length or 0
+      else
+        second = math.max(second, one.length)
+      end
+    end
+  end
+  return longest_one, second
+end
+
+-- The oldest messages of the longest list leave, one by one: a tenant that publishes much pays for it, and nobody is
+-- locked out. Returns how many are still too many, and how many may still leave.
+local function make_room(plan, before, over, may_leave, waiting)
+  local queues = droppable_queues(plan, before, over, waiting)
+  while over > 0 and may_leave > 0 do
+    local one, second = longest_of(queues)
+    if not one then break end
+    if plan.in_ring > SAMPLE and one.tenant ~= '' then plan.longest = one.tenant end
+    local leaving = math.min(over, may_leave, one.can_leave, math.max(one.length - second, 1))
+    one.length, one.can_leave = one.length - leaving, one.can_leave - leaving
+    over, may_leave = over - leaving, may_leave - leaving
+    plan.leaving[one.tenant] = (plan.leaving[one.tenant] or 0) + leaving
+  end
+  for _, one in ipairs(queues) do
+    if not before[one.tenant] and plan.leaving[one.tenant] then
+      table.insert(plan.neighbours, one.tenant)
+      -- With its last message the tenant leaves the ring, unless it has expired messages.
+      local is_empty = one.length == 0 and redis.call('ZCARD', expired .. one.tenant) == 0
+      plan.emptied[one.tenant] = is_empty or nil
+    end
+  end
+  return over, may_leave
+end
+
+-- A new message is {id, flags, body, due, marker}: `body` follows the time stamp, `due` is '' for now, microseconds of
+-- the server's clock, or '+' and microseconds from now, `marker` is the key that suppresses duplicates.
+-- Returns a mark for each ('1' enters, '0' is a duplicate), and the plan, or nil if there is no room.
+local function plan_messages(new_messages)
+  local stamp = struct.pack('>I8', now)
+  local marks, seen = {}, {}
+  local plan = {messages = {}, order = {}, due_times = {}, bodies = {}, markers = {}, leaving = {}, duplicates = {}}
+  plan.neighbours, plan.emptied = {}, {} -- other tenants that give way, and those with no message left then
+  for place, one in ipairs(new_messages) do
+    local marker = one.marker
+    local first = marker and (seen[marker] or redis.call('GET', marker))
+    if first then
+      marks[place], one.of = '0', #first == 16 and hex(first) or ''
+      table.insert(plan.duplicates, one)
+    else
+      marks[place] = '1'
+      if marker then
+        seen[marker] = one.id
+        table.insert(plan.markers, {marker, one.id})
+      end
+      local stored = one.flags .. one.id .. stamp .. one.body
+      local due = string.sub(one.due, 1, 1) == '+' and now + tonumber(one.due) or tonumber(one.due)
+      if due and due > now then
+        local nth = #plan.bodies
+        plan.due_times[nth + 1], plan.due_times[nth + 2] = due, one.id
+        plan.bodies[nth + 1], plan.bodies[nth + 2] = one.id, stored
+      else
+        local tenant = tenant_of(stored)
+        if not plan.messages[tenant] then
+          plan.messages[tenant] = {}
+          table.insert(plan.order, tenant)
+        end
+        table.insert(plan.messages[tenant], stored)
+      end
+    end
+  end
+
+  -- How many must leave which list, at most 1,000 in all so that the script stays short (`store_messages` counts their
+  -- bytes): first what the limit of a tenant demands, from its own list, then the rest from the longest lists.
+  local entering, over, may_leave, before = #plan.bodies / 2, 0, 1000, {}
+  for _, tenant in ipairs(plan.order) do
+    local new, bound = #plan.messages[tenant], tenant ~= '' and tenant_limit or 0
+    before[tenant] = redis.call('LLEN', pending_of(tenant))
+    local excess = bound > 0 and math.max(before[tenant] + new - bound, 0) or 0
+    if excess > 0 and (not drops or new > bound) then return marks, nil end
+    local leaving = math.min(excess, may_leave)
+    plan.leaving[tenant] = leaving
+    may_leave, entering, over = may_leave - leaving, entering + new, over - leaving
+  end
+  check_queues()
+  redis.call('HLEN', deliveries)
+  redis.call('ZCARD', delayed)
+  redis.call('HLEN', delayed_messages)
+  if limit > 0 and entering > 0 then
+    local backlog = redis.call('GET', tenant_backlog) or 0
+    local in_lists = redis.call('LLEN', pending) + backlog
+    local waiting = in_lists + redis.call('ZCARD', delayed)
+    over = over + waiting + entering - limit
+    if over > 0 and not drops then return marks, nil end
+    if drops then
+      plan.was_longest, plan.in_ring = redis.call('GET', longest) or nil, redis.call('ZCARD', tenant_ring)
+      if over > 0 then over, may_leave = make_room(plan, before, over, may_leave, in_lists) end
+      for _, tenant in ipairs(plan.in_ring > SAMPLE and plan.order or {}) do
+        -- A tenant that has more than half of all messages has the longest list.
+        local length = before[tenant] + #plan.messages[tenant]
+        if tenant ~= '' and 2 * length > waiting + entering then plan.longest = tenant end
+      end
+    end
+  end
+  if over > 0 and may_leave > 0 then return marks, nil end
+  return marks, plan
+end
+
+local function record_one(stored)
+  local details, replayed = {}, extras_of(stored).replay_of
+  if journaled == '1' then details = {'payload', payload_of(stored)} end
+  if type(replayed) == 'string' then
+    table.insert(details, 'replay_of')
+    table.insert(details, replayed)
+  end
+  record_event(stored_event, id_of(stored), tenant_of(stored), unpack(details))
+end
+
+local function record_stored(plan)
+  for _, tenant in ipairs(plan.order) do
+    for _, stored in ipairs(plan.messages[tenant]) do record_one(stored) end
+  end
+  for place = 1, #plan.bodies, 2 do
+    local stored, due = plan.bodies[place + 1], string.format('%.0f', plan.due_times[place])
+    record_one(stored)
+    record_event('delayed', plan.bodies[place], tenant_of(stored), 'due', due)
+  end
+  for _, one in ipairs(plan.duplicates) do
+    local tenant = tenant_of(one.flags .. one.id .. struct.pack('>I8', now) .. one.body)
+    record_event('duplicate', one.id, tenant, 'of', one.of)
+  end
+end
+
+-- Returns whether to wake a consumer, and the ids of the messages that were dropped.
+local function store_messages(plan, window_ms)
+  local wakes, dropped, known = false, {}, {}
+  if journaled then record_stored(plan) end
+  for _, tenant in ipairs(plan.order) do
+    wakes = push_pending('LPUSH', tenant, plan.messages[tenant]) or wakes
+  end
+  if #plan.bodies > 0 then wakes = delay_messages(plan.due_times, plan.bodies) or wakes end
+  for _, one in ipairs(plan.markers) do redis.call('PSETEX', one[1], window_ms, one[2]) end
+  local budget = new_budget()
+  local function note_dropped(stored, tenant)
+    budget.count(stored)
+    if not is_message(stored) then return end
+    table.insert(dropped, id_of(stored))
+    record_event('dropped', id_of(stored), tenant)
+    if has_entry(stored) then table.insert(known, id_of(stored)) end
+  end
+  -- In pieces, because a list does not tell how large its elements are. What the budget of bytes leaves, the next
+  -- publishes drop.
+  local function drop_oldest(tenant)
+    local leaving, gone = plan.leaving[tenant], 0
+    while gone < leaving and not budget.is_spent() do
+      local piece = redis.call('RPOP', pending_of(tenant), budget.next_piece(leaving - gone))
+      for _, stored in ipairs(piece) do note_dropped(stored, tenant) end
+      gone = gone + #piece
+    end
+    if tenant ~= '' then reduce_backlog(gone) end
+    if plan.emptied[tenant] and gone == leaving then leave_ring(tenant) end
+  end
+  for _, tenant in ipairs(plan.order) do drop_oldest(tenant) end
+  for _, tenant in ipairs(plan.neighbours) do drop_oldest(tenant) end
+  if plan.longest and plan.longest ~= plan.was_longest then
+    redis.call('PSETEX', longest, REMEMBERED_MS, plan.longest)
+  end
+  if #known > 0 then redis.call('HDEL', deliveries, unpack(known)) end
+  return wakes, table.concat(dropped)
+end

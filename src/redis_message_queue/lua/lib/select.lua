@@ -1,0 +1,367 @@
+-- lib/select.lua: selects the next messages: expired ones first, then the heads of the lists, tenants in turn.
+-- Needs  pending, processing, leases, deliveries, dlq, records, tenant_ring, delayed, delayed_messages, expired
+-- Needs  now, leased, most, ttl_us, dlq_limit, hex, record_event
+-- Needs  is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
+-- Needs  pending_of, check_tenant, leave_ring
+-- Needs  check_queues, stride_of, place_in_ring, join_ring, rebase_ring, push_pending, reduce_backlog
+-- Needs  new_budget
+-- Makes  taken, dead, try_call, select_messages, found_nothing, has_more, remove_selected, record_selected, set_alarms
+-- `select_messages` moves delayed messages that are due, and otherwise only reads: it fills `taken` and `dead`. The
+-- script then stores what was taken, and after that calls `remove_selected`.
+local STEPS = 1000 -- of each kind of housekeeping in one script: 200,000 dead letters at once took 1.2 s
+
+local wanted -- how many messages the script wants
+local taken, dead = {}, {} -- what it gets, and what becomes a dead letter instead
+local gone, left_leases = {}, {} -- ids of messages that are no more, and members of `leases`
+local unfinished = false -- whether there was more housekeeping than one script may do
+local steps, from_pending, budget = 0, 0, new_budget()
+local turns = {} -- the tenants that had a turn
+
+-- In a slot that is leaving its node, a key that this script has emptied counts as moved: so an error means empty.
+local function try_call(...)
+  local found = redis.pcall(...)
+  return not (type(found) == 'table' and found.err) and found or nil
+end
+
+-- Bytes that are not ours cannot be delivered and must not be lost: they become a dead letter as they are.
+local function set_aside(id, bytes)
+  dead[#dead + 1] = {id = id, payload = bytes, times = 0, reason = 'foreign'}
+end
+
+local function set_lease_aside(member)
+  if #member <= 1 then return end -- an alarm
+  set_aside('', member)
+  left_leases[#left_leases + 1] = member
+end
+
+-- Reads messages of a hash in pieces, and calls `each` with the place of every id, its tenant and its message, if they
+-- exist. Returns how many were read, and the tenants in the order in which they were met.
+local function read_by_tenant(key, ids, each)
+  local seen, order, met = 0, {}, {}
+  while seen < #ids and not budget.is_spent() do
+    local last = seen + budget.next_piece(#ids - seen)
+    for place, stored in ipairs(redis.call('HMGET', key, unpack(ids, seen + 1, last))) do
+      local nth, tenant = seen + place, nil
+      if stored then
+        budget.count(stored)
+        if is_message(stored) then
+          tenant = tenant_of(stored)
+        else
+          set_aside(ids[nth], stored)
+        end
+      end
+      if tenant and not met[tenant] then
+        met[tenant] = true
+        order[#order + 1] = tenant
+        check_tenant(tenant)
+      end
+      each(nth, tenant, stored)
+    end
+    seen = last
+  end
+  unfinished = unfinished or seen < #ids
+  return seen, order
+end
+
+-- Delayed messages that are due enter their lists, at the tail.
+local function enqueue_due()
+  local ids = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, STEPS + 1)
+  if #ids == 0 then return end
+  unfinished = unfinished or #ids > STEPS
+  ids[STEPS + 1] = nil
+  local bodies = {}
+  local seen, order = read_by_tenant(delayed_messages, ids, function(_, tenant, stored)
+    if not tenant then return end
+    bodies[tenant] = bodies[tenant] or {}
+    table.insert(bodies[tenant], stored)
+  end)
+  for _, tenant in ipairs(order) do push_pending('LPUSH', tenant, bodies[tenant]) end
+  redis.call('HDEL', delayed_messages, unpack(ids, 1, seen))
+  redis.call('ZREM', delayed, unpack(ids, 1, seen))
+end
+
+-- Where tenants take turns, an expired message waits for a turn of its tenant, so that one tenant's crash does not
+-- delay another.
+local function move_expired()
+  local found = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'WITHSCORES', 'LIMIT', 0, STEPS + 3) -- two alarms
+  local ids, members, scores, by_tenant = {}, {}, {}, {}
+  for place = 1, #found, 2 do
+    local member = found[place]
+    if #ids == STEPS then
+      unfinished = unfinished or #member > 1
+    elseif #member == 36 then
+      ids[#ids + 1] = string.sub(member, 1, 16)
+      members[#members + 1] = member
+      scores[#scores + 1] = found[place + 1]
+    else
+      set_lease_aside(member)
+    end
+  end
+  if #ids == 0 then return end
+  local seen, order = read_by_tenant(processing, ids, function(nth, tenant)
+    if tenant then
+      by_tenant[tenant] = by_tenant[tenant] or {}
+      table.insert(by_tenant[tenant], scores[nth])
+      table.insert(by_tenant[tenant], members[nth])
+    else
+      gone[#gone + 1] = ids[nth]
+    end
+  end)
+  for _, tenant in ipairs(order) do
+    redis.call('ZADD', expired .. tenant, unpack(by_tenant[tenant]))
+    join_ring(tenant)
+  end
+  redis.call('ZREM', leases, unpack(members, 1, seen))
+end
+
+-- From here on it only reads: `taken` and `dead` are decided, and written when everything has been read.
+local function is_enough()
+  return steps >= STEPS or budget.is_spent()
+end
+
+local function classify(id, stored, usual, origin, member)
+  local attempts, times, failures, damaged = read_entry(id, stored, usual)
+  local reason = damaged and 'damaged' or most > 0 and times >= most and 'deliveries'
+    or ttl_us > 0 and time_of(stored) + ttl_us <= now and 'expired'
+  budget.count(stored)
+  if reason then
+    dead[#dead + 1] = {id = id, stored = stored, payload = payload_of(stored), times = times, reason = reason}
+    gone[#gone + 1] = id
+    left_leases[#left_leases + 1] = member
+    return false
+  end
+  taken[#taken + 1] = {
+    id = id, stored = stored, attempts = attempts + 1, times = times + 1, origin = origin, failures = failures,
+    member = member,
+  }
+  return true
+end
+
+local function classify_pending(stored)
+  if is_message(stored) then return classify(id_of(stored), stored, 0, 'queue') end
+  budget.count(stored)
+  set_aside('', stored)
+  return false
+end
+
+-- An expired lease, and its message if there is one. `member` is nil if it is no longer in `leases`.
+local function classify_expired(id, stored, member)
+  if stored and is_message(stored) then return classify(id, stored, 1, 'lease', member) end
+  if stored then
+    budget.count(stored)
+    set_aside(id, stored)
+  end
+  gone[#gone + 1] = id
+  left_leases[#left_leases + 1] = member
+  return false
+end
+
+-- How many elements to read: as many as are still wanted, then, if some of them could not be delivered, 100.
+local function piece_after(seen)
+  return budget.next_piece(math.min(seen == 0 and wanted - #taken or 100, STEPS - steps))
+end
+
+local function select_expired()
+  local seen = 0
+  while #taken < wanted and not is_enough() do
+    local members = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', seen, piece_after(seen))
+    if #members == 0 then return end
+    local ids = {}
+    for place, member in ipairs(members) do ids[place] = string.sub(member, 1, 16) end
+    local bodies = redis.call('HMGET', processing, unpack(ids))
+    for place, member in ipairs(members) do
+      if #taken == wanted or budget.is_spent() then return end
+      seen, steps = seen + 1, steps + 1
+      if #member == 36 then
+        classify_expired(ids[place], bodies[place], member)
+      else
+        set_lease_aside(member)
+      end
+    end
+  end
+end
+
+local function select_pending()
+  while #taken < wanted and not is_enough() do
+    local piece = piece_after(from_pending)
+    local head = redis.call('LRANGE', pending, -from_pending - piece, -from_pending - 1)
+    for place = #head, 1, -1 do
+      if #taken == wanted or budget.is_spent() then return end
+      from_pending, steps = from_pending + 1, steps + 1
+      classify_pending(head[place])
+    end
+    if #head < piece then return end
+  end
+end
+
+-- The messages of one tenant: expired ones first, then its list. They are read when they are needed.
+local function open_turn(turn)
+  turn.stride, turn.from_expired, turn.from_pending = stride_of(turn.tenant), 0, 0
+  turn.expired = redis.call('ZCARD', expired .. turn.tenant)
+  turn.waiting = redis.call('LLEN', pending_of(turn.tenant))
+  turn.members, turn.head, turn.done = {}, {}, {}
+  turns[#turns + 1] = turn
+end
+
+local function left_in(turn)
+  return turn.expired - turn.from_expired + turn.waiting - turn.from_pending
+end
+
+-- Takes the next message of the tenant that can be delivered. Returns whether there was one.
+local function take_turn(turn)
+  while left_in(turn) > 0 and not is_enough() do
+    steps = steps + 1
+    if turn.from_expired < turn.expired then
+      if #turn.members == 0 then
+        turn.members = redis.call('ZRANGE', expired .. turn.tenant, turn.from_expired, turn.from_expired + 99)
+      end
+      local member = table.remove(turn.members, 1)
+      local id = string.sub(member, 1, 16)
+      turn.from_expired = turn.from_expired + 1
+      table.insert(turn.done, member)
+      if classify_expired(id, redis.call('HGET', processing, id)) then return true end
+    else
+      if #turn.head == 0 then
+        -- One if every tenant has a turn, more if this one has several.
+        local piece = budget.next_piece(turn.from_pending == 0 and 1 or math.min(wanted - #taken, 100))
+        turn.head = redis.call('LRANGE', pending_of(turn.tenant), -turn.from_pending - piece, -turn.from_pending - 1)
+      end
+      local stored = table.remove(turn.head)
+      turn.from_pending = turn.from_pending + 1
+      if classify_pending(stored) then return true end
+    end
+  end
+  return false
+end
+
+-- The tenants that wait for a turn, in order, from the place `first_waiting` on; it reads as many as can have a turn.
+local waiting_turns, first_waiting, ring_seen = {}, 1, 0
+local function read_ring(tenants)
+  local ring = redis.call('ZRANGE', tenant_ring, ring_seen, ring_seen + tenants - 1, 'WITHSCORES')
+  for place = 1, #ring, 2 do
+    -- No time is negative, unless somebody wrote it: that tenant would have every turn.
+    local time = math.max(math.floor(ring[place + 1]), 0)
+    local turn, at = {tenant = ring[place], time = time}, #waiting_turns + 1
+    -- Before those who had a turn and reach the same time only now.
+    while at > first_waiting and waiting_turns[at - 1].stride and waiting_turns[at - 1].time >= turn.time do
+      at = at - 1
+    end
+    table.insert(waiting_turns, at, turn)
+    ring_seen = ring_seen + 1
+  end
+end
+
+local function select_in_turns()
+  rebase_ring()
+  if redis.call('LLEN', pending) > 0 then join_ring('') end
+  read_ring(wanted)
+  while #taken < wanted and waiting_turns[first_waiting] and not is_enough() do
+    local turn = waiting_turns[first_waiting]
+    first_waiting = first_waiting + 1
+    if not turn.stride then open_turn(turn) end
+    if not take_turn(turn) then
+      steps = steps + 1
+      read_ring(1) -- it had nothing to deliver: the next tenant has its turn
+    else
+      turn.time = turn.time + turn.stride
+      local at = #waiting_turns + 1
+      while at > first_waiting and waiting_turns[at - 1].time > turn.time do at = at - 1 end
+      if left_in(turn) > 0 then table.insert(waiting_turns, at, turn) end
+    end
+  end
+end
+
+-- At most `count` messages that can be delivered.
+local function select_messages(count)
+  wanted = count
+  check_queues()
+  check_tenant('')
+  redis.call('HLEN', processing)
+  redis.call('HLEN', deliveries)
+  redis.call('ZCARD', delayed)
+  redis.call('HLEN', delayed_messages)
+  redis.call('LLEN', dlq)
+  redis.call('LLEN', records)
+  -- First a write that a full server accepts and that empties no key: see rules 1 and 2 of README.md.
+  redis.call('ZREM', leases, '')
+  if wanted == 0 then return end
+  enqueue_due()
+  if redis.call('EXISTS', tenant_ring) == 1 then
+    if leased then move_expired() end
+    -- Behind a thousand others there may be a tenant that has waited longest: move all of them first.
+    if not unfinished then select_in_turns() end
+  else
+    if leased then select_expired() end
+    select_pending()
+  end
+end
+
+local function found_nothing()
+  return #taken + #dead + #gone + #left_leases == 0
+end
+
+-- Whether there is more housekeeping than one script may do.
+local function has_more()
+  return unfinished or is_enough()
+end
+
+-- Pushes the dead to the dead letters, and removes what was selected from where it waited. Returns what trimming did:
+-- its error, 'cut N' if N older dead letters were cut off to stay within the limit, or ''.
+local function remove_selected()
+  local trimming = ''
+  if #dead > 0 then
+    local letters, notes = {}, {}
+    for place, one in ipairs(dead) do
+      letters[place] = one.payload
+      local note = {reason = one.reason, id = one.id ~= '' and hex(one.id) or nil}
+      notes[place] = to_record(one.stored, one.payload, one.times, note)
+    end
+    local trim_error, cut = push_terminal(dlq, records, letters, notes, dlq_limit)
+    trimming = cut > 0 and 'cut ' .. cut or trim_error
+  end
+  if from_pending > 0 then redis.call('RPOP', pending, from_pending) end
+  for _, turn in ipairs(turns) do
+    if turn.from_pending > 0 then redis.call('RPOP', pending_of(turn.tenant), turn.from_pending) end
+    if turn.tenant ~= '' then reduce_backlog(turn.from_pending) end
+    if #turn.done > 0 then redis.call('ZREM', expired .. turn.tenant, unpack(turn.done)) end
+    if left_in(turn) == 0 then leave_ring(turn.tenant) end
+  end
+  -- In their order, so that tenants of the same time keep it.
+  for at = first_waiting, #waiting_turns do
+    local turn = waiting_turns[at]
+    if turn.stride then place_in_ring(turn.time, turn.tenant) end
+  end
+  if #gone > 0 then
+    redis.call('HDEL', processing, unpack(gone))
+    redis.call('HDEL', deliveries, unpack(gone))
+  end
+  if #left_leases > 0 then redis.call('ZREM', leases, unpack(left_leases)) end
+  return trimming
+end
+
+local function record_selected()
+  for _, one in ipairs(taken) do
+    record_event(one.origin == 'queue' and 'claimed' or 'reclaimed', one.id, tenant_of(one.stored), 'count', one.times)
+  end
+  for _, one in ipairs(dead) do
+    local event, tenant = one.reason == 'expired' and 'expired' or 'dead', one.stored and tenant_of(one.stored) or ''
+    record_event(event, one.id, tenant, 'reason', one.reason, 'count', one.times)
+  end
+end
+
+-- After `remove_selected`: sets when the next claim must look beyond the head of `pending`. An alarm may be early, so
+-- a full server may refuse it. Returns when the next delay ends, if there is one, and how many tenants are in the ring.
+local function set_alarms()
+  local next_due = (try_call('ZRANGE', delayed, 0, 0, 'WITHSCORES') or {})[2]
+  if next_due then try_call('ZADD', leases, next_due, 'd') else try_call('ZREM', leases, 'd') end
+  local in_ring, had_turn = try_call('ZCARD', tenant_ring) or 0, false
+  for _, turn in ipairs(turns) do had_turn = had_turn or (turn.tenant == '' and turn.from_pending > 0) end
+  local is_alone = in_ring == 1 and had_turn and redis.call('ZSCORE', tenant_ring, '')
+  if is_alone and (try_call('EXISTS', expired) or 0) == 0 then
+    -- Messages without a tenant need no turn if they are alone. But first they get the turn they wait for, or a tenant
+    -- that comes and goes between two claims would always be served before them.
+    leave_ring('')
+    in_ring = 0
+  end
+  return next_due, in_ring
+end

@@ -1,0 +1,14 @@
+-- lib/state.lua: refuses a queue whose stored state has another version, and tells whether the queue has a journal.
+-- Needs  meta, journal
+-- Makes  journaled
+-- `journaled` is '1' if the journal also holds payloads, '0' if it does not, and false for a queue without a journal.
+-- A queue has a journal if `meta` says so: every client writes it, whatever its own options are.
+local journaled
+do
+  local version
+  version, journaled = unpack(redis.call('HMGET', meta, 'version', 'journal'))
+  -- The first contact, or somebody flushed the server. By its hash: a name may have characters that an error cannot.
+  if not version then error('NOSTATE ' .. redis.sha1hex(meta), 0) end
+  if version ~= '1' then error('STATEVERSION ' .. version .. ' in ' .. meta, 0) end
+  if journaled then redis.call('XLEN', journal) end -- a key of a wrong type fails here
+end

@@ -1,0 +1,26 @@
+-- open_queue.lua: writes what a queue must have before its first message: its version, journal and tenant weights.
+-- KEYS  meta | weights
+-- ARGV  drains (flag): 1 for a caller that takes messages out, and must be able to begin on a full server
+--       version | identity: of a new journal
+--       journal: '1' if the journal also holds payloads, '0' if it does not, '' for a queue without one
+--       soft: the length of the journal | hard: its length with entries that no archive has read
+--       changes...: tenants and their weights, in pairs
+-- Returns 1. It needs no reply cache: a repetition does the same.
+redis.call('HLEN', meta)
+redis.call('HLEN', weights)
+if drains then redis.call('HDEL', meta, '') end -- see rule 2 of README.md
+redis.call('HSETNX', meta, 'version', version)
+redis.call('HSETNX', meta, 'partitions', 1)
+if journal ~= '' then
+  -- Entries are numbered from 1 again after a flush. The identity tells one journal from the next.
+  redis.call('HSETNX', meta, 'journal_identity', identity)
+  redis.call('HSET', meta, 'journal', journal, 'journal_soft', soft, 'journal_hard', hard)
+end
+for at = 1, #changes, 2 do
+  if changes[at + 1] == '1' then -- the weight of a tenant that is not listed
+    redis.call('HDEL', weights, changes[at])
+  else
+    redis.call('HSET', weights, changes[at], changes[at + 1])
+  end
+end
+return 1

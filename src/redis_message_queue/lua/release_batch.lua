@@ -1,0 +1,83 @@
+-- release_batch.lua: returns the claims of a consumer group to the heads of their lists, the last claim first.
+-- KEYS  pending | leases | deliveries | wakeup | tenant_ring | tenant_backlog | weights | group
+--       members: the messages of the claim to return | groups | journal | meta
+-- ARGV  tenant_pending | expired | whose: the group's name | epoch: the caller's
+--       number (number): of the claim to return, the last one left
+--       keep (number): how many of its messages stay for another call, at most 1,000 fewer than there are
+-- Returns {releasing, left}: the next claim and how many messages it holds; {0, 0} when all is done.
+--@include group
+--@include batch
+--@include state
+--@include clock
+--@include journal
+--@include envelope
+--@include delivery_state
+--@include tenants
+--@include turns
+--@include ring
+--@include bounded
+local sealed, acked, releasing = progress.sealed, progress.acked, progress.releasing
+if progress.cleared < acked then error('acked batches must be cleared before the rest is released', 0) end
+if size_of(sealed + 1) > 0 then error('the open batch must be sealed before it is released', 0) end
+if releasing == 0 then releasing = sealed end
+if sealed == acked then return {0, 0} end
+local count, known = size_of(releasing)
+if number ~= releasing or keep >= count and count > 0 then return {releasing, count} end
+if count - keep > 1000 then error('at most 1,000 messages in one call', 0) end
+
+check_queues()
+redis.call('HLEN', deliveries)
+redis.call('HLEN', groups)
+local silent = redis.call('LLEN', wakeup) == 0
+local tail, wanted, budget = {}, count - keep, new_budget()
+while #tail < wanted and not budget.is_spent() do
+  local first = count - #tail - budget.next_piece(wanted - #tail)
+  local some = redis.call('LRANGE', members, first, count - #tail - 1)
+  if #some == 0 then break end
+  for place = #some, 1, -1 do
+    if budget.is_spent() then break end
+    budget.count(some[place])
+    tail[#tail + 1] = some[place]
+  end
+end
+local kept = #tail > 0 and count - #tail or keep -- more than `keep` if the messages are too large for one script
+local bodies, order, entries = {}, {}, {}
+for _, member in ipairs(tail) do
+  local stored = from_member(member)
+  local is_ours = stored and is_message(stored)
+  local tenant = is_ours and tenant_of(stored) or ''
+  if not bodies[tenant] then
+    bodies[tenant] = {}
+    order[#order + 1] = tenant
+    check_tenant(tenant)
+  end
+  if is_ours then
+    local id = id_of(stored)
+    local attempts, times, failures = read_entry(id, stored, 1)
+    table.insert(bodies[tenant], with_entry(stored))
+    entries[#entries + 1] = id
+    -- The query may have handled it, so this delivery counts.
+    entries[#entries + 1] = write_entry(attempts, times, failures)
+    record_event('requeued', id, tenant)
+  else
+    table.insert(bodies[tenant], member) -- the next claim sets it aside, with its reason
+  end
+end
+
+-- First a write that a full server accepts and that empties no key: see rules 1 and 2 of README.md.
+redis.call('HDEL', group, '')
+if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end
+for _, tenant in ipairs(order) do push_pending('RPUSH', tenant, bodies[tenant]) end
+count_members(number, kept, known, kept - count)
+if kept == 0 then releasing = number - 1 end
+redis.call('HSET', group, 'released', sealed, 'releasing', releasing)
+if releasing == acked then
+  redis.call('HSET', group, 'acked', sealed, 'cleared', sealed)
+  redis.call('HDEL', group, 'releasing')
+end
+if #tail > 0 and silent then redis.call('LPUSH', wakeup, '1') end
+local left = releasing == number and kept or size_of(releasing)
+if kept == 0 then redis.call('UNLINK', members) else redis.call('LTRIM', members, 0, kept - 1) end
+write_journal()
+if releasing == acked then return {0, 0} end
+return {releasing, left}

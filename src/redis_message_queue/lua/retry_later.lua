@@ -1,0 +1,44 @@
+-- retry_later.lua: delays a message that the caller owns, after its handler failed, until its next attempt.
+-- KEYS  processing | leases | deliveries | pending | tenant_ring | delayed | delayed_messages | wakeup | journal
+--       meta | reply
+-- ARGV  keep_ms | leased (flag) | tenant_pending | expired | delay_us (number): how long it waits
+--       error_type: of the failure | call | tokens: of one message
+-- Returns '1' if the message waits, '0' if it is not the caller's and untouched.
+--@include reply
+if answer then return answer end
+--@include state
+--@include clock
+--@include journal
+--@include envelope
+--@include delivery_state
+--@include tenants
+--@include delayed
+--@include owned
+local silent = redis.call('LLEN', wakeup) == 0
+redis.call('ZCARD', leases)
+redis.call('ZCARD', tenant_ring)
+redis.call('ZCARD', delayed)
+redis.call('HLEN', delayed_messages)
+redis.call('HLEN', deliveries)
+local id, bodies = ids[1], redis.call('HMGET', processing, fields[1])
+local stored = bodies[1]
+if not stored or not is_message(stored) then return '0' end
+local owned, expired_by_tenant = find_leases(bodies)
+if not owned[1] then return '0' end
+local attempts, times, failures = read_entry(id, stored, 1)
+local tenant, due = tenant_of(stored), now + delay_us
+check_tenant(tenant)
+-- First a write that a full server accepts and that empties no key: see rules 1 and 2 of README.md.
+redis.call('HDEL', processing, '')
+-- A failure has its own number: it does not use up the deliveries that are meant for crashes.
+redis.call('HSET', deliveries, id, write_entry(attempts, times - 1, failures + 1))
+local is_next = delay_messages({due, id}, {id, with_entry(stored)})
+redis.call('HDEL', processing, fields[1])
+if leased then redis.call('ZREM', leases, tokens) end
+if expired_by_tenant[tenant] then remove_expired(tenant, expired_by_tenant[tenant]) end
+local due_text = string.format('%.0f', due)
+record_event('retried', id, tenant, 'due', due_text, 'failures', failures + 1, 'error_type', error_type)
+write_journal()
+if is_next and silent then redis.call('LPUSH', wakeup, '1') end
+redis.call('PSETEX', reply, keep_ms, call .. '1')
+return '1'

@@ -1,0 +1,12 @@
+-- seal_batch.lua: makes the open claim of a consumer group final, if it holds anything.
+-- KEYS  group
+-- ARGV  epoch: the caller's | number (number): of the open claim
+-- Returns the number up to which claims are sealed.
+--@include group
+local sealed = progress.sealed
+if number > sealed + 1 then error('OVERTAKEN: the open claim is number ' .. sealed + 1, 0) end
+if number <= sealed or size_of(number) == 0 then return sealed end
+-- First a write that a full server accepts: see rule 2 of README.md.
+redis.call('HDEL', group, 'part')
+redis.call('HSET', group, 'sealed', number)
+return number

@@ -1,0 +1,155 @@
+"""Builds outgoing messages from what the user publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from redis_message_queue import headers
+from redis_message_queue.checks import number
+from redis_message_queue.envelope import content_key, tenant_name
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, PayloadTypeError, PayloadValueError
+from redis_message_queue.options import QueueOptions
+from redis_message_queue.plain_values import is_text, plain
+from redis_message_queue.protocol.sender import OutgoingMessage
+
+if TYPE_CHECKING:
+    from redis_message_queue.protocol.store import Store
+
+Message = str | dict[str, Any]
+
+
+class MessageBuilder:
+    """Checks and encodes messages, and adds their deduplication keys, headers and due times."""
+
+    def __init__(self, options: QueueOptions, store: Store) -> None:
+        self._store = store
+        self._port = store.port
+        self._rules = options.payload_rules
+        self._deduplicates = options.deduplication
+        self._get_key = options.get_deduplication_key
+        self._get_headers = options.get_headers
+        # Whether a message without a tenant or a delay is its payload and nothing else.
+        self.is_plain = not (self._deduplicates or self._get_headers is not None)
+
+    def build_plain(self, message: Message) -> OutgoingMessage:
+        """Return a message that is only a payload, ready to send."""
+        return OutgoingMessage(self._rules.encode(message))
+
+    async def build(
+        self,
+        message: Message,
+        tenant: str | None = None,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+    ) -> OutgoingMessage:
+        """Return the message, ready to send."""
+        due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at)
+        outgoing = OutgoingMessage(self._rules.encode(message))
+        if tenant is not None:
+            outgoing.tenant = tenant_name(tenant)
+        outgoing.due = due
+        if self._deduplicates:
+            outgoing.marker = await self.marker(message, tenant)
+        if self._get_headers is not None:
+            outgoing.extras = await self._headers()
+        return outgoing
+
+    async def build_all(
+        self,
+        messages: Sequence[Message],
+        tenant: str | None,
+        delay_seconds: float | None,
+        at: datetime | None,
+        repeated: int,
+    ) -> list[OutgoingMessage]:
+        """Return the messages, ready to send; the first ``repeated`` of them go out as they did before.
+
+        No function of the user's is called before all messages have been checked.
+        """
+        due, name = await self._due(delay_seconds, at), b"" if tenant is None else tenant_name(tenant)
+        outgoing = [OutgoingMessage(self._rules.encode(one), tenant=name, due=due) for one in messages]
+        new = outgoing[repeated:]
+        if self._deduplicates:
+            for one, message in zip(new, messages[repeated:], strict=True):
+                one.marker = await self.marker(message, tenant)
+        if self._get_headers is not None and new:
+            extras = await self._headers()
+            for one in new:
+                one.extras = extras
+        return outgoing
+
+    async def marker(self, message: Message, tenant: str | None = None) -> str:
+        """Return the Redis key that remembers this message's deduplication key, among those of its tenant."""
+        keys, tenant = self._store.keys, plain(tenant)
+        if self._get_key is None:
+            return keys.deduplication(content_key(message), tenant)
+        answer = await self._port.call_user(self._get_key, message)
+        key = plain(answer.unwrap())
+        if key is None or (is_text(key) and key == ""):
+            raise ConfigurationError(
+                f"get_deduplication_key returned {key!r}; return a non-empty str that names this message, "
+                "or every message without one would count as a duplicate of the others",
+            )
+        if not is_text(key):
+            raise PayloadTypeError(
+                f"get_deduplication_key must return a str, not {type(key).__name__}; format it first",
+            )
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise PayloadValueError(
+                f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot carry",
+            ) from None
+        return keys.deduplication(key, tenant)
+
+    async def _headers(self) -> bytes:
+        assert self._get_headers is not None
+        answer = await self._port.call_user(self._get_headers)
+        return headers.encode(answer.unwrap())
+
+    async def _due(self, delay_seconds: float | None, at: datetime | None) -> str:
+        """Return when messages may be delivered; raise if they would be too old to be delivered by then."""
+        when, max_age = due_time(delay_seconds, at), self._store.options.message_ttl_seconds
+        if max_age is None or not when:
+            return when
+        if delay_seconds is not None:
+            given, wait = f"delay_seconds={delay_seconds:g}", float(delay_seconds)
+        else:
+            given, wait = f"at={at}", int(when) / 1_000_000 - await self._server_time()
+        if wait >= max_age:
+            raise ConfigurationError(
+                f"{given} is not earlier than message_ttl_seconds={max_age:g} allows: the message would be too old "
+                "when its time comes, and go to the dead letters instead of a handler; shorten the delay, or raise "
+                "message_ttl_seconds. Nothing was published"
+            )
+        return when
+
+    async def _server_time(self) -> float:
+        """Return the seconds since 1970 by the clock that counts the age of messages."""
+        commands = (("TIME",),)
+        ((seconds, microseconds),) = await self._store.calls.pipeline(self._store.keys.pending, commands, "publish")
+        return int(seconds) + int(microseconds) / 1_000_000
+
+
+def due_time(delay_seconds: float | None, at: datetime | None) -> str:
+    """Return when a message may be delivered, as the scripts read it."""
+    if delay_seconds is not None and at is not None:
+        raise ConfigurationError("give delay_seconds or at, and only one of them")
+    if delay_seconds is not None:
+        number("delay_seconds", delay_seconds, least=0)
+        return f"+{int(delay_seconds * 1_000_000)}"
+    if at is None:
+        return ""
+    if not isinstance(at, datetime):
+        raise ConfigurationTypeError(f"at must be a datetime, not {type(at).__name__}")
+    try:
+        is_naive = at.tzinfo is None or at.utcoffset() is None
+    except Exception as error:
+        raise ConfigurationError(f"at has a time zone that fails: {type(error).__name__}") from error
+    if is_naive:
+        raise ConfigurationError(
+            "at has no time zone, and the server may be in another one; use datetime.now(UTC) and the like"
+        )
+    return str(max(0, int(at.timestamp() * 1_000_000)))

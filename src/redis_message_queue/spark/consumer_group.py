@@ -1,0 +1,362 @@
+"""The consumer group of a streaming query: messages leave the queue in numbered batches, kept until they are acked.
+
+A batch is filled, sealed, read as often as Spark asks, and acked or released. The number of a sealed batch is the
+offset of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import redis
+
+from redis_message_queue.errors import (
+    ConfigurationError,
+    ConsumerGroupBusyError,
+    ConsumerGroupLostError,
+    LuaScriptError,
+)
+from redis_message_queue.keys import script_keys
+from redis_message_queue.protocol.port import Argument, Command, finish
+from redis_message_queue.scripts import script
+from redis_message_queue.spark.connection import RedisReader, not_a_single_server
+from redis_message_queue.spark.options import SourceOptions
+
+log = logging.getLogger("redis_message_queue")
+
+MESSAGES_A_SCRIPT = 10_000  # that one script moves into a batch: some 20 ms of the server's time
+_RELEASED_A_SCRIPT = 1_000
+_DIGITS = 15  # of a number that a script can count to
+_FIRST_PAGE, _LARGEST_PAGE, _PAGE_BYTES = 16, 5_000, 4_000_000  # messages that one command reads, and their bytes
+_WAIT_SECONDS = 1.0  # the longest wait for a wake-up, which may be lost together with another consumer
+
+
+def _count(value: bytes | None) -> int:
+    """Return a number of messages, 0 for what is none: the scripts read it in the same way."""
+    return int(value) if value and value.isdigit() and len(value) <= _DIGITS else 0
+
+
+class GroupState(NamedTuple):
+    """How far a consumer group has come. Each number includes all batches before it."""
+
+    epoch: int
+    sealed: int
+    acked: int
+    cleared: int
+    released: int
+    releasing: int
+    part: int
+
+
+class ConsumerGroup:
+    """The batches of one consumer group of one queue. Call `acquire_group` before anything that writes."""
+
+    def __init__(self, client: redis.Redis | redis.RedisCluster, options: SourceOptions) -> None:
+        self._client: Any = client
+        self.queue, self.name, self.lease_seconds = options.queue, options.consumer_group, options.lease_seconds
+        self.keys = options.keys
+        self._reader = RedisReader(client, self.keys)
+        self._holder = os.urandom(12).hex()
+        self._epoch_before = -1  # the epoch before ours
+        self._part = 0  # how many scripts have filled the open batch
+        self.sealed = self.acked = 0
+        lines = (self.keys.tenant_pending(""), self.keys.expired(""))
+        ttl_us = int((options.message_ttl_seconds or 0) * 1_000_000)
+        limits = (options.max_delivery_count or 0, options.max_dead_letter_length or 0, ttl_us)
+        self._fill = self._command("fill_batch", *lines, *limits, self.name)
+        self._release = self._command("release_batch", *lines, self.name)
+        self._ack = self._command("ack_batch", self.name)
+        self._acquire = self._command("acquire_group", self.name, self._holder)
+        self._seal = self._command("seal_batch")
+        self._stats = self._command("stats", lines[0])
+
+    # -- the lease
+
+    def acquire_group(self, timeout_seconds: float | None = None) -> None:
+        """Become the holder of the group, in the next epoch.
+
+        Waits until the lease of a holder that died ends. A holder that keeps renewing its lease gets two of our leases
+        of time, because its process may be about to end.
+
+        Raises:
+            ConsumerGroupBusyError: Another query keeps the group.
+        """
+        after, give_up_at = self.state().epoch, None
+        while True:
+            acquired, epoch, wait_us = self._ask_for_lease(self.lease_seconds, after)
+            if acquired:
+                break
+            if epoch == after:
+                wait, now = wait_us / 1_000_000, time.monotonic()
+                if give_up_at is None:
+                    # At least a second: a lease may be shorter than a call takes on a busy machine.
+                    usual = wait + max(1.0, 2 * self.lease_seconds)
+                    give_up_at = now + (usual if timeout_seconds is None else timeout_seconds)
+                if now >= give_up_at:
+                    raise ConsumerGroupBusyError(
+                        f"another running query holds consumer group {self.name!r} of queue {self.queue!r}. "
+                        "Stop that query, or use another consumerGroup.",
+                        queue=self.queue,
+                        operation="acquire_group",
+                    )
+                time.sleep(max(0.01, min(wait, give_up_at - now)))
+            after = epoch
+        self._epoch_before = after
+        self._refresh()
+
+    def renew_lease(self) -> None:
+        """Stay the holder.
+
+        Raises:
+            ConsumerGroupLostError: Another query has acquired the group.
+        """
+        acquired, epoch, _ = self._ask_for_lease(self.lease_seconds, self._epoch_before)
+        if not acquired:
+            raise self._lost(f"the group is at epoch {epoch}, this query at {self.epoch}")
+
+    def release_lease(self) -> None:
+        """Let the next query start without waiting for the end of our lease."""
+        if self._epoch_before >= 0:
+            self._ask_for_lease(0, self._epoch_before)
+            self._epoch_before = -1
+
+    @property
+    def epoch(self) -> int:
+        """Our epoch; 0 before the first `acquire_group`."""
+        return self._epoch_before + 1
+
+    def _ask_for_lease(self, seconds: float, after: int) -> list[int]:
+        reply: list[int] = self._send(self._acquire, int(seconds * 1_000_000), after)
+        return reply
+
+    # -- batches
+
+    def recover(self) -> int:
+        """Finish what the holder before us began, and seal its open batch. Returns the number of the last batch."""
+        state = self.state()
+        if state.releasing:
+            self._release_all()
+        elif state.cleared < state.acked:
+            self._clear(state.acked)
+        self._refresh()
+        return self.seal_batch()
+
+    def fill_batch(self, limit: int) -> int:
+        """Fill the open batch up to ``limit`` messages, in bounded scripts. Returns how many it has."""
+        length = self.batch_size(self.sealed + 1) or 0
+        while length < limit:
+            part, added, length, again = self._send(
+                self._fill,
+                self.epoch,
+                self.sealed + 1,
+                self._part + 1,
+                min(limit - length, MESSAGES_A_SCRIPT),
+                batch=self.sealed + 1,
+            )
+            self._part = part
+            if not added and not again:
+                break
+        return int(length)
+
+    def seal_batch(self) -> int:
+        """Make the open batch an offset, unless it is empty. Returns the number of the last sealed batch."""
+        sealed: int = self._send(self._seal, self.epoch, self.sealed + 1)
+        if sealed != self.sealed:
+            self._part = 0
+        self.sealed = sealed
+        return sealed
+
+    def batch_size(self, number: int) -> int | None:
+        """Return how many messages a batch has, or None if it is unknown or gone."""
+        (counts,) = self._reader.read(("HGET", self.keys.group(self.name), number))
+        return None if counts is None else self._number(counts)
+
+    def read_batch(self, number: int, start: int, stop: int) -> list[bytes]:
+        """Return the stored messages of a batch from one index up to another."""
+        (members,) = self._reader.read(("LRANGE", self.keys.members(self.name, number), start, stop - 1))
+        return list(members)
+
+    def read_pages(self, number: int, start: int, stop: int) -> Iterator[list[bytes]]:
+        """Return the same in pages of about 4 MB, so that large messages do not block the server or fill the memory."""
+        count = _FIRST_PAGE
+        while start < stop:
+            page = self.read_batch(number, start, min(start + count, stop))
+            if not page:
+                break
+            yield page
+            start += len(page)
+            # A list does not say how large its elements are: expect some as large as the largest of this page.
+            largest = max(1, *map(len, page))
+            count = max(1, min(_LARGEST_PAGE, 8 * count, _PAGE_BYTES // largest))
+
+    def ack_batch(self, number: int) -> None:
+        """Remove this batch and all before it: their messages are handled."""
+        if number > self.acked:
+            self._clear(number)
+
+    def skip_to(self, number: int) -> None:
+        """Give up batches up to this number, which Redis has lost. Batches that are there go back to the queue."""
+        self.release_batches()
+        self._clear(number, skip=1)
+        self._refresh()
+
+    def release_batches(self) -> int:
+        """Return all messages that are not acked to the front of the queue. Returns how many there were.
+
+        For an operator who knows that no query will read them: to a query that tries, they are lost data.
+        """
+        self.seal_batch()
+        return self._release_all()
+
+    def _clear(self, upto: int, skip: int = 0) -> None:
+        cleared = self.state().cleared
+        while True:
+            arguments = (self.epoch, upto, cleared + 1, skip)
+            self.acked, cleared = self._send(self._ack, *arguments, batch=cleared + 1)
+            if cleared >= self.acked:
+                break
+
+    def _release_all(self) -> int:
+        """Release from the last batch to the first, and from the end of each, so that the order stays."""
+        self._clear(self.acked)
+        state, released, left = self.state(), 0, 0
+        number = state.releasing or state.sealed
+        if number > state.acked:
+            left = self.batch_size(number) or 0
+        else:
+            number = 0
+        while number:
+            before, current = left, number
+            keep = max(0, left - _RELEASED_A_SCRIPT)
+            number, left = self._send(self._release, self.epoch, number, keep, batch=number)
+            released += before - (left if number == current else 0)
+        self._refresh()
+        return released
+
+    # -- reading
+
+    def state(self) -> GroupState:
+        """Return how far the group has come."""
+        (values,) = self._reader.read(("HMGET", self.keys.group(self.name), *GroupState._fields))
+        return GroupState(*(self._number(value or b"0") for value in values))
+
+    def _number(self, value: bytes) -> int:
+        number = value.partition(b":")[0]
+        if not number.isdigit() or len(number) > _DIGITS:
+            raise LuaScriptError(
+                f"consumer group {self.name!r} of queue {self.queue!r} holds a foreign value ({value[:40]!r}) in "
+                f"{self.keys.group(self.name)!r}. Repair it, or use another consumerGroup.",
+                queue=self.queue,
+            )
+        return int(number)
+
+    def _refresh(self) -> None:
+        state = self.state()
+        self.sealed, self.acked, self._part = state.sealed, state.acked, state.part
+
+    def depth(self) -> int:
+        """Return how many messages could be claimed now: pending, due, and with expired leases."""
+        ((seconds, microseconds),) = self._reader.read(("TIME",))
+        now = int(seconds) * 1_000_000 + int(microseconds)
+        pending, size, delayed, expired, alarm, ring = self._reader.read(
+            ("LLEN", self.keys.pending),
+            ("GET", self.keys.tenant_backlog),
+            ("ZCOUNT", self.keys.delayed, "-inf", now),
+            ("ZCOUNT", self.keys.leases, "(0", now),
+            ("ZSCORE", self.keys.leases, "d"),
+            ("ZRANGE", self.keys.tenant_ring, 0, -1),
+        )
+        prefix = self.keys.expired("").encode()  # the name of a tenant need not be UTF-8
+        returned = sum(self._reader.read(*(("ZCARD", prefix + tenant) for tenant in ring)))
+        alarms = int(alarm is not None and 0 < float(alarm) <= now)
+        return int(pending) + _count(size) + int(delayed) + int(expired) - alarms + int(returned)
+
+    def depth_and_age(self) -> tuple[int, float | None]:
+        """Return how many messages are pending, and the age of the oldest in seconds. Cheap enough for each batch."""
+        pending, *_, oldest_us, _, _ = self._send(self._stats, "-inf", "")
+        return pending, None if oldest_us < 0 else oldest_us / 1_000_000
+
+    def wait_for_wakeup(self, seconds: float = _WAIT_SECONDS) -> None:
+        """Wait until a publish wakes us, or for so long. Then fill the batch: a wake-up is meant for one consumer."""
+        port = self._reader.port
+        if port.socket_timeout:
+            seconds = min(seconds, 0.8 * port.socket_timeout)
+        try:
+            finish(port.wait(self.keys.wakeup, seconds))
+        except Exception as error:
+            if not port.is_transient(error):
+                raise
+            time.sleep(min(seconds, 0.1))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    # -- scripts
+
+    def _command(self, name: str, *settings: Argument) -> Command:
+        """Return a script with all its keys but the list of a batch, which each call names."""
+        given = {"records": self.keys.records("dlq"), "group": self.keys.group(self.name), "members": ""}
+        keys = script_keys(self.keys, script(name).keys, **given)
+        return Command(script(name), keys, settings)
+
+    def _send(self, command: Command, *arguments: Argument, batch: int | None = None) -> Any:
+        """Run a script until it is answered. Each of these scripts may be sent more than once."""
+        if batch is not None:
+            members = self.keys.members(self.name, batch)
+            command = Command(command.script, tuple(key or members for key in command.keys), command.settings)
+        try:
+            return finish(self._reader.calls.call(command, arguments))
+        except LuaScriptError as error:
+            if "STALE" in str(error):
+                raise self._lost(f"{command.script.name} was refused") from error
+            raise
+        except ConfigurationError as error:
+            raise not_a_single_server(self.queue) from error
+
+    def _lost(self, how: str) -> ConsumerGroupLostError:
+        return ConsumerGroupLostError(
+            f"another query has acquired consumer group {self.name!r} of queue {self.queue!r} ({how}). "
+            "Stop this query, or give each query its own consumerGroup.",
+            queue=self.queue,
+        )
+
+
+class LeaseRenewal:
+    """A daemon thread that renews the lease of a consumer group while its query works."""
+
+    def __init__(self, group: ConsumerGroup) -> None:
+        self._group = group
+        self._stopped = threading.Event()
+        self.lost: Exception | None = None
+        # Four times per lease: one renewal that is lost or late must not cost the group.
+        self._pause = min(1.0, group.lease_seconds / 4)
+        self._thread = threading.Thread(target=self._run, name="redis-message-queue-renewal", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._pause):
+            try:
+                self._group.renew_lease()
+            except ConsumerGroupLostError as error:
+                self.lost = error
+                return
+            except Exception as error:
+                # The next renewal may succeed. If none does, the epoch fences this query off.
+                log.warning(
+                    "%s: the lease of consumer group %s was not renewed (%s), retrying in %.2g s",
+                    self._group.queue,
+                    self._group.name,
+                    type(error).__name__,
+                    self._pause,
+                )
+
+    def stop(self) -> None:
+        """Start no further renewal. A renewal that hangs is not waited for."""
+        self._stopped.set()
+        self._thread.join(timeout=1)

@@ -1,0 +1,184 @@
+"""The options of the jobs, each declared once, as those of the Spark format are."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from redis_message_queue.checks import flag, number, text, whole_number
+from redis_message_queue.condition import RECORD, Condition, Kind, condition
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.spark.options import (
+    CheckedOptions,
+    PublishOptions,
+    QueueAddress,
+    declared_options,
+    one_of,
+    seconds_or_zero,
+)
+
+FileFormat = Literal["json", "csv", "parquet", "table"]
+_DAY_SECONDS = 86_400.0
+
+
+def _mapping(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigurationTypeError(f"{name} must be a mapping, not {type(value).__name__}")
+    for one, setting in value.items():
+        if not isinstance(one, str) or not isinstance(setting, str):
+            raise ConfigurationTypeError(f"{name} must have texts as names and values, but has {one!r}")
+
+
+_ArchivePath = Annotated[str, text, "The archive: a directory, or a URL such as s3://, gs:// or abfss://."]
+_ArchivedQueue = Annotated[str, text, "The name of the queue."]
+_StorageOptions = Annotated[
+    Mapping[str, str],
+    _mapping,
+    "Options of the object store, such as aws_region, for the tables and their files. Else the environment has them.",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveOptions(QueueAddress):
+    """The options of `archive`."""
+
+    path: _ArchivePath
+    storage_options: _StorageOptions = field(default_factory=dict, repr=False)
+    partition_rows: Annotated[int, whole_number, "How many journal entries one task reads."] = 100_000
+    segment_rows: Annotated[int, whole_number, "How many journal entries one step commits."] = 2_000_000
+    inventory: Annotated[
+        bool, flag, "Read the ids of all messages in the queue, so that the report can tell which are missing."
+    ] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactOptions(CheckedOptions):
+    """The options of `compact`."""
+
+    path: _ArchivePath
+    queue: _ArchivedQueue
+    storage_options: _StorageOptions = field(default_factory=dict, repr=False)
+    target_bytes: Annotated[int, whole_number, "Merge files up to this size."] = 256 * 1024 * 1024
+    keep_days: Annotated[
+        int | None, whole_number, "Delete what is older than this many days. Without it, everything is kept."
+    ] = None
+    grace_seconds: Annotated[
+        float,
+        seconds_or_zero,
+        "How long files that were replaced are kept, for readers that still use them. Archive runs must be shorter.",
+    ] = 7 * _DAY_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(CheckedOptions):
+    """The options of `report`."""
+
+    path: _ArchivePath
+    queue: _ArchivedQueue
+    output: Annotated[str, text, "The directory to write the report to."]
+    storage_options: _StorageOptions = field(default_factory=dict, repr=False)
+
+
+def _where(name: str, value: Any) -> None:
+    from pyspark.sql import Column
+
+    if not isinstance(value, str | Column):
+        raise ConfigurationTypeError(f"{name} must be a condition or a Column, not {type(value).__name__}")
+
+
+# The fields that a condition can use. An archived message has no `claimed_at`.
+LETTER_FIELDS = {name: kind for name, kind in RECORD.items() if name != "headers"}
+ARCHIVE_FIELDS = {name: kind for name, kind in LETTER_FIELDS.items() if name != "claimed_at"} | {
+    "state": Kind.TEXT,  # the last event of the message, such as 'acked' or 'dead'
+    "failures": Kind.NUMBER,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions(PublishOptions):
+    """The options of `replay`. `queue` is where the messages were."""
+
+    archive: Annotated[
+        str | None, text, "Select among the messages of the archive at this path, instead of the dead letters."
+    ] = None
+    storage_options: _StorageOptions = field(default_factory=dict, repr=False)
+    where: Annotated[
+        Any | None,
+        _where,
+        "Select the messages for which this condition holds: the language of `rmq redrive --where`, never SQL. In "
+        "Python it may be a Column.",
+    ] = None
+    again: Annotated[
+        bool, flag, "Publish messages again that were replayed before. Without it, a message is replayed once."
+    ] = False
+    name: Annotated[
+        str | None,
+        text,
+        "A name for a replay with `again`: under one name each message is published once, so that you can repeat a "
+        "run that was interrupted.",
+    ] = None
+    into: Annotated[str | None, text, "Publish into this queue instead."] = None
+    limit: Annotated[int | None, whole_number, "Replay at most this many messages, the oldest first."] = None
+    rate: Annotated[float | None, number, "Publish at most this many messages a second."] = None
+    dry_run: Annotated[bool, flag, "Count the selected messages and show some ids, but publish nothing."] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name is not None and not self.again:
+            raise ConfigurationError("name is for a replay with again, which is not set. Set it, or leave name out.")
+        _ = self.condition  # raises for a condition that cannot be read
+
+    @property
+    def condition(self) -> Condition | None:
+        """The parsed ``where``, if it is text."""
+        if not isinstance(self.where, str):
+            return None
+        return condition(self.where, LETTER_FIELDS if self.archive is None else ARCHIVE_FIELDS, option="where")
+
+    @functools.cached_property
+    def key_prefix(self) -> str:
+        """What the deduplication keys of this replay start with: the id of a message follows."""
+        repetition = "" if not self.again else self.name or uuid.uuid4().hex
+        return f"replay:{digest(self.queue, self.target.queue, repetition)}:"
+
+    @property
+    def target(self) -> PublishOptions:
+        """Where to publish. Another queue may be in another slot than these dead letters, so they are left out."""
+        given = {name: getattr(self, name) for name in declared_options(PublishOptions)}
+        return PublishOptions(**given | {"queue": self.into or self.queue, "dead_letter_queue": None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackfillOptions(PublishOptions):
+    """The options of `backfill`."""
+
+    source: Annotated[str, text, "The files to read, by a path or a pattern, or the name of a table."]
+    format: Annotated[FileFormat, one_of(FileFormat), "The format of the source: json, csv, parquet or table."]
+    payload_column: Annotated[
+        str | None, text, "The column with the payloads. Without it the payload is the whole row as a JSON object."
+    ] = None
+    dedup_key_column: Annotated[
+        str | None, text, "The column with the deduplication keys. Without it they are made from file and content."
+    ] = None
+    tenant_column: Annotated[str | None, text, "The column with the tenants."] = None
+    schema: Annotated[str | None, text, 'The columns as Spark writes them: "id bigint, name string".'] = None
+    reader_options: Annotated[Mapping[str, str], _mapping, "Options of Spark's own reader for this format."] = field(
+        default_factory=dict
+    )
+    name: Annotated[str | None, text, "The name under which progress is kept. Without it: the source."] = None
+    files_per_step: Annotated[int, whole_number, "After how many files progress is saved."] = 32
+    restart: Annotated[bool, flag, "Read files again that an earlier run has finished."] = False
+
+    @property
+    def label(self) -> str:
+        """What the progress and the deduplication keys of this backfill are kept under."""
+        return digest(self.name or self.source, self.format)
+
+
+def digest(*parts: str) -> str:
+    """Return a short name for a list of texts. Different lists have different names."""
+    return hashlib.sha256("".join(f"{len(one)}:{one}" for one in parts).encode()).hexdigest()[:32]

@@ -1,0 +1,396 @@
+"""The Delta tables of an archive: where they are, how files get into them, and how they are read.
+
+Data files and the log of a table go through one storage layer, that of the `deltalake` package, so a path may be a
+directory or a URL of an object store. Whoever can read Delta tables can read an archive.
+"""
+
+import contextlib
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from redis_message_queue import checks
+from redis_message_queue.errors import ArchiveConflictError, ArchiveError, ConfigurationError
+from redis_message_queue.spark.tables import read_in_tasks
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+
+PARTITIONED_BY = ("queue", "date")
+_PARTITION_FIELDS = (pa.field("queue", pa.string()), pa.field("date", pa.date32()))
+_ROWS_A_TASK = 500_000
+_SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Location:
+    """A directory or URL, and the options of its storage. Tasks get a copy of it."""
+
+    uri: str
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)  # they may contain secrets
+
+    @property
+    def is_local(self) -> bool:
+        return not _SCHEME.match(self.uri)
+
+    def below(self, name: str) -> "Location":
+        return Location(f"{self.uri}/{name}", self.storage_options)
+
+    def filesystem(self) -> pa_fs.FileSystem:
+        """Return the files below this location. Paths are relative, with slashes."""
+        from deltalake.fs import DeltaStorageHandler
+
+        if self.is_local:
+            os.makedirs(self.uri, exist_ok=True)
+        with clear_storage_errors(self.uri):
+            return pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.storage_options)))
+
+    def write(self, path: str, content: bytes) -> None:
+        """Create or replace a file. Readers see the old content or the new one."""
+        with (
+            clear_storage_errors(self.uri),
+            self.filesystem().open_output_stream(path) as file,
+            pa.BufferedOutputStream(file, 1 << 20) as buffered,  # the storage takes bytes, not a buffer of Arrow
+        ):
+            buffered.write(content)
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Write files of a local directory to disk. An object store has them when it says so."""
+        if self.is_local:
+            for path in paths:
+                full = os.path.join(self.uri, path)
+                for name in (full, os.path.dirname(full)):
+                    handle = os.open(name, os.O_RDONLY)
+                    try:
+                        os.fsync(handle)
+                    finally:
+                        os.close(handle)
+
+
+def location_of(
+    path: str, storage_options: Mapping[str, str] | None = None, spark: "SparkSession | None" = None
+) -> Location:
+    """Return the location of a path or URL.
+
+    Raises:
+        ConfigurationError: The path has a scheme that is not supported, or executors would not see it.
+    """
+    checks.text("path", path)
+    scheme = _SCHEME.match(path)
+    if scheme is None:
+        master = "local" if spark is None else spark.conf.get("spark.master", "local") or ""
+        if not master.startswith("local"):
+            raise ConfigurationError(
+                f"{path!r} is a directory of the driver, which the executors of {master} do not "
+                "see. Use a URL such as s3://bucket/archive, or file:///mnt/archive if all of them share that "
+                "directory."
+            )
+        return Location(os.path.abspath(path), storage_options or {})
+    if scheme[1].lower() == "file":
+        return Location(os.path.abspath(unquote(urlsplit(path).path)), storage_options or {})
+    if scheme[1].lower() == "dbfs":
+        raise ConfigurationError(
+            f"{path!r} is not supported. On Databricks use a volume, file:///Volumes/..., or file:///dbfs/..."
+        )
+    if "://" not in path:
+        raise ConfigurationError(f"{path!r} is neither a directory nor a URL. Write a URL as {scheme[1]}://...")
+    return Location(path.rstrip("/"), storage_options or {})
+
+
+@contextlib.contextmanager
+def clear_storage_errors(uri: str, queue: str | None = None) -> Iterator[None]:
+    """Raise our errors in place of those of the storage layer, which are long and coloured."""
+    from deltalake.exceptions import CommitFailedError, DeltaError
+
+    try:
+        yield
+    except CommitFailedError as error:
+        raise ArchiveConflictError(
+            f"another run has changed the archive at {uri} meanwhile, and this one has changed nothing. Run it again.",
+            queue=queue,
+        ) from error
+    except (DeltaError, OSError) as error:
+        raise ArchiveError(f"the storage at {uri} failed: {_reason(error)}", queue=queue) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the first and the last line of an error, which is what happened and its deepest cause."""
+    lines = [_COLOURS.sub("", line).strip(" \u21b3") for line in str(error).splitlines()]
+    found = [line for line in lines if line] or [type(error).__name__]
+    return ": ".join(dict.fromkeys((found[0], found[-1])))
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A Parquet file of a table, as the log of the table describes it."""
+
+    path: str
+    size: int
+    rows: int
+    queue: str
+    date: str
+    statistics: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # the least and greatest value of a column
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "DataFile":
+        return cls(**json.loads(text))
+
+
+class TaskRunner(Protocol):
+    """Runs work on each slice and returns the results: in the tasks of Spark, or in a test in this process."""
+
+    def __call__(self, slices: Sequence[T], work: Callable[[T], str | None]) -> list[str]: ...
+
+
+def in_tasks(spark: "SparkSession") -> TaskRunner:
+    """Return a runner that uses one task for each slice."""
+
+    def run(slices: Sequence[T], work: Callable[[T], str | None]) -> list[str]:
+        def give(wanted: T) -> Iterator[pa.RecordBatch]:
+            if (result := work(wanted)) is not None:
+                yield pa.RecordBatch.from_pydict({"result": [result]})
+
+        return [row.result for row in read_in_tasks(spark, slices, give, "result string").collect()] if slices else []
+
+    return run
+
+
+class ArchiveTable:
+    """One table of an archive, partitioned by queue and date."""
+
+    def __init__(self, archive: Location, name: str, schema: pa.Schema) -> None:
+        self.location = archive.below(name)
+        self.name = name
+        self.file_schema = schema  # partition columns are not in the files
+        self.schema = pa.schema([*schema, *_PARTITION_FIELDS])
+
+    def open(self) -> "DeltaTable | None":
+        """Return the newest state of the table, or None if there is no table yet."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            with contextlib.suppress(TableNotFoundError):
+                return DeltaTable(self.location.uri, storage_options=dict(self.location.storage_options))
+        except Exception as error:
+            with clear_storage_errors(self.location.uri):
+                raise error from None
+        return None
+
+    def open_or_create(self) -> "DeltaTable":
+        """Return the newest state of the table, which is created if there is none."""
+        from deltalake import DeltaTable, Schema
+
+        if self.location.is_local:
+            os.makedirs(self.location.uri, exist_ok=True)
+        found = self.open()
+        if found is None:
+            with clear_storage_errors(self.location.uri):
+                DeltaTable.create(
+                    self.location.uri,
+                    Schema.from_arrow(self.schema),
+                    mode="ignore",
+                    partition_by=list(PARTITIONED_BY),
+                    storage_options=dict(self.location.storage_options),
+                )
+            found = self.open()
+        assert found is not None
+        return found
+
+    # -- writing
+
+    def write_file(self, queue: str, date: str, batches: Iterable[pa.RecordBatch]) -> DataFile | None:
+        """Write rows into a new file. It belongs to the table only when it is committed. None if there are no rows."""
+        path = f"date={date}/{uuid.uuid4().hex}.parquet"
+        found = iter(batches)
+        first = next(found, None)
+        if first is None:
+            return None
+        files = self.location.filesystem()
+        rows = 0
+        with (
+            clear_storage_errors(self.location.uri, queue),
+            files.open_output_stream(path) as file,
+            pq.ParquetWriter(file, self.file_schema, compression="zstd") as writer,
+        ):
+            while first is not None:
+                rows += first.num_rows
+                writer.write_batch(first)
+                first = next(found, None)
+        return DataFile(path, files.get_file_info(path).size, rows, queue, date)
+
+    def commit(
+        self,
+        files: Sequence[DataFile],
+        queue: str,
+        application: str,
+        known: int | None,
+        version: int,
+        *,
+        replace: bool = False,
+    ) -> None:
+        """Make files part of the table, once for each version of an application.
+
+        Raises:
+            ArchiveConflictError: Another run has committed a version of the same application since ``known``.
+        """
+        from deltalake import CommitProperties, Transaction
+
+        table = self.open_or_create()
+        if table.transaction_version(application) != known:
+            raise ArchiveConflictError(
+                f"another run has archived {queue!r} meanwhile, and this one has added nothing. Run it again.",
+                queue=queue,
+            )
+        with clear_storage_errors(self.location.uri, queue):
+            table.create_write_transaction(
+                [_add_action(one) for one in files],
+                "overwrite" if replace else "append",
+                table.schema(),
+                partition_by=list(PARTITIONED_BY),
+                partition_filters=[("queue", "=", queue)] if replace else None,
+                commit_properties=CommitProperties(app_transactions=[Transaction(application, version)]),
+            )
+        self.location.sync([*(one.path for one in files), f"_delta_log/{table.version():020}.json"])
+
+    # -- reading
+
+    def files(self, queue: str | None = None) -> list[DataFile]:
+        """Return the files that the table has now."""
+        table = self.open()
+        if table is None:
+            return []
+        actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        return [_data_file(one) for one in actions if queue is None or one["partition.queue"] == queue]
+
+    def check(self, files: Sequence[DataFile], queue: str) -> None:
+        """Check that every file is there in its full size.
+
+        Raises:
+            ArchiveError: Files are missing or were changed. It names them.
+        """
+        found = self.location.filesystem().get_file_info([one.path for one in files]) if files else []
+        bad = [
+            f"{one.path} ({one.rows:,} rows) {'is missing' if info.type == pa_fs.FileType.NotFound else 'was changed'}"
+            for one, info in zip(files, found, strict=True)
+            if info.size != one.size
+        ]
+        if bad:
+            raise damaged(self.location.uri, queue, bad)
+
+    def read(
+        self, spark: "SparkSession", queue: str, columns: Sequence[str] | None = None, *, check: bool = True
+    ) -> "DataFrame":
+        """Return the rows of a queue as they are committed now. Each task checks the rows that it reads."""
+        wanted = pa.schema([one for one in self.schema if columns is None or one.name in columns])
+        files = self.files(queue)
+        if check:
+            self.check(files, queue)
+        if not files:
+            return spark.createDataFrame([], from_arrow_schema(wanted))
+        return read_in_tasks(spark, list(_grouped(files)), _reader(self.location, wanted), from_arrow_schema(wanted))
+
+    def read_locally(self, queue: str, columns: Sequence[str], wanted: Callable[[DataFile], bool]) -> pa.Table:
+        """Return the rows of some files without Spark."""
+        schema = pa.schema([one for one in self.schema if one.name in columns])
+        files = [one for one in self.files(queue) if wanted(one)]
+        return pa.Table.from_batches(_reader(self.location, schema)(files), schema)
+
+
+def damaged(uri: str, queue: str, what: Sequence[str]) -> ArchiveError:
+    """Return the error for an archive whose files are not those that its log names."""
+    more = f" and {len(what) - 5:,} more" if len(what) > 5 else ""
+    return ArchiveError(
+        f"the archive at {uri} is damaged: {', '.join(what[:5])}{more}. Restore these files. Or accept the loss with "
+        "DeltaTable(...).repair() of the deltalake package; the report then names the entries that are missing.",
+        queue=queue,
+    )
+
+
+def _grouped(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+    """Put small files together, so that each task has enough to do."""
+    group: list[DataFile] = []
+    for one in sorted(files, key=lambda file: (file.date, file.path)):
+        if group and sum(each.rows for each in group) + one.rows > _ROWS_A_TASK:
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
+
+
+def _reader(location: Location, schema: pa.Schema) -> Callable[[list[DataFile]], Iterator[pa.RecordBatch]]:
+    stored = [one.name for one in schema if one.name not in PARTITIONED_BY]
+
+    def read(files: list[DataFile]) -> Iterator[pa.RecordBatch]:
+        filesystem = location.filesystem()
+        for one in files:
+            for batch in _batches(filesystem, location, one, stored):
+                columns = [
+                    pa.repeat(pa.scalar(getattr(one, kind.name)).cast(kind.type), batch.num_rows)
+                    if kind.name in PARTITIONED_BY
+                    else batch.column(kind.name).cast(kind.type)
+                    for kind in schema
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return read
+
+
+def _batches(
+    filesystem: pa_fs.FileSystem, location: Location, one: DataFile, columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    try:
+        with filesystem.open_input_file(one.path) as file, pq.ParquetFile(file) as parquet:
+            if parquet.metadata.num_rows != one.rows:
+                raise damaged(location.uri, one.queue, [f"{one.path} has {parquet.metadata.num_rows:,} of its rows"])
+            if columns:
+                yield from parquet.iter_batches(columns=columns)
+            else:
+                yield pa.RecordBatch.from_pydict({"rows": pa.nulls(one.rows)})
+    except (FileNotFoundError, pa.ArrowInvalid) as error:
+        what = "is missing" if isinstance(error, FileNotFoundError) else "cannot be read as Parquet"
+        raise damaged(location.uri, one.queue, [f"{one.path} ({one.rows:,} rows) {what}"]) from error
+
+
+def _add_action(file: DataFile) -> Any:
+    from deltalake.transaction import AddAction
+
+    statistics = {
+        "numRecords": file.rows,
+        "minValues": {name: least for name, (least, _) in file.statistics.items()},
+        "maxValues": {name: greatest for name, (_, greatest) in file.statistics.items()},
+        "nullCount": dict.fromkeys(file.statistics, 0),
+    }
+    partition = {"queue": file.queue, "date": file.date}
+    return AddAction(file.path, file.size, partition, int(time.time() * 1000), True, json.dumps(statistics))
+
+
+def _data_file(action: Mapping[str, Any]) -> DataFile:
+    names = [name[4:] for name in action if name.startswith("min.")]
+    return DataFile(
+        unquote(action["path"]),
+        action["size_bytes"],
+        action["num_records"],
+        action["partition.queue"],
+        action["partition.date"].isoformat(),
+        {name: (action[f"min.{name}"], action[f"max.{name}"]) for name in names if action[f"min.{name}"] is not None},
+    )

@@ -1,0 +1,76 @@
+"""How a job reports its progress, its result and its failure."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
+from pyspark.errors import PySparkException
+
+from redis_message_queue.errors import JobError, RedisMessageQueueError
+
+_OUR_ERROR = re.compile(r"redis_message_queue\.(?:[\w.]+\.)?(\w+): (.+)")
+_ERROR_OF_SPARK = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .+")
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """A finished step of a job: its name, and how much is done of how much, if that is known."""
+
+    step: str
+    done: int = 0
+    total: int | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        amount = "" if not self.done and self.total is None else f" {self.done:,}"
+        amount += f" of {self.total:,}" if self.total is not None else ""
+        return f"{self.step}{amount}{': ' + self.detail if self.detail else ''}"
+
+
+OnProgress = Callable[[JobProgress], Any]
+
+
+def ignore_progress(progress: JobProgress) -> None:
+    """The default callback."""
+
+
+class JobResult:
+    """A result that can be printed as JSON."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as values that JSON has."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]  # every subclass is a dataclass
+
+
+@contextmanager
+def clear_errors(job: str) -> Iterator[None]:
+    """Raise the error of our task, or Spark's own reason, instead of the dozens of lines that Spark wraps around it."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise error_in(str(error), job) from error
+
+
+def error_in(text: str, job: str) -> RedisMessageQueueError:
+    """Return the error that one of our tasks raised, or else a JobError with Spark's reason."""
+    if found := _OUR_ERROR.search(text):
+        kind = next((one for one in _kinds(RedisMessageQueueError) if one.__name__ == found[1]), JobError)
+        return kind(found[2].strip())
+    return JobError(f"{job} failed: {reason(text)}")
+
+
+def _kinds(kind: type[RedisMessageQueueError]) -> Iterator[type[RedisMessageQueueError]]:
+    yield kind
+    for one in kind.__subclasses__():
+        yield from _kinds(one)
+
+
+def reason(text: str) -> str:
+    """Return Spark's own words from a stack trace: what happened, and the last cause."""
+    found = _ERROR_OF_SPARK.findall(text)
+    if not found:
+        return next((line.strip() for line in text.splitlines() if line.strip()), "Spark gave no reason")
+    return " ".join(dict.fromkeys((found[0], found[-1])))

@@ -1,0 +1,70 @@
+"""The linter of the scripts finds each kind of error."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("luaparser", reason="it comes with the extra `lint`")
+
+from tests.lua.lint import Page, Reader, lint
+
+STEP = """-- lib/step.lua: a step.
+-- Needs  pending
+-- Makes  double
+local FACTOR = 2
+local function double(number) return FACTOR * number + redis.call('LLEN', pending) end
+"""
+
+
+def findings(text: str, given: tuple[str, ...] = ("pending",), step: str = STEP) -> list[str]:
+    """What the linter says of a script that can include one step."""
+    shared = Page(Path("lib/step.lua"), step)
+    Reader(shared, {}).read(shared.declared("Needs"), "need")
+    page = Page(Path("x.lua"), text)
+    Reader(page, {"step": shared}).read(list(given), "header")
+    return [f"{line}: {what}" for line, what in (*shared.findings, *page.findings)]
+
+
+def test_the_scripts_of_this_project_pass():
+    assert [(page.path.name, page.findings) for page in lint() if page.findings] == []
+
+
+def test_a_script_that_uses_a_step_as_declared_passes():
+    assert findings("--@include step\nreturn double(3)\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        ("--@include step\nreturn double(trouble)\n", "2: 'trouble' is not defined"),
+        ("--@include step\nreturn double(KEYS[1])\n", "2: 'KEYS' is not defined"),
+        ("--@include step\nresult = double(1)\n", "2: 'result' is not defined"),
+        ("--@include step\nlocal one = 1\nreturn double(2)\n", "2: 'one' is never used"),
+        ("--@include step\nfor one = 1, 2 do local one = double(one) end\n", "2: 'one' shadows the 'one' of line 2"),
+        ("--@include step\npending = double(1)\n", "2: 'pending' is not this file's to change"),
+        ("--@include step\ndouble = double(1)\n", "2: 'double' is not this file's to change"),
+        ("--@include step\nreturn double(FACTOR)\n", "2: 'FACTOR' is private to lib/step.lua"),
+        ("--@include step\nreturn pending\n", "1: nothing of lib/step.lua is used"),
+        ("--@include nowhere\nreturn pending\n", "1: there is no lib/nowhere.lua"),
+        ("return 1\n", "1: 'pending' of the header is never used"),
+    ],
+)
+def test_a_mistake_in_a_script_is_found(text: str, finding: str):
+    assert finding in findings(text)
+
+
+def test_a_script_must_have_what_a_step_needs():
+    assert findings("--@include step\nreturn double(3)\n", ()) == ["1: lib/step.lua needs 'pending'"]
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (("-- Needs  pending\n", ""), "4: 'pending' is not defined"),
+        (("-- Needs  pending", "-- Needs  pending, leases"), "1: 'leases' is not needed"),
+        (("-- Makes  double", "-- Makes  double, treble"), "1: it does not make 'treble'"),
+        (("local FACTOR = 2", "local FACTOR = 2\npending = 'other'"), "5: 'pending' is not this file's to change"),
+    ],
+)
+def test_a_step_must_declare_what_it_needs_and_makes(change: tuple[str, str], finding: str):
+    assert finding in findings("--@include step\nreturn double(3)\n", ("pending", "leases"), STEP.replace(*change))

@@ -1,0 +1,67 @@
+"""Archives without Spark, also in a process that dies where it is told to."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.spark.jobs.archive import ArchiveOptions, Archiver, journal_table
+from redis_message_queue.spark.jobs.archive_tables import location_of
+from redis_message_queue.spark.jobs.job import JobProgress
+from redis_message_queue.spark.journal import JournalReader, StreamRange
+
+T = TypeVar("T")
+
+
+class PlainRunner:
+    """Runs the work of tasks one after the other; with ``dies_after`` it is killed after such a file of the journal."""
+
+    def __init__(self, dies_after: int | None = None) -> None:
+        self._dies_after = dies_after
+
+    def __call__(self, slices: Sequence[T], work: Callable[[T], str | None]) -> list[str]:
+        found = []
+        for place, one in enumerate(slices):
+            result = work(one)
+            if result is not None:
+                found.append(result)
+            if self._dies_after == place and isinstance(one, StreamRange):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+
+def archived(path: str, queue: str = "orders") -> list[dict]:
+    """Every entry of the archive, in the order of serials."""
+    table = journal_table(location_of(path))
+    return table.read_locally(queue, table.schema.names, lambda _: True).sort_by("serial").to_pylist()
+
+
+def archive_plainly(options: ArchiveOptions, on_progress=lambda progress: None, dies_after: int | None = None):
+    location = location_of(options.path, options.storage_options)
+    with JournalReader(options) as journal:
+        return Archiver(journal, location, PlainRunner(dies_after), options, on_progress).run()
+
+
+def die_at(step: str):
+    def hear(progress: JobProgress) -> None:
+        if progress.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hear
+
+
+def run_mortal(server: EmbeddedRedis, where: str, path: str, rows: int) -> None:
+    """A run in a process of its own, which must have been killed where it was told to."""
+    command = [sys.executable, "-m", "tests.spark.plain_archiver", where, server.url, path, str(rows)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=1100, cwd=Path(__file__).parents[2])
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+if __name__ == "__main__":
+    where, url, path, rows = sys.argv[1:]
+    options = ArchiveOptions(url=url, queue="orders", path=path, segment_rows=int(rows), partition_rows=20)
+    archive_plainly(options, die_at(where), int(where) if where.isdigit() else None)
