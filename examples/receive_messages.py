@@ -1,4 +1,4 @@
-"""Process messages: the second half of the quickstart.
+"""Consume messages: the second half of the quickstart.
 
 Run it in as many terminals as you like; each message goes to one of them.
 """
@@ -17,13 +17,13 @@ def main() -> None:
         queue = RedisMessageQueue("quickstart", client=client)
 
         while True:
-            # Waits for a message, up to 5 seconds, and holds it under a lease while the block runs.
+            # Waits up to 5 seconds for a message, and holds a lease on it while the block runs.
             with queue.process_message() as message:
                 if message is None:
-                    break  # a service would go on waiting; an example should end
+                    break  # a real service would keep waiting
                 print(f"processing: {message}")
-            # Here the message is acknowledged. Had the block raised, it would have been removed as failed;
-            # had the process died, another consumer would get it when the lease ends.
+            # Here the message is acknowledged. If the block raises, the message is removed as failed. If the process
+            # dies, another consumer gets the message when the lease expires.
 
     print("nothing came for 5 seconds: done")
 

@@ -13,7 +13,7 @@ from docs.reference.markdown import code, page, prose, sentence, table
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.program import NAME, app
 
-_ALL = {"--help", "--install-completion", "--show-completion"}  # said once, at the top
+_ALL = {"--help", "--install-completion", "--show-completion"}  # described once, at the top
 
 
 def cli_page() -> str:
@@ -21,14 +21,14 @@ def cli_page() -> str:
         "The command line",
         "`cli/`",
         prose(f"""
-            `{NAME}` comes with `pip install 'redis-message-queue[cli]'`; `python -m redis_message_queue` is the same
-            program. Data goes to stdout, words about it to stderr. With `--json` stdout has JSON and nothing else: one
-            object, or one a line. Bytes that are no text stand in it under `<name>_base64`, times in ISO 8601. Outside
-            of a terminal tables are plain columns; `NO_COLOR` takes the colours from a terminal.
+            Install `{NAME}` with `pip install 'redis-exact-queue[cli]'`. `python -m redis_message_queue` is the same
+            program. It prints data on stdout and remarks on stderr. With `--json`, stdout has JSON and nothing else:
+            one object, or one object per line. Bytes that are not text are in `<name>_base64`, and times are in ISO
+            8601. Outside of a terminal, tables are plain columns. Set `NO_COLOR` to turn colours off.
 
-            The server is `--url` or `REDIS_URL`; prefer the variable for a URL with a password, because everybody on a
-            machine may read command lines. `--help` after a command explains it; `{NAME} --install-completion` teaches
-            your shell to complete commands and options.
+            Choose the server with `--url` or `REDIS_URL`. Use the variable if the URL has a password, because every
+            user of a machine can read command lines. Add `--help` to a command to read about it. Run
+            `{NAME} --install-completion` to let your shell complete commands and options.
         """),
         "## Exit status",
         table(("status", "meaning"), ((code(str(int(one))), sentence(one.meaning)) for one in ExitStatus)),
@@ -37,7 +37,7 @@ def cli_page() -> str:
 
 
 def commands() -> list[tuple[str, Any]]:
-    """Every command with the words that call it, those of groups after their group."""
+    """Every command with its path; the commands of a group follow the group."""
     program: Any = typer.main.get_command(app)
     context = program.context_class(program, info_name=NAME)
     return [one for name in program.list_commands(context) for one in _walk(program, context, name, NAME)]

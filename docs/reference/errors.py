@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from docs.reference.markdown import doc, page, prose, table
 from redis_message_queue import RedisMessageQueueError, errors
@@ -15,31 +15,33 @@ def errors_page() -> str:
         "Errors",
         "`errors.py`",
         prose(f"""
-            Everything that the library raises by itself is a `{RedisMessageQueueError.__name__}`. Where a builtin or
-            redis-py exception means the same, the error is one of those too, so that code which catches that one keeps
-            working. An exception of your handler comes out as itself.
+            Every exception that the library raises is a `{RedisMessageQueueError.__name__}`. If a built-in or redis-py
+            exception means the same, the error is also a subclass of that one, so you can catch either. Exceptions from
+            your handler reach you unchanged.
         """),
         "```text\n" + "\n".join(_tree(RedisMessageQueueError)) + "\n```",
-        "## What each of them means",
+        "## What each error means",
         *(f"### {one.__name__}\n\n{doc(one)}" for one in error_classes()),
-        "## What Redis says, and what is waited for",
+        "## Which Redis errors are retried",
         prose("""
-            A call that gets a transient error is repeated within `retry_budget_seconds`, as one whose connection broke;
-            so is a heartbeat. Any other error is raised at once. What decides is the first word of the reply; one that
-            is not in this table is raised.
+            If Redis replies with a transient error, the library waits and repeats the call until
+            `retry_budget_seconds` have passed, just as it does after a lost connection. This applies to heartbeats too.
+            Every other error is raised at once. The first word of the reply decides; a reply that is not in this table
+            is raised.
         """),
         table(
-            ("reply", "waited for", "why"),
+            ("reply", "retried", "why"),
             [(f"`{word}`", "yes" if one.transient else "no", one.reason) for word, one in DECISIONS.items()],
         ),
-        prose("These texts are waited for as well, whatever their first word is."),
+        prose("A reply that contains one of these texts is retried as well, whatever its first word is."),
         table(("text", "why"), [(f"`{phrase}`", reason) for phrase, reason in TRANSIENT_PHRASES.items()]),
     )
 
 
 def error_classes() -> list[type[Exception]]:
-    """In the order of the file, which goes by what the caller can do."""
-    return [one for one in vars(errors).values() if inspect.isclass(one) and one.__module__ == errors.__name__]
+    """All error classes, in the order of `errors.py`."""
+    found: Iterable[type[Exception]] = filter(inspect.isclass, vars(errors).values())
+    return [one for one in found if one.__module__ == errors.__name__]
 
 
 def _tree(root: type, indent: str = "") -> Iterator[str]:

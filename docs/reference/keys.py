@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import fields
 
-from docs.reference.markdown import code, in_step, page, prose, table
+from docs.reference.markdown import check_complete, code, page, prose, table
 from redis_message_queue.keys import KEY_MAP, RESERVED_WORDS, QueueKeys
 
-# What an operator may rely on; everything else may change from one version to the next.
+# Operators may rely on these. All other keys may change from one version to the next.
 CONTRACT = ("pending", "processing", "completed", "failed", "dead_letter", "deduplication")
 
 
@@ -18,41 +18,46 @@ def keys_page() -> str:
         "Keys in Redis",
         "`keys.py`",
         prose("""
-            All keys of a queue begin with its name. The names below are those of a queue called `orders`; in a program
-            ask the queue for them: `queue.key.pending`.
+            All keys of a queue begin with its name. The table shows the keys of a queue called `orders`. In a program,
+            take the names from the queue: `queue.key.pending`.
         """),
         table(("key", "Redis type", "holds", "in a program"), _key_rows()),
         prose(f"""
-            For operators: {", ".join(code(f"queue.key.{name}") for name in CONTRACT)}. Their names and types stay.
-            `completed`, `failed` and `dlq` hold the payloads as they were published, one list entry each, the newest
-            left: any Redis tool can read, cut or empty them. `LLEN` of `pending` says how many wait, `HLEN` of
-            `processing` how many are in flight, with those whose consumer has died; `HGET` of `groups` with an empty
-            field, how many lie in the claims of streaming queries.
+            You can rely on these keys: {", ".join(code(f"queue.key.{name}") for name in CONTRACT)}. Their names and
+            types do not change.
 
-            What `pending` and `processing` hold is a payload with a header, and internal; so are all other keys. Do not
-            write to them. Bytes in `pending` that are no message of this library are put among the dead letters as they
-            are.
+            `completed`, `failed` and `dlq` hold the payloads exactly as they were published, one list entry for each
+            message, newest on the left. Any Redis tool can read, trim or delete these lists. For monitoring, `LLEN` of
+            `pending` is the number of messages that wait, and `HLEN` of `processing` is the number in flight, including
+            those whose consumer has died. `HGET` of `groups` with an empty field is the number of messages in the
+            claims of streaming queries.
+
+            The values in `pending` and `processing` are payloads with an internal header. They and all other keys are
+            internal: do not write to them. A consumer that finds bytes in `pending` that are not a message of this
+            library moves them to the dead letters unchanged.
         """),
         "## Other names",
-        table(("made with", "its line is"), _other_names()),
+        table(("created with", "key of the waiting messages"), _other_names()),
         prose("""
-            With a cluster client the braces are put there without being asked for, because all keys of a queue must
-            share a slot. A name that has a hash tag of its own keeps it.
+            With a cluster client, the queue adds the braces by itself, because all keys of a queue must be in one slot.
+            A name that already has a hash tag keeps it.
         """),
         "## Names that are refused",
         prose(f"""
-            A name in which the separator is followed by one of the words of the key map is refused with a
-            `ConfigurationError`: `orders::line` would have the key `orders::line::pending`, and that is where messages
-            of the tenant `pending` of the queue `orders` wait. The words are
-            {", ".join(map(code, RESERVED_WORDS))}. They are free everywhere else in a name: `line`, `orders::lines` and
-            `orders:line` are good names. Use one separator for all queues of a database.
+            A queue name must not contain the separator followed by a reserved word; such a name raises
+            `ConfigurationError`. For example, a queue called `orders::tenant_pending` would use the key
+            `orders::tenant_pending::pending`, but that key already holds the messages of the tenant `pending` in the
+            queue `orders`. The reserved words are {", ".join(map(code, RESERVED_WORDS))}.
+
+            Anywhere else in a name these words are fine: `failed`, `orders::failed-cards` and `orders:failed` are valid
+            names. Use the same separator for all queues of a database.
         """),
     )
 
 
 def _key_rows() -> Iterator[tuple[str, str, str, str]]:
     reached = dict(accessors(QueueKeys.of("orders")))
-    in_step("keys", reached, (f"orders::{kind.word}" for kind in KEY_MAP))
+    check_complete("keys", reached, (f"orders::{kind.word}" for kind in KEY_MAP))
     for kind in KEY_MAP:
         key = f"orders::{kind.word}"
         name = reached[key].split("(")[0]
@@ -60,7 +65,7 @@ def _key_rows() -> Iterator[tuple[str, str, str, str]]:
 
 
 def accessors(keys: QueueKeys) -> Iterator[tuple[str, str]]:
-    """Each key of a queue, and what gives it in a program."""
+    """Each key of a queue, with the attribute or call of `QueueKeys` that returns it."""
     for field in fields(QueueKeys):
         if field.name not in ("prefix", "separator"):
             yield getattr(keys, field.name), field.name

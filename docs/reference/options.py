@@ -1,17 +1,18 @@
-"""options.md: what the constructors take, from their signatures, from `options.py`, and by trying."""
+"""options.md: the options of the constructors, from their signatures and from `options.py`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import redis
 
-from docs.reference.markdown import OutOfStep, code, in_step, page, prose, sentence, table
+from docs.reference.markdown import OutOfSync, check_complete, code, page, prose, sentence, table
 from redis_message_queue import ConfigurationError, RedisGateway, RedisMessageQueue, options
-from redis_message_queue.options import GatewayOptions, OverloadPolicy, QueueOptions
+from redis_message_queue.options import GatewayArguments, GatewayOptions, QueueArguments, QueueOptions
 
 QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
     "The queue and its server": ("name", "client", "gateway", "key_separator", "hash_tag"),
@@ -23,47 +24,46 @@ QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
         "max_delivery_count",
         "max_dead_letter_length",
     ),
-    "Waiting and patience": (
+    "Waiting and retrying calls": (
         "message_wait_interval_seconds",
         "retry_budget_seconds",
         "retry_initial_delay_seconds",
         "retry_max_delay_seconds",
     ),
-    "Failures and age": ("retry_policy", "message_ttl_seconds"),
+    "Failures and expiry": ("retry_policy", "message_ttl_seconds"),
     "Tenants": ("tenant_weights", "max_pending_per_tenant"),
     "Deduplication": ("deduplication", "get_deduplication_key", "message_deduplication_log_ttl_seconds"),
     "Backpressure": ("max_pending_length", "pending_overload_policy", "pending_overload_block_timeout_seconds"),
     "Durability": ("confirm_replicas", "confirm_fsync", "confirm_timeout_seconds"),
-    "What may be published": ("strict_payload_types", "max_payload_bytes", "max_payload_depth"),
-    "What is kept": ("enable_completed_queue", "enable_failed_queue", "max_completed_length", "max_failed_length"),
+    "Payload checks": ("strict_payload_types", "max_payload_bytes", "max_payload_depth"),
+    "Lists of handled messages": (
+        "enable_completed_queue",
+        "enable_failed_queue",
+        "max_completed_length",
+        "max_failed_length",
+    ),
     "Journal": ("journal", "max_journal_length"),
-    "Stopping and watching": ("interrupt", "on_event", "get_headers"),
+    "Shutdown, events and headers": ("interrupt", "on_event", "get_headers"),
 }
 GATEWAY_GROUPS: dict[str, tuple[str, ...]] = {
     "Server and keys": ("redis_client", "dead_letter_queue", "hash_tag"),
-    "Patience": ("retry_budget_seconds", "retry_initial_delay_seconds", "retry_max_delay_seconds"),
+    "Retrying calls": ("retry_budget_seconds", "retry_initial_delay_seconds", "retry_max_delay_seconds"),
     "Waiting, leases and redelivery": (
         "message_wait_interval_seconds",
         "message_visibility_timeout_seconds",
         "max_delivery_count",
         "max_dead_letter_length",
     ),
-    "Tenants and age": ("tenant_weights", "max_pending_per_tenant", "message_ttl_seconds"),
+    "Tenants and expiry": ("tenant_weights", "max_pending_per_tenant", "message_ttl_seconds"),
     "Deduplication": ("message_deduplication_log_ttl_seconds",),
     "Backpressure": ("max_pending_length", "pending_overload_policy", "pending_overload_block_timeout_seconds"),
     "Durability": ("confirm_replicas", "confirm_fsync", "confirm_timeout_seconds"),
     "Journal": ("journal", "max_journal_length"),
 }
-# The parameters that are no options: they are not checked in options.py, and so not explained there.
-CLIENT_SENTENCES = {
-    "client": "a redis-py client with a connection pool; an asyncio client for the asyncio queue",
-    "gateway": "holds a client and settings of its own, and takes the place of `client`",
-    "redis_client": "a redis-py client with a connection pool; an asyncio client for the asyncio gateway",
-}
-# The queue's name for an option that the gateway calls otherwise.
+# Options that have a different name on the gateway.
 GATEWAY_NAME = {"visibility_timeout_seconds": "message_visibility_timeout_seconds"}
 
-# Calls that are refused; the page quotes the error, so a rule that is gone or says something else shows here.
+# Calls that raise. The page quotes the real error, so a changed rule changes the page.
 CONTRADICTIONS: tuple[tuple[type, dict[str, Any]], ...] = (
     (RedisMessageQueue, {"visibility_timeout_seconds": 60, "heartbeat_interval_seconds": 30}),
     (RedisMessageQueue, {"visibility_timeout_seconds": None, "heartbeat_interval_seconds": 30}),
@@ -92,43 +92,44 @@ def options_page() -> str:
         "Options",
         "`options.py` and the constructors",
         prose("""
-            Every option is checked when the object is made. A value that cannot work raises `ConfigurationError`, a
-            value of the wrong type `ConfigurationTypeError` (a `bool` is not a number), and nothing has been sent to
-            Redis then. All but `name` are given by keyword.
+            The constructor checks every option before it sends anything to Redis. A value that cannot work raises
+            `ConfigurationError`, and a value of the wrong type raises `ConfigurationTypeError` (a `bool` is not a
+            number). Pass every option except `name` by keyword.
 
             `redis_message_queue.asyncio` has the same two classes with the same options. There a callback may be an
-            `async def`; here it must be a plain function.
+            `async def` function; in the sync queue it must be a plain function.
 
-            Options belong to the object, not to the queue in Redis. Give every process that works on a queue the same
-            ones: a limit counts for whoever has it, and the lease of a message is as long as its consumer says.
+            Options belong to the Python object, not to the queue in Redis. Use the same options in every process that
+            works on a queue: each producer applies its own limits, and each consumer decides how long its leases last.
         """),
         "## RedisMessageQueue",
         *_option_tables(RedisMessageQueue, QUEUE_GROUPS),
         "## RedisGateway",
         prose(f"""
-            A gateway holds a client, and how messages are kept behind it. Only here: {_only_on_the_gateway()}. One
-            gateway can serve many queues, unless it has a `max_delivery_count`: then it serves one.
+            A gateway combines a client with the rules for storing messages. Only the gateway has
+            {_only_on_the_gateway()}. One gateway can serve many queues, unless it has a `max_delivery_count`: then it
+            serves one.
         """),
         *_option_tables(RedisGateway, GATEWAY_GROUPS),
         "## Beside a gateway",
         prose("""
-            A queue with `gateway=` leaves these to the gateway. Beside it they raise `ConfigurationError`, unless the
-            value is the one that they have anyway.
+            If you pass `gateway=` to a queue, set these options on the gateway instead. On the queue they raise
+            `ConfigurationError`, unless you pass their default value.
         """),
-        table(("option of the queue", "set this on the gateway"), _refused_beside_gateway()),
+        table(("option of the queue", "option of the gateway"), _refused_beside_gateway()),
         prose("""
-            The same setting has another default there: a gateway that is told nothing delivers at most once, and a
-            queue made from a client at least once. Set the lease when you move from one to the other.
+            Some defaults differ. A gateway with default options delivers at most once; a queue created with `client=`
+            delivers at least once. Set the visibility timeout when you move from one to the other.
         """),
         table(("setting", "a queue with `client=`", "`RedisGateway`"), _different_defaults()),
-        "## What contradicts what",
-        table(("this call", "is refused with"), _contradictions()),
+        "## Options that contradict each other",
+        table(("call", "error"), _contradictions()),
     )
 
 
 def _option_tables(owner: type, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
     parameters = parameters_of(owner)
-    in_step(f"groups of {owner.__name__}", (name for names in groups.values() for name in names), parameters)
+    check_complete(f"groups of {owner.__name__}", (name for names in groups.values() for name in names), parameters)
     for title, names in groups.items():
         rows = (
             (code(name), _type_of(parameters[name]), _default_of(parameters[name]), sentence(meaning(owner, name)))
@@ -139,58 +140,53 @@ def _option_tables(owner: type, groups: Mapping[str, Sequence[str]]) -> Iterator
 
 
 def parameters_of(owner: type) -> dict[str, inspect.Parameter]:
-    """What the constructor takes."""
+    """The parameters of the constructor, without `self`."""
     return {name: one for name, one in inspect.signature(owner).parameters.items() if name != "self"}
 
 
 def meaning(owner: type, name: str) -> str:
-    """The half-sentence that stands beside an option in `options.py`."""
-    if name in CLIENT_SENTENCES:
-        return CLIENT_SENTENCES[name]
-    places = (QueueOptions, GatewayOptions) if owner is RedisMessageQueue else (GatewayOptions,)
-    for place in places:
-        hint = get_type_hints(place, include_extras=True).get(
-            GATEWAY_NAME.get(name, name) if place is GatewayOptions else name
-        )
-        if hint is not None:
-            return str(get_args(hint)[1])
-    raise OutOfStep(f"{name} is explained nowhere")
+    """The description of an option in `options.py`."""
+    return options.descriptions(QueueArguments if owner is RedisMessageQueue else GatewayArguments)[name]
 
 
 def _type_of(parameter: inspect.Parameter) -> str:
-    """The annotation, and the least value that is let through."""
-    words = str(parameter.annotation).split(" | ")
-    kinds = [_spelled(word) for word in words if word != "Default"]
-    if parameter.name in CLIENT_SENTENCES:
-        kinds = ["a client"] if parameter.name != "gateway" else ["`RedisGateway`", "`None`"]
-    return " or ".join(kinds) + _least(parameter)
+    """The annotation, and the smallest value that is accepted."""
+    if parameter.name in ("client", "redis_client"):
+        return "a client"
+    kinds = get_args(parameter.annotation) if _is_union(parameter.annotation) else (parameter.annotation,)
+    return " or ".join(_spelled(kind) for kind in kinds) + _least(parameter)
 
 
-def _spelled(word: str) -> str:
-    if word == "OverloadPolicy":
-        return " or ".join(code(_literal(one)) for one in get_args(OverloadPolicy))
-    return code(word)
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, UnionType)
+
+
+def _spelled(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(code(_literal(one)) for one in get_args(kind))
+    return code("None" if kind is NoneType else getattr(kind, "__name__", "function"))
 
 
 def _least(parameter: inspect.Parameter) -> str:
-    """Found by trying: the checks know it, and nothing else needs to."""
-    if not any(kind in str(parameter.annotation).split(" | ") for kind in ("int", "float")):
+    """The smallest accepted value, found by trying: only the checks know it."""
+    if not {int, float} & {parameter.annotation, *get_args(parameter.annotation)}:
         return ""
     for value, words in ((-1, ""), (0, ", 0 or more"), (0.001, ", more than 0"), (1, ", 1 or more")):
         if _takes(parameter.name, value):
             return words
-    raise OutOfStep(f"{parameter.name} takes no small number")
+    raise OutOfSync(f"{parameter.name} accepts no small number")
 
 
 def _takes(name: str, value: float) -> bool:
-    # Beside settings that nothing contradicts, so that only the value itself can be refused.
-    calm: dict[str, Any] = {"message_visibility_timeout_seconds": 300, "retry_initial_delay_seconds": 0.0001}
+    # The other settings contradict nothing, so that only the value itself can be refused.
+    for_gateway: dict[str, Any] = {"message_visibility_timeout_seconds": 300, "retry_initial_delay_seconds": 0.0001}
+    for_queue: dict[str, Any] = {"name": "orders", "heartbeat_interval_seconds": 1}
     name = GATEWAY_NAME.get(name, name)
     try:
         if name in {field.name for field in fields(GatewayOptions)}:
-            GatewayOptions(**calm | {name: value})
+            GatewayOptions(**for_gateway | {name: value})
         else:
-            QueueOptions(**{"name": "orders", "heartbeat_interval_seconds": 1} | {name: value})
+            QueueOptions(**for_queue | {name: value})
     except ConfigurationError:
         return False
     return True
@@ -216,12 +212,8 @@ def _only_on_the_gateway() -> str:
 
 
 def _refused_beside_gateway() -> Iterator[tuple[str, str]]:
-    usual = {name: one.default for name, one in parameters_of(RedisMessageQueue).items()}
-    for name in usual:
-        try:
-            options.refuse_beside_gateway(usual | {name: object()})
-        except ConfigurationError:
-            yield code(name), code(GATEWAY_NAME.get(name, name))
+    for one in options.options_of_gateway():
+        yield code(one.name), code(GATEWAY_NAME.get(one.name, one.name))
 
 
 def _different_defaults() -> Iterator[tuple[str, str, str]]:
@@ -239,11 +231,11 @@ def _contradictions() -> Iterator[tuple[str, str]]:
 
 
 def refusal_of(owner: type, given: Mapping[str, Any]) -> str:
-    """What the constructor says to these options; a client that is never used sends nothing."""
+    """The text of the error that these options raise; the client is never used and sends nothing."""
     client = redis.Redis()
     required = {"name": "orders", "client": client} if owner is RedisMessageQueue else {"redis_client": client}
     try:
         owner(**required, **given)
     except ConfigurationError as error:
         return str(error)
-    raise OutOfStep(f"{owner.__name__} takes {dict(given)}: it is no contradiction any more")
+    raise OutOfSync(f"{owner.__name__} accepts {dict(given)}: it is no contradiction any more")

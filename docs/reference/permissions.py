@@ -1,4 +1,4 @@
-"""The rules for users of Redis in docs/how-to/restrict-access.md, from the commands that the scripts call."""
+"""The ACL rules in docs/how-to/restrict-access.md, from the commands that each role needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RULE = re.compile(r"^ACL SETUSER (\w+)\b.*$", re.MULTILINE)
 
 
 def restrict_access_page() -> str:
-    """The page as it is, with the present list of each role."""
+    """The page with the current rule of each role; its other text is written by hand."""
     return _RULE.sub(lambda found: rule(found[1]), HOW_TO.read_text(encoding="utf-8"))
 
 

@@ -1,12 +1,12 @@
-"""spark-options.md: what the format of Spark takes, from `spark/options.py`."""
+"""spark-options.md: the options of the Spark format, from `spark/options.py`."""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
-from typing import Any, get_args, get_type_hints
+from dataclasses import MISSING
+from typing import Any
 
 from docs.reference.markdown import code, page, prose, sentence, table
-from redis_message_queue.spark.options import SinkOptions, SourceOptions, TableOptions, spoken
+from redis_message_queue.spark.options import SinkOptions, SourceOptions, TableOptions, declared_options, spark_name
 
 PARTS = {
     "Streaming source: `spark.readStream`": SourceOptions,
@@ -22,19 +22,18 @@ def spark_options_page() -> str:
         "`spark/options.py`",
         prose("""
             What `.option(name, value)` takes with the format `redis_message_queue`. The case of a name does not
-            matter. An unknown name, a value that cannot work and an option of another part raise
-            `ConfigurationError` before anything is read or written; a URL is never shown.
-            See [how to use the queue in Spark](../how-to/spark.md).
+            matter. Where a description says None, leave the option out. An unknown name, a value that cannot work and
+            an option of another part raise `ConfigurationError` before anything is read or written; a URL is never
+            shown. See [how to use the queue in Spark](../how-to/spark.md).
         """),
         *tables,
     )
 
 
 def _options_of(role: type) -> str:
-    hints = get_type_hints(role, include_extras=True)
     rows = (
-        (code(spoken(one.name)), _default_of(one.default), sentence(str(get_args(hints[one.name])[2])))
-        for one in fields(role)  # type: ignore[arg-type]  # all of them are dataclasses
+        (code(spark_name(name)), _default_of(option.default), sentence(option.description))
+        for name, option in declared_options(role).items()
     )
     return table(("option", "default", "what it does"), rows)
 

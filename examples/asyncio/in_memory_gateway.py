@@ -1,8 +1,8 @@
-"""A gateway of one's own for asyncio: the queue's rules over a store that is not Redis, here one line in this process.
+"""A custom async gateway: the rules of the queue on a store that is not Redis, here a few lists in this process.
 
-It has no leases and says so by leaving ``message_visibility_timeout_seconds`` alone: it hands over plain messages,
-and what a consumer holds when it is cancelled is lost with the process. For a gateway with leases see the blocking
-example beside this one; the contract is the same, awaited.
+It has no leases, and says so by not setting ``message_visibility_timeout_seconds``. It returns plain messages, and a
+message that a cancelled consumer held is lost with the process. For a gateway with leases, see the sync example
+../in_memory_gateway.py; the contract is the same.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from redis_message_queue.asyncio import (
 
 
 class InMemoryGateway(AbstractRedisGateway):
-    """Lists in memory, for the tasks of one loop."""
+    """Keeps lists in memory, for the tasks of one event loop."""
 
     def __init__(self, *, wait_seconds: float = 0.1) -> None:
-        self.lists: dict[str, deque[str | bytes]] = defaultdict(deque)  # newest left, like the lists of Redis
+        self.lists: dict[str, deque[str | bytes]] = defaultdict(deque)  # newest on the left, as in Redis
         self._wait_seconds = wait_seconds
         self._published: set[str] = set()
         self._arrived = asyncio.Event()
@@ -70,7 +70,7 @@ class InMemoryGateway(AbstractRedisGateway):
         *,
         is_interrupted: BaseGracefulInterruptHandler | None = None,
     ) -> bool:
-        return False  # there is no lease to renew, and a queue with heartbeats is refused
+        return False  # there is no lease to renew: the queue refuses heartbeats for this gateway
 
     async def trim_queue(self, queue: str, max_length: int) -> None:
         while len(self.lists[queue]) > max_length:

@@ -1,4 +1,4 @@
-"""Process messages with asyncio: three consumers in one process."""
+"""Consume messages with asyncio: three consumers in one process."""
 
 import asyncio
 import os
@@ -14,9 +14,9 @@ async def consume(queue: RedisMessageQueue, name: str) -> None:
     while True:
         async with queue.process_message() as message:
             if message is None:
-                break  # nothing came for 5 seconds; a service would go on waiting
+                break  # nothing came for 5 seconds; a real service would keep waiting
             print(f"{name} is processing: {message}")
-            await asyncio.sleep(0.05)  # your work: while it awaits, the other consumers run
+            await asyncio.sleep(0.05)  # your work; the other consumers run in the meantime
 
 
 async def main() -> None:

@@ -1,6 +1,6 @@
-"""Publish messages with asyncio: the same queue, awaited.
+"""Publish messages with asyncio.
 
-Both colours share one format: what is sent here can be received by ../receive_messages.py, and the other way round.
+Sync and async queues share one format: ../receive_messages.py can consume what you publish here, and vice versa.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ async def main() -> None:
     async with Redis.from_url(REDIS_URL, decode_responses=True) as client:
         queue = RedisMessageQueue("quickstart", client=client, deduplication=True)
 
-        # One queue object serves any number of tasks.
+        # Any number of tasks can share one queue object.
         orders = [f"order {number}" for number in range(1, 6)]
         for order, accepted in zip(orders, await asyncio.gather(*map(queue.publish, orders)), strict=True):
             print(f"{order}: {'accepted' if accepted else 'seen before, suppressed'}")

@@ -1,11 +1,11 @@
-"""Backpressure: a queue that says no before Redis is full.
+"""Apply backpressure: refuse messages before Redis is full.
 
-A producer that is faster than its consumers fills the memory of Redis. `max_pending_length` bounds the line, and
-`pending_overload_policy` says what happens to a publish when the line is full:
+A producer that is faster than its consumers fills the memory of Redis. `max_pending_length` limits how many messages
+may wait, and `pending_overload_policy` says what a publish does when the queue is full:
 
-    "raise"        the caller hears of it at once and decides
-    "block"        the caller waits for room, for a while, and then hears of it
-    "drop_oldest"  the oldest message makes room; only for data of which the newest matters most
+    "raise"        raises immediately, and the caller decides
+    "block"        waits for room, and raises when the time is up
+    "drop_oldest"  drops the oldest message; for data of which only the newest matters
 """
 
 import os
@@ -21,7 +21,7 @@ LIMIT = 3
 
 
 def refuse(client: Redis) -> None:
-    """The limit is checked inside Redis, so any number of producers together cannot exceed it."""
+    """Refuse. Redis checks the limit, so any number of producers together cannot exceed it."""
     queue = RedisMessageQueue("backpressure-raise", client=client, max_pending_length=LIMIT)
     for number in range(1, LIMIT + 2):
         try:
@@ -33,7 +33,7 @@ def refuse(client: Redis) -> None:
 
 
 def wait_for_room(client: Redis) -> None:
-    """The producer is slowed down to the speed of its consumers."""
+    """Slow the producer down to the speed of its consumers."""
     queue = RedisMessageQueue(
         "backpressure-block",
         client=client,

@@ -1,8 +1,8 @@
-"""Dead letters: a message that crashes whoever handles it is put aside, and the others go on.
+"""Use dead letters: set aside a message that crashes every consumer, and continue with the others.
 
-An exception in a handler is not a crash: that message is removed as failed (and kept, with `enable_failed_queue`). A
-crash is when the process goes and nobody settles the message. Its lease ends and it is delivered again, up to
-`max_delivery_count` times; then it goes to the dead-letter list, where a person can look at it.
+An exception in a handler is not a crash: that message is removed as failed (and kept, with `enable_failed_queue`). In a
+crash, the process dies and nobody settles the message. Its lease expires, and it is delivered again, up to
+`max_delivery_count` times. Then it goes to the dead letters, where you can look at it.
 """
 
 import os
@@ -14,7 +14,7 @@ from redis_message_queue import EventOperation, QueueEvent, RedisMessageQueue
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 
-LEASE_SECONDS = 0.5  # minutes, in earnest
+LEASE_SECONDS = 0.5  # in production, use minutes
 
 
 def alert(event: QueueEvent) -> None:
@@ -25,11 +25,11 @@ def alert(event: QueueEvent) -> None:
 def handle(message: str) -> None:
     print(f"handling: {message}")
     if message == "poison":
-        raise SystemExit(1)  # the process goes down in the middle of it
+        raise SystemExit(1)  # the process dies in the middle of its work
 
 
 def run_once(queue: RedisMessageQueue) -> None:
-    """Stands for a whole process, which a supervisor starts again when it has crashed."""
+    """Stand in for a process that a supervisor restarts after a crash."""
     try:
         queue.process_message_callback(handle)
     except SystemExit:
@@ -48,20 +48,20 @@ def main() -> None:
         )
         queue.publish("poison")
         run_once(queue)
-        run_once(queue)  # waits for the lease to end, and gets the same message
+        run_once(queue)  # waits until the lease expires, and gets the same message
 
         queue.publish("harmless")
         time.sleep(LEASE_SECONDS)
-        run_once(queue)  # the poison has had its two chances: it is put aside on the way to the next message
+        run_once(queue)  # the poison was delivered twice: the claim moves it to the dead letters
 
-        # The list holds the payloads as they were published, the newest first; beside it is what is known of them.
+        # The list holds the payloads as they were published, the newest first. Each has a record beside it.
         for letter in queue.records("dead_letters"):
             print(f"dead letter: {letter.payload}, delivered {letter.delivery_count} times")
 
-        # Once the bug is mended, give it another chance, with a fresh delivery budget.
+        # After you have fixed the bug, redrive the message. It starts with a fresh delivery count.
         summary = queue.redrive_dead_letters(where=lambda letter: letter.payload == "poison")
         print(f"{summary.redriven} message is pending again")
-        queue.purge("pending")  # this bug will not be mended: leave nothing behind
+        queue.purge("pending")  # nobody fixes this bug: leave nothing behind
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Graceful shutdown: a deployment or Ctrl-C finishes the message in hand, and takes no other.
+"""Shut down gracefully: on a deployment or Ctrl-C, finish the current message and claim no other.
 
-The first SIGINT, SIGTERM or SIGHUP only raises a flag; a consumer that waits for a message notices within a second.
-The same signal once more does what it always does, for those who cannot wait.
+The first SIGINT, SIGTERM or SIGHUP only sets a flag; a consumer that waits for a message notices within a second. The
+same signal a second time has its usual effect, if you cannot wait.
 """
 
 import os
@@ -17,8 +17,8 @@ REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 
 
 def stop_by_signal(client: Redis) -> None:
-    """For a process that owns its signals, as most workers do."""
-    interrupt = GracefulInterruptHandler()  # in the main thread, once a process
+    """Stop a process that owns its signals, as most workers do."""
+    interrupt = GracefulInterruptHandler()  # in the main thread, once per process
     queue = RedisMessageQueue("shutdown", client=client, interrupt=interrupt)
     for number in range(1, 4):
         queue.publish(f"job {number}")
@@ -33,12 +33,12 @@ def stop_by_signal(client: Redis) -> None:
             time.sleep(0.2)
             print(f"done: {message}")
 
-    interrupt.reset()  # give the signals back, if the process goes on
+    interrupt.reset()  # restore the signals, if the process continues
     print(f"stopped by a signal, {client.llen(queue.key.pending)} job left for another consumer")
 
 
 def stop_by_event(client: Redis) -> None:
-    """For a process whose framework owns the signals: set an event in its shutdown hook."""
+    """Stop a process whose framework owns the signals: set an event in its shutdown hook."""
     stopping = threading.Event()
     queue = RedisMessageQueue("shutdown", client=client, interrupt=EventDrivenInterruptHandler(stopping))
 
@@ -52,7 +52,7 @@ def stop_by_event(client: Redis) -> None:
     worker.start()
     time.sleep(0.5)  # your service runs
     stopping.set()
-    worker.join()  # the thread was waiting for a message, and comes back within a second
+    worker.join()  # the thread was waiting for a message, and ends within a second
     print("stopped by an event")
 
 

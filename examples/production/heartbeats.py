@@ -1,8 +1,8 @@
-"""Heartbeats: a short lease for quick recovery, and handlers that may take long all the same.
+"""Use heartbeats: a short lease for quick recovery, and handlers that may still take long.
 
-A message is leased to its consumer for `visibility_timeout_seconds`. When the consumer dies, the lease ends and another
-gets the message: so a short lease means quick recovery. A handler that works longer than that needs heartbeats, which
-renew the lease from a thread of their own for as long as the process lives.
+A consumer has a lease on its message for `visibility_timeout_seconds`. When the consumer dies, the lease expires, and
+another consumer gets the message, so a short lease means quick recovery. A handler that runs longer than that needs
+heartbeats. They renew the lease from a separate thread as long as the process lives.
 """
 
 import os
@@ -21,21 +21,21 @@ def make_queue(client: Redis) -> RedisMessageQueue:
         "heartbeats",
         client=client,
         visibility_timeout_seconds=1,
-        heartbeat_interval_seconds=0.3,  # less than half, so that one lost renewal is survived
-        max_processing_seconds=60,  # a handler that hangs for ever does not keep its message for ever
-        on_heartbeat_failure=lambda: print("a lease could not be renewed"),  # for an alert, from another thread
+        heartbeat_interval_seconds=0.3,  # less than half of the lease, so that it survives one lost renewal
+        max_processing_seconds=60,  # a handler that hangs does not keep its message forever
+        on_heartbeat_failure=lambda: print("a lease could not be renewed"),  # for an alert; runs in another thread
     )
 
 
 def handle_for_long(queue: RedisMessageQueue) -> None:
     with queue.process_message() as message:
         print(f"{message}: begun")
-        received = queue.current_message()  # more about the message in hand: id, delivery count, lease
+        received = queue.current_message()  # more about the current message: id, delivery count, lease
         assert received is not None
         for _ in range(5):
             time.sleep(0.5)
-            # A long handler asks now and then whether the message is still its own: after a pause of the whole
-            # machine, say, somebody else may have it, and to go on would do the work twice.
+            # A long handler should check whether it still has the lease. After a pause of the whole machine, for
+            # example, another consumer may have the message, and continuing would do the work twice.
             if received.lease_lost:
                 print(f"{message}: lost, giving up")
                 return
@@ -48,7 +48,7 @@ def main() -> None:
         queue.publish("a long job")
         worker = threading.Thread(target=handle_for_long, args=(queue,))
         worker.start()
-        time.sleep(1.5)  # one lease and a half: without heartbeats the message would be up for grabs
+        time.sleep(1.5)  # one and a half leases: without heartbeats, another consumer could claim the message
         in_flight, waiting = client.hlen(queue.key.processing), client.llen(queue.key.pending)
         print(f"after 1.5 s with a lease of 1 s: {in_flight} in flight, {waiting} waiting")
         worker.join()

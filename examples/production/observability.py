@@ -1,7 +1,7 @@
-"""Observability: `on_event` tells what happens to messages, as it happens.
+"""Observe a queue: `on_event` receives everything that happens to messages, as it happens.
 
-The callback runs in the thread that did the work (heartbeats have a thread of their own), so keep it short: count,
-measure, hand on. What it raises is logged and disturbs nothing. Events never carry payloads.
+The callback runs in the thread that did the work (heartbeats have their own thread), so keep it short. If it raises,
+the exception is logged, and the message is not affected. Events never contain payloads.
 """
 
 import json
@@ -19,12 +19,12 @@ handling_seconds: list[float] = []
 
 
 def observe(event: QueueEvent) -> None:
-    # Operation, outcome and exception type take few values: fit for the labels of a metric. Ids are not.
+    # Operation, outcome and exception type have few values and make good labels for a metric. Ids do not.
     events[event.operation, event.outcome] += 1
     if event.operation == EventOperation.ACK and event.duration_seconds is not None:
         handling_seconds.append(event.duration_seconds)
     if event.error is not None:
-        # The id leads from this line to every other event of the same message.
+        # All events of a message have the same id.
         print(f"{event.operation} of message {event.message_id}: {event.exception_type}")
 
 

@@ -1,4 +1,4 @@
-"""Backpressure with asyncio: a producer that waits for room leaves the event loop to everyone else."""
+"""Apply backpressure with asyncio: while a producer waits for room, the other tasks run."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ async def produce(queue: RedisMessageQueue) -> None:
     started = time.monotonic()
     for number in range(1, JOBS + 1):
         try:
-            await queue.publish(f"job {number}")  # waits while the line is full, and the consumer below runs
+            await queue.publish(f"job {number}")  # waits while the queue is full; the consumer runs meanwhile
         except QueueBackpressureError:
             print(f"job {number}: no room for 10 seconds, are there any consumers?")
     print(f"{JOBS} jobs published, {LIMIT} at most waiting: it took {time.monotonic() - started:.1f} s")

@@ -1,7 +1,8 @@
-"""Graceful shutdown with asyncio: consumers finish what they hold, and only then the loop ends.
+"""Shut down gracefully with asyncio: consumers finish their messages before the event loop ends.
 
-Two things differ from threads. `asyncio.run` takes SIGINT for itself, so the handler is made before it. And to cancel a
-task is no graceful stop: a cancelled handler leaves its message to the lease, and it comes back when that ends.
+Two things differ from threads. `asyncio.run` takes over SIGINT, so create the handler before you call it. And
+cancelling a task is not a graceful stop: a cancelled handler leaves its message to the lease, and the message comes
+back when that expires.
 """
 
 import asyncio
@@ -32,12 +33,12 @@ async def main(interrupt: GracefulInterruptHandler) -> None:
         queue = RedisMessageQueue("shutdown-asyncio", client=client, interrupt=interrupt)
         for number in range(1, 4):
             await queue.publish(f"job {number}")
-        # A TaskGroup waits for its tasks; nobody needs to be cancelled.
+        # A TaskGroup waits for its tasks, so you need not cancel any.
         async with asyncio.TaskGroup() as consumers:
             for name in ("consumer 1", "consumer 2"):
                 consumers.create_task(consume(queue, interrupt, name))
         print(f"stopped; jobs left for another process: {await client.llen(queue.key.pending)}")
-        await client.delete(queue.key.pending)  # there is none: leave nothing behind
+        await client.delete(queue.key.pending)  # there is no other process here: leave nothing behind
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Heartbeats with asyncio: the heartbeat is a task, and a handler that blocks the loop stops it.
+"""Use heartbeats with asyncio: the heartbeat is a task, and a handler that blocks the event loop stops it.
 
-`time.sleep`, a big `json.loads`, a driver that is not async: while they run, no heartbeat is sent, and the lease ends
-in the middle of the work. Put them into a thread.
+While `time.sleep`, a big `json.loads` or a driver that is not async runs, no heartbeat is sent, and the lease expires
+in the middle of the work. Run such code in a thread.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ async def handle(queue: RedisMessageQueue) -> None:
         if message == "in a thread":
             await asyncio.to_thread(blocking_work)
         else:
-            blocking_work()  # the mistake: with a second consumer, this message would be handled twice
+            blocking_work()  # wrong: a second consumer would handle this message again
         print(f"{message}: {'the lease was lost' if received.lease_lost else 'the lease was kept'}")
 
 

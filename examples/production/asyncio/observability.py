@@ -1,6 +1,6 @@
-"""Observability with asyncio: the callback may be an `async def`, awaited in the task that did the work.
+"""Observe a queue with asyncio: the callback may be an `async def`, and runs in the task that did the work.
 
-So it sees that task's context variables: a request id that the handler's task carries is there in every event.
+So it sees the context variables of that task, such as a request id.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ async def main() -> None:
 
     async def observe(event: QueueEvent) -> None:
         if event.operation in (EventOperation.PUBLISH, EventOperation.CLAIM, EventOperation.ACK):
-            # Hand it on and return: the message waits for this callback. A task of your own would send it out.
+            # Store it and return: the message waits for this callback. Send it out in a task of your own.
             await exported.put(f"{worker_name.get()}: {event.operation} {event.outcome}")
 
     async with Redis.from_url(REDIS_URL, decode_responses=True) as client:
