@@ -4,6 +4,39 @@ from __future__ import annotations
 
 import redis.exceptions
 
+__all__ = [
+    "ArchiveConflictError",
+    "ArchiveError",
+    "CleanupFailedError",
+    "ConfigurationError",
+    "ConfigurationTypeError",
+    "ConsumerGroupBusyError",
+    "ConsumerGroupLostError",
+    "CorruptMessageError",
+    "DataLossError",
+    "EmbeddedServerError",
+    "FaultInjectionError",
+    "GatewayContractError",
+    "JavaError",
+    "JobError",
+    "JournalError",
+    "LeaseLostError",
+    "LuaScriptError",
+    "MissingExtraError",
+    "NotPermittedError",
+    "PayloadTooDeepError",
+    "PayloadTooLargeError",
+    "PayloadTypeError",
+    "PayloadValueError",
+    "PublishNotConfirmedError",
+    "QueueBackpressureError",
+    "QueueDrainedError",
+    "RedisMessageQueueError",
+    "RetryBudgetExhaustedError",
+    "SelectionError",
+    "StateVersionError",
+]
+
 
 class RedisMessageQueueError(Exception):
     """The base class of all errors of this library.
