@@ -408,7 +408,7 @@ def _check_path(name: str, path: Any) -> None:
             return
     except UnicodeEncodeError:
         pass
-    raise ConfigurationError(f"{name} is no path: it contains a null character or a lone surrogate")
+    raise ConfigurationError(f"{name} is not a path: it contains a null character or a lone surrogate")
 
 
 def _checked_config(config: Mapping[str, str | int]) -> dict[str, str | int]:

@@ -264,7 +264,7 @@ def tagged(name: str) -> str:
         return name
     if "{" in name or "}" in name:
         raise ConfigurationError(
-            f"name {name!r} has braces that are no hash tag; on a cluster use a name without braces, "
+            f"name {name!r} has braces that are not a hash tag; on a cluster use a name without braces, "
             "or with one complete tag such as '{orders}'"
         )
     return f"{{{name}}}"
