@@ -44,6 +44,8 @@ class RedisMessageQueueError(Exception):
     ``queue``, ``message_id`` and ``operation`` say where it happened, if that is known.
     """
 
+    results: list[bool]  # only of `publish_many`: what it returns for the chunks before the error
+
     def __init__(
         self,
         message: str = "",
