@@ -166,8 +166,12 @@ def test_a_token_that_was_taken_and_will_not_be_used_is_passed_on():
     setup = Setup()
     waiter = Waiter(setup)
     stopped: list[bool] = []
-    setup.memory.at(0.5, lambda: publish(setup, "a"))
-    setup.memory.at(0.5, lambda: stopped.append(True))
+
+    def publish_and_stop() -> None:
+        publish(setup, "a")
+        stopped.append(True)
+
+    setup.memory.at(0.5, publish_and_stop)
     assert not waiter.claim(5.0, lambda: bool(stopped)).claims
     assert waiter.port.verbs() == ["claim", "notify"]
     assert (setup.pending, setup.is_notified) == ([b"a"], True)
