@@ -415,7 +415,7 @@ async def test_every_message_of_publish_many_emits_an_event(shell: Shell) -> Non
     await queue.publish_many(["a", "a", "b"])
     assert events.names == ["publish/success", "publish_dedup_hit/skipped", "publish/success"]
     assert len({event.message_id for event in events.all}) == 3
-    assert all(event.duration_seconds > 0 for event in events.all)
+    assert all((event.duration_seconds or 0) > 0 for event in events.all)
 
 
 @pytest.mark.promise(
@@ -624,8 +624,9 @@ async def test_an_unreachable_server_leaves_the_results_of_the_chunks_before(she
     client.losses.reply()
     with pytest.raises(redis.exceptions.ConnectionError) as lost:
         await queue.publish_many(words(CHUNK + 5))
-    assert lost.value.results == [False, *[True] * (CHUNK - 1)]
-    left = words(CHUNK + 5)[len(lost.value.results) :]
+    results = vars(lost.value)["results"]  # of a class that is not ours
+    assert results == [False, *[True] * (CHUNK - 1)]
+    left = words(CHUNK + 5)[len(results) :]
     assert await queue.publish_many(left) == [False] * 5
     assert shell.pending(queue) == CHUNK + 5
 

@@ -322,12 +322,12 @@ async def test_a_loop_reports_what_it_does(shell: Shell) -> None:
         "completed/success": 3,
         "claim_empty/skipped": 1,
     }
-    assert all(event.duration_seconds >= 0 for event in events.of("ack"))
+    assert all(event.duration_seconds is not None and event.duration_seconds >= 0 for event in events.of("ack"))
 
 
 @pytest.mark.promise("`run()` emits events and keeps records for each message.")
 async def test_each_handled_message_has_a_record(shell: Shell) -> None:
-    """Many were acked together; each has its own story."""
+    """Many were acked together; each has its own record."""
     queue = await filled(shell, "abc", enable_completed_queue=True)
     await queue.run(lambda message: None, prefetch=3, until_empty=True)
     records = await queue.records("completed")

@@ -41,8 +41,8 @@ class Holder:
 
     def _send(self, verb: str, **given: Any) -> Any:
         keys = {"members": KEYS.members(GROUP, self.number)}
-        given = {"whose": GROUP, "epoch": self.epoch, "number": self.number} | given
-        return self.caller._send(verb, keys, **given)
+        usual: dict[str, Any] = {"whose": GROUP, "epoch": self.epoch, "number": self.number}
+        return self.caller._send(verb, keys, **usual | given)
 
 
 def holding(caller: Caller) -> Holder:

@@ -8,7 +8,7 @@ from redis_message_queue.envelope import HEADER_BYTES, TIME_AT
 from redis_message_queue.scripts import all_names
 from tests.lua.scripts_runner import HOUR_US, KEYS, TIMER_OWNER, WOKEN, Caller, New, Taken, new_id
 
-Call = Callable[[], Any]
+Call = Callable[..., Any]
 Situation = Callable[[Caller], Call]
 
 
@@ -495,8 +495,8 @@ def hand_off_everything_at_once(caller: Caller) -> Call:
     caller.hold(b"first", tenant="acme")
     caller.expire()
     caller.settings.overload = "drop"
-    news = [b"second", New(b"third", b"acme", marker="a key"), New(b"fourth", b"acme", due="+1000000000")]
-    return partial(caller.hand_off, caller.claim().taken, *news, keeps=True, limit=3)
+    third, fourth = New(b"third", b"acme", marker="a key"), New(b"fourth", b"acme", due="+1000000000")
+    return partial(caller.hand_off, caller.claim().taken, b"second", third, fourth, keeps=True, limit=3)
 
 
 def redrive(caller: Caller) -> Call:

@@ -1,41 +1,11 @@
 """The same queue for asyncio: the same names, the same shape, awaited."""
 
+from redis_message_queue import errors
 from redis_message_queue.asyncio.abstract import AbstractRedisGateway
 from redis_message_queue.asyncio.gateway import RedisGateway
 from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.queue import RedisMessageQueue
-from redis_message_queue.errors import (
-    ArchiveConflictError,
-    ArchiveError,
-    CleanupFailedError,
-    ConfigurationError,
-    ConfigurationTypeError,
-    ConsumerGroupBusyError,
-    ConsumerGroupLostError,
-    CorruptMessageError,
-    DataLossError,
-    EmbeddedServerError,
-    FaultInjectionError,
-    GatewayContractError,
-    JavaError,
-    JobError,
-    JournalError,
-    LeaseLostError,
-    LuaScriptError,
-    MissingExtraError,
-    NotPermittedError,
-    PayloadTooDeepError,
-    PayloadTooLargeError,
-    PayloadTypeError,
-    PayloadValueError,
-    PublishNotConfirmedError,
-    QueueBackpressureError,
-    QueueDrainedError,
-    RedisMessageQueueError,
-    RetryBudgetExhaustedError,
-    SelectionError,
-    StateVersionError,
-)
+from redis_message_queue.errors import *  # noqa: F403  its __all__ is ours too
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.identity import after_restore
 from redis_message_queue.interrupt import (
@@ -50,51 +20,22 @@ from redis_message_queue.version import __version__
 
 __all__ = [
     "AbstractRedisGateway",
-    "ArchiveConflictError",
-    "ArchiveError",
     "BaseGracefulInterruptHandler",
     "ClaimedMessage",
-    "CleanupFailedError",
-    "ConfigurationError",
-    "ConfigurationTypeError",
-    "ConsumerGroupBusyError",
-    "ConsumerGroupLostError",
-    "CorruptMessageError",
-    "DataLossError",
-    "EmbeddedServerError",
     "EventDrivenInterruptHandler",
     "EventOperation",
     "EventOutcome",
-    "FaultInjectionError",
-    "GatewayContractError",
     "GracefulInterruptHandler",
-    "JavaError",
-    "JobError",
-    "JournalError",
-    "LeaseLostError",
-    "LuaScriptError",
     "MessageRecord",
-    "MissingExtraError",
-    "NotPermittedError",
-    "PayloadTooDeepError",
-    "PayloadTooLargeError",
-    "PayloadTypeError",
-    "PayloadValueError",
-    "PublishNotConfirmedError",
-    "QueueBackpressureError",
-    "QueueDrainedError",
     "QueueEvent",
     "QueueStats",
     "ReceivedMessage",
     "RedisGateway",
     "RedisMessageQueue",
-    "RedisMessageQueueError",
     "RedriveSummary",
-    "RetryBudgetExhaustedError",
     "RetryPolicy",
     "RunSummary",
-    "SelectionError",
-    "StateVersionError",
     "__version__",
     "after_restore",
 ]
+__all__ += errors.__all__

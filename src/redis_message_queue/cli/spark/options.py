@@ -34,7 +34,7 @@ StorageOptions = Annotated[
     typer.Option(
         "--storage-option",
         metavar="NAME=VALUE",
-        help="An option of the object store, such as aws_region. Repeatable. Else the environment has them.",
+        help="An option of the object store, such as aws_region. Can be repeated. Default: the environment.",
         show_default=False,
     ),
 ]
@@ -50,7 +50,7 @@ class SessionOptions:
     ] = "local[*]"
     conf: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A setting of Spark. Repeatable.", show_default=False, **_SPARK),
+        typer.Option(metavar="NAME=VALUE", help="A setting of Spark. Can be repeated.", show_default=False, **_SPARK),
     ] = None
 
     @contextlib.contextmanager
