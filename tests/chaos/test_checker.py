@@ -238,15 +238,15 @@ def test_a_message_without_a_tenant_waits_for_one_turn_of_another_at_most() -> N
 
 def test_a_redelivery_is_a_turn() -> None:
     """One tenant's expired message goes before a message that waits, and a second one does not."""
-    story = Story()
+    scenario = Scenario()
     for message in ("a1", "a2"):
-        story.publish(message, tenant="acme")
-        story.claim(message, tenant="acme")
-    story.publish("waits")
-    story.record("reclaimed", "a1", "acme")
-    assert "fairness" not in story.broken()
-    story.record("reclaimed", "a2", "acme")
-    assert "fairness" in story.broken()
+        scenario.publish(message, tenant="acme")
+        scenario.claim(message, tenant="acme")
+    scenario.publish("waits")
+    scenario.record("reclaimed", "a1", "acme")
+    assert "fairness" not in scenario.broken()
+    scenario.record("reclaimed", "a2", "acme")
+    assert "fairness" in scenario.broken()
 
 
 def test_a_campaign_can_be_checked_again_from_its_directory(tmp_path: Path) -> None:

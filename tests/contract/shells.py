@@ -617,6 +617,18 @@ async def fail(queue: Any, error: Exception) -> Any:
     return message
 
 
+async def with_unconfirmed_claim(shell: Shell, client: Any = None, **options: Any) -> Any:
+    """A queue object whose claim took "a", and whose reply was lost."""
+    client = client or shell.lossy_client()
+    queue = shell.queue(client=client, wait=0, retry_budget_seconds=0, **options)
+    await queue.publish("a")
+    client.losses.reply()
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await take(queue)
+    assert (shell.pending(queue), shell.processing(queue)) == (0, 1)
+    return queue
+
+
 def only_woken(shell: Shell, name: str = "q", *, connections: int = 100, **options: Any) -> Any:
     """A queue whose consumers would look for themselves long after the test has given up: they have to be woken."""
     seconds = 3 * LIMIT_SECONDS
