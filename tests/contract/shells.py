@@ -374,7 +374,7 @@ class Shell(ABC):
             options[SHORT_NAMES[short]] = options.pop(short)
         if "gateway" not in options:
             options.setdefault("client", self.client)
-        made = self._facade(self.module.RedisMessageQueue(name, **options))
+        made = self._facade(self.module.RedisMessageQueue(**{"name": name} | options))
         # As if somebody had used it before: the first contact has tests of its own.
         self.redis.hsetnx(made.key.meta, "version", 1)
         return made

@@ -185,14 +185,10 @@ async def test_a_lease_too_short_to_measure_is_refused_or_is_a_lease(shell: Shel
 @pytest.mark.parametrize("name", ["name", "key_separator"])
 async def test_names_are_texts_that_are_not_empty(shell: Shell, name: str) -> None:
     """Nor blank, nor with half of a character in them."""
-
-    def make(name: Any = "q", **options: Any) -> Any:
-        return shell.queue(name, **options)
-
     for value in (None, 1, b"q", True, ["q"]):
-        refuse_type(make, name, value)
+        refuse_type(shell.queue, name, value)
     for text in ("", "  ", "\n", "q\ud800"):
-        refuse(make, name, text)
+        refuse(shell.queue, name, text)
 
 
 @pytest.mark.promise("A callback must be callable, and a name must be a non-empty string.")
