@@ -131,7 +131,13 @@ def test_a_gap_that_the_archive_has_read_before_it_opened_is_none(client, option
 @pytest.mark.promise(
     "An archive contains every journal entry once, whenever a run is killed, and only archived entries are trimmed."
 )
-@pytest.mark.parametrize("where", ["planned", "0", "1", "written", "committed", "marked"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("0", "written", "committed"),
+        *(pytest.param(one, marks=pytest.mark.in_full) for one in ("planned", "1", "marked")),
+    ],
+)
 def test_a_run_that_dies_leaves_nothing_doubled_and_nothing_lost(server, client, options, where):
     """Killed between each two steps, and between the files of a commit."""
     story = JournalSample(6).story(100)
@@ -418,6 +424,7 @@ def test_spark_archives_and_reads_it(spark, client, options):
 @pytest.mark.promise(
     "An archive contains every journal entry once, whenever a run is killed, and only archived entries are trimmed."
 )
+@pytest.mark.in_full  # the test of a run that dies shows the same without a second JVM
 def test_a_spark_driver_killed_while_it_writes_leaves_nothing_doubled_and_nothing_lost(
     spark, server, client, options, tmp_path
 ):

@@ -159,6 +159,7 @@ def test_a_release_asks_first_and_a_no_changes_nothing(rmq, client, queue, monke
 
 
 @pytest.mark.promise("The demo ends with a report that agrees with its own counts.")
+@pytest.mark.in_full  # a JVM of its own; tests/cli plays the demo without its report
 def test_the_demo_ends_with_a_page_about_what_it_did(tmp_path, server_setting):
     """Its own counts and those of the journal agree, and the last line says where the page is."""
     played = subprocess.run(

@@ -328,7 +328,7 @@ def small_batches(spark):
         spark.conf.set(name, value)
 
 
-@pytest.mark.parametrize("key", [False, True])
+@pytest.mark.parametrize("key", [False, pytest.param(True, marks=pytest.mark.in_full)])
 def test_a_stream_whose_tasks_fail_halfway_and_see_another_order_publishes_each_row_once(
     small_batches, clean_server, client, tmp_path, key
 ):
