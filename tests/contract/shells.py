@@ -374,7 +374,7 @@ class Shell(ABC):
             options[SHORT_NAMES[short]] = options.pop(short)
         if "gateway" not in options:
             options.setdefault("client", self.client)
-        made = self._facade(self.module.RedisMessageQueue(name, **options))
+        made = self._facade(self.module.RedisMessageQueue(**{"name": name} | options))
         # As if somebody had used it before: the first contact has tests of its own.
         self.redis.hsetnx(made.key.meta, "version", 1)
         return made
@@ -615,6 +615,18 @@ async def fail(queue: Any, error: Exception) -> Any:
         async with queue.process_message() as message:
             raise error
     return message
+
+
+async def with_unconfirmed_claim(shell: Shell, client: Any = None, **options: Any) -> Any:
+    """A queue object whose claim took "a", and whose reply was lost."""
+    client = client or shell.lossy_client()
+    queue = shell.queue(client=client, wait=0, retry_budget_seconds=0, **options)
+    await queue.publish("a")
+    client.losses.reply()
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await take(queue)
+    assert (shell.pending(queue), shell.processing(queue)) == (0, 1)
+    return queue
 
 
 def only_woken(shell: Shell, name: str = "q", *, connections: int = 100, **options: Any) -> Any:

@@ -284,7 +284,7 @@ async def test_the_messages_of_a_custom_gateway_cannot_be_handed_off(shell: Shel
         await queue.publish("m")
         async with queue.process_message() as message:
             assert message == b"m"
-            with pytest.raises(shell.module.GatewayContractError, match="payloads alone"):
+            with pytest.raises(shell.module.GatewayContractError, match="payloads only"):
                 await complete(queue.current_message(), (results, "r"))
         assert (shell.pending(queue), shell.processing(queue)) == (0, 0)
     assert await waiting(results) == []

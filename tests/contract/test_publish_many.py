@@ -12,6 +12,7 @@ import redis
 
 from redis_message_queue import EventDrivenInterruptHandler, RedisMessageQueueError
 from tests.contract.blocked_consumers import blocked_clients, blocked_consumer
+from tests.contract.custom_gateways import overriding
 from tests.contract.shells import LIMIT_SECONDS, Awaited, Sent, Shell, take, until
 from tests.faults.proxy import FaultyProxy
 
@@ -584,12 +585,7 @@ async def test_a_drain_releases_a_publisher_that_waits_for_room(shell: Shell) ->
 @pytest.mark.promise("`publish_many()` is refused with a custom gateway, which has no operation for it.")
 async def test_a_custom_gateway_refuses_many(shell: Shell) -> None:
     """It has an operation for one message, and none for a chunk."""
-
-    class Plain(shell.module.RedisGateway):  # type: ignore[name-defined,misc]  # the module is known at run time only
-        def add_message(self, queue: str, message: str) -> Any:
-            return super().add_message(queue, message)
-
-    queue = shell.queue(gateway=Plain(redis_client=shell.client))
+    queue = shell.queue(gateway=overriding(shell, "add_message"))
     with pytest.raises(shell.module.GatewayContractError, match="batches") as refusal:
         await queue.publish_many(words(2))
     assert refusal.value.results == []

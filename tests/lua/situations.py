@@ -335,7 +335,7 @@ def claim_in_vain_beside_a_delay(caller: Caller) -> Call:
     return partial(caller.claim, slice_us=2 * HOUR_US)
 
 
-def claim_everything_at_once(caller: Caller) -> Call:
+def leave_messages_of_every_kind(caller: Caller) -> None:
     """Over the limit, under it, foreign, never delivered, due by now; with a tenant and without."""
     caller.settings.most = 2
     caller.hold(b"over the limit", tenant="acme")
@@ -348,6 +348,10 @@ def claim_everything_at_once(caller: Caller) -> Call:
     caller.enqueue(New(b"due by now", b"acme", due="+1000000000"), New(b"due by now too", b"zeta", due="+1000000000"))
     caller.pass_delays()
     caller.take_token()
+
+
+def claim_everything_at_once(caller: Caller) -> Call:
+    leave_messages_of_every_kind(caller)
     return partial(caller.claim, 10)
 
 

@@ -41,10 +41,7 @@ def queue_option(name: str, panel: str, *flags: str, none: str = "0", **settings
 
 
 KeySeparator = Annotated[str, queue_option("key_separator", _CONNECTION, metavar="TEXT")]
-HashTag = Annotated[
-    bool | None,
-    queue_option("hash_tag", _CONNECTION, "--hash-tag/--no-hash-tag", none="The default", show_default=False),
-]
+HashTag = Annotated[bool | None, queue_option("hash_tag", _CONNECTION, "--hash-tag/--no-hash-tag", none="The default")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +73,10 @@ class ServerChoice:
 class QueueChoice(ServerChoice):
     """Which queue on which server; as a parameter of a command it is QUEUE, `--url` and how its keys are named."""
 
-    name: Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.", show_default=False)]
+    name: Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.")]
     key_separator: KeySeparator = "::"
     hash_tag: HashTag = None
-    dead_letter_queue: Annotated[
-        str | None, queue_option("dead_letter_queue", _CONNECTION, metavar="KEY", show_default=False)
-    ] = None
+    dead_letter_queue: Annotated[str | None, queue_option("dead_letter_queue", _CONNECTION, metavar="KEY")] = None
 
     @contextlib.contextmanager
     def open(self, *, text: bool = False, **options: Any) -> Iterator[RedisMessageQueue]:

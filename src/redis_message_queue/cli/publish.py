@@ -26,9 +26,7 @@ _DEDUPLICATION, _BACKPRESSURE = "Deduplication", "Backpressure"
 class Deduplication:
     """How a message is recognised that was published before."""
 
-    deduplication: Annotated[
-        bool, queue_option("deduplication", _DEDUPLICATION, "--deduplication", show_default=False)
-    ] = False
+    deduplication: Annotated[bool, queue_option("deduplication", _DEDUPLICATION, "--deduplication")] = False
     dedup_key: Annotated[
         str | None,
         typer.Option(
@@ -90,9 +88,7 @@ def publish(
     output: Output,
     deduplication: Deduplication,
     backpressure: Backpressure,
-    messages: Annotated[
-        list[str] | None, typer.Argument(metavar="MESSAGE", help="The messages.", show_default=False)
-    ] = None,
+    messages: Annotated[list[str] | None, typer.Argument(metavar="MESSAGE", help="The messages.")] = None,
     file: Annotated[
         str | None,
         typer.Option(

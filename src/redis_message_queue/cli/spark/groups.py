@@ -33,8 +33,8 @@ def groups(queue: QueueChoice, output: Output) -> None:
 def release(
     queue: QueueChoice,
     output: Output,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)] = False,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> ExitStatus | None:
     """Return the messages that a streaming query has claimed but not acked, if you will never start it again.
 
