@@ -31,7 +31,7 @@ SECTIONS = (
     Section("What a handler receives", ("ReceivedMessage",)),
     Section(
         "Failures",
-        ("RetryPolicy",),
+        ("RetryPolicy", "HandlerOutcome", "RetryLater", "Discard", "DeadLetter"),
         "See [How to delay and retry](../how-to/delay-and-retry.md).",
     ),
     Section(
@@ -63,6 +63,7 @@ NOT_CALLED = (
     "RedisGateway",
     "AbstractRedisGateway",
     "ReceivedMessage",
+    "HandlerOutcome",
     "BaseGracefulInterruptHandler",
     "ServerBinary",
     "Loss",
@@ -116,8 +117,11 @@ FIELD_SENTENCES = {
     },
     "RunSummary": {
         "handled": "messages that were acknowledged",
-        "failed": "messages whose handler raised",
+        "failed": "messages that failed for good",
         "requeued": "messages that were returned to the queue unhandled",
+        "discarded": "messages whose handler raised `Discard`",
+        "retried": "attempts after which the message waits for the next one",
+        "attempts": "how often a message was given to the handler, whatever came of it",
     },
     "ClaimedMessage": {
         "stored_message": "the message as the gateway stores it; the handler receives it unchanged",

@@ -35,6 +35,7 @@ TOPICS = (
     "Tracking lists",
     "Dead letters",
     "Retry policies",
+    "What a handler decides",
     "Tenants",
     "Interrupts",
     "Draining",

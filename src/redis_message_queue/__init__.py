@@ -40,6 +40,7 @@ from redis_message_queue.interrupt import (
     GracefulInterruptHandler,
 )
 from redis_message_queue.messages import ClaimedMessage, MessageRecord, QueueStats, RedriveSummary
+from redis_message_queue.outcomes import DeadLetter, Discard, HandlerOutcome, RetryLater
 from redis_message_queue.protocol.run_options import RunSummary
 from redis_message_queue.retry_policy import RetryPolicy
 from redis_message_queue.sync.abstract import AbstractRedisGateway
@@ -61,6 +62,8 @@ __all__ = [
     "ConsumerGroupLostError",
     "CorruptMessageError",
     "DataLossError",
+    "DeadLetter",
+    "Discard",
     "EmbeddedServerError",
     "EventDrivenInterruptHandler",
     "EventOperation",
@@ -68,6 +71,7 @@ __all__ = [
     "FaultInjectionError",
     "GatewayContractError",
     "GracefulInterruptHandler",
+    "HandlerOutcome",
     "JavaError",
     "JobError",
     "JournalError",
@@ -91,6 +95,7 @@ __all__ = [
     "RedisMessageQueueError",
     "RedriveSummary",
     "RetryBudgetExhaustedError",
+    "RetryLater",
     "RetryPolicy",
     "RunSummary",
     "SelectionError",

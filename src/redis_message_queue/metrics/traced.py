@@ -92,9 +92,9 @@ class TracedMessageBlock(_Traced, MessageBlock):
         super().abandon()
         self._end_span(None)
 
-    async def leave(self, error: BaseException | None) -> None:
+    async def leave(self, error: BaseException | None) -> bool:
         with self._ending_span(error):
-            await super().leave(error)
+            return await super().leave(error)
 
 
 class TracedBatchBlock(_Traced, BatchBlock):
