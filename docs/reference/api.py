@@ -36,7 +36,7 @@ SECTIONS = (
     ),
     Section(
         "Results for operators",
-        ("QueueStats", "MessageRecord", "RedriveSummary", "RunSummary"),
+        ("QueueStats", "MessageRecord", "RedriveSummary", "RunSummary", "queues", "RegisteredQueue", "open_registered"),
         "See [How to look after a queue](../how-to/operate.md).",
     ),
     Section(
@@ -114,6 +114,11 @@ FIELD_SENTENCES = {
         "matched": "dead letters that were selected",
         "redriven": "dead letters that were published again",
         "suppressed": "dead letters that stay because their deduplication key is in use",
+    },
+    "RegisteredQueue": {
+        "name": "the name of the queue, with its hash tag if it has one",
+        "key_separator": "what separates the parts of its Redis keys",
+        "dead_letter_queue": "the key of its dead-letter list, None for the usual one",
     },
     "RunSummary": {
         "handled": "messages that were acknowledged",

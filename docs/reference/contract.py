@@ -48,6 +48,7 @@ TOPICS = (
     "Errors",
     "Event loops",
     "State in Redis",
+    "The registry of queues",
     "Changes on a live queue",
     "Connections and clients",
     "Cluster",

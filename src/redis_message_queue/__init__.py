@@ -39,7 +39,7 @@ from redis_message_queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
-from redis_message_queue.messages import ClaimedMessage, MessageRecord, QueueStats, RedriveSummary
+from redis_message_queue.messages import ClaimedMessage, MessageRecord, QueueStats, RedriveSummary, RegisteredQueue
 from redis_message_queue.outcomes import DeadLetter, Discard, HandlerOutcome, RetryLater
 from redis_message_queue.protocol.run_options import RunSummary
 from redis_message_queue.retry_policy import RetryPolicy
@@ -47,6 +47,7 @@ from redis_message_queue.sync.abstract import AbstractRedisGateway
 from redis_message_queue.sync.gateway import RedisGateway
 from redis_message_queue.sync.message import ReceivedMessage
 from redis_message_queue.sync.queue import RedisMessageQueue
+from redis_message_queue.sync.registry import open_registered, queues
 from redis_message_queue.version import __version__
 
 __all__ = [
@@ -94,6 +95,7 @@ __all__ = [
     "RedisMessageQueue",
     "RedisMessageQueueError",
     "RedriveSummary",
+    "RegisteredQueue",
     "RetryBudgetExhaustedError",
     "RetryLater",
     "RetryPolicy",
@@ -102,4 +104,6 @@ __all__ = [
     "StateVersionError",
     "__version__",
     "after_restore",
+    "open_registered",
+    "queues",
 ]

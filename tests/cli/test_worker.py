@@ -104,8 +104,12 @@ def test_it_gives_every_message_to_the_function(worker, queue, tmp_path, argumen
     out, err = finish(process := worker(*arguments, "--until-empty", "--json"))
     assert (process.returncode, err) == (ExitStatus.OK, "")
     assert json.loads(out) == {
-        **{"handled": 8, "failed": 0, "requeued": 0, "discarded": 0},
-        **{"retried": 0, "attempts": 8},
+        "handled": 8,
+        "failed": 0,
+        "requeued": 0,
+        "discarded": 0,
+        "retried": 0,
+        "attempts": 8,
     }
     assert handled(tmp_path) == [str(number) for number in range(8)]
     assert queue.stats().processing == 0

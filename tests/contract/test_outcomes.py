@@ -49,8 +49,8 @@ async def test_a_message_is_retried_later(shell: Shell) -> None:
 
 
 @pytest.mark.promise(
-    "At the limit, `max_attempts` of the policy or else `max_delivery_count`, `RetryLater` sends the message to the dead "
-    "letters."
+    "At the limit, `max_attempts` of the policy or else `max_delivery_count`, `RetryLater` sends the message to the "
+    "dead letters."
 )
 @pytest.mark.parametrize(
     "options",

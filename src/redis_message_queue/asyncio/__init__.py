@@ -4,6 +4,7 @@ from redis_message_queue.asyncio.abstract import AbstractRedisGateway
 from redis_message_queue.asyncio.gateway import RedisGateway
 from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.queue import RedisMessageQueue
+from redis_message_queue.asyncio.registry import open_registered, queues
 from redis_message_queue.errors import (
     ArchiveConflictError,
     ArchiveError,
@@ -43,7 +44,7 @@ from redis_message_queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
-from redis_message_queue.messages import ClaimedMessage, MessageRecord, QueueStats, RedriveSummary
+from redis_message_queue.messages import ClaimedMessage, MessageRecord, QueueStats, RedriveSummary, RegisteredQueue
 from redis_message_queue.outcomes import DeadLetter, Discard, HandlerOutcome, RetryLater
 from redis_message_queue.protocol.run_options import RunSummary
 from redis_message_queue.retry_policy import RetryPolicy
@@ -94,6 +95,7 @@ __all__ = [
     "RedisMessageQueue",
     "RedisMessageQueueError",
     "RedriveSummary",
+    "RegisteredQueue",
     "RetryBudgetExhaustedError",
     "RetryLater",
     "RetryPolicy",
@@ -102,4 +104,6 @@ __all__ = [
     "StateVersionError",
     "__version__",
     "after_restore",
+    "open_registered",
+    "queues",
 ]
