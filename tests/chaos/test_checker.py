@@ -231,10 +231,22 @@ def served_while_nobodys_message_waits(*messages: str) -> set[str]:
     return story.broken()
 
 
-def test_a_message_without_a_tenant_waits_for_two_turns_of_another_at_most() -> None:
-    """It leaves the ring when it is alone there, and joins again behind those who came meanwhile."""
-    assert served_while_nobodys_message_waits("a1", "a2") == set()
-    assert served_while_nobodys_message_waits("a1", "a2", "a3") == {"fairness"}
+def test_a_message_without_a_tenant_waits_for_one_turn_of_another_at_most() -> None:
+    assert served_while_nobodys_message_waits("a1") == set()
+    assert served_while_nobodys_message_waits("a1", "a2") == {"fairness"}
+
+
+def test_a_redelivery_is_a_turn() -> None:
+    """One tenant's expired message goes before a message that waits, and a second one does not."""
+    story = Story()
+    for message in ("a1", "a2"):
+        story.publish(message, tenant="acme")
+        story.claim(message, tenant="acme")
+    story.publish("waits")
+    story.record("reclaimed", "a1", "acme")
+    assert "fairness" not in story.broken()
+    story.record("reclaimed", "a2", "acme")
+    assert "fairness" in story.broken()
 
 
 def test_a_campaign_can_be_checked_again_from_its_directory(tmp_path: Path) -> None:
