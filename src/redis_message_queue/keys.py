@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,6 +106,9 @@ KEY_MAP = (
 
 USUAL_SEPARATOR = "::"
 
+# The only key that belongs to no queue: a set with an entry for each queue of the server.
+REGISTRY_KEY = "redis_message_queue::queues"
+
 # A queue name must not contain one of these after a separator: its keys would look like another queue's.
 RESERVED_WORDS = tuple(sorted({kind.word.partition("::")[0] for kind in KEY_MAP}))
 
@@ -163,6 +167,16 @@ class QueueKeys:
         begin = prefix + separator
         made = {name: begin + name for name in cls.__slots__}
         return cls(**made | {"prefix": prefix, "separator": separator, "dead_letter": dead_letter or f"{begin}dlq"})
+
+    @property
+    def registry_entry(self) -> str:
+        """What the registry of the server holds for this queue: a JSON object, without what is as usual."""
+        entry = {"name": self.prefix}
+        if self.separator != USUAL_SEPARATOR:
+            entry["key_separator"] = self.separator
+        if self.dead_letter != self._sibling("dlq"):
+            entry["dead_letter_queue"] = self.dead_letter
+        return json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
 
     def _sibling(self, *words: str) -> str:
         return self.separator.join((self.prefix, *words))

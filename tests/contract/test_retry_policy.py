@@ -451,7 +451,7 @@ async def test_the_loop_tries_again(shell: Shell, batch_size: int | None) -> Non
         raise ValueError
 
     summary = await queue.run(refuse, prefetch=10, batch_size=batch_size, until_empty=True)
-    assert (summary.handled, summary.failed, summary.requeued) == (0, 3, 0)
+    assert (summary.handled, summary.failed, summary.requeued, summary.retried) == (0, 0, 0, 3)
     assert (await Awaited(queue).stats()).delayed == 3
     shell.ripen(queue)
     await queue.run(refuse, prefetch=10, batch_size=batch_size, until_empty=True)

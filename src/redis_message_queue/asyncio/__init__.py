@@ -5,6 +5,7 @@ from redis_message_queue.asyncio.abstract import AbstractRedisGateway
 from redis_message_queue.asyncio.gateway import RedisGateway
 from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.queue import RedisMessageQueue
+from redis_message_queue.asyncio.registry import open_registered, queues
 from redis_message_queue.errors import *  # noqa: F403  its __all__ is ours too
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.identity import after_restore
@@ -13,7 +14,8 @@ from redis_message_queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
-from redis_message_queue.messages import ClaimedMessage, MessageRecord, QueueStats, RedriveSummary
+from redis_message_queue.messages import ClaimedMessage, MessageRecord, QueueStats, RedriveSummary, RegisteredQueue
+from redis_message_queue.outcomes import DeadLetter, Discard, HandlerOutcome, RetryLater
 from redis_message_queue.protocol.run_options import RunSummary
 from redis_message_queue.retry_policy import RetryPolicy
 from redis_message_queue.version import __version__
@@ -22,10 +24,13 @@ __all__ = [
     "AbstractRedisGateway",
     "BaseGracefulInterruptHandler",
     "ClaimedMessage",
+    "DeadLetter",
+    "Discard",
     "EventDrivenInterruptHandler",
     "EventOperation",
     "EventOutcome",
     "GracefulInterruptHandler",
+    "HandlerOutcome",
     "MessageRecord",
     "QueueEvent",
     "QueueStats",
@@ -33,9 +38,13 @@ __all__ = [
     "RedisGateway",
     "RedisMessageQueue",
     "RedriveSummary",
+    "RegisteredQueue",
+    "RetryLater",
     "RetryPolicy",
     "RunSummary",
     "__version__",
     "after_restore",
+    "open_registered",
+    "queues",
 ]
 __all__ += errors.__all__

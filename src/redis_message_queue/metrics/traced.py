@@ -61,14 +61,15 @@ class _Traced:
         super().abandon()  # type: ignore[misc]  # of the block that this class goes before
         self._end_span(None)
 
-    async def leave(self, error: BaseException | None) -> None:
+    async def leave(self, error: BaseException | None) -> Any:
         """Settle the messages. The span fails if that raises, or if the handler did."""
         try:
-            await super().leave(error)  # type: ignore[misc]
+            answer = await super().leave(error)  # type: ignore[misc]
         except BaseException as settle_error:
             self._end_span(settle_error)
             raise
         self._end_span(error)
+        return answer
 
 
 class TracedMessageBlock(_Traced, MessageBlock):
