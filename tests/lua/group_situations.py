@@ -27,8 +27,8 @@ class Holder:
         self.part = self.part + 1 if part is None else part
         return self._send("fill_batch", part=self.part, count=count)
 
-    def seal_batch(self) -> int:
-        return self._send("seal_batch")
+    def seal_batch(self, part: int | None = None) -> int:
+        return self._send("seal_batch", part=self.part if part is None else part)
 
     def ack_batch(self, upto: int, jump: int = 0) -> list[int]:
         return self._send("ack_batch", upto=upto, jump=jump)

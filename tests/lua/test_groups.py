@@ -207,7 +207,7 @@ def test_a_part_that_comes_late_is_refused(caller: Caller):
         holder.fill_batch(10)
     with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
         holder.fill_batch(10, part=1)
-    holder.seal_batch()
+    holder.seal_batch(part=2)
     with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
         holder.fill_batch(10, part=3)
     assert caller.client.llen(KEYS.pending) == 10
@@ -296,6 +296,18 @@ def test_many_messages_with_entries_are_acknowledged_in_bounded_steps(caller: Ca
     assert counts_of(caller.client) == (500, 500, 500)
     assert holder.ack_batch(1) == [1, 1]
     assert not caller.client.exists(KEYS.deliveries, KEYS.members(GROUP, 1))
+
+
+def test_a_seal_that_arrives_late_does_not_seal_what_was_filled_since(caller: Caller):
+    """It was sent when there was nothing to seal; another answer came, and the claim went on."""
+    holder = holding(caller)
+    assert holder.seal_batch(part=0) == 0
+    caller.publish_all(numbered(2))
+    holder.fill_batch(1)
+    assert holder.seal_batch(part=0) == 0
+    assert holder.fill_batch(1)[1] == 1
+    assert holder.seal_batch() == 1
+    assert len(holder.members()) == 2
 
 
 def test_what_is_not_sealed_cannot_be_acknowledged(caller: Caller):

@@ -165,7 +165,7 @@ class ConsumerGroup:
 
     def seal_batch(self) -> int:
         """Make the open batch an offset, unless it is empty. Returns the number of the last sealed batch."""
-        sealed: int = self._send(self._seal, self.epoch, self.sealed + 1)
+        sealed: int = self._send(self._seal, self.epoch, self.sealed + 1, self._part)
         if sealed != self.sealed:
             self._part = 0
         self.sealed = sealed
