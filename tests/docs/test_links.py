@@ -11,6 +11,7 @@ LINKING = [
     *pages(),
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")),
     ROOT / "src" / "redis_message_queue" / "lua" / "README.md",
+    *sorted((ROOT / "examples").rglob("README.md")),
 ]
 
 
