@@ -167,15 +167,15 @@ def micro_batch() -> str:
     """How Spark reads a batch as often as it likes, and a message still arrives once."""
     return _sequence(
         "The life of a micro-batch",
-        ("Spark's driver", "Redis: consumer group", "executors", "the sink"),
+        ("Spark's driver", "Redis: the group", "executors", "the sink"),
         (
-            (0, 1, "acquire_group: a new epoch fences the old query", ""),
-            (0, 1, "fill_batch: move waiting messages into batch 7", ""),
+            (0, 1, "acquire_group: a new epoch", ""),
+            (0, 1, "fill_batch: messages into batch 7", ""),
             (0, 1, "seal_batch: batch 7 never changes again", ""),
             (0, 0, "write offset 7 to the checkpoint", ""),
             (2, 1, "read batch 7, page by page", ""),
             (2, 3, "rows of batch 7", ""),
-            (2, 2, "a crash here: the same batch is read again", ""),
+            (2, 2, "after a crash: the same batch again", ""),
             (0, 3, "commit batch 7", ""),
             (0, 1, "ack_batch: everything up to 7 is gone", ""),
         ),
