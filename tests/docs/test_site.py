@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from docs import pictures
 from docs.diagrams import DIAGRAMS
 from docs.site_hooks import ELSEWHERE
 from tests.docs.pages import DOCS, ROOT, name_of, pages
@@ -84,3 +85,12 @@ def test_a_diagram_is_shown_in_a_page_and_no_text_leaves_it(name: str) -> None:
         share = {"start": 0.0, "middle": 0.5, "end": 1.0}[text.attrib["text-anchor"]]
         assert x - share * long >= 0, text.text
         assert x + (1 - share) * long <= width, text.text
+
+
+def test_the_picture_of_a_terminal_can_be_made_again() -> None:
+    """From what the program draws, without a font of another machine. `python -m docs.pictures` writes it."""
+    drawn = pictures.draw("queue   pending\r\norders  \x1b[1m3\x1b[0m\r\n")
+    for svg in (drawn, pictures.PICTURE.read_text(encoding="utf-8")):
+        assert "orders" in svg
+        assert "@font-face" not in svg
+        ElementTree.fromstring(svg)
