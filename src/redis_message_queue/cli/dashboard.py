@@ -143,7 +143,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise CommandFailedError(
-            f"cannot listen on {host} port {port} ({os.strerror(error.errno or 0)}); choose another with --host and --port"
+            f"cannot listen on {host} port {port} ({os.strerror(error.errno or 0)}); "
+            "choose another with --host and --port"
         ) from error
 
 

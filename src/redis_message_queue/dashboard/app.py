@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -82,12 +83,13 @@ class Dashboard:
         flag("discover", discover)
         self._names = list(dict.fromkeys(queues))
         self._discovers = discover
-        self._client, self._settings = client, {"key_separator": key_separator, "hash_tag": hash_tag}
+        self._client = client
+        self._settings: dict[str, Any] = {"key_separator": key_separator, "hash_tag": hash_tag}
         self._allow_changes = allow_changes
         self._access = Access(token, authenticated, allowed_hosts)
         self._watches = Watches(self._open)
         self._streams = 0
-        self._is_stopped = False
+        self._stopped = asyncio.Event()
         for name in self._names:
             self._watches.of(name)  # raises for a name that no queue can have
         self._templates = Environment(
@@ -141,7 +143,7 @@ class Dashboard:
 
     def stop(self) -> None:
         """End the streams of all browsers, so that the server can stop."""
-        self._is_stopped = True
+        self._stopped.set()
 
     # -- queues
 
@@ -327,21 +329,19 @@ class Dashboard:
             await watch.look(closely=True)
             return self._text(request, "_queue.html", watch=watch)
 
-        return StreamingResponse(self._stream(request, part), media_type="text/event-stream")
+        return StreamingResponse(self._stream(part), media_type="text/event-stream")
 
-    async def _stream(self, request: Request, part: Callable[[], Awaitable[str]]) -> AsyncIterator[str]:
+    async def _stream(self, part: Callable[[], Awaitable[str]]) -> AsyncIterator[str]:
         self._streams += 1
         try:
             yield "retry: 1000\n\n"
             ends_at, last = time.monotonic() + _STREAM_SECONDS, ""
-            while time.monotonic() < ends_at and not self._is_stopped:
+            while time.monotonic() < ends_at and not self._stopped.is_set():
                 html = await part()
                 yield ": nothing new\n\n" if html == last else f"data: {json.dumps(html)}\n\n"
-                last, next_at = html, time.monotonic() + INTERVAL_SECONDS
-                while time.monotonic() < next_at and not self._is_stopped:
-                    await asyncio.sleep(0.25)
-                if await request.is_disconnected():
-                    return
+                last = html
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopped.wait(), INTERVAL_SECONDS)
         finally:
             self._streams -= 1
 

@@ -61,7 +61,8 @@ class Change:
             return f"Delete {number} of tenant {one_line(self.tenant)} waiting in {name} for good?"
         stats = await queue.stats(oldest=False)
         if self.source == "orphans":
-            return f"Delete those of {messages(stats.processing)} in processing of {name} that have no lease and no consumer?"
+            number = messages(stats.processing)
+            return f"Delete those of {number} in processing of {name} that have no lease and no consumer?"
         return f"Delete {messages(getattr(stats, self.source))} ({where}) of {name} for good?"
 
     async def make(self, queue: RedisMessageQueue, who: str) -> str:

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from redis_message_queue.plain_values import decoded, printable
 
+UNKNOWN = "\N{EN DASH}"
 _LINE_CHARACTERS = 160
 _PAYLOAD_CHARACTERS = 200_000  # that a page shows; the rest can be downloaded
 _UNITS = ((86_400, "day"), (3_600, "h"), (60, "min"))
@@ -26,14 +27,14 @@ def messages(number: int) -> str:
 def rate(per_second: float | None) -> str:
     """Return a rate with as many digits as matter."""
     if per_second is None:
-        return "–"
+        return UNKNOWN
     return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.1f}/s"
 
 
 def age(seconds: float | None) -> str:
     """Return a duration as people say it: 250 ms, 12 s, 4 min, 3 h 5 min, 2 days."""
     if seconds is None:
-        return "–"
+        return UNKNOWN
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 9.95:
@@ -54,13 +55,13 @@ def age(seconds: float | None) -> str:
 
 def clock(time: datetime | None) -> str:
     """Return a time in UTC."""
-    return "–" if time is None else f"{time:%Y-%m-%d %H:%M:%S}.{time.microsecond // 1000:03d} UTC"
+    return UNKNOWN if time is None else f"{time:%Y-%m-%d %H:%M:%S}.{time.microsecond // 1000:03d} UTC"
 
 
 def one_line(text: str | bytes | None, characters: int = _LINE_CHARACTERS) -> str:
     """Return the beginning of a text on one line, with control characters made visible."""
     if text is None:
-        return "–"
+        return UNKNOWN
     shown = printable(text[: 4 * characters])
     is_whole = len(text) <= 4 * characters and len(shown) <= characters
     return shown if is_whole else shown[: characters - 1] + "…"

@@ -98,7 +98,7 @@ def _stuck(history: Sequence[Sample]) -> Iterator[Finding]:
         if group.messages and not group.has_query:
             yield Finding(
                 Level.WARNING,
-                f"Consumer group {one_line(group.name)} holds {messages(group.messages)}, and its query is not running.",
+                f"Consumer group {one_line(group.name)} holds {messages(group.messages)}, and no query is running.",
                 "Start the query with its checkpoint, or return the messages with rmq spark release.",
             )
     if now.unleased and len(history) > 1 and min(one.unleased for one in history) > 0:
@@ -145,9 +145,10 @@ def _failures(now: Sample) -> Iterator[Finding]:
             number = f"{RECORDS} or more" if len(recent) == RECORDS else count(len(recent))
             why, times = Counter(map(_reason, recent)).most_common(1)[0]
             mostly = "" if times == len(recent) else "most often "
+            kind = one if len(recent) == 1 else several
             yield Finding(
                 Level.WARNING,
-                f"{number} new {one if len(recent) == 1 else several} in the last {age(_RECENT_SECONDS)}: {mostly}{why}.",
+                f"{number} new {kind} in the last {age(_RECENT_SECONDS)}: {mostly}{why}.",
                 "Read the error and the payload; redrive when the cause is fixed.",
                 source,
             )
