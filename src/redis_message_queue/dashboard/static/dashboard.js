@@ -7,20 +7,31 @@ function morph(old, fresh) {
   for (const name of fresh.getAttributeNames()) {
     if (old.getAttribute(name) !== fresh.getAttribute(name)) old.setAttribute(name, fresh.getAttribute(name));
   }
-  const wanted = [...fresh.childNodes];
-  wanted.forEach((child, place) => {
+  // A row is found by its key, wherever it is now; anything else by its place.
+  const rows = new Map([...old.children].filter((one) => one.dataset.row !== undefined).map((one) => [one.dataset.row, one]));
+  let place = old.firstChild;
+  for (const child of [...fresh.childNodes]) {
     const row = child.dataset?.row;
-    let mine = old.childNodes[place];
-    if (row !== undefined && mine?.dataset?.row !== row) {
-      const found = [...old.children].find((one) => one.dataset.row === row);
-      if (found) mine = old.insertBefore(found, mine ?? null);
+    while (child.nodeType === Node.ELEMENT_NODE && place?.nodeType === Node.TEXT_NODE) place = dropped(place);
+    const mine = row === undefined ? place : rows.get(row);
+    if (!mine || mine.nodeName !== child.nodeName || mine.dataset?.row !== row) {
+      old.insertBefore(child, place);
+      continue;
     }
-    if (!mine) old.append(child);
-    else if (mine.nodeName !== child.nodeName || mine.dataset?.row !== row) old.insertBefore(child, mine);
-    else if (child.nodeType === Node.ELEMENT_NODE) morph(mine, child);
+    rows.delete(row);
+    if (mine === place) place = place.nextSibling;
+    else old.insertBefore(mine, place);
+    if (child.nodeType === Node.ELEMENT_NODE) morph(mine, child);
     else if (mine.nodeValue !== child.nodeValue) mine.nodeValue = child.nodeValue;
-  });
-  while (old.childNodes.length > wanted.length) old.lastChild.remove();
+  }
+  while (place) place = dropped(place);
+}
+
+// Removes a node, and returns the one after it.
+function dropped(node) {
+  const next = node.nextSibling;
+  node.remove();
+  return next;
 }
 
 const live = document.getElementById("live");
@@ -43,7 +54,9 @@ function watch() {
     const fresh = new DOMParser().parseFromString("<div>" + JSON.parse(event.data) + "</div>", "text/html");
     const part = fresh.body.firstElementChild;
     for (const name of live.getAttributeNames()) part.setAttribute(name, live.getAttribute(name));
+    const focused = document.activeElement;
     morph(live, part);
+    if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true }); // it moved
     retitle();
     mode.textContent = usual + ", live";
     mode.classList.remove("lost");
@@ -55,7 +68,7 @@ function watch() {
       if (stream !== lost || lost.readyState === EventSource.OPEN) return;
       mode.textContent = "not connected";
       mode.classList.add("lost");
-      if (lost.readyState === EventSource.CLOSED) watch.later = setTimeout(watch, 5000);
+      if (lost.readyState === EventSource.CLOSED) setTimeout(watch, 5000);
     }, 3000);
   };
 }
