@@ -64,7 +64,6 @@ class Claiming:
         self.cut = 0  # dead letters that were cut off to stay within the limit
         self.steps = 0
         self.unfinished = False  # whether there was more to tidy up than one script may do
-        self.had_a_turn = False  # whether messages without a tenant left their line in turn
 
     def usual(self) -> bytes | None:
         """The fast path: nothing is due, and none of the messages was delivered before."""
@@ -120,15 +119,19 @@ class Claiming:
         """The full way: move due and expired messages, take what can be taken, and wake up a consumer for the rest."""
         if self.given.count:
             self.unfinished = self.backlog.enqueue_due(self.now, self.memory.STEPS)
-            if self.backlog.ring:
+            if self.backlog.ring or self.backlog.uses_tenants:
                 self._return_what_ran_out()
-                if not self.unfinished:  # whose turn it is may lie behind a thousand others
+                if self.unfinished:
+                    pass  # whose turn it is may lie behind a thousand others
+                elif self.backlog.ring:
                     self._look_at_ring()
+                else:
+                    self._look_at_line()
             else:
                 self._look_at_leases()
                 self._look_at_line()
         self._write_leases()
-        if self.had_a_turn and list(self.backlog.ring) == [NO_TENANT] and not self.backlog.expired(NO_TENANT):
+        if self._ends_without_tenant and list(self.backlog.ring) == [NO_TENANT] and not self.backlog.expired(NO_TENANT):
             # Messages without a tenant need no turns among themselves, but first they get the turn they wait for.
             self.backlog.ring.clear()
         self._chain_wakeup()
@@ -214,7 +217,6 @@ class Claiming:
                 if token[:16] in self.processing and self._weigh_again(token[:16]):
                     return True
             else:
-                self.had_a_turn |= tenant == NO_TENANT
                 if self._classify_waiting(waiting.pop()):
                     return True
         return False
@@ -281,6 +283,11 @@ class Claiming:
         """Lease what was taken; the position in the batch keeps the order if the leases expire."""
         for place, ticket in enumerate(self.taken if self.given.lease_us else (), 1):
             self.leases[ticket.id + self.nonce] = self.deadline + place
+
+    @property
+    def _ends_without_tenant(self) -> bool:
+        """Whether messages without a tenant had the last turn of this claim."""
+        return bool(self.taken) and tenant_of(self.processing[self.field(self.taken[-1].id)]) == NO_TENANT
 
     # -- who is awake for the rest
 
