@@ -1,5 +1,7 @@
 """Redriving and purging from the dashboard, with a question before."""
 
+from typing import Any
+
 import httpx
 import pytest
 
@@ -27,7 +29,7 @@ def payments(text_client) -> RedisMessageQueue:
 
 def test_chosen_messages_are_redriven(editor, payments):
     chosen = [record.id for record in payments.records("failed")][:2]
-    asked = {"name": "payments", "action": "redrive", "source": "failed", "id": chosen}
+    asked: dict[str, Any] = {"name": "payments", "action": "redrive", "source": "failed", "id": chosen}
     assert "Publish 2 messages from failed of payments again?" in Page(editor.get("/change", params=asked)).words
     assert payments.stats().failed == 6
     assert "Published 2 messages again." in change(editor, **asked)

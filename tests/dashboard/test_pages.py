@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from redis_message_queue.permissions import OPERATOR
+from redis_message_queue.testing.fast_forward import fast_forward
 from tests.dashboard.pages import Page
 from tests.dashboard.scenario import HOSTILE, QUEUES, crash_with, open_queue
 from tests.embedded.waiting import until
@@ -234,9 +235,35 @@ def test_a_query_that_runs_is_no_problem(scene, start_dashboard, client):
     assert "no query is running" not in page.words
 
 
+@pytest.mark.promise("The dashboard finds the queues of its server by itself.")
+def test_queues_are_found_in_the_registry(client, start_dashboard):
+    open_queue(client, "orders").publish("one")
+    open_queue(client, "emails", key_separator="--").publish("one")
+    open_queue(client, "orders", key_separator="--").publish("one")
+    with start_dashboard("orders").browser() as browser:
+        page = Page(browser.get("/"))
+        rows = [one["data-row"] for one in page.all("tr") if "data-row" in one]
+        assert sorted(rows) == ["emails", "orders", "orders (separator --)"]
+        for name in rows:
+            assert "1 waiting" in Page(browser.get("/queue", params={"name": name})).words
+    with start_dashboard("orders", "--no-discover").browser() as browser:
+        assert [one["data-row"] for one in Page(browser.get("/")).all("tr") if "data-row" in one] == ["orders"]
+
+
+def test_the_worst_of_many_queues_is_on_the_first_page(client, start_dashboard):
+    names = [f"queue {number:03}" for number in range(120)]
+    stuck = open_queue(client, names[-1])
+    stuck.publish("one")
+    fast_forward(client, 600, stuck)
+    with start_dashboard(*names, "--no-discover").browser() as browser:
+        page = Page(browser.get("/"))
+        assert "1 of 120 queues is stuck" in page.words
+        assert next(one["data-row"] for one in page.all("tr") if "data-row" in one) == names[-1]
+
+
 def test_many_queues_come_in_pages_and_can_be_filtered(client, start_dashboard):
     names = [f"queue {number:03}" for number in range(120)]
-    with start_dashboard(*names).browser() as browser:
+    with start_dashboard(*names, "--no-discover").browser() as browser:
         first = Page(browser.get("/"))
         assert len([one for one in first.all("tr") if "data-row" in one]) == 50
         assert "1 to 50 of 120" in first.words

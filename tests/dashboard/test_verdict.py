@@ -1,6 +1,7 @@
 """The verdict on a queue, from its last samples."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,11 @@ def lease(number: int, ends_at: float) -> Lease:
     return Lease(number.to_bytes(36, "big"), ends_at)
 
 
-def verdict(*history: Sample) -> tuple[Level, str]:
+def verdict(*samples: Sample) -> tuple[Level, str]:
+    history = [samples[0]]
+    for one in samples[1:]:
+        one, history[-1] = one.after(history[-1]), history[-1].without_messages()
+        history.append(one)
     found = findings(history)[0]
     return found.level, found.text
 
@@ -80,7 +85,7 @@ def test_handlers_that_hang():
     "sign", [{"pending": 6}, {"leases": (lease(9, NOW + 200),)}, {"oldest": 5.0}], ids=["fewer", "lease", "oldest"]
 )
 def test_a_sign_of_a_claim_ends_the_silence(sign):
-    usual = {"pending": 7, "processing": 1, "oldest": 90.0, "leases": (lease(1, NOW + 200),)}
+    usual: dict[str, Any] = {"pending": 7, "processing": 1, "oldest": 90.0, "leases": (lease(1, NOW + 200),)}
     history = [sample(NOW - 80 + step, **usual) for step in range(0, 80, 2)]
     assert verdict(*history, sample(NOW, **usual | sign))[0] is Level.WORKING
 

@@ -29,7 +29,10 @@ _SECURITY = "Access"
 def dashboard(
     server: ServerChoice,
     queues: Annotated[
-        list[str] | None, typer.Argument(metavar="QUEUE", help="Queues to show.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="QUEUE", help="Queues to show besides those in the registry of the server.", show_default=False
+        ),
     ] = None,
     host: Annotated[
         str,
@@ -61,7 +64,7 @@ def dashboard(
     ] = None,
     discover: Annotated[
         bool,
-        typer.Option(help="Let people look at queues that were not named.", rich_help_panel=_SECURITY),
+        typer.Option(help="Also show queues that were not named.", rich_help_panel=_SECURITY),
     ] = True,
     key_separator: KeySeparator = "::",
     hash_tag: HashTag = None,

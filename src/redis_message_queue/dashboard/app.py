@@ -21,21 +21,25 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
-from redis_message_queue.asyncio import RedisMessageQueue
+from redis_message_queue.asyncio import RedisMessageQueue, open_registered
+from redis_message_queue.asyncio import queues as registered_queues
 from redis_message_queue.checks import flag
 from redis_message_queue.dashboard import text
 from redis_message_queue.dashboard.access import HEADERS, Access
 from redis_message_queue.dashboard.changes import MOST_IDS, Change
 from redis_message_queue.dashboard.search import REDRIVEN, SOURCES, find, matcher, messages_of
 from redis_message_queue.dashboard.verdict import Level
-from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, QueueWatch, Watches
+from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, Pace, QueueWatch, Watches
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.keys import QueueKeys
+from redis_message_queue.messages import RegisteredQueue
 from redis_message_queue.plain_values import brief, is_text
 from redis_message_queue.version import __version__
 
 _HERE = Path(__file__).parent
 _RETRY_BUDGET_SECONDS = 3.0  # a person waits for the page
-_QUEUES_A_PAGE = 50
+_QUEUES_A_PAGE, _MOST_QUEUES = 50, 1_000
+_REGISTRY_SECONDS = 10.0
 _LIMITS = (50, 200, 1_000)  # messages on a page
 _TENANTS_A_PAGE = 1_000
 _FORM_BYTES = 64 * 1024
@@ -65,12 +69,12 @@ class Dashboard:
 
         Args:
             client: An asyncio client of redis-py.
-            queues: The names of queues to show first.
+            queues: The names of queues to show; others come from the registry of the server.
             allow_changes: Let people redrive and purge. Without it nothing is ever written.
             token: What people must know to log in. Without a token, only requests from the same machine are answered.
             authenticated: Say True if your application has already checked who sends each request.
             allowed_hosts: Names under which browsers may reach the dashboard. Addresses and localhost always work.
-            discover: Whether queues that are not in ``queues`` can be looked at, too.
+            discover: Whether queues that are not in ``queues`` are shown, too.
             key_separator: What separates the parts of a Redis key.
             hash_tag: Whether keys have a hash tag; None decides as the queues do.
 
@@ -88,6 +92,8 @@ class Dashboard:
         self._allow_changes = allow_changes
         self._access = Access(token, authenticated, allowed_hosts)
         self._watches = Watches(self._open)
+        self._registered: dict[str, RegisteredQueue] = {}
+        self._registry_pace, self._registry_lock = Pace(), asyncio.Lock()
         self._streams = 0
         self._stopped = asyncio.Event()
         for name in self._names:
@@ -148,9 +154,31 @@ class Dashboard:
     # -- queues
 
     def _open(self, name: str) -> RedisMessageQueue:
+        if name in self._registered:
+            return open_registered(self._registered[name], self._client, retry_budget_seconds=_RETRY_BUDGET_SECONDS)
         return RedisMessageQueue(
             name, client=self._client, retry_budget_seconds=_RETRY_BUDGET_SECONDS, **self._settings
         )
+
+    async def _known(self) -> list[str]:
+        """Return the queues that were named, and those that the registry of the server has."""
+        async with self._registry_lock:
+            if self._discovers and self._registry_pace.is_due(_REGISTRY_SECONDS):
+                with contextlib.suppress(*UNREADABLE):  # this user may not read it, or the server is away
+                    self._register(await registered_queues(self._client, max_queues=_MOST_QUEUES))
+                self._registry_pace.done()
+        return list(dict.fromkeys([*self._names, *self._registered]))
+
+    def _register(self, found: list[RegisteredQueue]) -> None:
+        """Give each queue of the registry a name to show; one that was named by hand is the same queue."""
+        named = {self._watches.of(name).queue.key.pending for name in self._names}
+        registered: dict[str, RegisteredQueue] = {}
+        for one in found:
+            if QueueKeys.unchecked(one.name, separator=one.key_separator).pending in named:
+                continue
+            is_taken = one.name in registered or one.name in self._names
+            registered[f"{one.name} (separator {one.key_separator})" if is_taken else one.name] = one
+        self._registered = registered
 
     def _watch(self, request: Request) -> QueueWatch:
         """Return the watch of the queue that the address names."""
@@ -166,16 +194,16 @@ class Dashboard:
 
     async def _queues(self, request: Request) -> dict[str, Any]:
         wanted = request.query_params.get("q", "")
-        names = [name for name in self._names if wanted.lower() in name.lower()]
-        first = _number(request, "first")
-        shown = names[first : first + _QUEUES_A_PAGE]
-        watches = await self._watches.look_at(shown)
+        names = [name for name in await self._known() if wanted.lower() in name.lower()]
+        watches = await self._watches.look_at(names[:_MOST_QUEUES])
         levels = [watch.headline.level for watch in watches]
+        first = _number(request, "first")
+        after = first + _QUEUES_A_PAGE
         return {
-            "watches": watches,
-            "total": len(names),
+            "watches": watches[first:after],
+            "total": len(watches),
             "first": first,
-            "after": first + _QUEUES_A_PAGE if first + _QUEUES_A_PAGE < len(names) else None,
+            "after": after if after < len(watches) else None,
             "q": wanted,
             "levels": {level: levels.count(level) for level in Level},
             "discovers": self._discovers,

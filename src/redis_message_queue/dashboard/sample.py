@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -83,7 +83,7 @@ class Sample:
     dead_letters: tuple[MessageRecord, ...] = ()  # the newest
     failed: tuple[MessageRecord, ...] = ()
     groups: tuple[GroupLag, ...] = ()
-    details: Details = field(default_factory=Details)
+    saw_claim: bool = False  # whether somebody has claimed a message since the sample before
 
     @property
     def oldest_seconds(self) -> float | None:
@@ -91,6 +91,20 @@ class Sample:
 
     def with_oldest(self, seconds: float | None) -> Sample:
         return replace(self, stats=replace(self.stats, oldest_pending_seconds=seconds))
+
+    def after(self, before: Sample) -> Sample:
+        """Return this sample with what the one before it adds: a claim leaves fewer waiting, or a new lease or head."""
+        ages = before.oldest_seconds, self.oldest_seconds
+        saw_claim = (
+            self.stats.pending < before.stats.pending
+            or not {one.token for one in self.leases} <= {one.token for one in before.leases}
+            or (ages[0] is not None and ages[1] is not None and ages[1] < ages[0])
+        )
+        return replace(self, saw_claim=saw_claim)
+
+    def without_messages(self) -> Sample:
+        """Return what the history keeps: a thousand queues must fit into memory."""
+        return replace(self, leases=(), dead_letters=(), failed=(), groups=())
 
 
 class Sampler:

@@ -174,21 +174,10 @@ def _quiet_seconds(history: Sequence[Sample]) -> float:
     """Return for how long nobody was seen to claim a message, while messages waited."""
     since = history[-1].at
     for before, after in zip(reversed(history[:-1]), reversed(history[1:]), strict=True):
-        if not before.stats.pending or _is_claimed(before, after):
+        if not before.stats.pending or after.saw_claim:
             break
         since = before.at
     return history[-1].at - since
-
-
-def _is_claimed(before: Sample, after: Sample) -> bool:
-    """Return whether the second sample shows a claim: fewer messages wait, or a lease or the oldest message is new."""
-    if after.stats.pending < before.stats.pending:
-        return True
-    if {one.token for one in after.leases} - {one.token for one in before.leases}:
-        return True
-    if before.oldest_seconds is None or after.oldest_seconds is None:
-        return False
-    return after.oldest_seconds < before.oldest_seconds
 
 
 def _seconds_since(record: MessageRecord, at: float) -> float:

@@ -20,7 +20,8 @@ _SHARE = 50  # at most one 50th of the time goes into reading: a slow answer mak
 _HISTORY_SECONDS = 300.0
 _GAP_SECONDS = 30.0  # after which nothing is known about the time between
 _AT_ONCE = 4  # queues that are read at the same time
-_KEPT_WATCHES = 1_000
+_SECONDS_A_QUEUE = 0.02
+_KEPT_WATCHES = 2_000
 
 UNREADABLE = (RedisError, RedisMessageQueueError, OSError)
 
@@ -28,19 +29,18 @@ UNREADABLE = (RedisError, RedisMessageQueueError, OSError)
 class Pace:
     """Says when something may be read again: not too often, and later if reading it takes long."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._next_at = self._begun = float("-inf")
+    def __init__(self) -> None:
+        self._asked = self._begun = float("-inf")
+        self._took = 0.0
 
-    def is_due(self) -> bool:
-        """Return whether it may be read now."""
-        self._begun = time.monotonic()
-        return self._begun >= self._next_at
+    def is_due(self, seconds: float) -> bool:
+        """Return whether it may be read now, if it is to be read every so many seconds."""
+        self._asked = time.monotonic()
+        return self._asked >= self._begun + max(seconds, _SHARE * self._took)
 
     def done(self) -> None:
         """Note that it was read since `is_due` said so."""
-        now = time.monotonic()
-        self._next_at = self._begun + max(self._seconds, _SHARE * (now - self._begun))
+        self._begun, self._took = self._asked, time.monotonic() - self._asked
 
 
 class QueueWatch:
@@ -55,16 +55,15 @@ class QueueWatch:
         self.error: str | None = None
         self.findings: list[Finding] = []  # the worst first
         self._lock = asyncio.Lock()
-        self._pace, self._oldest_pace = Pace(INTERVAL_SECONDS), Pace(INTERVAL_SECONDS)
-        self._details_pace = Pace(_DETAILS_SECONDS)
+        self._pace, self._oldest_pace, self._details_pace = Pace(), Pace(), Pace()
 
-    async def look(self, *, closely: bool = False) -> None:
-        """Read the queue, unless that was done a moment ago; ``closely`` for what only its own page shows."""
+    async def look(self, seconds: float = INTERVAL_SECONDS, *, closely: bool = False) -> None:
+        """Read the queue, unless that was done these seconds ago; ``closely`` for what only its own page shows."""
         async with self._lock:
             try:
-                if self._pace.is_due():
+                if self._pace.is_due(seconds):
                     await self._sample()
-                if closely and self.now is not None and self._details_pace.is_due():
+                if closely and self.now is not None and self._details_pace.is_due(_DETAILS_SECONDS):
                     self.details = await self.sampler.details(self.details, self.now)
                     self._details_pace.done()
             except UNREADABLE as error:
@@ -74,14 +73,17 @@ class QueueWatch:
 
     async def _sample(self) -> None:
         # With many tenants, finding the oldest message takes many scripts, so that is done less often.
-        oldest = self._oldest_pace.is_due()
+        oldest = self._oldest_pace.is_due(INTERVAL_SECONDS)
         sample = await self.sampler.read(oldest=oldest)
         if oldest:
             self._oldest_pace.done()
         elif self.now is not None and sample.stats.pending:
             sample = sample.with_oldest(self.now.oldest_seconds)
-        if self.now is not None and sample.at - self.now.at > _GAP_SECONDS:
+        if self.history and sample.at - self.history[-1].at > _GAP_SECONDS:
             self.history.clear()
+        if self.history:
+            sample = sample.after(self.history[-1])
+            self.history[-1] = self.history[-1].without_messages()
         self.history.append(sample)
         while sample.at - self.history[0].at > _HISTORY_SECONDS:
             self.history.popleft()
@@ -117,12 +119,16 @@ class Watches:
         return watch
 
     async def look_at(self, names: Sequence[str]) -> list[QueueWatch]:
-        """Look at several queues, a few at a time, and return those that need attention first."""
+        """Look at several queues, a few at a time, and return those that need attention first.
+
+        The more there are, the less often each of them is read: about a hundred commands a second for all of them.
+        """
         watches = [self.of(name) for name in names]
+        seconds = max(INTERVAL_SECONDS, _SECONDS_A_QUEUE * len(watches))
 
         async def look(watch: QueueWatch) -> None:
             async with self._turns:
-                await watch.look()
+                await watch.look(seconds)
 
         await asyncio.gather(*map(look, watches))
         return sorted(watches, key=_urgency)
