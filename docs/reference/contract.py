@@ -58,6 +58,7 @@ TOPICS = (
     "Journal",
     "Operator tools",
     "Command line",
+    "Dashboard",
     "Metrics",
     "Tracing",
     "Streaming queries in Spark",

@@ -37,6 +37,7 @@ COMMANDS: dict[str, str] = {
     "redrive": "redrive",
     "purge": "purge",
     "tenants": "peek",
+    "dashboard": "dashboard",
     "doctor": "doctor.command",
     "dev": "dev",
     "demo": "demo.command",
