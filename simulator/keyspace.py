@@ -98,7 +98,11 @@ class List(list[bytes]):
     """Elements, the left end first."""
 
 
-Value = bytes | List | Hash | SortedSet | Stream
+class Set(set[bytes]):
+    """Members without an order."""
+
+
+Value = bytes | List | Hash | Set | SortedSet | Stream
 
 
 class Command(NamedTuple):
@@ -377,6 +381,14 @@ class Keyspace:
             new += field not in fields
             fields[field] = value
         return new
+
+    @command(2, writes=True, needs_memory=True)
+    def sadd(self, arguments: Arguments) -> int:
+        key, *members = arguments
+        known = self._open(key, Set)
+        new = set(members) - known
+        known |= new
+        return len(new)
 
     @command(3, writes=True, needs_memory=True)
     def hsetnx(self, arguments: Arguments) -> int:

@@ -17,6 +17,7 @@ TOPICS = (
     "Options",
     "Publishing",
     "Publishing many",
+    "Receipts",
     "Payloads",
     "Headers",
     "Deduplication",
