@@ -164,32 +164,9 @@ class QueueKeys:
     @classmethod
     def unchecked(cls, prefix: str, *, separator: str = USUAL_SEPARATOR, dead_letter: str | None = None) -> QueueKeys:
         """The keys that begin with ``prefix``, which is not checked."""
-
-        def key(word: str) -> str:
-            return f"{prefix}{separator}{word}"
-
-        return cls(
-            prefix=prefix,
-            separator=separator,
-            pending=key("pending"),
-            processing=key("processing"),
-            completed=key("completed"),
-            failed=key("failed"),
-            dead_letter=dead_letter or key("dlq"),
-            leases=key("leases"),
-            deliveries=key("deliveries"),
-            wakeup=key("wakeup"),
-            timer_owner=key("timer_owner"),
-            delayed=key("delayed"),
-            delayed_messages=key("delayed_messages"),
-            tenant_ring=key("tenant_ring"),
-            tenant_backlog=key("tenant_backlog"),
-            weights=key("weights"),
-            longest=key("longest"),
-            groups=key("groups"),
-            journal=key("journal"),
-            meta=key("meta"),
-        )
+        begin = prefix + separator
+        made = {name: begin + name for name in cls.__slots__}
+        return cls(**made | {"prefix": prefix, "separator": separator, "dead_letter": dead_letter or f"{begin}dlq"})
 
     @property
     def registry_entry(self) -> str:
@@ -302,7 +279,7 @@ def tagged(name: str) -> str:
         return name
     if "{" in name or "}" in name:
         raise ConfigurationError(
-            f"name {name!r} has braces that are no hash tag; on a cluster use a name without braces, "
+            f"name {name!r} has braces that are not a hash tag; on a cluster use a name without braces, "
             "or with one complete tag such as '{orders}'"
         )
     return f"{{{name}}}"

@@ -40,12 +40,12 @@ async def test_a_handler_that_raises_does_not_end_the_loop(shell: Shell) -> None
         ("ValueError", "bad d"),
         ("ValueError", "bad b"),
     ]
-    stories = {
+    events_by_id = {
         event.message_id: [other.operation for other in events.all if other.message_id == event.message_id]
         for event in events.of("publish")
     }
     assert (
-        list(stories.values())
+        list(events_by_id.values())
         == [
             ["publish", "claim", "ack", "completed"],
             ["publish", "claim", "failed", "nack"],

@@ -21,10 +21,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 class OptionalQueueChoice(QueueChoice):
     """Which queue, unless the user names a queue object instead."""
 
-    name: Annotated[
-        str,
-        typer.Argument(metavar="QUEUE", help="The name of the queue, unless you pass --queue.", show_default=False),
-    ] = ""
+    name: Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue, unless you pass --queue.")] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +50,7 @@ class WorkerSettings:
 
 def worker(
     handler: Annotated[
-        str,
-        typer.Argument(
-            metavar="HANDLER", help="The function: package.module:function, sync or async.", show_default=False
-        ),
+        str, typer.Argument(metavar="HANDLER", help="The function: package.module:function, sync or async.")
     ],
     queue: OptionalQueueChoice,
     output: Output,
@@ -83,20 +77,14 @@ def worker(
     batch_seconds: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="How long to wait for a list to fill.")
     ] = None,
-    until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="Stop when no message is pending.", show_default=False)
-    ] = False,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when no message is pending.")] = False,
     wait_for_retries: Annotated[
         bool,
         typer.Option(
-            "--wait-for-retries",
-            help="With --until-empty: also wait for the next attempts of messages that failed.",
-            show_default=False,
+            "--wait-for-retries", help="With --until-empty: also wait for the next attempts of messages that failed."
         ),
     ] = False,
-    payload_bytes: Annotated[
-        bool, typer.Option("--bytes", help="Pass payloads as bytes instead of str.", show_default=False)
-    ] = False,
+    payload_bytes: Annotated[bool, typer.Option("--bytes", help="Pass payloads as bytes instead of str.")] = False,
     ready_file: Annotated[
         Path | None, typer.Option(metavar="PATH", help="A file that exists while all processes are running.")
     ] = None,
@@ -112,11 +100,7 @@ def worker(
     log_level: Annotated[LogLevel, typer.Option(help="The level of the log on stderr.")] = "warning",
     tracebacks: Annotated[
         bool,
-        typer.Option(
-            "--tracebacks",
-            help="Log the traceback of each exception in a handler; it may quote payloads.",
-            show_default=False,
-        ),
+        typer.Option("--tracebacks", help="Log the traceback of each exception in a handler; it may quote payloads."),
     ] = False,
 ) -> ExitStatus | None:
     """Call a function of yours with each message of a queue, until SIGTERM or Ctrl-C.
