@@ -39,6 +39,7 @@ TOPICS = (
     "What a handler decides",
     "Tenants",
     "Interrupts",
+    "Pausing",
     "Draining",
     "Cancellation",
     "Killed and interrupted consumers",
