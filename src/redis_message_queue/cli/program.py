@@ -36,6 +36,8 @@ COMMANDS: dict[str, str] = {
     "records": "peek",
     "redrive": "redrive",
     "purge": "purge",
+    "pause": "pause",
+    "resume": "pause",
     "tenants": "peek",
     "dashboard": "dashboard",
     "doctor": "doctor.command",
