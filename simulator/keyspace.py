@@ -382,14 +382,6 @@ class Keyspace:
             fields[field] = value
         return new
 
-    @command(2, writes=True, needs_memory=True)
-    def sadd(self, arguments: Arguments) -> int:
-        key, *members = arguments
-        known = self._open(key, Set)
-        new = set(members) - known
-        known |= new
-        return len(new)
-
     @command(3, writes=True, needs_memory=True)
     def hsetnx(self, arguments: Arguments) -> int:
         key, field, value = arguments
