@@ -87,6 +87,11 @@ def test_without_a_token_only_this_machine_is_answered(options, address, status)
     [
         ({"queues": "orders"}, "queues"),
         ({"queues": [1]}, "queues"),
+        ({"queues": None}, "queues"),
+        ({"client": redis.Redis()}, "client"),
+        ({"client": None}, "client"),
+        ({"allowed_hosts": 5}, "allowed_hosts"),
+        ({"key_separator": ""}, "key_separator"),
         ({"queues": ["a::pending::b"]}, "name"),
         ({"token": "short"}, "token"),
         ({"token": 5}, "token"),
@@ -98,7 +103,7 @@ def test_without_a_token_only_this_machine_is_answered(options, address, status)
 )
 def test_arguments_that_cannot_work_are_refused(options, named):
     with pytest.raises(ConfigurationError, match=named):
-        Dashboard(redis.asyncio.Redis(), **options)
+        Dashboard(**{"client": redis.asyncio.Redis(), "queues": ["orders"]} | options)
 
 
 @pytest.mark.promise("With a token, nothing but the login page is shown to people who do not have it.")

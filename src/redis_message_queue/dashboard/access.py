@@ -41,7 +41,7 @@ class Access:
         flag("authenticated", authenticated)
         if token is not None and (not is_text(token) or len(token) < SHORTEST_TOKEN):
             raise ConfigurationError(f"token must be a text of at least {SHORTEST_TOKEN} characters")
-        if is_text(allowed_hosts) or not all(map(is_text, allowed_hosts)):
+        if is_text(allowed_hosts) or not isinstance(allowed_hosts, Collection) or not all(map(is_text, allowed_hosts)):
             raise ConfigurationError(f"allowed_hosts must be a list of host names, not {brief(allowed_hosts)}")
         self._token = token
         self._authenticated = authenticated

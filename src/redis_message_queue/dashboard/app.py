@@ -21,6 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
+from redis_message_queue import wire
 from redis_message_queue.asyncio import RedisMessageQueue, open_registered
 from redis_message_queue.asyncio import queues as registered_queues
 from redis_message_queue.checks import flag
@@ -81,7 +82,8 @@ class Dashboard:
         Raises:
             ConfigurationError: An argument cannot be used.
         """
-        if is_text(queues) or not all(map(is_text, queues)):
+        wire.refuse_unusable_client(client, asynchronous=True)
+        if is_text(queues) or not isinstance(queues, Collection) or not all(map(is_text, queues)):
             raise ConfigurationTypeError(f"queues must be a list of names, not {brief(queues)}")
         flag("allow_changes", allow_changes)
         flag("discover", discover)

@@ -80,7 +80,7 @@ class Change:
                 done += f" {messages(len(self.ids) - summary.redriven)} had left the list meanwhile."
             elif summary.matched == MOST_REDRIVEN:
                 done += " There may be more: repeat it."
-        log.warning("%s: dashboard: %s %s by %s: %s", self.queue, self.action, self.source, who, done)
+        log.warning("%s: dashboard: %s %s by %s: %s", one_line(self.queue), self.action, self.source, who, done)
         return done
 
     @property
