@@ -843,6 +843,7 @@ class Ledger:
         allowed = set() if all(rules.lease_us for rules in self.rules.values()) else {"processing", "deliveries"}
         # Without leases, a message whose consumer died stays in flight until an operator removes it.
         allowed |= {"completed", "failed", "dlq", "records", "wakeup", "journal", "meta", "weights", "groups", "group"}
+        allowed.add("queues")  # the registry of the server
         for key in self._keyspace().values:
             word = key.split(b"::")[1].decode()
             if word in _EXPIRING or word in allowed or key == REGISTRY_KEY.encode():

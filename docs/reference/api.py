@@ -28,6 +28,7 @@ class Section:
 
 SECTIONS = (
     Section("Queue", ("RedisMessageQueue", "RedisGateway"), "The options of both: [Options](options.md)."),
+    Section("What a publisher receives", ("Receipt",)),
     Section("What a handler receives", ("ReceivedMessage",)),
     Section(
         "Failures",
@@ -84,6 +85,11 @@ FIELD_SENTENCES = {
         "jitter": "the largest random part that is subtracted from a pause, as a fraction from 0 to 1",
         "retry_on": "exceptions to retry",
         "give_up_on": "exceptions never to retry, even if they are among `retry_on`",
+    },
+    "Receipt": {
+        "id": "the id of the message, the same in its events, its journal entries and its deliveries",
+        "accepted": "whether it was stored; False if deduplication suppressed it",
+        "duplicate_of": "for a duplicate, the id of the message that holds the deduplication key",
     },
     "QueueStats": {
         "pending": "messages that wait, including those of all tenants",

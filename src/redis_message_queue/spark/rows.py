@@ -16,7 +16,17 @@ import pyarrow.compute as pc
 from pyspark.sql import types as t
 
 from redis_message_queue import headers
-from redis_message_queue.envelope import HAS_ENTRY, HAS_EXTRAS, HAS_TENANT, HEADER_BYTES, TIME_AT, Envelope, is_message
+from redis_message_queue.envelope import (
+    HAS_ENTRY,
+    HAS_EXTRAS,
+    HAS_TENANT,
+    HAS_TTL,
+    HEADER_BYTES,
+    TIME_AT,
+    TTL_BYTES,
+    Envelope,
+    is_message,
+)
 from redis_message_queue.errors import ConfigurationError, CorruptMessageError
 from redis_message_queue.spark.options import PayloadFormat
 
@@ -93,6 +103,8 @@ def parse_stored(stored: bytes) -> StoredParts:
         tenant, at = stored[at + 1 : end].decode(errors="replace"), end
     if flags & HAS_EXTRAS:
         at += 2 + int.from_bytes(stored[at : at + 2], "big")
+    if flags & HAS_TTL:
+        at += TTL_BYTES
     return stored[1:TIME_AT], stored[at:], tenant, int.from_bytes(stored[TIME_AT:HEADER_BYTES], "big")
 
 

@@ -1,7 +1,7 @@
 -- lib/select.lua: selects the next messages: expired ones first, then the heads of the lists, tenants in turn.
 -- Needs  pending, processing, leases, deliveries, dlq, records, tenant_ring, delayed, delayed_messages, expired
 -- Needs  now, leased, uses_tenants, most, ttl_us, dlq_limit, hex, record_event
--- Needs  is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
+-- Needs  has_outlived, is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
 -- Needs  pending_of, check_tenant, leave_ring
 -- Needs  check_queues, stride_of, place_in_ring, join_ring, rebase_ring, push_pending, reduce_backlog
 -- Needs  new_budget
@@ -122,7 +122,7 @@ end
 local function classify(id, stored, usual, origin, member)
   local attempts, times, failures, damaged = read_entry(id, stored, usual)
   local reason = damaged and 'damaged' or most > 0 and times >= most and 'deliveries'
-    or ttl_us > 0 and time_of(stored) + ttl_us <= now and 'expired'
+    or (ttl_us > 0 and time_of(stored) + ttl_us <= now or has_outlived(stored, now)) and 'expired'
   budget.count(stored)
   if reason then
     dead[#dead + 1] = {id = id, stored = stored, payload = payload_of(stored), times = times, reason = reason}
