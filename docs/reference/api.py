@@ -118,6 +118,7 @@ FIELD_SENTENCES = {
         "handled": "messages that were acknowledged",
         "failed": "messages whose handler raised",
         "requeued": "messages that were returned to the queue unhandled",
+        "dead_lettered": "messages that its claims moved to the dead letters: delivered too often, too old, or unreadable",
     },
     "ClaimedMessage": {
         "stored_message": "the message as the gateway stores it; the handler receives it unchanged",

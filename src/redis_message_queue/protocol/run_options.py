@@ -22,6 +22,7 @@ class RunSummary:
     handled: int = 0
     failed: int = 0
     requeued: int = 0
+    dead_lettered: int = 0  # by its claims, without calling the handler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,7 +211,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
             until_empty: Return when no message is waiting.
 
         Returns:
-            RunSummary: How many messages were handled, failed and requeued.
+            RunSummary: How many messages were handled, failed, requeued and dead-lettered.
 
         Raises:
             ConfigurationError: An argument cannot be used.

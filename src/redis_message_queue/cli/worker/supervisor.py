@@ -91,7 +91,7 @@ class Supervisor:
         self._bad_exits = 0
         self._mistake: tuple[str, ExitStatus] | None = None
         self._selector = selectors.DefaultSelector()
-        self.summary: Counter[str] = Counter(handled=0, failed=0, requeued=0)
+        self.summary: Counter[str] = Counter(handled=0, failed=0, requeued=0, dead_lettered=0)
 
     def run(self) -> ExitStatus:
         """Run until all processes have ended, and return the exit status."""
@@ -111,7 +111,8 @@ class Supervisor:
             return self._mistake[1]
         if self._abandoned_at is not None:
             return self._stop.status
-        failed = self._settings.run["until_empty"] and self.summary["failed"]
+        # A batch that fails is requeued, and counts as failed only when its messages were delivered too often.
+        failed = self._settings.run["until_empty"] and (self.summary["failed"] or self.summary["dead_lettered"])
         return ExitStatus.FAILED if self._bad_exits or failed else ExitStatus.OK
 
     def _start_children(self) -> None:
