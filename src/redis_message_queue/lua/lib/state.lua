@@ -1,15 +1,18 @@
--- lib/state.lua: refuses a queue whose stored state has another version, and tells what scripts must know of a queue.
+-- lib/state.lua: refuses a queue whose stored state has another version, and tells what kind of queue it is.
 -- Needs  meta, journal
--- Makes  journaled, largest, remember_largest
+-- Makes  journaled, uses_tenants, paused, largest, remember_largest
 -- `journaled` is '1' if the journal also holds payloads, '0' if it does not, and false for a queue without a journal.
 -- A queue has a journal if `meta` says so: every client writes it, whatever its own options are.
+-- `uses_tenants` is '1' once a message of a tenant has waited in a list or has been delayed, and false before.
+-- `paused` is when an operator paused the queue, and false otherwise.
 -- `largest` is the size of the largest message since the queue was empty, 0 if no message has been large: a script that
 -- reads a piece of a list cannot ask how large its elements are. See lib/bounded.lua.
 local LARGE = 62500 -- bytes: a piece has at most 64 messages, and 4 MB
-local journaled, largest
+local journaled, uses_tenants, paused, largest
 do
   local version
-  version, journaled, largest = unpack(redis.call('HMGET', meta, 'version', 'journal', 'largest'))
+  version, journaled, uses_tenants, paused, largest
+    = unpack(redis.call('HMGET', meta, 'version', 'journal', 'tenants', 'paused', 'largest'))
   -- The first contact, or somebody flushed the server. By its hash: a name may have characters that an error cannot.
   if not version then error('NOSTATE ' .. redis.sha1hex(meta), 0) end
   if version ~= '1' then error('STATEVERSION ' .. version .. ' in ' .. meta, 0) end
