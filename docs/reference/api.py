@@ -133,6 +133,7 @@ FIELD_SENTENCES = {
         "discarded": "messages whose handler raised `Discard`",
         "retried": "attempts after which the message waits for the next one",
         "attempts": "how often a message was given to the handler, whatever came of it",
+        "dead_lettered": "messages that its claims found delivered too often, too old or unreadable",
     },
     "ClaimedMessage": {
         "stored_message": "the message as the gateway stores it; the handler receives it unchanged",

@@ -23,7 +23,7 @@ class Holder:
         self.epoch = after + 1
         return self._send("acquire_group", holder=self.holder, lease_us=lease_us, after=after)
 
-    def fill_batch(self, count: int = 10, part: int | None = None) -> list[int]:
+    def fill_batch(self, count: int = 10, part: int | None = None) -> list[Any]:
         self.part = self.part + 1 if part is None else part
         return self._send("fill_batch", part=self.part, count=count)
 
