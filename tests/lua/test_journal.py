@@ -115,6 +115,23 @@ def test_a_retry_tells_when_and_why(journaled: Caller):
     assert int(entry["due"]) == int(entry["at"]) + 5_000_000
 
 
+@pytest.mark.parametrize("kept", [None, KEYS.completed])
+def test_a_settlement_tells_when_each_handler_started_and_how_long_it_ran(journaled: Caller, kept: str | None):
+    """Of several messages, each has its own; their records do not repeat it."""
+    note = json.dumps({"reason": "completed", "handled": [3_000_000, 1_000_000, 2_000_000, 500_000]})
+    journaled.settle([*journaled.hold(b"first"), *journaled.hold(b"second")], kept=kept, note=note)
+    entries = journaled.journal()[-2:]
+    assert [int(entry["at"]) - int(entry["started"]) for entry in entries] == [3_000_000, 2_000_000]
+    assert [entry["handled"] for entry in entries] == ["1000000", "500000"]
+    assert kept is None or "handled" not in journaled.records(kept)[0]
+
+
+def test_a_retry_tells_how_long_its_handler_ran(journaled: Caller):
+    journaled.retry_later(journaled.hold(b"first"), handled="3000 2000")
+    entry = journaled.journal()[-1]
+    assert (int(entry["at"]) - int(entry["started"]), entry["handled"]) == (3_000, "2000")
+
+
 def test_a_redriven_message_names_the_one_that_it_repeats(journaled: Caller):
     """It enters under a new id, and is not told as published."""
     journaled.settle(journaled.hold(b"first"), kept=KEYS.dead_letter)
