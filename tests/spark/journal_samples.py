@@ -85,11 +85,10 @@ class JournalSample:
             end = chance.random()
             if end < 0.78:
                 handed = chance.random() < 0.2
-                self._say(
-                    at,
-                    *(("handed_off", message_id, tenant) if handed else ("acked", message_id, tenant)),
-                    **({"results": 2} if handed else {}),
-                )
+                details = {"results": 2} if handed else {}
+                if chance.random() < 0.5:  # a loop, whose messages wait before and after their handlers
+                    details |= {"started": int(at) - 300, "handled": 200}
+                self._say(at, "handed_off" if handed else "acked", message_id, tenant, **details)
                 return
             if end < 0.80:
                 self._open["processing"].append(message_id)

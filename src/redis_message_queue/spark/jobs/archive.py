@@ -320,6 +320,18 @@ def _compact_table(archived: ArchiveTable, options: CompactOptions) -> tuple[int
     return deleted, len(unused)
 
 
+def archived_queues(location: Location) -> list[str]:
+    """Return the names of the queues that are archived here.
+
+    Raises:
+        ArchiveError: There is none.
+    """
+    found = sorted({one.queue for one in journal_table(location).files()})
+    if not found:
+        raise ArchiveError(f"no queue is archived at {location.uri}. Run archive first.")
+    return found
+
+
 def journal_files(location: Location, queue: str) -> list[DataFile]:
     """Return the files with the journal of a queue, or raise an error that names the queues that are archived here."""
     found = journal_table(location).files()
