@@ -72,6 +72,15 @@ def test_payloads_are_told_where_they_are_wanted(caller: Caller):
         assert sorted(map(str, told)) == (["one", "three", "two"] if payload else ["None"] * 3)
 
 
+@pytest.mark.parametrize("payload", [0, 1])
+def test_headers_are_told_with_the_payload(caller: Caller, payload: int):
+    """They are as private as the payload. What is no set of headers is left out."""
+    caller.open_journal(payload=payload)
+    caller.enqueue(New(b"one", extras=b'{"headers": {"trace": "7"}}'), New(b"two", extras=b'{"headers": 5}'), b"three")
+    told = {entry.get("payload"): entry.get("headers") for entry in caller.journal()}
+    assert told == ({"one": '{"trace":"7"}', "two": None, "three": None} if payload else {None: None})
+
+
 def test_a_claim_tells_what_came_back_and_what_died(journaled: Caller):
     """Claimed anew, delivered too often, too old."""
     journaled.hold(b"first", b"second")

@@ -86,7 +86,7 @@ class JournalSample:
             if end < 0.78:
                 handed = chance.random() < 0.2
                 details = {"results": 2} if handed else {}
-                if chance.random() < 0.5:  # a loop, whose messages wait before and after their handlers
+                if int(message_id, 16) % 2:  # a loop, whose messages wait before and after their handlers
                     details |= {"started": int(at) - 300, "handled": 200}
                 self._say(at, "handed_off" if handed else "acked", message_id, tenant, **details)
                 return

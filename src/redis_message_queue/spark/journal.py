@@ -137,6 +137,7 @@ class JournalReader:
         (found,) = self._reader.read(("HMGET", self.state_key, *names))
         payload, identity, serial, mark = found
         if payload is None:
+            self._reader.refuse_cluster_node()
             raise JournalError(
                 f"the queue {self.address.queue!r} has no journal. Open it once with journal=True, or with "
                 'journal="payload" to keep payloads too.',
