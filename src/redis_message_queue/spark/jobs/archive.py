@@ -31,7 +31,14 @@ from redis_message_queue.spark.jobs.archive_tables import (
     location_of,
 )
 from redis_message_queue.spark.jobs.inventory import Inventory, inventory_table
-from redis_message_queue.spark.jobs.job import JobProgress, JobResult, OnProgress, clear_errors, ignore_progress
+from redis_message_queue.spark.jobs.job import (
+    JobProgress,
+    JobResult,
+    OnProgress,
+    clear_errors,
+    ignore_progress,
+    require_classic,
+)
 from redis_message_queue.spark.jobs.records import RecordArchiver, records_table
 from redis_message_queue.spark.journal import BEGINNING, SCHEMA, JournalReader, JournalSnapshot, StreamId, StreamRange
 
@@ -109,6 +116,7 @@ def archive(spark: "SparkSession", options: ArchiveOptions, on_progress: OnProgr
         ArchiveError: The server was restored to an older state than the archive has, or the storage failed.
         ArchiveConflictError: Another run was faster. Run the job again.
     """
+    require_classic(spark, "archiving")
     location = location_of(options.path, options.storage_options, spark)
     with JournalReader(options) as journal, clear_errors("archiving"):
         result = Archiver(journal, location, in_tasks(spark), options, on_progress).run()

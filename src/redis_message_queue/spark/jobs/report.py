@@ -15,7 +15,14 @@ from redis_message_queue.spark.job_options import OverviewOptions, ReportOptions
 from redis_message_queue.spark.jobs.archive import application_of, archived_queues, journal_files, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.inventory import read_inventory
-from redis_message_queue.spark.jobs.job import JobProgress, JobResult, OnProgress, clear_errors, ignore_progress
+from redis_message_queue.spark.jobs.job import (
+    JobProgress,
+    JobResult,
+    OnProgress,
+    clear_errors,
+    ignore_progress,
+    require_classic,
+)
 from redis_message_queue.spark.jobs.page import render_overview, render_page
 from redis_message_queue.spark.jobs.records import read_records
 from redis_message_queue.spark.jobs.statistics import (
@@ -176,6 +183,7 @@ def _overview_row(one: ReportResult) -> Row:
 
 
 def _report(spark: "SparkSession", options: ReportOptions, window: Window, on_progress: OnProgress) -> ReportResult:
+    require_classic(spark, "the report")
     with clear_errors("the report"):
         found = statistics_of(spark, options.path, options.queue, on_progress, options.storage_options, window)
     files = location_of(options.output, options.storage_options)
