@@ -359,11 +359,7 @@ def _unhandled(
 def check_fairness(queue: QueueEvidence, counts: Counter[str]) -> Iterator[Violation]:
     """While a tenant waits, no other tenant is served twice.
 
-    Messages without a tenant leave the ring when they are alone in it, and join it behind those who came meanwhile: so
-    while they wait, another tenant may be served twice, and not three times.
-
-    Only what the journal shows counts as waiting: messages that became due or whose lease ran out have no entry. A
-    message whose lease ran out is not counted as a turn: where no other message of a tenant waits, it goes first.
+    Only what the journal shows counts as waiting: messages that became due or whose lease ran out have no entry.
     """
     ready: Counter[str] = Counter()
     delayed = {entry.id for entry in queue.journal if entry.event == "delayed"}
@@ -378,12 +374,12 @@ def check_fairness(queue: QueueEvidence, counts: Counter[str]) -> Iterator[Viola
                 certain.discard(entry.id)
                 ready[entry.tenant] -= 1
             served.pop(entry.tenant, None)
-            for tenant in ready if entry.event == "claimed" else ():
+            for tenant in ready:
                 if ready[tenant] > 0 and tenant != entry.tenant:
                     served[tenant][entry.tenant] += 1
                     counts["turns checked for fairness"] += 1
                     times = served[tenant][entry.tenant]
-                    if times > (1 if tenant else 2):
+                    if times > 1:
                         found = f"{entry.tenant or 'no tenant'} was served {times} times while {tenant or 'no tenant'}"
                         yield Violation("fairness", queue.place.name, f"{found} waited, at entry {entry.n}")
         elif entry.event in ENDS and entry.id in certain:

@@ -28,15 +28,16 @@ class Section:
 
 SECTIONS = (
     Section("Queue", ("RedisMessageQueue", "RedisGateway"), "The options of both: [Options](options.md)."),
+    Section("What a publisher receives", ("Receipt",)),
     Section("What a handler receives", ("ReceivedMessage",)),
     Section(
         "Failures",
-        ("RetryPolicy",),
+        ("RetryPolicy", "HandlerOutcome", "RetryLater", "Discard", "DeadLetter"),
         "See [How to delay and retry](../how-to/delay-and-retry.md).",
     ),
     Section(
         "Results for operators",
-        ("QueueStats", "MessageRecord", "RedriveSummary", "RunSummary"),
+        ("QueueStats", "MessageRecord", "RedriveSummary", "RunSummary", "queues", "RegisteredQueue", "open_registered"),
         "See [How to look after a queue](../how-to/operate.md).",
     ),
     Section(
@@ -63,6 +64,7 @@ NOT_CALLED = (
     "RedisGateway",
     "AbstractRedisGateway",
     "ReceivedMessage",
+    "HandlerOutcome",
     "BaseGracefulInterruptHandler",
     "ServerBinary",
     "Loss",
@@ -83,6 +85,11 @@ FIELD_SENTENCES = {
         "jitter": "the largest random part that is subtracted from a pause, as a fraction from 0 to 1",
         "retry_on": "exceptions to retry",
         "give_up_on": "exceptions never to retry, even if they are among `retry_on`",
+    },
+    "Receipt": {
+        "id": "the id of the message, the same in its events, its journal entries and its deliveries",
+        "accepted": "whether it was stored; False if deduplication suppressed it",
+        "duplicate_of": "for a duplicate, the id of the message that holds the deduplication key",
     },
     "QueueStats": {
         "pending": "messages that wait, including those of all tenants",
@@ -114,10 +121,18 @@ FIELD_SENTENCES = {
         "redriven": "dead letters that were published again",
         "suppressed": "dead letters that stay because their deduplication key is in use",
     },
+    "RegisteredQueue": {
+        "name": "the name of the queue, with its hash tag if it has one",
+        "key_separator": "what separates the parts of its Redis keys",
+        "dead_letter_queue": "the key of its dead-letter list, None for the usual one",
+    },
     "RunSummary": {
         "handled": "messages that were acknowledged",
-        "failed": "messages whose handler raised",
+        "failed": "messages that failed for good",
         "requeued": "messages that were returned to the queue unhandled",
+        "discarded": "messages whose handler raised `Discard`",
+        "retried": "attempts after which the message waits for the next one",
+        "attempts": "how often a message was given to the handler, whatever came of it",
     },
     "ClaimedMessage": {
         "stored_message": "the message as the gateway stores it; the handler receives it unchanged",

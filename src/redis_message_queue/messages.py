@@ -129,6 +129,15 @@ class MessageRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What became of a message that was submitted."""
+
+    id: str
+    accepted: bool
+    duplicate_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
     """How many messages a queue has, by where they are."""
 
@@ -140,6 +149,15 @@ class QueueStats:
     dead_letters: int
     tenants: int
     oldest_pending_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredQueue:
+    """A queue of a server, as its registry names it."""
+
+    name: str
+    key_separator: str = "::"
+    dead_letter_queue: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 
 import pytest
 
+from redis_message_queue.local_runtime import LocalRuntime
 from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, fail, holding, take
 
 pytestmark = pytest.mark.topic("Leases")
@@ -213,6 +215,22 @@ async def test_lease_lost_shows_a_handler_that_its_lease_ended(shell: Shell) -> 
         assert received.lease_lost is False
         await asyncio.sleep(0.55)
         assert received.lease_lost is True
+
+
+@pytest.mark.promise("A lease that ends before Redis has answered the claim is logged with the message and what to do.")
+async def test_a_lease_shorter_than_the_answer_of_redis_is_logged(
+    shell: Shell, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No handler may start with such a message, so without the log line the queue would just seem to be empty."""
+    queue = shell.queue(wait=0, visibility_timeout_seconds=0.5)
+    await queue.publish("a")
+    seconds = itertools.count(time.monotonic())  # the clock is a second further whenever it is read
+    with monkeypatch.context() as slow, caplog.at_level(logging.WARNING, "redis_message_queue"):
+        slow.setattr(LocalRuntime, "now", staticmethod(lambda: next(seconds)))
+        assert await take(queue) is None
+    assert "cannot be delivered" in caplog.text
+    assert "visibility_timeout_seconds" in caplog.text
+    assert await take(queue) == b"a"
 
 
 @pytest.mark.promise("A queue object with a different visibility timeout respects existing leases.")

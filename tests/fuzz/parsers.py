@@ -12,12 +12,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from redis_message_queue import envelope, headers
+from redis.exceptions import ResponseError
+
+from redis_message_queue import envelope, headers, wire
 from redis_message_queue.condition import RECORD, WAITING, condition
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
 from redis_message_queue.keys import QueueKeys, siblings
 from redis_message_queue.messages import MessageRecord
 from redis_message_queue.protocol.records import pair, record_of, record_of_stored, tenant_bytes
+from redis_message_queue.scripts import all_names
+from redis_message_queue.simple_reply import INCOMPLETE, NOT_SIMPLE, read_simple
 
 NOW = (1_800_000_000_000_000).to_bytes(8, "big")
 
@@ -118,8 +122,39 @@ def extras(data: bytes) -> None:
             headers.for_redrive(found)
 
 
+def reply(data: bytes) -> None:
+    """Replies that are read from the socket directly: each is read whole, left to redis-py, or refused."""
+    at = 0
+    while at < len(data):
+        try:
+            value, behind = read_simple(data, at)
+        except ValueError:  # the connection is given up
+            return
+        if value is NOT_SIMPLE:
+            assert behind == at
+            return
+        if value is INCOMPLETE:
+            assert behind > len(data)
+            return
+        assert at < behind <= len(data)
+        assert value is None or type(value) in (int, bytes)
+        if isinstance(value, bytes):
+            assert data[behind - 2 - len(value) : behind - 2] == value
+        at = behind
+
+
+def error_reply(data: bytes) -> None:
+    """What the server says when it refuses a script: one error whose text can be written."""
+    said = data.decode("utf-8", "replace")
+    for script in all_names():
+        error = wire.translated(ResponseError(said), script)
+        assert isinstance(error, Exception)
+        str(error).encode()
+        assert wire.is_transient(error) in (True, False)
+
+
 PARSERS: dict[str, Callable[[bytes], Any]] = {
-    one.__name__: one for one in (stored_message, round_trip, record, where, name, extras)
+    one.__name__: one for one in (stored_message, round_trip, record, where, name, extras, reply, error_reply)
 }
 
 # Where a search begins: something that each parser accepts.
@@ -137,4 +172,12 @@ SEEDS: dict[str, list[bytes]] = {
     "where": [b"tenant == 'acme' and not 'timeout' in error", b"json['a'][0] >= 0x1f or headers is None"],
     "name": [b"orders\norders::dead", b"{a}::b"],
     "extras": [b'{"replay_of": "00ff", "headers": {"traceparent": "x"}}'],
+    "reply": [b":17\r\n", b"$5\r\nhello\r\n$-1\r\n_\r\n:-3\r\n", b"$0\r\n\r\n*2\r\n:1\r\n:2\r\n", b"-ERR no\r\n"],
+    "error_reply": [
+        b"ERR user_script:17: Script attempted to access nonexistent global variable",
+        b"NOPERM User u has no permissions to run the 'zadd' command",
+        b"ERR Error running script (call to f_0123456789012345678901234567890123456789): @user_script: 12: x",
+        b"STATEVERSION 2 in q::meta",
+        b"NOSTATE 0123456789012345678901234567890123456789",
+    ],
 }

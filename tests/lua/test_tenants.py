@@ -167,6 +167,17 @@ def test_whoever_comes_back_between_two_claims_does_not_keep_others_waiting(call
 
 
 @pytest.mark.promise("A tenant that leaves and returns gains no turns, and new tenants delay nobody.")
+def test_a_tenant_that_ends_a_batch_and_comes_back_is_not_served_again_before_messages_without_one(caller: Caller):
+    """They had a turn in that batch, but before the tenant: so they stay in the ring."""
+    caller.publish_all(numbered(9))
+    served = []
+    for count in (1, 2, 2):
+        caller.enqueue_for("a", b"one at a time")
+        served += turns([caller.claim(count)])
+    assert served == ["a", NOBODY, "a", NOBODY, "a"]
+
+
+@pytest.mark.promise("A tenant that leaves and returns gains no turns, and new tenants delay nobody.")
 def test_a_newcomer_waits_for_one_round_and_no_longer(caller: Caller):
     """It goes behind those who wait already, and before anyone has a second turn."""
     for name in ("a", "b", "c"):
@@ -315,12 +326,12 @@ def test_a_message_that_expires_again_goes_behind_those_that_expired_before_it(c
     ]
 
 
-def test_without_a_ring_expired_messages_of_tenants_are_leased_anew_at_once(caller: Caller):
-    """Nobody else waits, so nothing needs to be moved."""
-    caller.hold(*numbered(3), tenant="a")
+def test_without_tenants_expired_messages_are_leased_anew_at_once(caller: Caller):
+    """There are no turns, so nothing needs to be moved."""
+    caller.hold(*numbered(3))
     caller.expire()
     assert caller.claim(2).payloads == numbered(2)
-    assert not caller.client.exists(KEYS.tenant_ring, KEYS.expired("a"))
+    assert not caller.client.exists(KEYS.tenant_ring, KEYS.expired(""))
     assert caller.claim(2).payloads == [b"message 2"]
 
 
@@ -607,8 +618,9 @@ def test_thousands_of_expired_leases_of_one_tenant_do_not_delay_another(caller: 
     assert [one.payload for one in served if one.tenant == "small"] == [b"old", b"young"]
 
 
-def test_thousands_of_delays_of_one_tenant_that_end_do_not_delay_another(caller: Caller):
-    caller.enqueue_all([New(b"x", b"large", due="+1000") for _ in range(3_000)])
+@pytest.mark.parametrize("other", ["large", NOBODY], ids=["a tenant", "no tenant"])
+def test_thousands_of_delays_of_one_tenant_that_end_do_not_delay_another(caller: Caller, other: str):
+    caller.enqueue_all([New(b"x", other.encode(), due="+1000") for _ in range(3_000)])
     caller.enqueue(New(b"y", b"small", due="+2000"))
     caller.pass_delays()
     assert claims_until(caller, "small", 2) <= 2
@@ -638,3 +650,72 @@ def test_what_an_operator_removed_of_the_ring_heals_with_the_next_message(caller
         caller.client.delete(KEYS.leases)
     caller.enqueue_for("a", b"third")
     assert [caller.claim().payloads for _ in range(3)] == [[b"first"], [b"second"], [b"third"]]
+
+
+@pytest.mark.promise("Messages that come back after a crash take turns too, if nothing else of a tenant waits.")
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("other", ["b", NOBODY], ids=["a tenant", "no tenant"])
+def test_expired_messages_take_turns_among_themselves(caller: Caller, other: str, count: int):
+    """Those of one tenant expired first, and nothing fresh waits: the other one is served in turn all the same."""
+    caller.hold(*numbered(6), tenant="a")
+    caller.hold(*numbered(6), tenant=other or None)
+    caller.expire()
+    taken = [one for _ in range(12 // count) for one in caller.claim_at_last(count).taken]
+    served = [one.tenant or NOBODY for one in taken]
+    for start in range(0, 12, 2):
+        assert sorted(served[start : start + 2]) == sorted(["a", other]), served
+    for name in ("a", other):
+        assert [one.payload for one in taken if (one.tenant or NOBODY) == name] == numbered(6)
+    assert faults(caller.client) == []
+
+
+def test_expired_messages_without_a_tenant_do_not_delay_one_of_a_tenant(caller: Caller):
+    """However many of them expired before it."""
+    for _ in range(3):
+        caller.hold(*[b"x"] * 1_000)
+    caller.hold(b"y", tenant="small")
+    caller.expire()
+    assert claims_until(caller, "small", 2) <= 2
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one after the other"])
+def test_expired_messages_of_a_tenant_do_not_delay_a_fresh_one_without(caller: Caller, at_once: bool):
+    """Also if each of them expires only when the one before has been served."""
+    caller.hold(*numbered(4), tenant="a")
+    deadlines = sorted(caller.deadlines().items(), key=lambda one: one[1])
+    caller.publish_all(numbered(4))
+    served = []
+    for place in range(8):
+        if at_once and place == 0:
+            caller.expire()
+        elif not at_once and place < 4:
+            token, deadline = deadlines[place]
+            caller.client.zadd(KEYS.leases, {token: deadline - 2 * HOUR_US})
+        served += turns([caller.claim_at_last()])
+    assert Counter(served) == {"a": 4, NOBODY: 4}
+    assert all(NOBODY in served[start : start + 2] for start in range(7)), served
+    assert not caller.client.exists(KEYS.tenant_ring, KEYS.expired("a"), KEYS.expired(""))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_without_a_tenant_wait_for_a_round_at_most_whoever_comes_and_goes(seed: int, caller: Caller):
+    """Also where they are alone at times: then they need no turns, and get theirs when a tenant comes."""
+    chance = random.Random(seed)
+    caller.publish_all(numbered(200))
+    waiting: Counter[str] = Counter()
+    since: dict[str, Counter[str]] = {NOBODY: Counter()}  # who was served since this one was
+    for _ in range(200):
+        for name in chance.sample(["a", "b", "c"], chance.choice([0, 0, 1, 2])):
+            messages = chance.randint(1, 3)
+            caller.enqueue_for(name, *numbered(messages))
+            waiting[name] += messages
+            since.setdefault(name, Counter())
+        for served in turns([caller.claim(chance.choice([1, 1, 2]))]):
+            waiting[served] -= 1
+            del since[served]
+            for name, others in since.items():
+                others[served] += 1
+                assert others[served] <= 1, (name, others)
+            if served == NOBODY or waiting[served]:
+                since[served] = Counter()
+        assert faults(caller.client) == []

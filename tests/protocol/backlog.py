@@ -34,6 +34,14 @@ class Backlog:
         return self._memory.zsets[self._keys.tenant_ring]
 
     @property
+    def uses_tenants(self) -> bool:
+        """Whether a message of a tenant ever waited."""
+        return b"tenants" in self._memory.hashes[self._keys.meta]
+
+    def _remember_tenants(self) -> None:
+        self._memory.hashes[self._keys.meta][b"tenants"] = 1
+
+    @property
     def delayed(self) -> dict[bytes, float]:
         """The ids of delayed messages, by due time; the messages are in `delayed_messages`."""
         return self._memory.zsets[self._keys.delayed]
@@ -76,6 +84,8 @@ class Backlog:
 
     def join_ring(self, tenant: bytes) -> None:
         """A new tenant comes after those that wait for their first turn of this round, and before any second turn."""
+        if tenant != NO_TENANT:
+            self._remember_tenants()
         if tenant not in self.ring:
             self._place(min(self.ring.values(), default=Place(0, 0)).time, tenant)
 
@@ -108,6 +118,8 @@ class Backlog:
         first = min(self.delayed.values(), default=None)
         self.delayed_messages.update(bodies)
         self.delayed.update(due)
+        if any(tenant_of(stored) != NO_TENANT for stored in bodies.values()):
+            self._remember_tenants()
         return min(self.delayed.values()) != first
 
     def enqueue_due(self, now: int, most: int) -> bool:

@@ -134,7 +134,7 @@ def figures(events: list[dict[str, Any]], since: int | None = None, until: int |
         is_outcome = kind in OUTCOMES or (kind == "dead" and event.get("error_type"))
         for counter in (totals, *here) if is_outcome and inside else ():
             counter["outcomes"] += 1
-            counter["errors"] += kind not in ("acked", "handed_off")
+            counter["errors"] += kind not in ("acked", "handed_off", "discarded")
         if is_outcome and begun.get(message_id) is not None and inside:
             for where in ("all", *spans, ("tenant", tenant)):
                 works[where].append(at - begun[message_id])

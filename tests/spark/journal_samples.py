@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import redis
 
@@ -85,7 +85,7 @@ class JournalSample:
             end = chance.random()
             if end < 0.78:
                 handed = chance.random() < 0.2
-                details = {"results": 2} if handed else {}
+                details: dict[str, Any] = {"results": 2} if handed else {}
                 if int(message_id, 16) % 2:  # a loop, whose messages wait before and after their handlers
                     details |= {"started": int(at) - 300, "handled": 200}
                 self._say(at, "handed_off" if handed else "acked", message_id, tenant, **details)
@@ -151,7 +151,7 @@ def write_journal(
         nonlocal last
         ms = max(event.get("at", 0) // 1000, last[0])  # a gap has no time
         last = (ms, last[1] + 1 if ms == last[0] else 0)
-        fields = {"n": serial, **event}
+        fields: dict[Any, Any] = {"n": serial, **event}
         pipe.xadd(key, fields, id=f"{last[0]}-{last[1]}")
         written.append(fields)
 

@@ -82,7 +82,7 @@ def test_a_timestamp_is_read_in_utc(spark):
 def test_a_session_that_runs_is_returned_with_its_settings_changed(spark):
     before = spark.conf.get("spark.sql.shuffle.partitions")
     try:
-        assert session("another", **{"spark.sql.shuffle.partitions": 3}) is spark
+        assert session("another", "local[*]", **{"spark.sql.shuffle.partitions": 3}) is spark
         assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", before)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConsumerGroupLostError, DataLossError
@@ -39,6 +40,8 @@ def queue(client) -> RedisMessageQueue:
 class Told:
     """Rows as they are, for tests that look at what is read."""
 
+    schema = StructType()
+
     def batch(self, stored: Any, delivery_counts: Any) -> Any:
         return list(zip([one[25:].decode() for one in stored], delivery_counts, strict=True))
 
@@ -51,7 +54,7 @@ class Readers:
         self.running: list[QueueStreamReader] = []
 
     def __call__(self, **options: Any) -> QueueStreamReader:
-        usual = {"url": self.url, "queue": QUEUE, "consumer_group": "reports", "lease_seconds": 0.5}
+        usual: dict[str, Any] = {"url": self.url, "queue": QUEUE, "consumer_group": "reports", "lease_seconds": 0.5}
         self.running.append(QueueStreamReader(SourceOptions(**usual | options), Told()))
         return self.running[-1]
 
@@ -73,7 +76,7 @@ def reader(clean_server) -> Iterator[Readers]:
 
 def rows(reader: QueueStreamReader, start: dict[str, int], end: dict[str, int]) -> list[str]:
     parts = reader.partitions(start, end)
-    return [payload for part in parts for batch in reader.read(part) for payload, _ in batch]  # type: ignore[misc]
+    return [payload for part in parts for batch in reader.read(part) for payload, _ in batch]
 
 
 TEN = ReadMaxRows(10)

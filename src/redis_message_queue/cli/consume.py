@@ -15,8 +15,9 @@ import typer
 
 from redis_message_queue.cli.common_options import DeliveryOptions, QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.cli.output import Output, printable, say
+from redis_message_queue.cli.output import Output, say
 from redis_message_queue.cli.stop_signals import StopSignals
+from redis_message_queue.plain_values import printable
 
 if TYPE_CHECKING:
     from redis_message_queue import ReceivedMessage, RedisMessageQueue
@@ -37,16 +38,13 @@ def consume(
     wait_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the next message before stopping.")
     ] = 0.0,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-F", help="Wait for more until Ctrl-C or SIGTERM.", show_default=False)
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-F", help="Wait for more until Ctrl-C or SIGTERM.")] = False,
     execute: Annotated[
         str | None,
         typer.Option(
             "--exec",
             metavar="COMMAND",
             help="Run this shell command for each message, with the payload on its stdin, instead of printing it.",
-            show_default=False,
         ),
     ] = None,
     batch_size: Annotated[

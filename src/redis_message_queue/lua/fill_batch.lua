@@ -22,6 +22,7 @@ if number ~= progress.sealed + 1 or part < tonumber(done) or part > done + 1 the
 end
 if part == tonumber(done) then return {part, tonumber(done_added), length, tonumber(done_again)} end
 --@include state
+if paused then return {part - 1, 0, length, 0} end
 --@include clock
 local silent = redis.call('LLEN', wakeup) == 0
 redis.call('LLEN', members)

@@ -8,6 +8,7 @@ from typing import Any
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
+from redis_message_queue.errors import ConfigurationTypeError
 from redis_message_queue.events import QueueEvent
 from redis_message_queue.metrics.labels import BoundedLabels
 from redis_message_queue.metrics.stats_poller import STATES, StatsPollers, StatsSample
@@ -22,9 +23,16 @@ class QueueMeter:
     Args:
         meter_provider: Where the metrics go; by default the global provider.
         max_exception_types: How many exception classes the attribute ``error.type`` names; further ones are "other".
+
+    Raises:
+        ConfigurationError: An option is invalid.
     """
 
     def __init__(self, *, meter_provider: MeterProvider | None = None, max_exception_types: int = 20) -> None:
+        if meter_provider is not None and not isinstance(meter_provider, MeterProvider):
+            raise ConfigurationTypeError(
+                f"meter_provider must be an opentelemetry.metrics.MeterProvider, not {type(meter_provider).__name__}"
+            )
         meter = metrics.get_meter(_INSTRUMENTATION, meter_provider=meter_provider)
         self._exception_labels = BoundedLabels("max_exception_types", max_exception_types)
         self._pollers = StatsPollers()

@@ -79,6 +79,7 @@ class Consumer(Claimant):
                         self.release()  # the next round asks which of them are still ours, and renews their leases
                         if late < _LATE_ANSWERS or queue.port.now() - began < wait_seconds:
                             continue
+                        self._log_lateness(result.claims)
                         return []
                     if queue.emitter.wanted:
                         await self._emit_claimed(result, started)
@@ -110,6 +111,12 @@ class Consumer(Claimant):
         if lease is None or not claims or self.attempt is None or self.attempt.state is IDLE:
             return False
         return self.queue.port.now() - claims[0].claimed_at >= lease
+
+    def _log_lateness(self, claims: list[Claim]) -> None:
+        lease = self.queue.store.options.message_visibility_timeout_seconds
+        text = "and %d more cannot be delivered: the lease of %s s ends before Redis has answered the claim. %s"
+        hint = "Set a longer visibility_timeout_seconds."
+        self.queue.emitter.log(WARNING, claims[0], text, len(claims) - 1, lease, hint)
 
     async def _recover(self, count: int, limit: float | None) -> ClaimResult | None:
         """What an unconfirmed claim took; for a stopped consumer as well, because it is no new work."""
@@ -210,7 +217,7 @@ class Consumer(Claimant):
         """The message as its handler gets it."""
         if claim.delivery_count is None:
             raise GatewayContractError(
-                "a custom gateway hands over payloads alone: there is no id, delivery count or time to tell",
+                "a custom gateway delivers payloads only: there is no id, delivery count or time",
                 queue=self.queue_name,
                 operation="current_message",
             )

@@ -61,7 +61,7 @@ class HandOffTarget:
         parts: list[Argument] = [*prefixes, *publishing_rules(store.options), base, len(self.messages)]
         for one in self.messages:
             place = 0 if one.marker is None else markers.setdefault(one.marker, len(markers) + 1)
-            parts += [one.due, place, envelope.body(one.payload, one.tenant, one.extras)]
+            parts += [one.due, place, envelope.body(one.payload, one.tenant, one.extras, one.ttl_us)]
         return parts
 
 

@@ -28,11 +28,12 @@ class OutgoingMessage:
     tenant: bytes = b""
     due: str = ""  # microseconds of the server's clock, '+' and microseconds from now, or '' for immediately
     extras: bytes = b""  # its headers
+    ttl_us: int = 0  # how long it may wait, 0 for any time
 
     @property
     def is_bare(self) -> bool:
         """Whether it is nothing but a payload, to be delivered as soon as possible."""
-        return not (self.tenant or self.due or self.extras)
+        return not (self.tenant or self.due or self.extras or self.ttl_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Sender:
         publish.lua takes one payload and knows no limits; enqueue.lua does everything else.
         """
         one = messages[0]
-        if len(messages) == 1 and not (self._limited or one.tenant or one.due or one.extras):
+        if len(messages) == 1 and not (self._limited or one.tenant or one.due or one.extras or one.ttl_us):
             extra_keys = () if one.marker is None else (one.marker,)
             return slot.publish, extra_keys, (envelope.head(ids[0]), one.payload, self._window_ms)
         base = ids[0][: envelope.BASE_BYTES]
@@ -82,7 +83,7 @@ class Sender:
             for part in (
                 one.due,
                 0 if one.marker is None else places[one.marker],
-                envelope.body(one.payload, one.tenant, one.extras),
+                envelope.body(one.payload, one.tenant, one.extras, one.ttl_us),
             )
         )
         return slot.enqueue, markers, (base, "full", *details)

@@ -13,7 +13,7 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.connection import node_of, text_of
 from redis_message_queue.cli.doctor.finding import Finding, ok, problem, report_refusals
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
-from redis_message_queue.keys import KEY_MAP, QueueKeys, refuse_reserved_words
+from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, QueueKeys, refuse_reserved_words
 
 TEST_QUEUE = "rmq-doctor"
 # How a script reports a missing permission, on 7 and on 6.2.
@@ -119,22 +119,11 @@ def _use(queue: RedisMessageQueue, client: Any) -> None:
 
 def _clear(queue: RedisMessageQueue, client: Any) -> None:
     """Delete the keys of the test queue; the cached replies to the last calls expire."""
-    key, node = queue.key, node_of(client, queue.key.pending)
-    for one in (
-        *(
-            key.pending,
-            key.processing,
-            key.leases,
-            key.deliveries,
-            key.delayed,
-            key.delayed_messages,
-            key.tenant_ring,
-            key.tenant_backlog,
-        ),
-        *(key.completed, key.records(key.completed), key.wakeup, key.timer_owner, key.tenant_pending(TEST_QUEUE)),
-        *(key.deduplication(_NOW, TEST_QUEUE), key.deduplication(_LATER), key.meta),
-    ):
-        node.unlink(one)
+    key = queue.key
+    own = (key.tenant_pending(TEST_QUEUE), key.deduplication(_NOW, TEST_QUEUE), key.deduplication(_LATER))
+    node_of(client, key.pending).unlink(*own, *(one for _, one in _single_keys(key)))
+    with contextlib.suppress(NoPermissionError):  # a user who may not change the registry is not in it
+        client.srem(REGISTRY_KEY, key.registry_entry)
 
 
 def _failure(error: Exception, name: str) -> Finding:

@@ -25,7 +25,7 @@ def groups(queue: QueueChoice, output: Output) -> None:
     [bold]oldest_seconds[/bold] is the age of the oldest message that is claimed, and [bold]lag[/bold] the number of
     messages that nobody has claimed.
 
-    Batches are numbered. Those up to [bold]acked[/bold] are done. Those up to [bold]sealed[/bold] belong to a query, or
+    Batches are numbered. Those up to `acked` are done. Those up to `sealed` belong to a query, or
     to the next query that you start with the same checkpoint.
     """
     address = address_of(queue)
@@ -37,8 +37,8 @@ def groups(queue: QueueChoice, output: Output) -> None:
 def release(
     queue: QueueChoice,
     output: Output,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)] = False,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> ExitStatus | None:
     """Return the messages that a streaming query has claimed but not acked, if you will never start it again.
 
@@ -66,7 +66,7 @@ def release(
 
 def _confirmed(claimed: int, group: str) -> bool:
     if not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask on; add --yes", param_hint="--yes")
+        raise typer.BadParameter("there is no terminal to ask for confirmation; add --yes", param_hint="--yes")
     return typer.confirm(f"Return {claimed:,} messages of consumer group {group!r} to the queue?", err=True)
 
 

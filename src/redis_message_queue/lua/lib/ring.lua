@@ -1,6 +1,6 @@
 -- lib/ring.lua: how messages enter the lists where they wait, and their tenants the ring.
--- Needs  tenant_ring, tenant_backlog, weights, leases, tenant_pending, pending_of, STRIDE, REBASE_AT, stride_of
--- Needs  place_in_ring
+-- Needs  tenant_ring, tenant_backlog, weights, leases, meta, tenant_pending, pending_of, STRIDE, REBASE_AT, stride_of
+-- Needs  place_in_ring, uses_tenants
 -- Makes  check_queues, join_ring, rebase_ring, push_pending
 
 -- Somebody damaged the number of waiting messages: count them. (UNLINK first: a server without memory accepts it.)
@@ -34,6 +34,7 @@ end
 -- anyone: so nobody waits longer than a round, and nobody gains by leaving and joining again.
 local function join_ring(tenant)
   redis.call('ZADD', leases, 0, 'r')
+  if tenant ~= '' and not uses_tenants then redis.call('HSET', meta, 'tenants', 1) end
   local score = redis.call('ZSCORE', tenant_ring, tenant)
   if score and is_time(score) then return end
   local lowest = redis.call('ZRANGE', tenant_ring, 0, 0, 'WITHSCORES')[2]

@@ -1,7 +1,7 @@
 -- lib/select.lua: selects the next messages: expired ones first, then the heads of the lists, tenants in turn.
 -- Needs  pending, processing, leases, deliveries, dlq, records, tenant_ring, delayed, delayed_messages, expired
--- Needs  now, leased, most, ttl_us, dlq_limit, hex, record_event
--- Needs  is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
+-- Needs  now, leased, uses_tenants, most, ttl_us, dlq_limit, hex, record_event
+-- Needs  has_outlived, is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
 -- Needs  pending_of, check_tenant, leave_ring
 -- Needs  check_queues, stride_of, place_in_ring, join_ring, rebase_ring, push_pending, reduce_backlog
 -- Needs  new_budget
@@ -80,7 +80,7 @@ local function enqueue_due()
   redis.call('ZREM', delayed, unpack(ids, 1, seen))
 end
 
--- Where tenants take turns, an expired message waits for a turn of its tenant, so that one tenant's crash does not
+-- Where there are tenants, an expired message waits for a turn of its tenant, so that one tenant's crash does not
 -- delay another.
 local function move_expired()
   local found = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'WITHSCORES', 'LIMIT', 0, STEPS + 3) -- two alarms
@@ -122,7 +122,7 @@ end
 local function classify(id, stored, usual, origin, member)
   local attempts, times, failures, damaged = read_entry(id, stored, usual)
   local reason = damaged and 'damaged' or most > 0 and times >= most and 'deliveries'
-    or ttl_us > 0 and time_of(stored) + ttl_us <= now and 'expired'
+    or (ttl_us > 0 and time_of(stored) + ttl_us <= now or has_outlived(stored, now)) and 'expired'
   budget.count(stored)
   if reason then
     dead[#dead + 1] = {id = id, stored = stored, payload = payload_of(stored), times = times, reason = reason}
@@ -161,6 +161,7 @@ local function piece_after(seen)
   return budget.next_piece(math.min(seen == 0 and wanted - #taken or 100, STEPS - steps))
 end
 
+-- In a queue without tenants, expired messages need no turns.
 local function select_expired()
   local seen = 0
   while #taken < wanted and not is_enough() do
@@ -286,14 +287,17 @@ local function select_messages(count)
   redis.call('ZREM', leases, '')
   if wanted == 0 then return end
   enqueue_due()
-  if redis.call('EXISTS', tenant_ring) == 1 then
-    if leased then move_expired() end
-    -- Behind a thousand others there may be a tenant that has waited longest: move all of them first.
-    if not unfinished then select_in_turns() end
-  else
-    if leased then select_expired() end
-    select_pending()
+  -- Without a ring, expired messages may still be of several tenants, and so may due ones behind a thousand others. To
+  -- read all of them would be too much, but the queue remembers whether it ever had a tenant.
+  local has_tenants = uses_tenants or redis.call('EXISTS', tenant_ring) == 1
+  if leased and has_tenants then
+    move_expired()
+  elseif leased then
+    select_expired()
   end
+  -- Behind a thousand others there may be a tenant that has waited longest: move all of them first.
+  if has_tenants and unfinished then return end
+  if has_tenants and redis.call('EXISTS', tenant_ring) == 1 then select_in_turns() else select_pending() end
 end
 
 local function found_nothing()
@@ -354,12 +358,12 @@ end
 local function set_alarms()
   local next_due = (try_call('ZRANGE', delayed, 0, 0, 'WITHSCORES') or {})[2]
   if next_due then try_call('ZADD', leases, next_due, 'd') else try_call('ZREM', leases, 'd') end
-  local in_ring, had_turn = try_call('ZCARD', tenant_ring) or 0, false
-  for _, turn in ipairs(turns) do had_turn = had_turn or (turn.tenant == '' and turn.from_pending > 0) end
+  local in_ring, last = try_call('ZCARD', tenant_ring) or 0, taken[#taken]
+  local had_turn = last and tenant_of(last.stored) == ''
   local is_alone = in_ring == 1 and had_turn and redis.call('ZSCORE', tenant_ring, '')
   if is_alone and (try_call('EXISTS', expired) or 0) == 0 then
-    -- Messages without a tenant need no turn if they are alone. But first they get the turn they wait for, or a tenant
-    -- that comes and goes between two claims would always be served before them.
+    -- Messages without a tenant need no turn if they are alone. But first they get the turn they wait for, and nobody
+    -- has one after it: or a tenant that comes and goes between two claims would be served before them again.
     leave_ring('')
     in_ring = 0
   end

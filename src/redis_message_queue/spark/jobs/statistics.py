@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 ENTERING = ("published", "redriven")
-LEAVING = ("acked", "handed_off", "failed", "dead", "expired", "dropped")
+LEAVING = ("acked", "handed_off", "failed", "dead", "expired", "dropped", "discarded", "cancelled")
 CLAIMS = ("claimed", "reclaimed")
 WAITING_TARGETS = ("pending", "delayed", "orphans")  # purging these removes messages from the queue
 _COUNTED = {
@@ -41,7 +41,7 @@ _COUNTED = {
     "retried": ("retried",),
     "dead": ("dead",),
     "expired": ("expired",),
-    "dropped": ("dropped",),
+    "dropped": ("dropped", "discarded", "cancelled"),
 }
 
 
@@ -50,8 +50,10 @@ def _in(*events: str) -> str:
 
 
 _REMOVED = f"{_in('purged', 'deleted')} and target in {WAITING_TARGETS}"
-_OUTCOME = f"({_in('acked', 'handed_off', 'failed', 'retried')} or (event = 'dead' and error_type is not null))"
-_ERRORS = f"({_OUTCOME} and not {_in('acked', 'handed_off')})"
+_OUTCOME = (
+    f"({_in('acked', 'handed_off', 'failed', 'retried', 'discarded')} or (event = 'dead' and error_type is not null))"
+)
+_ERRORS = f"({_OUTCOME} and not {_in('acked', 'handed_off', 'discarded')})"
 _BEFORE = "over (partition by id order by serial rows between unbounded preceding and 1 preceding)"
 # When a message could be claimed next. A claim resets it, so that a lost entry does not lengthen the next wait.
 _AVAILABLE = (
