@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import redis
 

@@ -13,6 +13,8 @@ from redis_message_queue import RedisMessageQueue, envelope
 from redis_message_queue.errors import ConfigurationError, CorruptMessageError
 from redis_message_queue.spark.rows import messages_schema, parse_stored, row_encoder
 
+pytestmark = pytest.mark.topic("Streaming queries in Spark")
+
 
 def stored(payload: bytes, tenant: bytes = b"", extras: bytes = b"") -> bytes:
     """As the scripts store it: the id 7 times 0x07 and so on, published in the second 1."""
