@@ -172,11 +172,18 @@ local function plan_messages(new_messages)
 end
 
 local function record_one(stored)
-  local details, replayed = {}, extras_of(stored).replay_of
-  if journaled == '1' then details = {'payload', payload_of(stored)} end
-  if type(replayed) == 'string' then
+  local details, extras = {}, extras_of(stored)
+  if journaled == '1' then
+    details = {'payload', payload_of(stored)}
+    local is_json, headers = pcall(cjson.encode, extras.headers)
+    if type(extras.headers) == 'table' and is_json then
+      table.insert(details, 'headers')
+      table.insert(details, headers)
+    end
+  end
+  if type(extras.replay_of) == 'string' then
     table.insert(details, 'replay_of')
-    table.insert(details, replayed)
+    table.insert(details, extras.replay_of)
   end
   record_event(stored_event, id_of(stored), tenant_of(stored), unpack(details))
 end
