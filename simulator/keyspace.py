@@ -382,14 +382,6 @@ class Keyspace:
             fields[field] = value
         return new
 
-    @command(2, writes=True, needs_memory=True)
-    def sadd(self, arguments: Arguments) -> int:
-        key, *members = arguments
-        known = self._open(key, Set)
-        new = set(members) - known
-        known |= new
-        return len(new)
-
     @command(3, writes=True, needs_memory=True)
     def hsetnx(self, arguments: Arguments) -> int:
         key, field, value = arguments
@@ -445,6 +437,13 @@ class Keyspace:
     def zrank(self, arguments: Arguments) -> int | None:
         members = [member for _, member in self._sorted(arguments[0]).order]
         return members.index(arguments[1]) if arguments[1] in members else None
+
+    @command(2, writes=True, needs_memory=True)
+    def sadd(self, arguments: Arguments) -> int:
+        members = self._open(arguments[0], Set)
+        before = len(members)
+        members.update(arguments[1:])
+        return len(members) - before
 
     @command(3, writes=True, needs_memory=True)
     def zadd(self, arguments: Arguments) -> int:

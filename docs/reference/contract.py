@@ -61,6 +61,7 @@ TOPICS = (
     "Journal",
     "Operator tools",
     "Command line",
+    "Dashboard",
     "Metrics",
     "Tracing",
     "Streaming queries in Spark",

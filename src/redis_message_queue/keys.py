@@ -79,9 +79,9 @@ KEY_MAP = (
     KeyKind(
         "meta",
         "HASH",
-        "The `version` of the stored format, the number of `partitions`, and `tenants` once a message of a tenant has "
-        "waited, and when the queue was `paused`. With a journal also its rules, its identity, the serial number of "
-        "its last entry and how far it is archived.",
+        "The `version` of the stored format, the number of `partitions`, `tenants` once a message of a tenant has "
+        "waited, and since when the queue is `paused`. With a journal also its rules, its identity, the serial number "
+        "of its last entry and how far it is archived.",
     ),
     KeyKind("timer_owner", "STRING, TTL", "Exists while one consumer is set to wake up when the next lease ends."),
     KeyKind(

@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "pause": "pause",
     "resume": "pause",
     "tenants": "peek",
+    "dashboard": "dashboard",
     "doctor": "doctor.command",
     "dev": "dev",
     "demo": "demo.command",
