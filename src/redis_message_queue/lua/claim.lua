@@ -160,7 +160,7 @@ if #old_leases > 0 then redis.call('ZREM', leases, unpack(old_leases)) end
 if #old_fields > 0 then redis.call('HDEL', processing, unpack(old_fields)) end
 
 local trimming = remove_selected()
-record_selected()
+record_selected(hex(string.sub(holder, 1, 8)))
 local next_at, in_ring = set_alarms()
 if leased then
   local first = try_call('ZRANGE', leases, 0, 1, 'WITHSCORES') or {}

@@ -93,7 +93,7 @@ if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end
 local trimming, letters = remove_selected(), {}
 if #old_fields > 0 then try_call('HDEL', processing, unpack(old_fields)) end
 if #old_leases > 0 then try_call('ZREM', leases, unpack(old_leases)) end
-record_selected()
+record_selected('')
 local _, in_ring = set_alarms()
 local again = #taken == 0 and (has_more() or in_ring > 0) and 1 or 0
 local others = in_ring > 0 or (try_call('LLEN', pending) or 0) > 0

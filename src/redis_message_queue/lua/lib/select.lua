@@ -343,9 +343,11 @@ local function remove_selected()
   return trimming
 end
 
-local function record_selected()
+-- `by` is who claims them: the host and the process of the consumer.
+local function record_selected(by)
   for _, one in ipairs(taken) do
-    record_event(one.origin == 'queue' and 'claimed' or 'reclaimed', one.id, tenant_of(one.stored), 'count', one.times)
+    local event = one.origin == 'queue' and 'claimed' or 'reclaimed'
+    record_event(event, one.id, tenant_of(one.stored), 'count', one.times, 'by', by)
   end
   for _, one in ipairs(dead) do
     local event, tenant = one.reason == 'expired' and 'expired' or 'dead', one.stored and tenant_of(one.stored) or ''
