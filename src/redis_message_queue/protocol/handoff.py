@@ -146,7 +146,11 @@ class HandOff:
         return seen is not None, None
 
     async def complete(
-        self, claim: Claim, targets: Sequence[HandOffTarget], cancellations: list[BaseException]
+        self,
+        claim: Claim,
+        targets: Sequence[HandOffTarget],
+        cancellations: list[BaseException],
+        handled: Sequence[int] = (),
     ) -> tuple[list[Published], str | None]:
         """Run the script: all of it happens, or an error is raised and nothing has happened.
 
@@ -154,7 +158,7 @@ class HandOff:
         """
         queue, keys, terminal_list = self._queue, self._queue.store.keys, self._queue.completed
         leased = int(queue.store.options.message_visibility_timeout_seconds is not None)
-        reason = SettleReason("completed", None, queue.port.now() - claim.claimed_at)
+        reason = SettleReason("completed", None, queue.port.now() - claim.claimed_at, handled=handled)
         if not targets:  # a plain ack, which works on a server without free memory, too
             settled = await queue.store.settler.settle([claim], terminal_list, reason, cancellations)
             if not settled.owned[0]:
