@@ -9,9 +9,12 @@ local function new_budget()
   return {
     bytes = function() return bytes end,
     is_spent = function() return bytes >= MAX_BYTES end,
+    -- Returns whether it is spent now.
     count = function(stored)
-      bytes = bytes + #stored
-      if #stored > largest then largest = #stored end
+      local size = #stored
+      bytes = bytes + size
+      if size > largest then largest = size end
+      return bytes >= MAX_BYTES
     end,
     -- How many of `wanted` elements to read next.
     next_piece = function(wanted)
