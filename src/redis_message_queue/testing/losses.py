@@ -23,7 +23,8 @@ from redis_message_queue.testing.queue_internals import Client, Queue, client_of
 # What a queue does, and the scripts that do it; any other name is that of a script or of a Redis command.
 OPERATIONS = {
     "publish": {"publish", "enqueue"},
-    "ack": {"settle"},
+    "claim": {"claim", "take"},
+    "ack": {"settle", "ack_one"},
     "fail": {"settle"},
     "retry": {"retry_later"},
     "complete": {"settle", "hand_off"},
