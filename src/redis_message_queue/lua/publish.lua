@@ -14,19 +14,29 @@ end
 -- Everything that can fail is read before the first write: a key of a wrong type, or one that has moved, fails here.
 --@include state
 --@include clock
-local first = marker and redis.call('GET', marker)
+local first
+if marker and not redis.call('SET', marker, string.sub(head, 2), 'NX', 'PX', window_ms) then
+  first = redis.call('GET', marker)
+end
 if not first then
   -- If the list was not empty, its wake-up is already there, or with a consumer that will pass it on.
-  if redis.call('LPUSH', pending, head .. struct.pack('>I8', now) .. body) == 1 then
+  local waiting, failure = redis.pcall('LPUSH', pending, head .. struct.pack('>I8', now) .. body)
+  if waiting == 1 then
     local wakeups = redis.pcall('LLEN', wakeup)
     if wakeups == 0 then
       redis.call('LPUSH', wakeup, '1')
     elseif type(wakeups) == 'table' then
       redis.call('LPOP', pending)
-      return wakeups
+      failure = wakeups
     end
+  elseif type(waiting) == 'table' then
+    failure = waiting
   end
-  if marker then redis.call('PSETEX', marker, window_ms, string.sub(head, 2)) end
+  if failure then
+    -- Nothing was stored, so nothing may suppress a duplicate of it.
+    if marker then redis.call('UNLINK', marker) end
+    return failure
+  end
 end
 if journaled then
   --@include journal

@@ -12,7 +12,7 @@ from redis_message_queue.envelope import LAST_FLAGS, PLAIN_FLAGS, TIME_AT, Envel
 from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.calls import Calls, log, never_stop
 from redis_message_queue.protocol.claim_attempt import ClaimAttempt, UnconfirmedClaims
-from redis_message_queue.protocol.port import AttemptEnd, Command, StateMissingError
+from redis_message_queue.protocol.port import AttemptEnd, Call, Command, StateMissingError
 from redis_message_queue.scripts import script
 
 if TYPE_CHECKING:
@@ -307,25 +307,24 @@ class Claimer:
             try:
                 if not calls.has_connected:
                     await calls.connect(started)
+                takes = is_one and self._takes
+                claim: Call = (slot.take, (), (call, nonce)) if takes else (slot.claim, (), request)
                 alone = piggyback is None or piggyback.settled is not None
                 if alone and ends_in_time:
-                    if is_one and self._takes:
-                        reply = await port.call(slot.take, (), (call, nonce))
-                        if reply == 0:  # another case: the same call goes to the script that knows them all
-                            self._takes = False
-                            continue
-                    else:
-                        reply = await port.call(slot.claim, (), request)
+                    reply = await port.call(*claim)
+                else:
+                    with _NO_END if ends_in_time or limit is None else AttemptEnd(limit):
+                        if piggyback is None or alone:
+                            reply = await port.call(*claim)
+                        else:
+                            ack, reply = await port.call_both(piggyback.call, claim)
+                            piggyback.sent(ack)
+                            if isinstance(reply, Exception):
+                                raise reply
+                if not takes or reply != 0:
                     break
-                with _NO_END if ends_in_time or limit is None else AttemptEnd(limit):
-                    if piggyback is None or alone:
-                        reply = await port.call(slot.claim, (), request)
-                    else:
-                        ack, reply = await port.call_both(piggyback.call, (slot.claim, (), request))
-                        piggyback.sent(ack)
-                        if isinstance(reply, Exception):
-                            raise reply
-                break
+                self._takes = False  # another case: the same call goes to the script that knows them all
+                continue
             except StateMissingError:
                 await calls.write_state(limit, drains=True)
                 continue
