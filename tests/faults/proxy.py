@@ -21,7 +21,6 @@ from typing import Self
 from redis_message_queue import scripts
 
 # How long to wait for the reply to a late request before the test fails.
-_USUALLY = {"take": "claim", "ack_one": "settle"}  # scripts that stand for these in the usual case
 _ANSWER_SECONDS = 5.0
 
 
@@ -274,7 +273,7 @@ def names_of(words: list[bytes]) -> list[str]:
 @functools.cache
 def our_scripts() -> dict[str, str]:
     """The names of our scripts by their digests."""
-    return {scripts.script(name).sha: _USUALLY.get(name, name) for name in scripts.all_names()}
+    return {scripts.script(name).sha: scripts.script(name).verb for name in scripts.all_names()}
 
 
 def request_end(received: bytes) -> int | None:

@@ -204,7 +204,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         except exceptions.ResponseError as error:
             if wire.is_read_only(error) and not wire.is_cluster(self._client):
                 await self._our_client().connection_pool.disconnect(inuse_connections=False)
-            raise wire.translated(error, command.script.name) from error
+            raise wire.translated(error, command.script.verb) from error
 
     async def _execute(self, *command_args: Any) -> Any:
         """Send a command through the client's own `execute_command`, for a client that is not plain."""

@@ -264,7 +264,7 @@ class Calls:
                     await self.write_state(drains=command.script.name not in _BRINGING_IN)
                 except Exception as error:
                     attempt += 1
-                    await self.rest_before_retry(error, command.script.name, attempt, started, budget, stopped)
+                    await self.rest_before_retry(error, command.script.verb, attempt, started, budget, stopped)
                     if stopped is not None and stopped():
                         raise
             except BaseException as error:
@@ -273,7 +273,7 @@ class Calls:
                 cancellations.append(error)
                 # However often it is cancelled, a call has one retry budget, and at least the time of one answer.
                 if self.port.now() - started >= max(self.plan.budget_seconds, self.listening_seconds):
-                    raise self.exhausted(error, command.script.name, len(cancellations), started) from None
+                    raise self.exhausted(error, command.script.verb, len(cancellations), started) from None
 
     async def retry(
         self,

@@ -108,7 +108,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
             except exceptions.ResponseError as error:
                 if wire.is_read_only(error):
                     wire.close_idle_connections(self._client)
-                raise wire.translated(error, command.script.name) from error
+                raise wire.translated(error, command.script.verb) from error
 
     def _execute(self, *command_args: Any) -> Any:
         """Send a command through the client's own `execute_command`, for a client that is not plain."""

@@ -23,8 +23,7 @@ from redis_message_queue.testing.queue_internals import Client, Queue, client_of
 # What a queue does, and the scripts that do it; any other name is that of a script or of a Redis command.
 OPERATIONS = {
     "publish": {"publish", "enqueue"},
-    "claim": {"claim", "take"},
-    "ack": {"settle", "ack_one"},
+    "ack": {"settle"},
     "fail": {"settle"},
     "retry": {"retry_later"},
     "complete": {"settle", "hand_off"},
@@ -301,4 +300,4 @@ def _name_of(command: bytes, argument: bytes) -> str:
 
 @functools.cache
 def _scripts() -> dict[bytes, str]:
-    return {script(name).sha.encode(): name for name in all_names()}
+    return {script(name).sha.encode(): script(name).verb for name in all_names()}
