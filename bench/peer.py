@@ -8,7 +8,7 @@ from pathlib import Path
 from shutil import which
 
 from bench.contender import ROOT
-from bench.environment import HIREDIS
+from bench.environment import HIREDIS, NoEnvironment, run, works
 
 PEER = "redis-message-queue==8.4.2"
 _HOME = ROOT / ".bench" / "peer"
@@ -16,17 +16,13 @@ _PYTHONS = ("python3.12", "python3.13", "python3.14")
 _RUNS = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))"
 
 
-class NoPeer(Exception):
-    """The peer cannot be measured. The text says why."""
-
-
 def peer_python() -> str:
     """The interpreter of the peer's environment, which the first run creates."""
     python = _HOME / "bin" / "python"
     wanted = [PEER, *_same_client()]
     if not _has(python, wanted):
-        _run(_interpreter(), "-m", "venv", "--clear", str(_HOME))
-        _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted)
+        run(_interpreter(), "-m", "venv", "--clear", str(_HOME))
+        run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted)
     return str(python)
 
 
@@ -39,14 +35,14 @@ def _same_client() -> Iterator[str]:
 def _has(python: Path, wanted: list[str]) -> bool:
     check = "import sys; from importlib.metadata import version as v; "
     check += "sys.exit(any(v(p) != n for p, n in (w.split('==') for w in sys.argv[1:])))"
-    return _works(str(python), "-c", check, *wanted)
+    return works(str(python), "-c", check, *wanted)
 
 
 def _interpreter() -> str:
     for python in _candidates():
-        if _works(python, "-c", _RUNS):
+        if works(python, "-c", _RUNS):
             return python
-    raise NoPeer("it needs Python 3.12 or newer, and none was found")
+    raise NoEnvironment("it needs Python 3.12 or newer, and none was found")
 
 
 def _candidates() -> Iterator[str]:
@@ -56,16 +52,3 @@ def _candidates() -> Iterator[str]:
     if which("pyenv"):
         root = subprocess.run(["pyenv", "root"], capture_output=True, text=True).stdout.strip()
         yield from map(str, sorted(Path(root).glob("versions/3.1[2-9].*/bin/python")))
-
-
-def _works(*command: str) -> bool:
-    try:
-        return subprocess.run(command, capture_output=True, cwd=ROOT).returncode == 0
-    except OSError:
-        return False
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    if done.returncode != 0:
-        raise NoPeer((done.stderr.strip().splitlines() or ["its environment could not be created"])[-1])

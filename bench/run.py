@@ -7,10 +7,10 @@ from rich.progress import Progress
 
 from bench import figures, in_flight, latency, rates, report
 from bench.contender import Contender, Worker, contenders
-from bench.environment import python_of
+from bench.environment import NoEnvironment, python_of
 from bench.figures import Figures
 from bench.payload import SIZE
-from bench.peer import NoPeer, peer_python
+from bench.peer import peer_python
 from bench.placement import FREE, place
 from bench.plan import Plan
 from bench.progress import RunProgress
@@ -50,7 +50,7 @@ def _peer(progress: RunProgress) -> str | None:
     progress.stage("the peer's environment", 1)
     try:
         return peer_python()
-    except NoPeer as reason:
+    except NoEnvironment as reason:
         progress.left_out["peer"] = str(reason)
         return None
     finally:

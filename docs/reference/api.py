@@ -31,12 +31,12 @@ SECTIONS = (
     Section("What a handler receives", ("ReceivedMessage",)),
     Section(
         "Failures",
-        ("RetryPolicy",),
+        ("RetryPolicy", "HandlerOutcome", "RetryLater", "Discard", "DeadLetter"),
         "See [How to delay and retry](../how-to/delay-and-retry.md).",
     ),
     Section(
         "Results for operators",
-        ("QueueStats", "MessageRecord", "RedriveSummary", "RunSummary"),
+        ("QueueStats", "MessageRecord", "RedriveSummary", "RunSummary", "queues", "RegisteredQueue", "open_registered"),
         "See [How to look after a queue](../how-to/operate.md).",
     ),
     Section(
@@ -63,6 +63,7 @@ NOT_CALLED = (
     "RedisGateway",
     "AbstractRedisGateway",
     "ReceivedMessage",
+    "HandlerOutcome",
     "BaseGracefulInterruptHandler",
     "ServerBinary",
     "Loss",
@@ -114,10 +115,18 @@ FIELD_SENTENCES = {
         "redriven": "dead letters that were published again",
         "suppressed": "dead letters that stay because their deduplication key is in use",
     },
+    "RegisteredQueue": {
+        "name": "the name of the queue, with its hash tag if it has one",
+        "key_separator": "what separates the parts of its Redis keys",
+        "dead_letter_queue": "the key of its dead-letter list, None for the usual one",
+    },
     "RunSummary": {
         "handled": "messages that were acknowledged",
-        "failed": "messages whose handler raised",
+        "failed": "messages that failed for good",
         "requeued": "messages that were returned to the queue unhandled",
+        "discarded": "messages whose handler raised `Discard`",
+        "retried": "attempts after which the message waits for the next one",
+        "attempts": "how often a message was given to the handler, whatever came of it",
     },
     "ClaimedMessage": {
         "stored_message": "the message as the gateway stores it; the handler receives it unchanged",

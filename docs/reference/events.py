@@ -90,7 +90,8 @@ EVENT_ROWS: dict[EventOperation, tuple[EventRow, ...]] = {
             ("message_id", "delivery_count"),
         ),
         EventRow(
-            "after `nack`: the retry policy gave the message up, or its attempts are used up",
+            "after `nack`: the retry policy gave the message up, its attempts are used up, or the handler raised "
+            "`DeadLetter`",
             _SUCCESS,
             (*_TIMED, *_ERROR),
         ),
@@ -108,7 +109,14 @@ EVENT_ROWS: dict[EventOperation, tuple[EventRow, ...]] = {
         ),
     ),
     EventOperation.RETRIED: (
-        EventRow("after `failed`: the retry policy scheduled the next attempt", _SUCCESS, _TIMED),
+        EventRow(
+            "after `failed`: the retry policy scheduled the next attempt; or the handler raised `RetryLater`",
+            _SUCCESS,
+            _TIMED,
+        ),
+    ),
+    EventOperation.DISCARDED: (
+        EventRow("the handler raised `Discard`, and the message was removed", _SUCCESS, (*_TIMED, *_ERROR)),
     ),
     EventOperation.REQUEUED: (
         EventRow(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from docs.reference.markdown import check_complete, code, page, prose, table
-from redis_message_queue.keys import KEY_MAP, RESERVED_WORDS, QueueKeys
+from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, RESERVED_WORDS, QueueKeys
 
 # Operators may rely on these. All other keys may change from one version to the next.
 CONTRACT = ("pending", "processing", "completed", "failed", "dead_letter", "deduplication")
@@ -35,6 +35,11 @@ def keys_page() -> str:
             The values in `pending` and `processing` are payloads with an internal header. They and all other keys are
             internal: do not write to them. A consumer that finds bytes in `pending` that are not a message of this
             library moves them to the dead letters unchanged.
+        """),
+        prose(f"""
+            One key belongs to no queue: `{REGISTRY_KEY}` is a set with a small JSON object for each queue of the
+            server, which `queues()` and `rmq queues` read. A queue adds itself at its first contact. Nothing else
+            depends on the set, and you may delete it.
         """),
         "## Other names",
         table(("created with", "key of the waiting messages"), _other_names()),

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
@@ -136,9 +135,7 @@ class EmbeddedRedis:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -411,7 +408,7 @@ def _check_path(name: str, path: Any) -> None:
             return
     except UnicodeEncodeError:
         pass
-    raise ConfigurationError(f"{name} is no path: it contains a null character or a lone surrogate")
+    raise ConfigurationError(f"{name} is not a path: it contains a null character or a lone surrogate")
 
 
 def _checked_config(config: Mapping[str, str | int]) -> dict[str, str | int]:

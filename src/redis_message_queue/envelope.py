@@ -289,7 +289,7 @@ def _to_utf8(text: str, what: str = "message") -> bytes:
         raise PayloadTypeError(f"{what} must be a str, not {type(text).__name__}") from None
     except UnicodeEncodeError as error:
         raise PayloadValueError(
-            f"{what} has a lone surrogate at position {error.start}, which UTF-8 cannot carry; "
+            f"{what} has a lone surrogate at position {error.start}, which UTF-8 cannot encode; "
             "decode the text properly before publishing"
         ) from None
 

@@ -4,12 +4,47 @@ from __future__ import annotations
 
 import redis.exceptions
 
+__all__ = [
+    "ArchiveConflictError",
+    "ArchiveError",
+    "CleanupFailedError",
+    "ConfigurationError",
+    "ConfigurationTypeError",
+    "ConsumerGroupBusyError",
+    "ConsumerGroupLostError",
+    "CorruptMessageError",
+    "DataLossError",
+    "EmbeddedServerError",
+    "FaultInjectionError",
+    "GatewayContractError",
+    "JavaError",
+    "JobError",
+    "JournalError",
+    "LeaseLostError",
+    "LuaScriptError",
+    "MissingExtraError",
+    "NotPermittedError",
+    "PayloadTooDeepError",
+    "PayloadTooLargeError",
+    "PayloadTypeError",
+    "PayloadValueError",
+    "PublishNotConfirmedError",
+    "QueueBackpressureError",
+    "QueueDrainedError",
+    "RedisMessageQueueError",
+    "RetryBudgetExhaustedError",
+    "SelectionError",
+    "StateVersionError",
+]
+
 
 class RedisMessageQueueError(Exception):
     """The base class of all errors of this library.
 
     ``queue``, ``message_id`` and ``operation`` say where it happened, if that is known.
     """
+
+    results: list[bool]  # only of `publish_many`: what it returns for the chunks before the error
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ class EventOperation(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     RETRIED = "retried"
+    DISCARDED = "discarded"
     REQUEUED = "requeued"
     REDRIVEN = "redriven"
     HANDED_OFF = "handed_off"

@@ -73,7 +73,7 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
                 "GracefulInterruptHandler must be constructed in the main thread, the only one that may "
-                "install signal handlers; construct it there and hand it to this thread"
+                "install signal handlers; construct it there and pass it to this thread"
             )
         self._former = {signum: _default_of(signum) for signum in chosen}
         try:
@@ -117,7 +117,7 @@ def _checked(signals: Iterable[int]) -> list[int]:
     chosen = list(signals)
     for signum in chosen:
         if isinstance(signum, bool) or not isinstance(signum, int):
-            raise ConfigurationTypeError(f"signals must hold signals such as signal.SIGTERM, not {brief(signum)}")
+            raise ConfigurationTypeError(f"signals must contain signals such as signal.SIGTERM, not {brief(signum)}")
         if signum not in signal.valid_signals() - _UNCATCHABLE:
             raise ConfigurationError(f"signals: {_name(signum)} cannot be handled on this platform; leave it out")
     if not chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,6 +106,9 @@ KEY_MAP = (
 
 USUAL_SEPARATOR = "::"
 
+# The only key that belongs to no queue: a set with an entry for each queue of the server.
+REGISTRY_KEY = "redis_message_queue::queues"
+
 # A queue name must not contain one of these after a separator: its keys would look like another queue's.
 RESERVED_WORDS = tuple(sorted({kind.word.partition("::")[0] for kind in KEY_MAP}))
 
@@ -160,32 +164,19 @@ class QueueKeys:
     @classmethod
     def unchecked(cls, prefix: str, *, separator: str = USUAL_SEPARATOR, dead_letter: str | None = None) -> QueueKeys:
         """The keys that begin with ``prefix``, which is not checked."""
+        begin = prefix + separator
+        made = {name: begin + name for name in cls.__slots__}
+        return cls(**made | {"prefix": prefix, "separator": separator, "dead_letter": dead_letter or f"{begin}dlq"})
 
-        def key(word: str) -> str:
-            return f"{prefix}{separator}{word}"
-
-        return cls(
-            prefix=prefix,
-            separator=separator,
-            pending=key("pending"),
-            processing=key("processing"),
-            completed=key("completed"),
-            failed=key("failed"),
-            dead_letter=dead_letter or key("dlq"),
-            leases=key("leases"),
-            deliveries=key("deliveries"),
-            wakeup=key("wakeup"),
-            timer_owner=key("timer_owner"),
-            delayed=key("delayed"),
-            delayed_messages=key("delayed_messages"),
-            tenant_ring=key("tenant_ring"),
-            tenant_backlog=key("tenant_backlog"),
-            weights=key("weights"),
-            longest=key("longest"),
-            groups=key("groups"),
-            journal=key("journal"),
-            meta=key("meta"),
-        )
+    @property
+    def registry_entry(self) -> str:
+        """What the registry of the server holds for this queue: a JSON object, without what is as usual."""
+        entry = {"name": self.prefix}
+        if self.separator != USUAL_SEPARATOR:
+            entry["key_separator"] = self.separator
+        if self.dead_letter != self._sibling("dlq"):
+            entry["dead_letter_queue"] = self.dead_letter
+        return json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
 
     def _sibling(self, *words: str) -> str:
         return self.separator.join((self.prefix, *words))
@@ -288,7 +279,7 @@ def tagged(name: str) -> str:
         return name
     if "{" in name or "}" in name:
         raise ConfigurationError(
-            f"name {name!r} has braces that are no hash tag; on a cluster use a name without braces, "
+            f"name {name!r} has braces that are not a hash tag; on a cluster use a name without braces, "
             "or with one complete tag such as '{orders}'"
         )
     return f"{{{name}}}"

@@ -143,6 +143,15 @@ class QueueStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredQueue:
+    """A queue of a server, as its registry names it."""
+
+    name: str
+    key_separator: str = "::"
+    dead_letter_queue: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveSummary:
     """What a redrive did."""
 

@@ -187,7 +187,7 @@ class GatewayOptions(StorageOptions):
         if self.pending_overload_policy == "drop_oldest" and self.max_delivery_count is not None:
             raise ConfigurationError(
                 "pending_overload_policy='drop_oldest' needs max_delivery_count=None: a queue that may drop "
-                "messages cannot promise to keep the poisonous ones"
+                "messages cannot guarantee that failing ones reach the dead letters"
             )
 
 
@@ -271,20 +271,20 @@ class QueueOptions:
         if self.interrupt is not None and not isinstance(self.interrupt, BaseGracefulInterruptHandler):
             raise ConfigurationTypeError(
                 f"interrupt must be a BaseGracefulInterruptHandler, not {type(self.interrupt).__name__}; "
-                "subclass it to bring a stop signal of your own"
+                "subclass it to use a stop signal of your own"
             )
         self._check_combinations()
 
     def _check_combinations(self) -> None:
         if self.get_deduplication_key is not None and not self.deduplication:
             raise ConfigurationError(
-                "get_deduplication_key is given and deduplication is off, so it would never be asked; "
+                "get_deduplication_key is given and deduplication is off, so it would never be called; "
                 "pass deduplication=True, or leave the function out"
             )
         for name in ("on_heartbeat_failure", "max_processing_seconds"):
             if getattr(self, name) is not None and self.heartbeat_interval_seconds is None:
                 raise ConfigurationError(
-                    f"{name} needs heartbeat_interval_seconds: without heartbeats nothing would come of it"
+                    f"{name} needs heartbeat_interval_seconds: without heartbeats it has no effect"
                 )
 
     def check_beside(
@@ -311,7 +311,7 @@ class QueueOptions:
             if self.heartbeat_interval_seconds >= visibility_timeout_seconds / 2:
                 raise ConfigurationError(
                     f"heartbeat_interval_seconds ({self.heartbeat_interval_seconds}) must be less than half of the "
-                    f"visibility timeout ({visibility_timeout_seconds}), so that one lost renewal is survived"
+                    f"visibility timeout ({visibility_timeout_seconds}), so that a lease survives one lost renewal"
                 )
         if overload_policy == "drop_oldest" and self.deduplication:
             raise ConfigurationError(

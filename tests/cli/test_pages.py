@@ -42,6 +42,7 @@ def sessions(page: Path) -> list[tuple[str, str]]:
     return [(re.sub(r"^> ", "", command, flags=re.MULTILINE), said) for command, said in found]
 
 
+@pytest.mark.timeout(900)  # it starts a program for each of dozens of commands
 @pytest.mark.parametrize("page", SHELL_PAGES, ids=lambda page: page.name)
 def test_the_commands_of_the_page_print_what_it_says(page, clean_server, tmp_path) -> None:
     """One after the other, in one directory, by the program that pip has installed."""

@@ -103,7 +103,14 @@ def test_it_gives_every_message_to_the_function(worker, queue, tmp_path, argumen
     queue.publish_many(str(number) for number in range(8))
     out, err = finish(process := worker(*arguments, "--until-empty", "--json"))
     assert (process.returncode, err) == (ExitStatus.OK, "")
-    assert json.loads(out) == {"handled": 8, "failed": 0, "requeued": 0}
+    assert json.loads(out) == {
+        "handled": 8,
+        "failed": 0,
+        "requeued": 0,
+        "discarded": 0,
+        "retried": 0,
+        "attempts": 8,
+    }
     assert handled(tmp_path) == [str(number) for number in range(8)]
     assert queue.stats().processing == 0
 
@@ -124,7 +131,7 @@ def test_a_signal_lets_handlers_finish_and_gives_back_the_rest(worker, queue, tm
     assert (process.returncode, err.count("\n")) == (ExitStatus.OK, 1)
     assert handled(tmp_path) == ["a"]
     assert (queue.stats().pending, queue.stats().processing) == (2, 0)
-    assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2"]
+    assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2", "0", "0", "1"]
 
 
 @pytest.mark.promise("On SIGTERM and SIGINT, `rmq worker` lets handlers finish and requeues prefetched messages.")

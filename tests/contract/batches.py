@@ -23,7 +23,7 @@ async def look(queue: Any, count: int = 100) -> list[tuple[str, int]]:
     return seen
 
 
-async def filled(shell: Shell, letters: str = "abcd", **options: Any) -> Any:
+async def filled(shell: Shell, letters: str = "abcd", /, **options: Any) -> Any:
     """A queue with a message for each letter."""
     queue = shell.queue(**{"wait": 0} | options)
     await queue.publish_many(list(letters))

@@ -130,7 +130,7 @@ def overriding(shell: Shell, *names: str, by: str = "class", called: list[str] |
     """A RedisGateway that notes the calls of some operations and leaves the work to the built-in ones."""
     noted = [] if called is None else called
 
-    def override(name: str, usual: Callable[[Any], Any]) -> Callable[..., Any]:
+    def override(name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
         def plain(*arguments: Any, **named: Any) -> Any:
             noted.append(name)
             return usual(arguments[0])(*arguments[1:], **named)

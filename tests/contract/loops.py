@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import redis
 
 from tests.contract.shells import (
     LIMIT_SECONDS,
@@ -55,8 +56,10 @@ async def running(shell: Shell, queue: Any, handler: Any, **options: Any) -> Asy
         yield loop
     finally:
         await queue.drain(timeout=0)
-        shell.redis.lpush(queue.key.wakeup, "1")  # so that nobody sits out the rest of his second
+        with contextlib.suppress(redis.ConnectionError):
+            shell.redis.lpush(queue.key.wakeup, "1")  # so that no worker waits for the rest of its second
         await asyncio.wait({loop}, timeout=2 * LIMIT_SECONDS)
+        assert loop.done(), "the loop does not end"
 
 
 async def ended(loop: Any) -> Any:

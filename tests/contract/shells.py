@@ -32,7 +32,7 @@ LIMIT_SECONDS = 120.0
 SHORT_NAMES = {"wait": "message_wait_interval_seconds", "window": "message_deduplication_log_ttl_seconds"}
 
 # Long enough that no lease ends by itself here; renewals come often.
-BEATING = {"visibility_timeout_seconds": 60, "heartbeat_interval_seconds": 0.05}
+BEATING: dict[str, Any] = {"visibility_timeout_seconds": 60, "heartbeat_interval_seconds": 0.05}
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Sent:
         return [script_name(word[1].strip('"')) for word in words if word[0] == "EVALSHA"]
 
 
-async def until(happened: Callable[[], Any], within_seconds: float = LIMIT_SECONDS) -> bool:
+async def until(happened: Callable[..., Any], within_seconds: float = LIMIT_SECONDS) -> bool:
     """Wait without blocking tasks; whether it happened in time."""
     deadline = time.monotonic() + within_seconds
     while not happened():
@@ -331,7 +331,7 @@ class Shell(ABC):
     def __init__(self, server: EmbeddedRedis, onlooker: redis.Redis, wiring: Wiring) -> None:
         self.server = server
         self.wiring = wiring
-        self.redis = onlooker  # reads bytes, and belongs to the test, not to any queue
+        self.redis: Any = onlooker  # reads bytes, and belongs to the test, not to any queue
         self._runner = asyncio.Runner()
         self._clients: list[Any] = []
         self._client: Any = None
@@ -368,13 +368,13 @@ class Shell(ABC):
     def gateway(self, **settings: Any) -> Any:
         return self.module.RedisGateway(**{"redis_client": self.client} | settings)
 
-    def queue(self, name: str = "q", **options: Any) -> Any:
+    def queue(self, name: str = "q", /, **options: Any) -> Any:
         """A queue with a bare client, unless it is given a gateway."""
         for short in SHORT_NAMES.keys() & options.keys():
             options[SHORT_NAMES[short]] = options.pop(short)
         if "gateway" not in options:
             options.setdefault("client", self.client)
-        made = self._facade(self.module.RedisMessageQueue(name, **options))
+        made = self._facade(self.module.RedisMessageQueue(**{"name": name} | options))
         # As if somebody had used it before: the first contact has tests of its own.
         self.redis.hsetnx(made.key.meta, "version", 1)
         return made
@@ -462,7 +462,7 @@ class Shell(ABC):
     async def _close(self) -> None: ...
 
     @abstractmethod
-    def beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
+    def beside(self, work: Callable[..., Coroutine[Any, Any, Any]]) -> asyncio.Future[Any]:
         """Start a consumer or producer that runs beside the test; awaiting it gives its result."""
 
     @abstractmethod
@@ -487,10 +487,10 @@ class SyncShell(Shell):
         super().__init__(server, onlooker, wiring)
         self._threads: list[threading.Thread] = []
 
-    def beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
+    def beside(self, work: Callable[..., Coroutine[Any, Any, Any]]) -> asyncio.Future[Any]:
         return self._start(lambda: asyncio.run(work()))
 
-    def _start(self, work: Callable[[], Any]) -> Awaitable[Any]:
+    def _start(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         """In a thread of its own; awaiting it gives the result."""
         result: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
@@ -534,7 +534,7 @@ class AsyncioShell(Shell):
         super().__init__(server, onlooker, wiring)
         self._beside: list[asyncio.Task[Any]] = []
 
-    def beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
+    def beside(self, work: Callable[..., Coroutine[Any, Any, Any]]) -> asyncio.Future[Any]:
         self._beside.append(task := self._runner.get_loop().create_task(work()))
         return task
 
@@ -615,6 +615,18 @@ async def fail(queue: Any, error: Exception) -> Any:
         async with queue.process_message() as message:
             raise error
     return message
+
+
+async def with_unconfirmed_claim(shell: Shell, client: Any = None, **options: Any) -> Any:
+    """A queue object whose claim took "a", and whose reply was lost."""
+    client = client or shell.lossy_client()
+    queue = shell.queue(client=client, wait=0, retry_budget_seconds=0, **options)
+    await queue.publish("a")
+    client.losses.reply()
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await take(queue)
+    assert (shell.pending(queue), shell.processing(queue)) == (0, 1)
+    return queue
 
 
 def only_woken(shell: Shell, name: str = "q", *, connections: int = 100, **options: Any) -> Any:

@@ -159,7 +159,7 @@ async def test_an_ack_that_failed_can_be_repeated(shell: Shell, lost: str) -> No
             await batch.ack(batch[0])
     assert shell.processing(queue) == 0
     assert sorted(shell.listed(queue.key.completed)) == [b"a", b"b", b"c"]
-    assert sorted(event.message_id for event in events.of("ack")) == sorted(message.id for message in batch)
+    assert sorted(str(event.message_id) for event in events.of("ack")) == sorted(message.id for message in batch)
     assert events.of("stale_lease_ack") == []
 
 

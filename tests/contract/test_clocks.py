@@ -5,10 +5,9 @@ import itertools
 import time
 
 import pytest
-import redis
 
 from redis_message_queue import QueueBackpressureError, RetryBudgetExhaustedError
-from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, holding, take
+from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, holding, take, with_unconfirmed_claim
 
 A_DAY = 86_400.0
 
@@ -101,11 +100,7 @@ async def test_a_budget_and_a_block_timeout_last_as_long_as_configured(shell: Sh
 async def test_the_timeout_of_a_drain_lasts_as_long_as_configured(shell: Shell) -> None:
     """Also where Redis cannot be reached all that time."""
     client = shell.lossy_client()
-    queue = shell.queue(client=client, wait=0, retry_budget_seconds=0)
-    await queue.publish("a")
-    client.losses.reply()
-    with pytest.raises(redis.exceptions.ConnectionError):
-        await take(queue)
+    queue = await with_unconfirmed_claim(shell, client)
     client.losses.request(1)
     assert await queue.drain(timeout=0.2) is False
     assert await queue.drain(timeout=LIMIT_SECONDS) is True

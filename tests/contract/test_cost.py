@@ -30,7 +30,7 @@ def commands(shell: Shell) -> dict[str, int]:
     return {name.removeprefix("cmdstat_"): int(values["calls"]) for name, values in stats.items()}
 
 
-async def cost(shell: Shell, work: Callable[[], Awaitable[Any]]) -> dict[str, int]:
+async def cost(shell: Shell, work: Callable[..., Awaitable[Any]]) -> dict[str, int]:
     before = commands(shell)
     await work()
     after = commands(shell)

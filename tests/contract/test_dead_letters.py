@@ -301,7 +301,7 @@ async def test_a_dead_letter_is_reported_while_the_consumer_that_found_it_waits_
         shell.lapse(queue)
         await events.wait_for("dlq")
         assert not waiting.done()
-    assert events.the("publish").message_id in caplog.text
+    assert str(events.the("publish").message_id) in caplog.text
     await queue.drain(timeout=0)
     shell.redis.lpush(queue.key.wakeup, "1")
     await waiting

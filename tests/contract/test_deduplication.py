@@ -131,8 +131,8 @@ async def test_an_empty_key_is_refused_before_anything_is_written(shell: Shell, 
     queue = shell.queue(deduplication=True, get_deduplication_key=lambda message: key)
     with pytest.raises(shell.module.ConfigurationError, match="get_deduplication_key") as refusal:
         await queue.publish("a")
-    assert isinstance(refusal.value, ValueError)
     assert (refusal.value.queue, refusal.value.operation) == ("q", "publish")
+    assert isinstance(refusal.value, ValueError)
     assert shell.is_empty
 
 
@@ -149,7 +149,7 @@ async def test_a_key_that_is_no_text_is_a_type_error_before_anything_is_written(
 
 @pytest.mark.promise("A deduplication key that is not a `str` raises `TypeError` before anything is written.")
 async def test_a_key_with_a_lone_surrogate_is_refused_by_name(shell: Shell) -> None:
-    """UTF-8 cannot carry it, so it gets one of our errors before anything is written."""
+    """UTF-8 cannot encode it, so it gets one of our errors before anything is written."""
     queue = shell.queue(deduplication=True, get_deduplication_key=lambda message: "k\ud800")
     with pytest.raises(shell.module.RedisMessageQueueError, match="get_deduplication_key") as refusal:
         await queue.publish("a")

@@ -278,7 +278,7 @@ def test_a_delayed_message_survives_a_server_crash(shell_name: str, start_server
     with server.client() as onlooker:
         shell = SHELLS[shell_name](server, onlooker, Wiring())
 
-        async def story() -> None:
+        async def scenario() -> None:
             policy = RetryPolicy(max_attempts=2, initial_delay_seconds=200, jitter=0)
             queue = shell.queue(wait=0, retry_policy=policy)
             await queue.publish("failing")
@@ -306,7 +306,7 @@ def test_a_delayed_message_survives_a_server_crash(shell_name: str, start_server
             assert await take_all(queue, 3) == [b"x", b"y", None]
 
         try:
-            shell.run(story())
+            shell.run(scenario())
         finally:
             shell.close()
 
@@ -378,8 +378,8 @@ async def test_an_invalid_time_is_refused(
     ):
         with pytest.raises(shell.module.ConfigurationError, match=word) as caught:
             await work()
-        assert isinstance(caught.value, kind)
         assert (caught.value.queue, caught.value.operation) == ("q", "publish")
+        assert isinstance(caught.value, kind)
     assert shell.is_empty
 
 

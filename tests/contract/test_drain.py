@@ -6,24 +6,11 @@ import time
 from typing import Any
 
 import pytest
-import redis
 
 from redis_message_queue import ConfigurationError, QueueBackpressureError, QueueDrainedError
-from tests.contract.shells import LIMIT_SECONDS, Shell, take, until
+from tests.contract.shells import LIMIT_SECONDS, Shell, take, until, with_unconfirmed_claim
 
 pytestmark = pytest.mark.topic("Draining")
-
-
-async def leave_a_claim_unsure(shell: Shell, **options: Any) -> Any:
-    """A queue object whose claim was made, and whose answer nobody saw."""
-    client = shell.lossy_client()
-    queue = shell.queue(client=client, wait=0, retry_budget_seconds=0, **options)
-    await queue.publish("a")
-    client.losses.reply()
-    with pytest.raises(redis.exceptions.ConnectionError):
-        await take(queue)
-    assert (shell.pending(queue), shell.processing(queue)) == (0, 1)
-    return queue
 
 
 @pytest.mark.promise('After a drain, `publish()` raises `QueueDrainedError("queue is drained")` and writes nothing.')
@@ -79,7 +66,7 @@ async def test_close_and_aclose_are_other_names_for_drain(shell: Shell) -> None:
 @pytest.mark.promise("A drain returns unconfirmed claims to the front of the queue without counting a delivery.")
 async def test_a_drain_returns_an_unconfirmed_claim_to_the_front(shell: Shell) -> None:
     """At once, in its old place, and without counting as a delivery."""
-    queue = await leave_a_claim_unsure(shell)
+    queue = await with_unconfirmed_claim(shell)
     other = shell.queue()
     await other.publish("b")
     assert await queue.drain(timeout=5) is True
@@ -93,7 +80,7 @@ async def test_a_drain_returns_an_unconfirmed_claim_to_the_front(shell: Shell) -
 async def test_a_recovered_claim_emits_claim_reclaim_and_the_drain_emits_nothing(shell: Shell) -> None:
     """Draining has no events of its own."""
     events = shell.events()
-    queue = await leave_a_claim_unsure(shell, on_event=events.listen)
+    queue = await with_unconfirmed_claim(shell, on_event=events.listen)
     events.clear()
     await queue.drain()
     assert events.names == ["claim_reclaim/success"]
@@ -102,7 +89,7 @@ async def test_a_recovered_claim_emits_claim_reclaim_and_the_drain_emits_nothing
 @pytest.mark.promise("`drain(timeout=0)` stops accepting work and returns immediately without a call to Redis.")
 async def test_a_timeout_of_zero_returns_immediately(shell: Shell) -> None:
     """It says that a claim is unconfirmed, and does not ask Redis."""
-    queue = await leave_a_claim_unsure(shell)
+    queue = await with_unconfirmed_claim(shell)
     assert await queue.drain(timeout=0) is False
     assert shell.processing(queue) == 1
     assert (queue.queue.is_draining, queue.queue.is_drained) == (True, False)
@@ -116,7 +103,7 @@ async def test_a_timeout_of_zero_returns_immediately(shell: Shell) -> None:
 )
 async def test_a_drain_that_cannot_reach_redis_says_so_and_can_be_repeated(shell: Shell) -> None:
     """The claim stays unconfirmed until Redis answers."""
-    queue = await leave_a_claim_unsure(shell)
+    queue = await with_unconfirmed_claim(shell)
     losses = queue.queue._protocol.store.port._client.losses
     losses.request(times=50)
     assert await queue.drain(timeout=0.2) is False
@@ -204,7 +191,7 @@ async def test_a_drain_from_inside_a_handler_leaves_the_message_to_it(shell: She
 
 async def test_two_drains_at_once_agree(shell: Shell) -> None:
     """Both wait until Redis has answered about the unconfirmed claim."""
-    queue = await leave_a_claim_unsure(shell)
+    queue = await with_unconfirmed_claim(shell)
     answers = await asyncio.gather(*(shell.beside(lambda: queue.drain(timeout=10)) for _ in range(2)))
     assert answers == [True, True]
     assert (shell.pending(queue), shell.processing(queue)) == (1, 0)

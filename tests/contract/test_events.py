@@ -34,7 +34,7 @@ def test_operations_and_outcomes_are_plain_words() -> None:
     """Fit for a metric's label: they are strings, and print as their value."""
     assert {str(operation) for operation in EventOperation} == OPERATIONS
     assert {str(outcome) for outcome in EventOutcome} == {"success", "failure", "skipped"}
-    assert EventOperation.ACK == "ack" and f"{EventOutcome.SUCCESS}" == "success"
+    assert str(EventOperation.ACK) == EventOperation.ACK.value == "ack" and f"{EventOutcome.SUCCESS}" == "success"
 
 
 @pytest.mark.promise("`on_event` receives a frozen `QueueEvent` for everything that happens to messages.")
@@ -118,9 +118,9 @@ async def test_events_of_slow_operations_have_a_duration(shell: Shell) -> None:
             await asyncio.sleep(0.05)
             raise ValueError
     for operation in ("publish", "claim"):
-        assert all(event.duration_seconds >= 0 for event in events.of(operation))
-    assert events.the("ack").duration_seconds >= 0.05
-    assert events.the("nack").duration_seconds >= 0.05
+        assert all(event.duration_seconds is not None and event.duration_seconds >= 0 for event in events.of(operation))
+    assert (events.the("ack").duration_seconds or 0) >= 0.05
+    assert (events.the("nack").duration_seconds or 0) >= 0.05
 
 
 @pytest.mark.promise("You can correlate events by `message_id` and `lease_token_hash`.")

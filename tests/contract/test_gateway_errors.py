@@ -20,6 +20,12 @@ from tests.contract.shells import (
 
 pytestmark = pytest.mark.topic("Gateways")
 
+
+def claimed(stored: Any, token: Any) -> ClaimedMessage:
+    """What a gateway without types may return."""
+    return ClaimedMessage(stored, token)
+
+
 NOT_A_YES_OR_NO = [None, 1, 0, "True", b"1", []]
 
 
@@ -49,7 +55,7 @@ async def test_a_publish_answered_with_neither_yes_nor_no_is_a_broken_contract(s
     "handed",
     [
         *(1, True, 0.5, ["m"], ("m", "t"), {"m": "t"}, bytearray(b"m")),
-        *(ClaimedMessage(1, "t"), ClaimedMessage(None, "t"), ClaimedMessage(bytearray(b"m"), "t")),
+        *(claimed(one, "t") for one in (1, None, bytearray(b"m"))),
     ],
     ids=repr,
 )
@@ -70,7 +76,7 @@ async def test_a_claim_that_is_no_message_is_a_broken_contract(shell: Shell, han
     "an error."
 )
 @pytest.mark.parametrize(
-    "handed", ["m", b"m", "", *(ClaimedMessage("m", token) for token in (None, "", b"t", 7, True))], ids=repr
+    "handed", ["m", b"m", "", *(claimed("m", token) for token in (None, "", b"t", 7, True))], ids=repr
 )
 async def test_a_gateway_that_leases_must_hand_over_a_lease(shell: Shell, handed: Any) -> None:
     """Without its token the cleanup could settle what another consumer has by now, so no handler runs."""

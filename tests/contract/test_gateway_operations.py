@@ -1,6 +1,7 @@
 """The queue uses the seven operations of a custom gateway as documented."""
 
 import hashlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -318,8 +319,7 @@ async def test_without_leases_there_is_no_token_to_hash(shell: Shell) -> None:
 def hour_hand(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Moves the monotonic clock of all queues on by an hour."""
     ahead = [0.0]
-    now = LocalRuntime.now
-    monkeypatch.setattr(LocalRuntime, "now", staticmethod(lambda: now() + ahead[0]))
+    monkeypatch.setattr(LocalRuntime, "now", staticmethod(lambda: time.monotonic() + ahead[0]))
 
     def move_on() -> None:
         ahead[0] += 3600
@@ -343,8 +343,8 @@ async def test_the_time_that_a_gateway_waits_is_not_the_handlers(shell: Shell, h
     async with queue.process_message():
         await events.wait_for("lease_renew")
     assert events.of("lease_renew")[0].outcome == "success"
-    assert events.the("claim").duration_seconds >= 3600
-    assert events.the("ack").duration_seconds < 1800
+    assert (events.the("claim").duration_seconds or 0) >= 3600
+    assert 0 < (events.the("ack").duration_seconds or 0) < 1800
 
 
 # Unsupported features
@@ -352,7 +352,7 @@ async def test_the_time_that_a_gateway_waits_is_not_the_handlers(shell: Shell, h
 
 @pytest.mark.promise("A feature for which a custom gateway has no operation is refused with `GatewayContractError`.")
 async def test_what_the_contract_has_no_operation_for_is_refused(shell: Shell) -> None:
-    """There is no id, count or time to tell, and no call to repeat; the delivery itself is not disturbed."""
+    """There is no id, count or time, and no call to repeat; the delivery itself is not disturbed."""
     core = Core("m")
     queue = shell.queue(gateway=custom(shell, core))
     assert queue.current_message() is None

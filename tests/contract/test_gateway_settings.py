@@ -163,7 +163,7 @@ async def test_the_contract_takes_no_names_but_its_own(shell: Shell) -> None:
 async def test_a_subclass_of_the_built_in_gateway_may_keep_things_under_its_own_names(shell: Shell) -> None:
     """An address, settings, a store: natural names, and none of them the queue's."""
 
-    class Addressed(shell.module.RedisGateway):
+    class Addressed(shell.module.RedisGateway):  # type: ignore[name-defined,misc]  # known at run time only
         def __init__(self, client: Any) -> None:
             super().__init__(redis_client=client)
             self.port, self.host, self.options, self.client = 6379, "localhost", {"patient": True}, None
@@ -199,7 +199,10 @@ SAID = {
 
 
 def said_by_properties(shell: Shell) -> Any:
-    return custom(shell, Core(), **{name: property(lambda self, value=value: value) for name, value in SAID.items()})
+    def said(value: Any) -> property:
+        return property(lambda self: value)
+
+    return custom(shell, Core(), **{name: said(value) for name, value in SAID.items()})
 
 
 def said_by_the_class(shell: Shell) -> Any:

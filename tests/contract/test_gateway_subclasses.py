@@ -94,7 +94,7 @@ async def test_an_overridden_operation_is_called(shell: Shell) -> None:
 async def test_a_plain_override_may_hand_on_what_is_to_be_awaited(shell: Shell) -> None:
     """It need not be an `async def` itself."""
 
-    class Plain(shell.module.RedisGateway):
+    class Plain(shell.module.RedisGateway):  # type: ignore[name-defined,misc]  # known at run time only
         def add_message(self, queue: str, message: str) -> Any:
             return super().add_message(queue, message.upper())
 
@@ -158,7 +158,7 @@ async def test_overriding_how_messages_get_out_changes_nothing_about_how_they_ge
     await queue.publish("a")
     async with queue.process_message() as message:
         assert message == b"a"
-        assert shell.redis.hkeys(queue.key.processing) == [bytes.fromhex(events.the("publish").message_id)]
+        assert shell.redis.hkeys(queue.key.processing) == [bytes.fromhex(events.the("publish").message_id or "")]
         with pytest.raises(GatewayContractError, match="custom gateway"):
             queue.current_message()
     assert events.names == ["publish/success", "claim/success", "ack/success"]
@@ -171,7 +171,7 @@ async def test_overriding_how_messages_get_out_changes_nothing_about_how_they_ge
 async def test_a_subclass_may_retry_around_the_built_in_operation(shell: Shell, settings: dict[str, Any]) -> None:
     """What did not reach Redis the first time is done the second time, with leases and without."""
 
-    class Patient(shell.module.RedisGateway):
+    class Patient(shell.module.RedisGateway):  # type: ignore[name-defined,misc]  # known at run time only
         pass
 
     async def awaited(self: Any, name: str, *arguments: Any, **named: Any) -> Any:

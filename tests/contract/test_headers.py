@@ -14,6 +14,7 @@ from redis_message_queue import (
     PayloadValueError,
     RetryPolicy,
 )
+from redis_message_queue.errors import RedisMessageQueueError
 from redis_message_queue.headers import MAX_HEADERS_BYTES
 from tests.contract.shells import (
     EVERY_WIRING,
@@ -229,7 +230,7 @@ async def test_many_messages_with_long_headers_go_in_several_scripts(shell: Shel
     ],
 )
 async def test_what_are_no_headers_is_refused_before_anything_is_written(
-    shell: Shell, given: Any, error: type[Exception], words: str
+    shell: Shell, given: Any, error: type[RedisMessageQueueError], words: str
 ) -> None:
     """The error names the option and what was wrong, and shows no value."""
     queue = shell.queue(wait=0, deduplication=True, get_headers=shell.callback(lambda: given))

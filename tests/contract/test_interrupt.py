@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -18,6 +18,7 @@ from redis_message_queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
+from tests.contract.programs import running
 from tests.contract.shells import LIMIT_SECONDS
 
 pytestmark = [
@@ -71,20 +72,8 @@ def exit_code(pid):
 """
 
 
-@contextmanager
-def program(script: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-u", "-c", PREAMBLE + textwrap.dedent(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+def program(script: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return running(PREAMBLE + textwrap.dedent(script))
 
 
 def run(script: str) -> str:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-import redis
 
 from tests.contract.shells import (
     LIMIT_SECONDS,
@@ -20,6 +19,7 @@ from tests.contract.shells import (
     holding,
     take,
     until,
+    with_unconfirmed_claim,
 )
 
 pytestmark = pytest.mark.topic("Changes on a live queue")
@@ -356,7 +356,7 @@ async def test_messages_requeued_before_the_toggle_are_delivered_after_it(
     shell: Shell, old: dict[str, Any], new: dict[str, Any]
 ) -> None:
     """It has an entry in the deliveries, which goes with it under the other rule too."""
-    before, after = await with_an_unsure_claim(shell, **old), shell.queue(wait=0, **new)
+    before, after = await with_unconfirmed_claim(shell, **old), shell.queue(wait=0, **new)
     assert await before.drain() is True
     assert shell.redis.hlen(after.key.deliveries) == 1
     async with after.process_message() as message:
@@ -713,18 +713,6 @@ async def of_the_other_kind(shell: Shell, **options: Any) -> AsyncIterator[Queue
             yield BlockingQueue(queue, asyncio.to_thread)
 
 
-async def with_an_unsure_claim(shell: Shell, **options: Any) -> Any:
-    """A queue object whose claim took "a", and whose answer was lost."""
-    client = shell.lossy_client()
-    queue = shell.queue(client=client, wait=0, retry_budget_seconds=0, **options)
-    await queue.publish("a")
-    client.losses.reply()
-    with pytest.raises(redis.exceptions.ConnectionError):
-        await take(queue)
-    assert (shell.pending(queue), shell.processing(queue)) == (0, 1)
-    return queue
-
-
 @pytest.mark.promise("Sync and async queues share messages, leases, deduplication windows and lists.")
 async def test_switching_between_sync_and_async_changes_nothing(shell: Shell) -> None:
     """What waits, what a dead consumer held with its count, windows, and the lists that are kept."""
@@ -766,7 +754,7 @@ async def test_a_lease_fences_between_sync_and_async_queues(shell: Shell) -> Non
 @pytest.mark.parametrize("rule", [LEASED, UNLEASED], ids=["leased", "unleased"])
 async def test_a_drain_requeues_an_unconfirmed_claim_before_the_switch(shell: Shell, rule: dict[str, Any]) -> None:
     """Then the other queue has it immediately, in its first delivery."""
-    before = await with_an_unsure_claim(shell, **rule)
+    before = await with_unconfirmed_claim(shell, **rule)
     async with of_the_other_kind(shell, **rule) as after:
         assert await take(after) is None
         assert await before.drain() is True
@@ -782,7 +770,7 @@ async def test_a_drain_requeues_an_unconfirmed_claim_before_the_switch(shell: Sh
 )
 async def test_an_unconfirmed_claim_returns_when_its_lease_ends(shell: Shell) -> None:
     """An unconfirmed claim is known to its object alone; where there are leases, that costs time and nothing else."""
-    before = await with_an_unsure_claim(shell, **LEASED)
+    before = await with_unconfirmed_claim(shell, **LEASED)
     async with of_the_other_kind(shell, **LEASED) as after:
         assert await take(after) is None
         shell.lapse(before)
@@ -794,7 +782,7 @@ async def test_an_unconfirmed_claim_returns_when_its_lease_ends(shell: Shell) ->
 )
 async def test_an_unconfirmed_claim_without_a_lease_waits_for_its_own_object(shell: Shell) -> None:
     """Nobody else gets it, and it is not lost: it is in processing until its object asks or drains."""
-    before = await with_an_unsure_claim(shell, **UNLEASED)
+    before = await with_unconfirmed_claim(shell, **UNLEASED)
     async with of_the_other_kind(shell, **UNLEASED) as after:
         assert await take(after) is None
     assert shell.leftovers(before) == {b"q::processing"}

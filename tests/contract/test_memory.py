@@ -24,6 +24,7 @@ from tests.contract.shells import (
     fail,
     take,
     until,
+    with_unconfirmed_claim,
 )
 from tests.depth import often
 
@@ -359,12 +360,7 @@ async def test_an_emptied_queue_leaves_nothing_for_good(shell: Shell, timeout: f
 @pytest.mark.promise("Cached replies expire.")
 async def test_a_drained_queue_leaves_nothing_for_good(shell: Shell) -> None:
     """An unconfirmed claim is requeued, and when its message is handled elsewhere the note of it goes too."""
-    client = shell.lossy_client()
-    queue = shell.queue(client=client, wait=0, retry_budget_seconds=0)
-    await queue.publish("a")
-    client.losses.reply()
-    with pytest.raises(redis.exceptions.ConnectionError):
-        await take(queue)
+    queue = await with_unconfirmed_claim(shell)
     assert await queue.drain() is True
     other = shell.queue(wait=0.05)
     assert [await take(other), await take(other)] == [b"a", None]

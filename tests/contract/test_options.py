@@ -34,7 +34,7 @@ COUNTS_OF_A_QUEUE = [
 FLAGS_OF_A_QUEUE = [
     *("deduplication", "enable_completed_queue", "enable_failed_queue", "strict_payload_types", "hash_tag")
 ]
-CALLBACKS_OF_A_QUEUE = {
+CALLBACKS_OF_A_QUEUE: dict[str, dict[str, Any]] = {
     "get_deduplication_key": {"deduplication": True},
     "on_heartbeat_failure": {"heartbeat_interval_seconds": 1},
     "on_event": {},
@@ -187,8 +187,8 @@ async def test_names_are_texts_that_are_not_empty(shell: Shell, name: str) -> No
     """Nor blank, nor with half of a character in them."""
     for value in (None, 1, b"q", True, ["q"]):
         refuse_type(shell.queue, name, value)
-    for value in ("", "  ", "\n", "q\ud800"):
-        refuse(shell.queue, name, value)
+    for text in ("", "  ", "\n", "q\ud800"):
+        refuse(shell.queue, name, text)
 
 
 @pytest.mark.promise("A callback must be callable, and a name must be a non-empty string.")
@@ -196,8 +196,8 @@ async def test_a_dead_letter_name_is_a_text_that_is_not_empty(shell: Shell) -> N
     """Or None, for the usual one."""
     for value in (1, b"dlq", False):
         refuse_type(shell.gateway, "dead_letter_queue", value)
-    for value in ("", " ", "\udfff"):
-        refuse(shell.gateway, "dead_letter_queue", value)
+    for text in ("", " ", "\udfff"):
+        refuse(shell.gateway, "dead_letter_queue", text)
 
 
 @pytest.mark.promise("A flag must be `True` or `False`.")
@@ -226,9 +226,9 @@ async def test_an_interrupt_is_a_handler_of_ours_or_a_subclass(shell: Shell) -> 
 @pytest.mark.promise("The overload policy is `raise`, `block` or `drop_oldest`.")
 async def test_a_policy_is_one_of_three_words(shell: Shell) -> None:
     """A wrong word is a wrong value, anything else a wrong type."""
-    for value in ("RAISE", "drop", "", "wait"):
-        refuse(shell.queue, "pending_overload_policy", value, max_pending_length=5)
-        refuse(shell.gateway, "pending_overload_policy", value, max_pending_length=5)
+    for word in ("RAISE", "drop", "", "wait"):
+        refuse(shell.queue, "pending_overload_policy", word, max_pending_length=5)
+        refuse(shell.gateway, "pending_overload_policy", word, max_pending_length=5)
     for value in (None, 1, True, ["raise"]):
         refuse_type(shell.queue, "pending_overload_policy", value, max_pending_length=5)
         refuse_type(shell.gateway, "pending_overload_policy", value, max_pending_length=5)

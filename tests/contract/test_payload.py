@@ -96,7 +96,7 @@ async def test_a_key_that_is_no_text_is_refused_at_any_depth(shell: Shell, messa
     ids=["alone", "in a text", "value", "key", "deep"],
 )
 async def test_a_lone_surrogate_is_refused(shell: Shell, message: Any) -> None:
-    """UTF-8 cannot carry it; the error is a ValueError."""
+    """UTF-8 cannot encode it; the error is a ValueError."""
     error = await refused(shell, message)
     assert isinstance(error, ValueError)
     assert "surrogate" in str(error)

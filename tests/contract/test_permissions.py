@@ -44,7 +44,8 @@ OPTIONS = {
 async def produce(shell: Shell, client: Any) -> None:
     """All ways to publish."""
     queue = shell.queue(client=client, **OPTIONS)
-    for name, details in {"a": {}, "b": {"tenant": "t"}, "c": {"delay_seconds": 60}}.items():
+    ways: dict[str, dict[str, Any]] = {"a": {}, "b": {"tenant": "t"}, "c": {"delay_seconds": 60}}
+    for name, details in ways.items():
         assert await queue.publish(name, **details) is True
         assert await queue.publish(name, **details) is False
     assert await queue.publish_many(["d", "e"]) == [True, True]

@@ -12,6 +12,7 @@ import pytest
 from redis_message_queue import EventDrivenInterruptHandler
 from tests.contract.batches import filled, look, payloads
 from tests.contract.blocked_consumers import BlockedConsumer
+from tests.contract.custom_gateways import overriding
 from tests.contract.shells import (
     BEATING,
     EVERY_WIRING,
@@ -354,13 +355,8 @@ async def test_a_wait_is_a_number_of_seconds(shell: Shell, wrong: Any) -> None:
 @pytest.mark.promise("Batches are refused with a custom gateway, which hands over one message at a time.")
 async def test_a_custom_gateway_refuses_batches(shell: Shell) -> None:
     """It hands over one message at a time; nothing is claimed."""
-
-    class Plain(shell.module.RedisGateway):  # type: ignore[name-defined,misc]  # the module is known at run time only
-        def remove_message(self, queue: str, message: Any, *, lease_token: str | None = None) -> Any:
-            return super().remove_message(queue, message, lease_token=lease_token)
-
     await filled(shell)
-    queue = shell.queue(gateway=Plain(redis_client=shell.client))
+    queue = shell.queue(gateway=overriding(shell, "remove_message"))
     with pytest.raises(shell.module.GatewayContractError, match="batches"):
         async with queue.process_messages(2):
             pytest.fail("was entered")

@@ -196,9 +196,9 @@ async def test_a_wrong_typed_pending_key_fails_the_publish_and_stays_as_it_was(s
     with pytest.raises(shell.module.LuaScriptError) as refusal:
         await queue.publish("a")
     assert time.monotonic() - started < 60, "a refusal is not transient and must not be retried"
+    assert refusal.value.operation == "publish"
     assert isinstance(refusal.value, redis.exceptions.ResponseError)
     assert isinstance(refusal.value.__cause__, redis.exceptions.ResponseError)
-    assert refusal.value.operation == "publish"
     assert shell.leftovers(queue) == {b"q::pending"}
     assert shell.redis.get(queue.key.pending) == b"not a list"
 

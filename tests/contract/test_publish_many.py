@@ -12,6 +12,7 @@ import redis
 
 from redis_message_queue import EventDrivenInterruptHandler, RedisMessageQueueError
 from tests.contract.blocked_consumers import blocked_clients, blocked_consumer
+from tests.contract.custom_gateways import overriding
 from tests.contract.shells import LIMIT_SECONDS, Awaited, Sent, Shell, take, until
 from tests.faults.proxy import FaultyProxy
 
@@ -415,7 +416,7 @@ async def test_every_message_of_publish_many_emits_an_event(shell: Shell) -> Non
     await queue.publish_many(["a", "a", "b"])
     assert events.names == ["publish/success", "publish_dedup_hit/skipped", "publish/success"]
     assert len({event.message_id for event in events.all}) == 3
-    assert all(event.duration_seconds > 0 for event in events.all)
+    assert all((event.duration_seconds or 0) > 0 for event in events.all)
 
 
 @pytest.mark.promise(
@@ -584,12 +585,7 @@ async def test_a_drain_releases_a_publisher_that_waits_for_room(shell: Shell) ->
 @pytest.mark.promise("`publish_many()` is refused with a custom gateway, which has no operation for it.")
 async def test_a_custom_gateway_refuses_many(shell: Shell) -> None:
     """It has an operation for one message, and none for a chunk."""
-
-    class Plain(shell.module.RedisGateway):  # type: ignore[name-defined,misc]  # the module is known at run time only
-        def add_message(self, queue: str, message: str) -> Any:
-            return super().add_message(queue, message)
-
-    queue = shell.queue(gateway=Plain(redis_client=shell.client))
+    queue = shell.queue(gateway=overriding(shell, "add_message"))
     with pytest.raises(shell.module.GatewayContractError, match="batches") as refusal:
         await queue.publish_many(words(2))
     assert refusal.value.results == []
@@ -624,8 +620,9 @@ async def test_an_unreachable_server_leaves_the_results_of_the_chunks_before(she
     client.losses.reply()
     with pytest.raises(redis.exceptions.ConnectionError) as lost:
         await queue.publish_many(words(CHUNK + 5))
-    assert lost.value.results == [False, *[True] * (CHUNK - 1)]
-    left = words(CHUNK + 5)[len(lost.value.results) :]
+    results = vars(lost.value)["results"]  # of a class that is not ours
+    assert results == [False, *[True] * (CHUNK - 1)]
+    left = words(CHUNK + 5)[len(results) :]
     assert await queue.publish_many(left) == [False] * 5
     assert shell.pending(queue) == CHUNK + 5
 

@@ -230,7 +230,11 @@ async def test_a_redrive_neither_drops_messages_nor_waits_for_room(
     """Whatever a full queue does with a publish, a redrive is refused at once, and nothing has changed."""
     events = shell.events()
     await make_dead_letters(shell, mortal(shell), "dead", tenant="t")
-    options = {"max_delivery_count": None, "pending_overload_policy": policy, "on_event": events.listen} | limits
+    options: dict[str, Any] = {
+        "max_delivery_count": None,
+        "pending_overload_policy": policy,
+        "on_event": events.listen,
+    } | limits
     if policy == "block":
         options["pending_overload_block_timeout_seconds"] = 5 * LIMIT_SECONDS
     queue = shell.queue(wait=0, **options)
@@ -375,12 +379,13 @@ async def test_the_arguments_of_a_redrive_are_validated(shell: Shell) -> None:
     queue = mortal(shell)
     await make_dead_letters(shell, queue, "a")
     before = snapshot(shell)
-    for wrong in (
+    mistakes: tuple[dict[str, Any], ...] = (
         *({"max_messages": value} for value in (0, -1, True, 1.5, "1")),
         *({"where": value} for value in (7, "a", [])),
         *({"dry_run": value} for value in (1, 0, "no", None)),
         *({"respect_deduplication": value} for value in (1, "yes", None)),
-    ):
+    )
+    for wrong in mistakes:
         for method in ("redrive_dead_letters", "redrive_failed"):
             with pytest.raises(shell.module.ConfigurationError, match=next(iter(wrong))):
                 await getattr(Awaited(queue), method)(**wrong)

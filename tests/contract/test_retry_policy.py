@@ -451,7 +451,7 @@ async def test_the_loop_tries_again(shell: Shell, batch_size: int | None) -> Non
         raise ValueError
 
     summary = await queue.run(refuse, prefetch=10, batch_size=batch_size, until_empty=True)
-    assert (summary.handled, summary.failed, summary.requeued) == (0, 3, 0)
+    assert (summary.handled, summary.failed, summary.requeued, summary.retried) == (0, 0, 0, 3)
     assert (await Awaited(queue).stats()).delayed == 3
     shell.ripen(queue)
     await queue.run(refuse, prefetch=10, batch_size=batch_size, until_empty=True)
@@ -481,7 +481,7 @@ async def test_a_redriven_message_has_all_its_attempts_again(shell: Shell) -> No
     ids=["empty", "unicode", "surrogate", "control", "quotes", "long"],
 )
 async def test_any_error_text_can_be_recorded(shell: Shell, text: str) -> None:
-    """What UTF-8 cannot carry is replaced, and what is too long is cut."""
+    """What UTF-8 cannot encode is replaced, and what is too long is cut."""
     queue = shell.queue(wait=0, retry_policy=policy(max_attempts=1))
     await queue.publish("m")
     await fail(queue, ValueError(text))
@@ -538,7 +538,7 @@ def test_a_policy_that_cannot_work_is_refused(options: dict[str, Any], word: str
 def test_a_policy_has_sensible_defaults_and_does_not_change() -> None:
     """Five attempts, a second, twice as long each time, at most an hour, half of it chance; any exception."""
     usual = RetryPolicy()
-    defaults = {
+    defaults: dict[str, Any] = {
         "max_attempts": 5,
         "initial_delay_seconds": 1.0,
         "multiplier": 2.0,

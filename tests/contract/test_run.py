@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue import ConfigurationTypeError, RedisMessageQueueError
+from tests.contract.custom_gateways import overriding
 from tests.contract.loops import LONG, Crossing, ended, filled, running, side_by_side, summary_of, text, words
 from tests.contract.shells import (
     BEATING,
@@ -294,13 +295,8 @@ async def test_a_handler_can_be_called(shell: Shell, wrong: Any) -> None:
 @pytest.mark.promise("A queue with a custom gateway refuses `run()`.")
 async def test_a_custom_gateway_refuses_to_run(shell: Shell) -> None:
     """It hands over one message at a time; nothing is claimed."""
-
-    class Plain(shell.module.RedisGateway):  # type: ignore[name-defined,misc]  # the module is known at run time only
-        def remove_message(self, queue: str, message: Any, *, lease_token: str | None = None) -> Any:
-            return super().remove_message(queue, message, lease_token=lease_token)
-
     await filled(shell)
-    queue = shell.queue(gateway=Plain(redis_client=shell.client))
+    queue = shell.queue(gateway=overriding(shell, "remove_message"))
     with pytest.raises(shell.module.GatewayContractError, match="batches"):
         await queue.run(lambda message: None)
     assert shell.pending(queue) == 4
@@ -322,12 +318,12 @@ async def test_a_loop_reports_what_it_does(shell: Shell) -> None:
         "completed/success": 3,
         "claim_empty/skipped": 1,
     }
-    assert all(event.duration_seconds >= 0 for event in events.of("ack"))
+    assert all(event.duration_seconds is not None and event.duration_seconds >= 0 for event in events.of("ack"))
 
 
 @pytest.mark.promise("`run()` emits events and keeps records for each message.")
 async def test_each_handled_message_has_a_record(shell: Shell) -> None:
-    """Many were acked together; each has its own story."""
+    """Many were acked together; each has its own record."""
     queue = await filled(shell, "abc", enable_completed_queue=True)
     await queue.run(lambda message: None, prefetch=3, until_empty=True)
     records = await queue.records("completed")

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from redis_message_queue import EventDrivenInterruptHandler, QueueBackpressureError, QueueDrainedError
-from tests.contract.shells import LIMIT_SECONDS, Shell, only_woken, take, until
+from tests.contract.shells import LIMIT_SECONDS, Shell, only_woken, take, until, with_unconfirmed_claim
 
 pytestmark = pytest.mark.topic("Draining")
 
@@ -372,12 +372,7 @@ async def test_a_requeued_message_needs_no_room(shell: Shell) -> None:
 async def test_a_drain_wakes_a_waiting_consumer_for_what_it_requeues(shell: Shell) -> None:
     """Another object's, at once and not at its own next look, which comes once a second."""
     for _ in range(3):
-        client = shell.lossy_client()
-        queue = shell.queue(client=client, wait=0, retry_budget_seconds=0)
-        await queue.publish("a")
-        client.losses.reply()
-        with pytest.raises(redis.exceptions.ConnectionError):
-            await take(queue)
+        queue = await with_unconfirmed_claim(shell)
         shell.redis.delete(queue.key.wakeup)  # the token of the publish, which nobody has taken
         consumer = shell.beside(lambda: take(only_woken(shell)))
         assert await until(lambda: shell.redis.info("clients")["blocked_clients"] == 1)

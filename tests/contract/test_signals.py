@@ -3,13 +3,12 @@
 import contextlib
 import signal
 import subprocess
-import sys
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.contract.programs import running
 from tests.contract.shells import LIMIT_SECONDS, Shell, take, until
 
 pytestmark = pytest.mark.topic("Interrupts")
@@ -99,21 +98,8 @@ WORDS = {
 }
 
 
-@contextlib.contextmanager
-def worker(shell: Shell, text: str) -> Iterator[subprocess.Popen[str]]:
-    script = PREAMBLE + textwrap.dedent(text).format(**WORDS[shell.name])
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-u", "-c", script, shell.server.url],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+def worker(shell: Shell, text: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return running(PREAMBLE + textwrap.dedent(text).format(**WORDS[shell.name]), shell.server.url)
 
 
 def says(process: subprocess.Popen[str]) -> str:

@@ -93,7 +93,7 @@ async def test_of_so_many_tenants_each_is_served_in_each_round(shell: Shell) -> 
         await queue.publish_many(["m"] * count, tenant=name)
     served = [await take_tenant(queue) for _ in range(50)]
     for start in range(45):
-        assert sorted(served[start : start + 5]) == sorted(backlogs)
+        assert set(served[start : start + 5]) == set(backlogs)
     # Tenants without messages are not waited for.
     assert Counter([await take_tenant(queue) for _ in range(60)]) == {"a": 30, "d": 30}
 

@@ -15,6 +15,7 @@ from redis.retry import Retry
 from docs.reference.events import EVENT_ROWS
 from redis_message_queue import (
     CleanupFailedError,
+    Discard,
     EventOperation,
     QueueBackpressureError,
     QueueEvent,
@@ -98,6 +99,7 @@ def test_the_page_lists_exactly_the_events_that_are_emitted(
     keep_alive(queue, client, recorder)
     fail_to_clean_up(queue, client, clean_server)
     try_again(queue)
+    discard(queue)
     requeue(queue)
     hand_on(queue)
     lose_the_server(recorder)
@@ -225,6 +227,13 @@ def try_again(queue: MakeQueue) -> None:
     take_and_raise(stubborn)
     take_and_raise(stubborn)
     stubborn.redrive_dead_letters()
+
+
+def discard(queue: MakeQueue) -> None:
+    discarding = queue("discarded")
+    discarding.publish("a")
+    with discarding.process_message():
+        raise Discard("not wanted")
 
 
 def requeue(queue: MakeQueue) -> None:

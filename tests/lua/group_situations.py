@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from tests.lua.scripts_runner import KEYS, Caller, New
-from tests.lua.situations import Call, Situation
+from tests.lua.situations import Call, Situation, leave_messages_of_every_kind
 
 GROUP = "reports"
 
@@ -41,8 +41,8 @@ class Holder:
 
     def _send(self, verb: str, **given: Any) -> Any:
         keys = {"members": KEYS.members(GROUP, self.number)}
-        given = {"whose": GROUP, "epoch": self.epoch, "number": self.number} | given
-        return self.caller._send(verb, keys, **given)
+        usual: dict[str, Any] = {"whose": GROUP, "epoch": self.epoch, "number": self.number}
+        return self.caller._send(verb, keys, **usual | given)
 
 
 def holding(caller: Caller) -> Holder:
@@ -109,18 +109,7 @@ def fill_batch_past_foreign_values(caller: Caller) -> Call:
 
 
 def fill_batch_everything_at_once(caller: Caller) -> Call:
-    """Over the limit, under it, foreign, never delivered, due by now; with a tenant and without."""
-    caller.settings.most = 2
-    caller.hold(b"over the limit", tenant="acme")
-    caller.expire()
-    caller.claim()
-    caller.hold(b"under the limit")
-    caller.expire()
-    caller.client.rpush(KEYS.pending, b"foreign")
-    caller.publish(b"never delivered")
-    caller.enqueue(New(b"due by now", b"acme", due="+1000000000"), New(b"due by now too", b"zeta", due="+1000000000"))
-    caller.pass_delays()
-    caller.take_token()
+    leave_messages_of_every_kind(caller)
     return holding(caller).fill_batch
 
 

@@ -106,7 +106,7 @@ class Settings:
 class Caller:
     """One caller of the queue: a slot of the reply cache, and the number of its last call."""
 
-    def __init__(self, client: redis.Redis, slot: str = "a", **settings: Any) -> None:
+    def __init__(self, client: Any, slot: str = "a", **settings: Any) -> None:
         self.client = client
         self.reply = KEYS.reply(slot)
         self.holder = slot.encode().ljust(15, b"-")
@@ -186,7 +186,7 @@ class Caller:
 
     def retry_later(self, held: Held, delay_us: int = HOUR_US, *, call: int | None = None) -> bytes:
         """Exactly one message; in a sequence, as the other verbs of a holder want it."""
-        told = {"delay_us": delay_us, "error_type": "ValueError"}
+        told: dict[str, Any] = {"delay_us": delay_us, "error_type": "ValueError"}
         return self._send("retry_later", {}, held, **told, call=self._numbered(call))
 
     def hand_off(
@@ -205,8 +205,8 @@ class Caller:
             note="{}",
             call=self._numbered(call),
         )
-        theirs = script_keys(TARGET, TARGET_WORDS)
-        words[own:own] = theirs = [*theirs, *(TARGET.deduplication(marker) for marker in places)]
+        theirs = [*script_keys(TARGET, TARGET_WORDS), *(TARGET.deduplication(marker) for marker in places)]
+        words[own:own] = theirs
         lines = [TARGET.tenant_pending(""), TARGET.expired("")]
         rules = [*lines, self.settings.window_ms, limit, self.settings.tenant_limit, self.settings.overload]
         return self._send_words(

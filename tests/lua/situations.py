@@ -8,7 +8,7 @@ from redis_message_queue.envelope import HEADER_BYTES, TIME_AT
 from redis_message_queue.scripts import all_names
 from tests.lua.scripts_runner import HOUR_US, KEYS, TIMER_OWNER, WOKEN, Caller, New, Taken, new_id
 
-Call = Callable[[], Any]
+Call = Callable[..., Any]
 Situation = Callable[[Caller], Call]
 
 
@@ -373,7 +373,7 @@ def claim_in_vain_beside_a_delay(caller: Caller) -> Call:
     return partial(caller.claim, slice_us=2 * HOUR_US)
 
 
-def claim_everything_at_once(caller: Caller) -> Call:
+def leave_messages_of_every_kind(caller: Caller) -> None:
     """Over the limit, under it, foreign, never delivered, due by now; with a tenant and without."""
     caller.settings.most = 2
     caller.hold(b"over the limit", tenant="acme")
@@ -386,6 +386,10 @@ def claim_everything_at_once(caller: Caller) -> Call:
     caller.enqueue(New(b"due by now", b"acme", due="+1000000000"), New(b"due by now too", b"zeta", due="+1000000000"))
     caller.pass_delays()
     caller.take_token()
+
+
+def claim_everything_at_once(caller: Caller) -> Call:
+    leave_messages_of_every_kind(caller)
     return partial(caller.claim, 10)
 
 
@@ -562,8 +566,8 @@ def hand_off_everything_at_once(caller: Caller) -> Call:
     caller.hold(b"first", tenant="acme")
     caller.expire()
     caller.settings.overload = "drop"
-    news = [b"second", New(b"third", b"acme", marker="a key"), New(b"fourth", b"acme", due="+1000000000")]
-    return partial(caller.hand_off, caller.claim().taken, *news, keeps=True, limit=3)
+    third, fourth = New(b"third", b"acme", marker="a key"), New(b"fourth", b"acme", due="+1000000000")
+    return partial(caller.hand_off, caller.claim().taken, b"second", third, fourth, keeps=True, limit=3)
 
 
 def redrive(caller: Caller) -> Call:

@@ -322,7 +322,7 @@ def test_one_registry_takes_one_object() -> None:
         ({"max_exception_types": True}, "max_exception_types must be an int"),
         ({"duration_buckets": ()}, "duration_buckets must be a sequence of positive numbers"),
         ({"duration_buckets": "12"}, "duration_buckets must be a sequence of positive numbers"),
-        ({"duration_buckets": (2, 1)}, "duration_buckets must grow"),
+        ({"duration_buckets": (2, 1)}, "duration_buckets must be in ascending order"),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:

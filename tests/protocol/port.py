@@ -14,7 +14,7 @@ from tests.protocol.claiming import SECOND
 from tests.protocol.header import argument_names
 from tests.protocol.memory import MemoryRedis, to_us
 
-MOST_CALLS = 1000  # of one port: no story needs a tenth of it
+MOST_CALLS = 1000  # of one port: no test needs a tenth of it
 
 
 class Lost(ConnectionError):
@@ -182,7 +182,7 @@ class MemoryPort:
         return await self._exchange(
             command.script.name,
             lambda: self.memory.run(command, extra_keys, arguments),
-            lambda: self._arrive_late(command, extra_keys, arguments),
+            lambda: self._arrive_late((command, extra_keys, arguments)),
         )
 
     async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
@@ -193,7 +193,7 @@ class MemoryPort:
         answers: list[Any] = await self._exchange(
             " and ".join(call[0].script.name for call in calls),
             lambda: [self._run_or_error(call) for call in calls],
-            lambda: [self._arrive_late(*call) for call in calls],
+            lambda: self._arrive_late(*calls),
         )
         return answers[0], answers[1]
 
@@ -232,9 +232,10 @@ class MemoryPort:
         if self.latency:
             self.memory.pass_time(self.latency)
 
-    def _arrive_late(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> None:
-        with suppress(LuaScriptError):  # refused as overtaken; nobody is there to hear it
-            self.memory.execute(command, extra_keys, arguments)
+    def _arrive_late(self, *calls: Call) -> None:
+        for call in calls:
+            with suppress(LuaScriptError):  # refused as overtaken; nobody is there to hear it
+                self.memory.execute(*call)
 
     async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         """One request and one reply, however many commands there are: both are lost as a whole."""
@@ -248,7 +249,7 @@ class MemoryPort:
         self._travel()
         if loss is not None and not loss.executed:
             if loss.late_by is not None:
-                self.memory.deliver_late(loss.late_by, lambda: self._arrive_late(*_called(commands[0])))
+                self.memory.deliver_late(loss.late_by, lambda: self._arrive_late(_called(commands[0])))
             raise Lost(f"the request of {talk.verb} was lost")
         answers = [await self._answer(words) for words in commands]
         self._travel()
@@ -304,6 +305,11 @@ class MemoryPort:
         except Exception as error:
             return Answer(error=error)
 
+    async def call_user_shielded(
+        self, cancellations: list[BaseException], function: Callable[..., Any], *arguments: Any
+    ) -> Answer[Any]:
+        return await self.call_user(function, *arguments)
+
     async def shielded(self, cancellations: list[BaseException], work: Coroutine[Any, Any, Any]) -> Any:
         """Nobody breaks off a single call here."""
         return await work
@@ -338,8 +344,14 @@ class MemoryPort:
     def process(self) -> int:
         return self.pid
 
-    def reaches_the_same(self, other: "MemoryPort") -> bool:
+    def reaches_the_same(self, other: Any) -> bool:
         return self.memory is other.memory
+
+    def note_the_same(self, other: Any) -> None:
+        """It is never asked: `reaches_the_same` always knows."""
+
+    async def close_idle(self) -> None:
+        """A memory has no connections."""
 
     def is_transient(self, error: BaseException) -> bool:
         return isinstance(error, Lost)

@@ -83,13 +83,15 @@ class _Choices:
     """Counts through all choices like an odometer whose wheels have the sizes that the runs turn up."""
 
     def __init__(self) -> None:
-        self.prefix: list[int] | None = []
+        self.prefix: list[int] = []
+        self._is_over = False
 
     def __iter__(self) -> Iterator["_Choices"]:
-        while self.prefix is not None:
+        while not self._is_over:
             yield self
 
     def made(self, taken: list[tuple[int, int]]) -> None:
         while taken and taken[-1][0] + 1 == taken[-1][1]:
             taken = taken[:-1]
-        self.prefix = [chosen for chosen, _ in taken[:-1]] + [taken[-1][0] + 1] if taken else None
+        self._is_over = not taken
+        self.prefix = [*(chosen for chosen, _ in taken[:-1]), *(chosen + 1 for chosen, _ in taken[-1:])]

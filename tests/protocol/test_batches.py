@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import combinations, product
+from typing import Any, cast
 
 import pytest
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.topic("Batches")
 leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "at-most-once"])
 
 
-def filled(messages: int = 4, tenant: str | None = None, **settings: object) -> Setup:
+def filled(messages: int = 4, tenant: str | None = None, **settings: Any) -> Setup:
     """So many messages wait."""
     setup = Setup(**settings)
     finish(setup.queue().publisher.publish_many([str(number) for number in range(messages)], tenant=tenant))
@@ -46,9 +47,9 @@ def claim(setup: Setup, port: MemoryPort, count: int) -> tuple[QueueProtocol, li
     return queue, finish(claimer.claim(claimer.attempt(), CLAIMANT, 0, count)).claims
 
 
-def process_batch(queue: QueueProtocol, count: int = 4, error: Exception | None = None) -> list[bytes]:
+def process_batch(queue: QueueProtocol, count: int = 4, error: Exception | None = None) -> list[str | bytes]:
     """Handle a batch, as the blocking shell does, or fail it."""
-    payloads: list[bytes] = []
+    payloads: list[str | bytes] = []
     with suppress(HandlerError), ProcessMessages(queue, count, 0) as batch:
         payloads += [message.payload for message in batch]
         if error is not None:
@@ -56,7 +57,7 @@ def process_batch(queue: QueueProtocol, count: int = 4, error: Exception | None 
     return payloads
 
 
-def unconfirmed_batch(count: int = 3, **settings: object) -> tuple[Setup, QueueProtocol]:
+def unconfirmed_batch(count: int = 3, **settings: Any) -> tuple[Setup, QueueProtocol]:
     """The answer to a claim of so many was lost, and its consumer was told so."""
     setup = filled(retry_budget_seconds=0, **settings)
     queue = setup.queue(setup.port({0: REPLY}))
@@ -125,7 +126,7 @@ def test_what_others_have_taken_over_is_left_out_of_a_batch_that_is_recovered(ta
 def test_the_giving_back_of_what_is_not_wanted_can_be_lost_as_well(lost):
     """The next claim finds what is left of the batch, and nothing is there twice."""
     setup, queue = unconfirmed_batch()
-    port = queue.port
+    port: Any = queue.port
     port.losses = {2: lost}  # after the claim and the question
     with pytest.raises(Lost):
         process_batch(queue, 1)
@@ -224,7 +225,7 @@ def test_what_cannot_be_decoded_leaves_its_batch_for_the_dead_letters():
 # Claimed ahead by a loop
 
 
-def run(queue: QueueProtocol, prefetch: int, seen: list[bytes], failing: bytes | None = None) -> None:
+def run(queue: QueueProtocol, prefetch: int, seen: list[str | bytes], failing: bytes | None = None) -> None:
     """Handle everything, as the blocking shell does."""
 
     def handle(message: ReceivedMessage) -> None:
@@ -232,7 +233,7 @@ def run(queue: QueueProtocol, prefetch: int, seen: list[bytes], failing: bytes |
         if message.payload == failing:
             raise HandlerError
 
-    rules = {"batch_size": None, "batch_seconds": None, "until_empty": True}
+    rules: dict[str, Any] = {"batch_size": None, "batch_seconds": None, "until_empty": True}
     Loop(queue, RunOptions(handler=handle, concurrency=1, prefetch=prefetch, **rules)).run()
 
 
@@ -258,7 +259,7 @@ def test_a_loop_that_gives_up_leaves_every_message_in_one_place(prefetch):
         with suppress(Lost, CleanupFailedError):
             run(queue, prefetch, seen)
         assert setup.places == {b"%d" % number: 1 for number in range(4)}, lost
-        queue.port.losses = {}
+        cast(MemoryPort, queue.port).losses = {}
         run(queue, prefetch, seen)
         setup.let_leases_run_out()
         process_all(queue)
@@ -274,11 +275,11 @@ def test_a_loop_that_is_stopped_acknowledges_what_is_done_and_requeues_what_it_h
         setup, seen = filled(max_delivery_count=1), []
         queue = setup.queue(setup.port(lost))
 
-        def handle(message: ReceivedMessage, queue: QueueProtocol = queue, seen: list[bytes] = seen) -> None:
+        def handle(message: ReceivedMessage, queue: QueueProtocol = queue, seen: list[str | bytes] = seen) -> None:
             seen.append(message.payload)
             queue.gate.is_shut = message.payload == b"1"
 
-        rules = {"batch_size": None, "batch_seconds": None, "until_empty": False}
+        rules: dict[str, Any] = {"batch_size": None, "batch_seconds": None, "until_empty": False}
         Loop(queue, RunOptions(handler=handle, concurrency=1, prefetch=3, **rules)).run()
         setup.memory.run_all_late_requests()
         assert (seen, setup.completed, setup.pending) == ([b"0", b"1"], [b"1", b"0"], [b"2", b"3"]), lost

@@ -29,7 +29,7 @@ class Handing:
     """A queue of one message, whose handler hands three results off, to another queue and to its own."""
 
     def __init__(
-        self, port: Callable[[Setup], MemoryPort] = Setup.port, refunds: dict[str, Any] | None = None, **settings: Any
+        self, port: Callable[..., MemoryPort] = Setup.port, refunds: dict[str, Any] | None = None, **settings: Any
     ) -> None:
         self.setup = Setup(**settings)
         finish(self.setup.queue().publish("0", tenant="bob"))
@@ -48,6 +48,7 @@ class Handing:
                 return []
             before()
             block = context._block
+            assert block is not None and block.claimed is not None
             results = [(queues[name], message, details) for name, message, details in RESULTS]
             finish(block.consumer.complete(block.claimed, results))
         return [payload]

@@ -178,11 +178,11 @@ def stop_in_the_middle(port: MemoryPort, happens: Callable[[], None]) -> None:
     call = port.call
 
     async def call_slowly(*arguments: Any) -> Any:
-        port.call = call
+        port.call = call  # type: ignore[method-assign]
         happens()
         return await call(*arguments)
 
-    port.call = call_slowly
+    port.call = call_slowly  # type: ignore[method-assign, assignment]
 
 
 # Redis cannot be reached

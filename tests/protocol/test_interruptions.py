@@ -36,7 +36,7 @@ class Consumer:
         self.setup = setup
         self.port = port
         self.queue: QueueProtocol = setup.queue(port, on_event=self._hear, **options)
-        self.seen: Counter[bytes] = Counter()
+        self.seen: Counter[str | bytes] = Counter()
         self.events: list[QueueEvent] = []
 
     def _hear(self, event: QueueEvent) -> None:

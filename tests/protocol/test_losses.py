@@ -46,7 +46,7 @@ PUBLISHING: dict[str, dict[str, Any]] = {
 }
 
 
-class Story:
+class Scenario:
     """What one queue object is asked to do, letter by letter, over a port that loses some of its calls.
 
     p publishes a message, t one of a tenant, d one for later, m several at once, n several of a tenant at once;
@@ -62,8 +62,8 @@ class Story:
         self.queue: QueueProtocol = self.setup.queue(self.port, retry_policy=ONLY_FOR_NOW)
         self.accepted: set[bytes] = set()
         self.unconfirmed: set[bytes] = set()
-        self.seen: Counter[bytes] = Counter()
-        self.requeued: Counter[bytes] = Counter()
+        self.seen: Counter[str | bytes] = Counter()
+        self.requeued: Counter[str | bytes] = Counter()
         self.errors: list[Exception] = []
         for letter in letters:
             self._do(letter)
@@ -82,7 +82,7 @@ class Story:
         except (RetryBudgetExhaustedError, CleanupFailedError, Lost) as error:
             self.errors.append(error)
 
-    def _publish(self, number: int = 1, **details: object) -> None:
+    def _publish(self, number: int = 1, **details: Any) -> None:
         first = len(self.accepted) + len(self.unconfirmed)
         payloads = {b"%d" % place for place in range(first, first + number)}
         self.unconfirmed |= payloads
@@ -101,6 +101,7 @@ class Story:
                 return
             self.seen[payload] += 1
             block = context._block
+            assert block is not None and block.claimed is not None
             if letter == "f":
                 raise HandlerError
             if letter == "y":
@@ -137,14 +138,14 @@ class Story:
         check_that_slots_are_acquired_once(self.queue)
 
 
-def stories(letters: str, length: int) -> list[str]:
+def scenarios(letters: str, length: int) -> list[str]:
     """Every sequence that begins with a publish."""
     return ["p" + "".join(rest) for rest in product(letters, repeat=length - 1)]
 
 
-def losses_of(undisturbed: "Story", most: int, kinds: tuple[Loss, ...]) -> Iterator[dict[int, Loss]]:
-    """Every choice of up to ``most`` of the story's calls, repetitions included, and every way of losing each."""
-    calls = len(Story(undisturbed.letters, {}, **undisturbed.settings).port.sent)
+def losses_of(undisturbed: "Scenario", most: int, kinds: tuple[Loss, ...]) -> Iterator[dict[int, Loss]]:
+    """Every choice of up to ``most`` of the scenario's calls, repetitions included, and every way of losing each."""
+    calls = len(Scenario(undisturbed.letters, {}, **undisturbed.settings).port.sent)
     for count in range(1, most + 1):
         for places in combinations(range(calls + count - 1), count):
             for ways in product(kinds, repeat=count):
@@ -161,16 +162,16 @@ def shown(losses: dict[int, Loss]) -> Iterator[None]:
         raise
 
 
-def played(story: str, losses: dict[int, Loss], **settings: object) -> Story:
-    """The story after it has been told and its rest has been handled; nothing waits in the line any more."""
-    one = Story(story, losses, **settings)
+def played(scenario: str, losses: dict[int, Loss], **settings: object) -> Scenario:
+    """Return the scenario after it has run and the remaining messages were handled; nothing is pending any more."""
+    one = Scenario(scenario, losses, **settings)
     one.handle_the_rest()
     one.check_that_nothing_is_lost_or_doubled()
     assert not one.setup.waiting
     return one
 
 
-def ids(settings: list[dict[str, object]]) -> list[str]:
+def ids(settings: list[dict[str, float | None]]) -> list[str]:
     return ["leased" if one["message_visibility_timeout_seconds"] else "at-most-once" for one in settings]
 
 
@@ -185,8 +186,8 @@ BATCHES = ["mc", "nc", "mec", "tpc", "tpec", "mba", "my"]
 # With retries: each call is repeated under its number, and gets the same reply again
 
 
-def check_as_if_nothing_had_happened(story: str, losses: dict[int, Loss], undisturbed: Story) -> None:
-    disturbed = played(story, losses, **undisturbed.settings)
+def check_as_if_nothing_had_happened(scenario: str, losses: dict[int, Loss], undisturbed: Scenario) -> None:
+    disturbed = played(scenario, losses, **undisturbed.settings)
     assert (disturbed.errors, disturbed.unconfirmed) == ([], set())
     assert disturbed.seen == undisturbed.seen
     assert disturbed.setup.completed == undisturbed.setup.completed
@@ -194,50 +195,50 @@ def check_as_if_nothing_had_happened(story: str, losses: dict[int, Loss], undist
     assert not disturbed.setup.processing
 
 
-@pytest.mark.parametrize("story", [*stories("pafrb", 3), "ppafa", *TENANTS_AND_DELAYS, *BATCHES])
-def test_two_losses_anywhere_are_as_if_nothing_had_happened(story):
-    undisturbed = played(story, {}, **RETRIES | LEASED)
+@pytest.mark.parametrize("scenario", [*scenarios("pafrb", 3), "ppafa", *TENANTS_AND_DELAYS, *BATCHES])
+def test_two_losses_anywhere_are_as_if_nothing_had_happened(scenario):
+    undisturbed = played(scenario, {}, **RETRIES | LEASED)
     for losses in losses_of(undisturbed, 2, (REQUEST, REPLY)):
         with shown(losses):
-            check_as_if_nothing_had_happened(story, losses, undisturbed)
+            check_as_if_nothing_had_happened(scenario, losses, undisturbed)
 
 
-@pytest.mark.parametrize("story", ["pa", "pf", "pba", "ppa", "tda", "mc", "nec", "tya"])
-def test_two_losses_without_leases_are_as_if_nothing_had_happened(story):
-    undisturbed = played(story, {}, **RETRIES | AT_MOST_ONCE)
+@pytest.mark.parametrize("scenario", ["pa", "pf", "pba", "ppa", "tda", "mc", "nec", "tya"])
+def test_two_losses_without_leases_are_as_if_nothing_had_happened(scenario):
+    undisturbed = played(scenario, {}, **RETRIES | AT_MOST_ONCE)
     for losses in losses_of(undisturbed, 2, (REQUEST, REPLY)):
         with shown(losses):
-            check_as_if_nothing_had_happened(story, losses, undisturbed)
+            check_as_if_nothing_had_happened(scenario, losses, undisturbed)
 
 
-@pytest.mark.parametrize("story", ["pa", "pf", "pr", "pb", "pba", "py", "nc"])
-def test_three_losses_in_a_row_or_apart_are_as_if_nothing_had_happened(story):
-    undisturbed = played(story, {}, **RETRIES | LEASED)
+@pytest.mark.parametrize("scenario", ["pa", "pf", "pr", "pb", "pba", "py", "nc"])
+def test_three_losses_in_a_row_or_apart_are_as_if_nothing_had_happened(scenario):
+    undisturbed = played(scenario, {}, **RETRIES | LEASED)
     for losses in losses_of(undisturbed, 3, (REQUEST, REPLY)):
         with shown(losses):
-            check_as_if_nothing_had_happened(story, losses, undisturbed)
+            check_as_if_nothing_had_happened(scenario, losses, undisturbed)
 
 
 @leased_or_not
-@pytest.mark.parametrize("story", ["ppaa", "pbfa", "papa", "tpy", "mcd"])
-def test_a_late_request_that_arrives_after_its_repetition_changes_nothing(story, lease):
+@pytest.mark.parametrize("scenario", ["ppaa", "pbfa", "papa", "tpy", "mcd"])
+def test_a_late_request_that_arrives_after_its_repetition_changes_nothing(scenario, lease):
     """Its number has been answered, or is lower than one that has."""
-    undisturbed = played(story, {}, **RETRIES | lease)
+    undisturbed = played(scenario, {}, **RETRIES | lease)
     for losses in losses_of(undisturbed, 2, (late(0), late(2), REPLY)):
         with shown(losses):
-            check_as_if_nothing_had_happened(story, losses, undisturbed)
+            check_as_if_nothing_had_happened(scenario, losses, undisturbed)
 
 
 # Without retries: a lost call is reported, its outcome is unknown, and the same object continues
 
 
 @leased_or_not
-@pytest.mark.parametrize("story", [*stories("pab", 3), "pfa", "ppf", "tba", "tpa", "dya", "tya", "mc", "nec"])
-def test_after_an_unknown_outcome_every_message_is_in_one_place_and_seen_once(story, lease):
+@pytest.mark.parametrize("scenario", [*scenarios("pab", 3), "pfa", "ppf", "tba", "tpa", "dya", "tya", "mc", "nec"])
+def test_after_an_unknown_outcome_every_message_is_in_one_place_and_seen_once(scenario, lease):
     """A claim whose reply was lost is recovered; what was unconfirmed is there once, or not at all."""
-    for losses in losses_of(played(story, {}, **NO_RETRIES | lease), 2, (REQUEST, REPLY, late(1))):
+    for losses in losses_of(played(scenario, {}, **NO_RETRIES | lease), 2, (REQUEST, REPLY, late(1))):
         with shown(losses):
-            one = played(story, losses, **NO_RETRIES | lease)
+            one = played(scenario, losses, **NO_RETRIES | lease)
             for payload in one.accepted:
                 assert 1 <= one.seen[payload] <= 1 + one.requeued[payload]
             for payload in one.unconfirmed:
@@ -245,14 +246,14 @@ def test_after_an_unknown_outcome_every_message_is_in_one_place_and_seen_once(st
 
 
 @pytest.mark.parametrize(
-    ("story", "most"),
+    ("scenario", "most"),
     [("pa", 3), ("pr", 3), ("pfa", 2), ("pba", 2), ("ppaa", 2), ("py", 2), ("tpa", 2), ("mca", 2), ("nec", 2)],
 )
-def test_what_could_not_be_settled_comes_back_when_its_lease_runs_out(story, most):
+def test_what_could_not_be_settled_comes_back_when_its_lease_runs_out(scenario, most):
     """Then, and only then, a handler sees a message a second time."""
-    for losses in losses_of(played(story, {}, **NO_RETRIES | LEASED), most, (REQUEST, REPLY)):
+    for losses in losses_of(played(scenario, {}, **NO_RETRIES | LEASED), most, (REQUEST, REPLY)):
         with shown(losses):
-            one = played(story, losses, **NO_RETRIES | LEASED)
+            one = played(scenario, losses, **NO_RETRIES | LEASED)
             held = Counter(one.setup.processing)
             assert held <= one.seen
             one.setup.let_leases_run_out()
@@ -265,7 +266,7 @@ def test_what_could_not_be_settled_comes_back_when_its_lease_runs_out(story, mos
 
 
 def test_a_claim_whose_reply_was_lost_is_repeated_under_its_number_and_recovered():
-    one = Story("pa", {1: REPLY}, **RETRIES | LEASED)
+    one = Scenario("pa", {1: REPLY}, **RETRIES | LEASED)
     assert one.port.verbs() == ["publish", "claim", "claim", "settle"]
     _, first, second, _ = one.port.sent
     assert first.given["call"] == second.given["call"]
@@ -274,7 +275,7 @@ def test_a_claim_whose_reply_was_lost_is_repeated_under_its_number_and_recovered
 
 def test_after_an_exhausted_budget_the_next_claim_recovers_the_unconfirmed_one_first():
     """The message that nobody saw goes first, before anything that still waits in the line."""
-    one = Story("ppa", {2: REPLY}, **NO_RETRIES | LEASED)
+    one = Scenario("ppa", {2: REPLY}, **NO_RETRIES | LEASED)
     assert one.setup.processing == [b"0"]
     assert len(one.queue.store.claimer.unconfirmed) == 1
     one.handle_the_rest()
@@ -323,7 +324,7 @@ def test_passing_on_a_wakeup_ends_at_the_limit_of_its_claim(seconds: float):
 
 def test_an_unconfirmed_claim_that_never_arrived_never_will():
     """The recovery uses up the number: the late request finds a reply, and claims nothing any more."""
-    one = Story("pa", {1: late(1)}, **NO_RETRIES | LEASED)
+    one = Scenario("pa", {1: late(1)}, **NO_RETRIES | LEASED)
     one.handle_the_rest()
     one.setup.memory.run_all_late_requests()
     assert one.seen == {b"0": 1}
@@ -331,7 +332,7 @@ def test_an_unconfirmed_claim_that_never_arrived_never_will():
 
 
 def test_the_question_after_an_unconfirmed_claim_can_be_lost_as_well():
-    one = Story("paaa", {1: REPLY, 2: REPLY, 3: REQUEST}, **NO_RETRIES | LEASED)
+    one = Scenario("paaa", {1: REPLY, 2: REPLY, 3: REQUEST}, **NO_RETRIES | LEASED)
     assert len(one.errors) == 3
     one.handle_the_rest()
     assert one.seen == {b"0": 1}
@@ -339,7 +340,7 @@ def test_the_question_after_an_unconfirmed_claim_can_be_lost_as_well():
 
 def test_several_unconfirmed_claims_are_all_recovered():
     """Two consumers of one object lost their replies: both messages are found, each once."""
-    one = Story("pp", {}, **NO_RETRIES | LEASED)
+    one = Scenario("pp", {}, **NO_RETRIES | LEASED)
     claimer = one.queue.store.claimer
     one.port.losses = {2: REPLY, 3: REPLY}
     attempts = [claimer.attempt(), claimer.attempt()]
@@ -355,7 +356,7 @@ def test_several_unconfirmed_claims_are_all_recovered():
 
 def test_a_question_that_is_lost_after_another_was_answered_costs_no_slot():
     """One unconfirmed claim turns out empty, and its slot is free; the next question fails, and frees nothing twice."""
-    one = Story("p", {}, **NO_RETRIES | LEASED)
+    one = Scenario("p", {}, **NO_RETRIES | LEASED)
     claimer = one.queue.store.claimer
     one.port.losses = {1: REQUEST, 2: REPLY, 4: REQUEST}
     attempts = [claimer.attempt(), claimer.attempt()]

@@ -1,6 +1,8 @@
 """Messages are published once and together; at a full queue, a publish waits for its time limit and no longer."""
 
+from functools import partial
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 
@@ -105,7 +107,7 @@ def test_a_loss_while_a_publish_waits_neither_loses_nor_doubles_its_message():
         for kind in (REQUEST, REPLY, late(0), late(1)):
             setup = full()
             port = setup.port({lost: kind})
-            setup.memory.at(0.25, lambda setup=setup: make_room(setup))
+            setup.memory.at(0.25, partial(make_room, setup))
             assert publish(setup, port).accepted == [True]
             setup.memory.run_all_late_requests()
             assert setup.pending == [b"second"]
@@ -143,7 +145,7 @@ def test_the_oldest_are_dropped_and_named():
 # Several at once
 
 
-def publish_many(setup: Setup, port: MemoryPort, messages: int, **details: object) -> list[bool]:
+def publish_many(setup: Setup, port: MemoryPort, messages: int, **details: Any) -> list[bool]:
     return finish(setup.queue(port).publisher.publish_many([str(number) for number in range(messages)], **details))
 
 
@@ -162,7 +164,7 @@ def test_an_error_has_the_results_of_the_chunks_before_it(kind):
     port = setup.port({2: kind})
     with pytest.raises(Lost) as caught:
         publish_many(setup, port, 2500, tenant="ann")
-    assert caught.value.results == [True] * 2000
+    assert caught.value.results == [True] * 2000  # type: ignore[attr-defined]  # set by publish_many
     assert len(setup.tenant_queue("ann")) == (2000 if kind is REQUEST else 2500)
 
 

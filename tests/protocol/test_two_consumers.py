@@ -36,7 +36,8 @@ class Play:
     def __init__(self, messages: int, tenants: Sequence[str | None] = (None,), **settings: object) -> None:
         self.setup = Setup(**settings)
         self.log: list[tuple[str, Any]] = []
-        self.seen: Counter[bytes] = Counter()
+        self.seen: Counter[str | bytes] = Counter()
+        self.shared: QueueProtocol
         publisher = self.setup.queue()
         for number, tenant in zip(range(messages), cycle(tenants), strict=False):
             finish(publisher.publish(str(number), tenant=tenant))
@@ -68,6 +69,7 @@ class Play:
             self.log.append(("claimed", who))
             self.seen[payload] += 1
             block = context._block
+            assert block is not None and block.claimed is not None
             if end == "fail":
                 raise HandlerError
             if end == "renew":

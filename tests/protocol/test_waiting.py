@@ -1,6 +1,7 @@
 """A waiting consumer sleeps, wakes up for work or a deadline, and never reports a wrong 'empty'."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,10 @@ pytestmark = pytest.mark.topic("Waiting for messages")
 MOMENT = 0.01
 
 
+def has_retried(waiter: "Waiter") -> bool:
+    return bool(waiter.retries)
+
+
 class Waiter(Listener):
     """One claim of one consumer, and how long it took."""
 
@@ -30,7 +35,7 @@ class Waiter(Listener):
 
     def claim(self, wait_seconds: float, stopped: Callable[[], bool] = never_stop) -> ClaimResult:
         self.started = self.port.now()
-        self.is_stopped = stopped
+        self.is_stopped = stopped  # type: ignore[method-assign]
         if self.attempt.state is not IDLE:
             self.claimer.release(self.attempt, self)
             self.attempt = self.claimer.attempt()
@@ -119,7 +124,7 @@ def test_where_the_wakeup_key_cannot_be_read_a_consumer_polls_without_a_storm():
     async def broken(wakeup: str, seconds: float, *, punctual: bool) -> bool:
         raise Lost("no connection for the wake-up key")
 
-    waiter.port.wait = broken
+    waiter.port.wait = broken  # type: ignore[method-assign, assignment]
     setup.memory.at(1.1, lambda: publish(setup, "a"))
     assert waiter.claim(5.0).claims
     assert waiter.took == pytest.approx(1.25, abs=MOMENT)
@@ -132,7 +137,7 @@ def test_a_wakeup_key_of_the_wrong_type_is_an_error():
     async def refused(wakeup: str, seconds: float, *, punctual: bool) -> bool:
         raise ValueError("WRONGTYPE")
 
-    waiter.port.wait = refused
+    waiter.port.wait = refused  # type: ignore[method-assign, assignment]
     with pytest.raises(ValueError, match="WRONGTYPE"):
         waiter.claim(5.0)
 
@@ -161,7 +166,12 @@ def test_a_token_that_was_taken_and_will_not_be_used_is_passed_on():
     setup = Setup()
     waiter = Waiter(setup)
     stopped: list[bool] = []
-    setup.memory.at(0.5, lambda: (publish(setup, "a"), stopped.append(True)))
+
+    def publish_and_stop() -> None:
+        publish(setup, "a")
+        stopped.append(True)
+
+    setup.memory.at(0.5, publish_and_stop)
     assert not waiter.claim(5.0, lambda: bool(stopped)).claims
     assert waiter.port.verbs() == ["claim", "notify"]
     assert (setup.pending, setup.is_notified) == ([b"a"], True)
@@ -237,8 +247,8 @@ def test_a_claim_ends_unconfirmed_one_answer_after_its_deadline(timeout, seconds
     assert waiter.took <= seconds + MOMENT
     waiter.claimer.release(waiter.attempt, waiter)
     waiter.port.losses.clear()
-    _, recovered = finish(waiter.claimer.recover(waiter))
-    assert len(recovered.claims) == (1 if kind is REPLY else 0)
+    _, recovered = finish(waiter.claimer.recover(waiter)) or (None, None)
+    assert recovered is not None and len(recovered.claims) == (1 if kind is REPLY else 0)
 
 
 def test_all_attempts_of_a_claim_but_the_first_end_at_its_limit():
@@ -323,7 +333,7 @@ def test_a_consumer_that_was_stopped_during_its_claim_does_not_go_to_sleep_once_
     for kind in (REQUEST, REPLY):
         setup = Setup()
         waiter = Waiter(setup, setup.port({0: kind}))
-        assert not waiter.claim(5.0, lambda waiter=waiter: bool(waiter.retries)).claims
+        assert not waiter.claim(5.0, partial(has_retried, waiter)).claims
         assert waiter.port.waits == []
 
 

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import redis
 
@@ -88,7 +88,7 @@ class JournalSample:
                 self._say(
                     at,
                     *(("handed_off", message_id, tenant) if handed else ("acked", message_id, tenant)),
-                    **({"results": 2} if handed else {}),
+                    **({"results": 2} if handed else cast(dict[str, Any], {})),
                 )
                 return
             if end < 0.80:
@@ -152,7 +152,7 @@ def write_journal(
         nonlocal last
         ms = max(event.get("at", 0) // 1000, last[0])  # a gap has no time
         last = (ms, last[1] + 1 if ms == last[0] else 0)
-        fields = {"n": serial, **event}
+        fields: dict[Any, Any] = {"n": serial, **event}
         pipe.xadd(key, fields, id=f"{last[0]}-{last[1]}")
         written.append(fields)
 

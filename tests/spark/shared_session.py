@@ -18,8 +18,16 @@ from pyspark.sql.context import SQLContext
 
 from redis_message_queue.spark import session
 from redis_message_queue.spark.driver import QUICK_START
+from tests import depth
 
 _LOOK_AGAIN_SECONDS = 0.5
+# Compiling a query to Java classes and replanning it while it runs cost more than the few rows of a test.
+_FOR_FEW_ROWS: dict[str, str | int | bool] = {
+    "spark.sql.codegen.wholeStage": False,
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": False,
+    "spark.sql.ui.retainedExecutions": 5,
+}
 
 
 class SharedSession:
@@ -27,7 +35,7 @@ class SharedSession:
 
     def get(self) -> SparkSession:
         """Two cores, and four attempts a task: without that number Spark retries no task on one machine."""
-        return session("tests", "local[2,4]", **QUICK_START)
+        return session("tests", "local[2,4]", **QUICK_START | ({} if depth.FULL else _FOR_FEW_ROWS))
 
     def stop(self) -> None:
         """At the end of all tests."""

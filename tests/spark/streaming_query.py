@@ -64,7 +64,7 @@ def source_class() -> type:
             if place == "read":
                 from pyspark import TaskContext
 
-                if TaskContext.get().attemptNumber() == 0:  # type: ignore[union-attr] # it is a task
+                if TaskContext.get().attemptNumber() == 0:  # it is a task
                     raise OSError("this attempt fails")
                 return
             for process in self.kill or [os.getpid()]:
@@ -140,7 +140,7 @@ def numbered(count: int, first: int = 0) -> list[str]:
     return [f"message {place}" for place in range(first, first + count)]
 
 
-def wait_for(condition: Callable[[], Any], query: Any = None) -> None:
+def wait_for(condition: Callable[..., Any], query: Any = None) -> None:
     """Until it holds. A query that fails meanwhile is the reason why it will not."""
     give_up = time.monotonic() + 500
     while not condition():

@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +29,7 @@ def queue(client):
 
 
 def payloads(queue: RedisMessageQueue) -> Counter[str]:
-    return Counter(bytes(one.payload).decode() for one in queue.peek(10_000))
+    return Counter(cast(bytes, one.payload).decode() for one in queue.peek(10_000))
 
 
 def json_lines(path: Path, rows: list[dict]) -> None:

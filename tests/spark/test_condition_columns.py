@@ -106,9 +106,14 @@ def test_a_source_has_its_own_fields():
         condition("state == 'dead'", LETTER_FIELDS)
 
 
-def test_a_column_of_the_callers_needs_a_name(spark):
-    with pytest.raises(ConfigurationError, match="Add a name"):
-        ReplayOptions(url="redis://localhost", queue="orders", where=f.col("tenant").isNull())
-    ReplayOptions(url="redis://localhost", queue="orders", where=f.col("tenant").isNull(), name="without a tenant")
+def test_a_condition_is_a_text_or_a_column(spark):
+    ReplayOptions(url="redis://localhost", queue="orders", where=f.col("tenant").isNull())
     with pytest.raises(ConfigurationTypeError, match="must be a condition or a Column, not int"):
         ReplayOptions(url="redis://localhost", queue="orders", where=7)
+
+
+def test_a_name_needs_again():
+    """A message is replayed once by default, so a name would have nothing to tell apart."""
+    ReplayOptions(url="redis://localhost", queue="orders", name="on Monday", again=True)
+    with pytest.raises(ConfigurationError, match="name is for a replay with again"):
+        ReplayOptions(url="redis://localhost", queue="orders", name="on Monday")

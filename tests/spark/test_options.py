@@ -1,6 +1,6 @@
 """Options are read in any case, and a wrong one gets one clear error that shows no password."""
 
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -9,7 +9,7 @@ from redis_message_queue.options import GatewayOptions, QueueOptions
 from redis_message_queue.spark.job_options import BackfillOptions, ReplayOptions
 from redis_message_queue.spark.options import SinkOptions, SourceOptions, TableOptions, declared_options, refuse_unknown
 
-HERE = {"url": "redis://:hush@localhost:6379/0", "queue": "orders"}
+HERE: dict[str, Any] = {"url": "redis://:hush@localhost:6379/0", "queue": "orders"}
 
 
 def least(kind: type) -> dict[str, str]:
@@ -169,7 +169,7 @@ def test_options_are_checked_in_python_too():
     with pytest.raises(ConfigurationError, match="min_partitions must be 1 or more, not 0"):
         SourceOptions(**HERE, min_partitions=0)
     with pytest.raises(ConfigurationError, match="format must be one of json, csv, parquet, table, not 'xml'"):
-        BackfillOptions(**HERE, source="x", format="xml")
+        BackfillOptions(**HERE, source="x", format="xml")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [SourceOptions, SinkOptions, TableOptions, BackfillOptions, ReplayOptions])

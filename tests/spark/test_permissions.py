@@ -29,6 +29,7 @@ def archive(url):
         assert journal.state().serial == 2
         census = journal.snapshot()
         first = journal.first_after(StreamId(0, 0))
+        assert first is not None
         span = StreamRange(first[0], census.last)
         assert journal.last_serial(span) == 2
         assert [row["event"] for row in journal.rows(span)]

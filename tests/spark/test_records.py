@@ -1,6 +1,6 @@
 """The records of settled messages are archived beside the journal: each once, whatever a run dies of."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -42,10 +42,11 @@ def settle(queue: RedisMessageQueue, *orders: str) -> None:
     for _ in orders:
         try:
             with queue.process_messages(1, wait_seconds=0) as batch:
-                if batch[0].payload.startswith(b"d"):
+                payload = cast(bytes, batch[0].payload)
+                if payload.startswith(b"d"):
                     raise LookupError("requeued, and then delivered too often")
-                if batch[0].payload.startswith(b"f"):
-                    batch.fail(batch[0], TimeoutError(f"timeout of {batch[0].payload.decode()}"))
+                if payload.startswith(b"f"):
+                    batch.fail(batch[0], TimeoutError(f"timeout of {payload.decode()}"))
         except LookupError:
             with queue.process_messages(1, wait_seconds=0) as batch:
                 assert not batch

@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -131,7 +132,7 @@ def test_a_queue_that_was_not_archived_is_named_with_those_that_were(spark, clie
 
 
 def verdict(held: int | None = 0, **given: int) -> str:
-    counted = {"entered": 10, "open_messages": 0, "unseen": 0, "odd": 0, "purged": 0} | given
+    counted: dict[str, Any] = {"entered": 10, "open_messages": 0, "unseen": 0, "odd": 0, "purged": 0} | given
     return balance(left={}, held=held, **counted)["verdict"]
 
 

@@ -82,7 +82,7 @@ def test_a_timestamp_is_read_in_utc(spark):
 def test_a_session_that_runs_is_returned_with_its_settings_changed(spark):
     before = spark.conf.get("spark.sql.shuffle.partitions")
     try:
-        assert session("another", **{"spark.sql.shuffle.partitions": 3}) is spark
+        assert session("another", "local[*]", **{"spark.sql.shuffle.partitions": 3}) is spark
         assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", before)
@@ -96,6 +96,7 @@ def test_a_setting_that_is_none_of_spark_is_refused():
         session("tests", shuffle_partitions=3)
 
 
+@pytest.mark.in_full  # a JVM of its own
 def test_on_the_java_of_the_wheel_it_starts_and_stops_without_a_word_or_a_trace(tmp_path):
     """A program's output is its own: no banner, no log, no progress bar, no directory beside it."""
     told = run(

@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -174,7 +175,7 @@ def test_headers_travel_with_a_row(sink, queue):
 
 def test_content_is_payload_tenant_and_delay(sink, queue):
     """Rows that differ in one of them are not each other's repetition, whichever comes first."""
-    rows = {"payload": ["a", "a", "a"], "who": ["x", "y", "x"], "wait": [0.0, 0.0, 60.0]}
+    rows: dict[str, list[Any]] = {"payload": ["a", "a", "a"], "who": ["x", "y", "x"], "wait": [0.0, 0.0, 60.0]}
     columns = {"tenantColumn": "who", "delayColumn": "wait"}
     sink({name: values[:1] for name, values in rows.items()}, ContentKeys("query:0:0"), **columns)
     again = sink({name: values[::-1] for name, values in rows.items()}, ContentKeys("query:0:0"), **columns)
@@ -327,7 +328,7 @@ def small_batches(spark):
         spark.conf.set(name, value)
 
 
-@pytest.mark.parametrize("key", [False, True])
+@pytest.mark.parametrize("key", [False, pytest.param(True, marks=pytest.mark.in_full)])
 def test_a_stream_whose_tasks_fail_halfway_and_see_another_order_publishes_each_row_once(
     small_batches, clean_server, client, tmp_path, key
 ):

@@ -1,10 +1,9 @@
 """Batches, loops, tenants, delays, operators and hand-offs on a cluster, also while slots move and primaries change."""
 
 import asyncio
-import contextlib
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Self
@@ -17,6 +16,7 @@ from redis.crc import key_slot
 from redis_message_queue import RetryPolicy
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.concurrency import LIMIT_SECONDS
+from tests.contract.loops import running
 from tests.contract.shells import Awaited, Shell, Wiring, claim_and_die, take, until
 from tests.faults.proxy import FaultyProxy
 from tests.topologies.cluster import Cluster
@@ -119,20 +119,6 @@ def leftovers(cluster: Cluster, queue: Any) -> set[str]:
         for name in names
         if not name.startswith(("wakeup", "reply", "records", "deduplication", "tenant_dedup", "weights", "meta"))
     }
-
-
-@contextlib.asynccontextmanager
-async def running(shell: Shell, queue: Any, handler: Any, **options: Any) -> AsyncIterator[Any]:
-    """Run a loop beside the block; it ends with the block at the latest."""
-    loop = asyncio.ensure_future(queue.run(handler, **options))
-    try:
-        yield loop
-    finally:
-        await queue.drain(timeout=0)
-        with contextlib.suppress(redis.ConnectionError):
-            shell.redis.lpush(queue.key.wakeup, "1")  # so that no worker waits out the rest of its second
-        await asyncio.wait({loop}, timeout=2 * LIMIT_SECONDS)
-        assert loop.done(), "the loop does not end"
 
 
 # On a cluster as on one server

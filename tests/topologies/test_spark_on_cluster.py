@@ -46,7 +46,7 @@ def test_a_query_fills_reads_acks_and_releases_batches_on_a_cluster(cluster: Clu
 
 @pytest.mark.promise("The sink and the tables reach a cluster from the URL of any node.")
 def test_the_sink_writes_to_a_cluster_and_the_tables_read_from_it(cluster: Cluster, nodes: list[str]):
-    where = {"url": nodes[-1], "queue": "orders", "cluster": True}
+    where: dict[str, Any] = {"url": nodes[-1], "queue": "orders", "cluster": True}
     columns = {"payload": ["first", "second"], "who": ["acme", None], "key": ["1", "2"]}
     schema = StructType().add("payload", StringType()).add("who", StringType()).add("key", StringType())
     options = SinkOptions(**where, dedup_key_column="key", tenant_column="who")
@@ -63,6 +63,8 @@ def test_the_sink_writes_to_a_cluster_and_the_tables_read_from_it(cluster: Clust
 
 class Payloads:
     """Rows that are payloads alone."""
+
+    schema = StructType()
 
     def batch(self, stored: Any, delivery_counts: Any) -> Any:
         return [Envelope(one).payload for one in stored]

@@ -34,24 +34,14 @@ _CONNECTION, _DELIVERY, _FAILURE, _KEPT = "Connection", "Delivery", "Failure", "
 _RETRY_BUDGET_SECONDS = 10.0
 
 
-def option_help(name: str, *, none: str = "0") -> str:
-    """Return what `options.py` says about an option, with ``none`` for None, which a command line cannot pass."""
-    return re.sub(r"`?\bNone\b`?", none, (descriptions(GatewayOptions) | descriptions(QueueArguments))[name])
+def queue_option(name: str, panel: str, *flags: str, none: str = "0", **settings: Any) -> Any:
+    """Return an option with its help from `options.py`, and ``none`` for None, which a command line cannot pass."""
+    said = (descriptions(GatewayOptions) | descriptions(QueueArguments))[name]
+    return typer.Option(*flags, help=re.sub(r"`?\bNone\b`?", none, said), rich_help_panel=panel, **settings)
 
 
-KeySeparator = Annotated[
-    str,
-    typer.Option("--key-separator", metavar="TEXT", help=option_help("key_separator"), rich_help_panel=_CONNECTION),
-]
-HashTag = Annotated[
-    bool | None,
-    typer.Option(
-        "--hash-tag/--no-hash-tag",
-        help=option_help("hash_tag", none="The default"),
-        show_default=False,
-        rich_help_panel=_CONNECTION,
-    ),
-]
+KeySeparator = Annotated[str, queue_option("key_separator", _CONNECTION, metavar="TEXT")]
+HashTag = Annotated[bool | None, queue_option("hash_tag", _CONNECTION, "--hash-tag/--no-hash-tag", none="The default")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,19 +73,10 @@ class ServerChoice:
 class QueueChoice(ServerChoice):
     """Which queue on which server; as a parameter of a command it is QUEUE, `--url` and how its keys are named."""
 
-    name: Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.", show_default=False)]
+    name: Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.")]
     key_separator: KeySeparator = "::"
     hash_tag: HashTag = None
-    dead_letter_queue: Annotated[
-        str | None,
-        typer.Option(
-            "--dead-letter-queue",
-            metavar="KEY",
-            help=option_help("dead_letter_queue"),
-            show_default=False,
-            rich_help_panel=_CONNECTION,
-        ),
-    ] = None
+    dead_letter_queue: Annotated[str | None, queue_option("dead_letter_queue", _CONNECTION, metavar="KEY")] = None
 
     @contextlib.contextmanager
     def open(self, *, text: bool = False, **options: Any) -> Iterator[RedisMessageQueue]:
@@ -130,7 +111,7 @@ class QueueChoice(ServerChoice):
 
 
 def _number(name: str, panel: str, metavar: str = "N", **settings: Any) -> Any:
-    return typer.Option(metavar=metavar, min=0, help=option_help(name), rich_help_panel=panel, **settings)
+    return queue_option(name, panel, metavar=metavar, min=0, **settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +153,8 @@ class DeliveryOptions:
         float,
         typer.Option(metavar="SECONDS", min=0, help="The longest wait between attempts.", rich_help_panel=_FAILURE),
     ] = 3600.0
-    enable_failed_queue: Annotated[
-        bool, typer.Option(help=option_help("enable_failed_queue"), rich_help_panel=_KEPT)
-    ] = True
-    enable_completed_queue: Annotated[
-        bool, typer.Option(help=option_help("enable_completed_queue"), rich_help_panel=_KEPT)
-    ] = False
+    enable_failed_queue: Annotated[bool, queue_option("enable_failed_queue", _KEPT)] = True
+    enable_completed_queue: Annotated[bool, queue_option("enable_completed_queue", _KEPT)] = False
     # `rmq` enables the failed list by itself, so it deletes nothing from it unless the user sets a limit.
     max_failed_length: Annotated[int, _number("max_failed_length", _KEPT)] = 0
     max_completed_length: Annotated[int, _number("max_completed_length", _KEPT)] = DEFAULT_TRACKING_LENGTH

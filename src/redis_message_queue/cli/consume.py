@@ -37,16 +37,13 @@ def consume(
     wait_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the next message before stopping.")
     ] = 0.0,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-F", help="Wait for more until Ctrl-C or SIGTERM.", show_default=False)
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-F", help="Wait for more until Ctrl-C or SIGTERM.")] = False,
     execute: Annotated[
         str | None,
         typer.Option(
             "--exec",
             metavar="COMMAND",
             help="Run this shell command for each message, with the payload on its stdin, instead of printing it.",
-            show_default=False,
         ),
     ] = None,
     batch_size: Annotated[

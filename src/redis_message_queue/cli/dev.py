@@ -33,12 +33,9 @@ def dev(
         typer.Argument(
             metavar="[-- COMMAND [ARGS]...]",
             help="Run this command with REDIS_URL set, and stop the server when it ends.",
-            show_default=False,
         ),
     ] = None,
-    persist: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the data in this directory.", show_default=False)
-    ] = None,
+    persist: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the data in this directory.")] = None,
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65_535, help="The port on localhost; 0 chooses a free one.")
     ] = 0,

@@ -12,8 +12,7 @@ from redis_message_queue.cli.output import Output, printable, say, to_dict
 from redis_message_queue.messages import MessageRecord
 
 Where = Annotated[
-    str | None,
-    typer.Option("--where", metavar="CONDITION", help="Only messages that match this condition.", show_default=False),
+    str | None, typer.Option("--where", metavar="CONDITION", help="Only messages that match this condition.")
 ]
 SEARCHED_MESSAGES = 10_000  # at most: each step of a search is one request to the server
 _FIRST_STEP, _GROWTH = 200, 4
@@ -26,8 +25,7 @@ class MessageView:
     """How messages are shown; as a parameter of a command it is `--payload/--no-payload`."""
 
     payload: Annotated[
-        bool,
-        typer.Option("--payload/--no-payload", help="Show payloads. Tables shorten them, JSON does not."),
+        bool, typer.Option("--payload/--no-payload", help="Show payloads. Tables shorten them, JSON does not.")
     ] = True
 
     def row(self, record: MessageRecord) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import typer
 class Output:
     """How a command prints its data; as a parameter of a command it is the option `--json`."""
 
-    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", show_default=False)] = False
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False
 
     def document(self, thing: Any) -> None:
         """Print one mapping or dataclass: a JSON object, or a line for each of its fields."""

@@ -26,13 +26,10 @@ def peek(
     output: Output,
     view: MessageView,
     source: Annotated[
-        Literal["pending", "processing", "delayed"],
-        typer.Argument(metavar="SOURCE", help="Where to look.", show_default=True),
+        Literal["pending", "processing", "delayed"], typer.Argument(metavar="SOURCE", help="Where to look.")
     ] = "pending",
     limit: Limit = 20,
-    tenant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only messages of this tenant.", show_default=False)
-    ] = None,
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Only messages of this tenant.")] = None,
     where: Where = None,
 ) -> None:
     """Show messages that wait or are being handled, without changing anything.
@@ -58,9 +55,7 @@ def records(
     queue: QueueChoice,
     output: Output,
     view: MessageView,
-    source: Annotated[
-        RecordSource, typer.Argument(metavar="LIST", help="Which list to show.", show_default=True)
-    ] = "dead_letters",
+    source: Annotated[RecordSource, typer.Argument(metavar="LIST", help="Which list to show.")] = "dead_letters",
     limit: Limit = 20,
     where: Where = None,
 ) -> None:

@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "publish": "publish",
     "consume": "consume",
     "worker": "worker.command",
+    "queues": "queues",
     "stats": "stats",
     "peek": "peek",
     "records": "peek",

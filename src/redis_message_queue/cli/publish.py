@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from redis_message_queue.cli.common_options import QueueChoice, option_help
+from redis_message_queue.cli.common_options import QueueChoice, queue_option
 from redis_message_queue.cli.output import Output
 from redis_message_queue.options import DEFAULT_DEDUPLICATION_SECONDS, OverloadPolicy
 
@@ -26,12 +26,7 @@ _DEDUPLICATION, _BACKPRESSURE = "Deduplication", "Backpressure"
 class Deduplication:
     """How a message is recognised that was published before."""
 
-    deduplication: Annotated[
-        bool,
-        typer.Option(
-            "--deduplication", help=option_help("deduplication"), rich_help_panel=_DEDUPLICATION, show_default=False
-        ),
-    ] = False
+    deduplication: Annotated[bool, queue_option("deduplication", _DEDUPLICATION, "--deduplication")] = False
     dedup_key: Annotated[
         str | None,
         typer.Option(
@@ -47,12 +42,7 @@ class Deduplication:
         ),
     ] = None
     message_deduplication_log_ttl_seconds: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help=option_help("message_deduplication_log_ttl_seconds"),
-            rich_help_panel=_DEDUPLICATION,
-        ),
+        float, queue_option("message_deduplication_log_ttl_seconds", _DEDUPLICATION, metavar="SECONDS")
     ] = DEFAULT_DEDUPLICATION_SECONDS
 
     def queue_options(self) -> dict[str, Any]:
@@ -77,19 +67,10 @@ class Deduplication:
 class Backpressure:
     """How many messages may be pending, and what to do then."""
 
-    max_pending_length: Annotated[
-        int, typer.Option(metavar="N", min=0, help=option_help("max_pending_length"), rich_help_panel=_BACKPRESSURE)
-    ] = 0
-    pending_overload_policy: Annotated[
-        OverloadPolicy, typer.Option(help=option_help("pending_overload_policy"), rich_help_panel=_BACKPRESSURE)
-    ] = "raise"
+    max_pending_length: Annotated[int, queue_option("max_pending_length", _BACKPRESSURE, metavar="N", min=0)] = 0
+    pending_overload_policy: Annotated[OverloadPolicy, queue_option("pending_overload_policy", _BACKPRESSURE)] = "raise"
     pending_overload_block_timeout_seconds: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help=option_help("pending_overload_block_timeout_seconds"),
-            rich_help_panel=_BACKPRESSURE,
-        ),
+        float, queue_option("pending_overload_block_timeout_seconds", _BACKPRESSURE, metavar="SECONDS")
     ] = 60.0
 
     def queue_options(self) -> dict[str, Any]:
@@ -107,9 +88,7 @@ def publish(
     output: Output,
     deduplication: Deduplication,
     backpressure: Backpressure,
-    messages: Annotated[
-        list[str] | None, typer.Argument(metavar="MESSAGE", help="The messages.", show_default=False)
-    ] = None,
+    messages: Annotated[list[str] | None, typer.Argument(metavar="MESSAGE", help="The messages.")] = None,
     file: Annotated[
         str | None,
         typer.Option(

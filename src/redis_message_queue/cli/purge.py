@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 def purge(
     queue: QueueChoice,
     output: Output,
-    target: Annotated[PurgeTarget, typer.Argument(metavar="TARGET", help="What to remove.", show_default=False)],
-    tenant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only pending messages of this tenant.", show_default=False)
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.", show_default=False)] = False,
+    target: Annotated[PurgeTarget, typer.Argument(metavar="TARGET", help="What to remove.")],
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Only pending messages of this tenant.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> ExitStatus | None:
     """Remove all messages of one kind for good, and print how many there were.
 

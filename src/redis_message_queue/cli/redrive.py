@@ -23,29 +23,23 @@ def redrive(
     output: Output,
     view: MessageView,
     source: Annotated[
-        Literal["dead_letters", "failed"],
-        typer.Option("--from", help="The list to redrive.", show_default=True),
+        Literal["dead_letters", "failed"], typer.Option("--from", help="The list to redrive.")
     ] = "dead_letters",
     where: Where = None,
     ids: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ids", metavar="ID,...", help="Only messages with these ids. Can be repeated.", show_default=False
-        ),
+        list[str] | None, typer.Option("--ids", metavar="ID,...", help="Only messages with these ids. Can be repeated.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many, the oldest first.")
     ] = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Show which messages would be redriven; change nothing.", show_default=False),
+        bool, typer.Option("--dry-run", help="Show which messages would be redriven; change nothing.")
     ] = False,
     respect_deduplication: Annotated[
         bool,
         typer.Option(
             "--respect-deduplication",
             help="Leave out messages whose content was published again, in a queue that deduplicates by content.",
-            show_default=False,
         ),
     ] = False,
 ) -> ExitStatus | None:

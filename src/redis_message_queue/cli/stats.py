@@ -36,10 +36,8 @@ _ALWAYS_SHOWN = ("pending", "processing")  # the other places only if they have 
 def stats(
     queue: QueueChoice,
     output: Output,
-    more: Annotated[
-        list[str] | None, typer.Argument(metavar="QUEUE", help="Further queues.", show_default=False)
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.", show_default=False)] = False,
+    more: Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="Further queues.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
     every: Annotated[
         float | None,
         typer.Option(
@@ -59,7 +57,6 @@ def stats(
         typer.Option(
             "--oldest/--no-oldest",
             help="Find the oldest pending message. This reads from each tenant: turn it off if there are very many.",
-            show_default=True,
         ),
     ] = True,
 ) -> ExitStatus | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from redis_message_queue.cli.exit_status import ExitStatus
@@ -30,9 +30,7 @@ class StopSignals(BaseGracefulInterruptHandler):
                 self._former[one] = signal.signal(one, self._count)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for one, former in self._former.items():
             signal.signal(one, former)
 

@@ -242,7 +242,7 @@ def _check_buckets(buckets: Any) -> None:
     if not is_sequence or not buckets or not all(isinstance(one, int | float) and one > 0 for one in buckets):
         raise ConfigurationTypeError("duration_buckets must be a sequence of positive numbers, the smallest first")
     if list(buckets) != sorted(set(buckets)):
-        raise ConfigurationError("duration_buckets must grow: sort them, and give each once")
+        raise ConfigurationError("duration_buckets must be in ascending order, each once")
 
 
 def _checked_registry(registry: Any) -> CollectorRegistry:

@@ -18,6 +18,7 @@ from redis_message_queue import headers
 from redis_message_queue.errors import RedisMessageQueueError
 from redis_message_queue.events import EventOperation, QueueEvent
 from redis_message_queue.messages import ReceivedMessage
+from redis_message_queue.outcomes import HandlerOutcome
 from redis_message_queue.protocol.events import log
 from redis_message_queue.sync.runtime import BlockingRuntime
 
@@ -28,6 +29,7 @@ _PUBLISH_EVENTS = {EventOperation.PUBLISH, EventOperation.PUBLISH_DEDUP_HIT}
 # The events that become events of a processing span.
 _SPAN_EVENTS = {
     *(EventOperation.RETRIED, EventOperation.DLQ, EventOperation.REQUEUED, EventOperation.HANDED_OFF),
+    EventOperation.DISCARDED,
     *(EventOperation.STALE_LEASE_ACK, EventOperation.STALE_LEASE_NACK, EventOperation.CLEANUP_FAILED),
 }
 
@@ -127,9 +129,9 @@ class Processing:
         span, self._span = self._span, None
         if span is None:
             return
-        if error is not None:
+        if error is not None and not isinstance(error, HandlerOutcome):
             self._spans.fail(span, error)
-        elif not self._batch:  # single messages of a batch may have failed
+        elif error is None and not self._batch:  # single messages of a batch may have failed
             for message_id in self.ids:
                 self._spans.previous_delivery(message_id, forget=True)
         _processing.set(self._outer)  # no reset: a block may be left in another context

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,15 +57,19 @@ class _Traced:
         if span is not None:
             span.__exit__(None if error is None else type(error), error, None)
 
-    @contextmanager
-    def _ending_span(self, error: BaseException | None) -> Iterator[None]:
-        """Settle the messages in this block. The span fails if that raises, or if the handler did."""
+    def abandon(self) -> None:
+        super().abandon()  # type: ignore[misc]  # of the block that this class goes before
+        self._end_span(None)
+
+    async def leave(self, error: BaseException | None) -> Any:
+        """Settle the messages. The span fails if that raises, or if the handler did."""
         try:
-            yield
+            answer = await super().leave(error)  # type: ignore[misc]
         except BaseException as settle_error:
             self._end_span(settle_error)
             raise
         self._end_span(error)
+        return answer
 
 
 class TracedMessageBlock(_Traced, MessageBlock):
@@ -88,14 +91,6 @@ class TracedMessageBlock(_Traced, MessageBlock):
         except GatewayContractError:  # a custom gateway delivers only payloads
             return []
 
-    def abandon(self) -> None:
-        super().abandon()
-        self._end_span(None)
-
-    async def leave(self, error: BaseException | None) -> None:
-        with self._ending_span(error):
-            await super().leave(error)
-
 
 class TracedBatchBlock(_Traced, BatchBlock):
     """A batch, with one span for all its messages."""
@@ -109,14 +104,6 @@ class TracedBatchBlock(_Traced, BatchBlock):
         if attempt is not None:
             self._start_span(self._spans.processing(self.queue.options.name, self.messages, batch=True))
         return attempt
-
-    def abandon(self) -> None:
-        super().abandon()
-        self._end_span(None)
-
-    async def leave(self, error: BaseException | None) -> None:
-        with self._ending_span(error):
-            await super().leave(error)
 
 
 class TracedProtocol(QueueProtocol):

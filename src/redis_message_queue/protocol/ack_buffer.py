@@ -43,6 +43,7 @@ class AckBuffer:
             if is_urgent:
                 self._since = -math.inf
             self._claims += claims
+            self._summary.attempts += len(claims)
 
     @property
     def is_late(self) -> bool:

@@ -78,9 +78,9 @@ class BatchBlock:
             raise ConfigurationTypeError(f"error must be an Exception, not {type(error).__name__}")
         claim = self._take(message, "fail")
         with self._settling(claim):
-            owned = await self.consumer.settling.fail(claim, error)
+            ending = await self.consumer.settling.fail(claim, error)
         self.consumer.settling.raise_if_cancelled()
-        return owned
+        return ending.was_ours
 
     def _take(self, message: ReceivedMessage, operation: str) -> Claim:
         """The claim of a message, taken out so that no other call settles it meanwhile."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from redis_message_queue.errors import RetryBudgetExhaustedError
-from redis_message_queue.keys import QueueKeys, script_keys
+from redis_message_queue.keys import REGISTRY_KEY, QueueKeys, script_keys
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.claim_attempt import HANDED_OVER, OFFERED, ClaimAttempt
 from redis_message_queue.protocol.port import Argument, AttemptEnd, Command, Port, StateMissingError
@@ -154,6 +154,17 @@ class Calls:
         await self._open_queue(limit, drains, ())
         self.needs_journal = False
         self.is_prepared = self._weights_written
+        await self._register(limit)
+
+    async def _register(self, limit: float | None) -> None:
+        """Add the queue to the registry of the server, if that works: nothing but a list for people depends on it."""
+        entry = (("SADD", REGISTRY_KEY, self.keys.registry_entry),)
+        try:
+            (answer,) = await self.until(limit, lambda: self.port.pipeline(REGISTRY_KEY, entry))
+        except Exception as error:
+            answer = error
+        if isinstance(answer, Exception):
+            log.debug("%s was not added to the registry of queues: %s", self.keys.prefix, type(answer).__name__)
 
     async def write_weights(self, limit: float | None = None) -> None:
         """Store the weights of tenants, before this object claims its first message."""

@@ -373,7 +373,7 @@ class Claimer:
         if self._is_given_up():
             raise calls.exhausted(error, "claim", tries, self._failing_since or started) from error
         log.warning(
-            "%s: claim got no answer in its time (%s, redis at %s); the next claim or a drain recovers what it took",
+            "%s: claim got no reply in time (%s, redis at %s); the next claim or a drain recovers what it took",
             *(calls.keys.prefix, type(error).__name__, calls.port.address),
         )
 

@@ -106,7 +106,7 @@ class Confirmer:
         if age > longest:
             raise ConfigurationError(
                 f"repeat_of is {age:.0f} s old, and after {longest:.0f} s Redis may have forgotten the call; "
-                "look whether the message is there before you publish it again"
+                "check whether the message is there before you publish it again"
             )
         return sent
 
@@ -157,7 +157,7 @@ class Confirmer:
     def _unconfirmed(self, sent: Sent, shortfall: str) -> PublishNotConfirmedError:
         error = PublishNotConfirmedError(
             f"the message was published and not confirmed within {self._timeout} s ({shortfall}); it may still be "
-            "there and be delivered: publish(message, repeat_of=error) asks again and never doubles it",
+            "there and be delivered: publish(message, repeat_of=error) asks again and never stores it twice",
             message_id=sent.ids[0].hex(),
             operation="publish",
         )

@@ -219,7 +219,7 @@ class Consumer(Claimant):
         """The message as its handler gets it."""
         if claim.delivery_count is None:
             raise GatewayContractError(
-                "a custom gateway hands over payloads alone: there is no id, delivery count or time to tell",
+                "a custom gateway delivers payloads only: there is no id, delivery count or time",
                 queue=self.queue_name,
                 operation="current_message",
             )

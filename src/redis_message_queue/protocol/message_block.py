@@ -10,7 +10,7 @@ from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.claim_attempt import ClaimAttempt
 from redis_message_queue.protocol.consumer import ClaimedPayload, Consumer
-from redis_message_queue.protocol.settling import append_to_context
+from redis_message_queue.protocol.settling import Ending, append_to_context
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -107,26 +107,33 @@ class MessageBlock:
         self.consumer.abandon()
         self._close()
 
-    async def leave(self, error: BaseException | None) -> None:
-        """Settle the message by how the handler ended; an exit that is not an `Exception` touches nothing."""
+    async def leave(self, error: BaseException | None) -> bool:
+        """Settle the message by how the handler ended; an exit that is not an `Exception` touches nothing.
+
+        Returns whether that was all: an outcome that the handler raised and Redis confirmed goes no further.
+        """
         claim, holding, settling = self.claimed, self.consumer.holding, self.consumer.settling
         if claim is None:
-            return
+            return False
         self._close()
         if holding.is_forked:
-            return
+            return False
         if self.queue.options.heartbeat_interval_seconds is not None:
             await settling.undisturbed(holding.stop_heartbeat())
         if self.is_left_alone or claim in self.consumer.completed:
-            return
+            return False
         if error is None:
             await settling.ack([claim])
             if settling.cancellations:
                 settling.raise_if_cancelled()
         elif isinstance(error, Exception):
-            await settling.handler_raised(claim, error)
+            ending = await settling.handler_raised(claim, error)
+            if settling.can_apply(error) and ending is not Ending.UNCONFIRMED:
+                settling.raise_if_cancelled()
+                return True
             if settling.cancellations:
                 append_to_context(error, settling.cancellations[0])
+        return False
 
     def _close(self) -> None:
         """The message is no longer the current one, in whatever order blocks end."""

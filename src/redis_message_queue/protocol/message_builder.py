@@ -94,7 +94,7 @@ class MessageBuilder:
             key.encode()
         except UnicodeEncodeError as error:
             raise PayloadValueError(
-                f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot carry",
+                f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot encode",
             ) from None
         return keys.deduplication(key, tenant)
 
@@ -158,6 +158,6 @@ def due_time(delay_seconds: float | None, at: datetime | None) -> str:
         raise ConfigurationError(f"at has a time zone that fails: {type(error).__name__}") from error
     if is_naive:
         raise ConfigurationError(
-            "at has no time zone, and the server may be in another one; use datetime.now(UTC) and the like"
+            "at has no time zone, and the server may be in another one; use an aware one, such as datetime.now(UTC)"
         )
     return str(max(0, int(at.timestamp() * 1_000_000)))

@@ -16,6 +16,7 @@ from redis_message_queue.protocol.consumer import ClaimedPayload, Consumer
 from redis_message_queue.protocol.pace import Pace
 from redis_message_queue.protocol.port import BackgroundTask, Pause
 from redis_message_queue.protocol.run_options import RunOptions, RunSummary
+from redis_message_queue.protocol.settling import Ending
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -65,6 +66,8 @@ class Prefetcher:
         )
         self._consumer = Consumer(queue, keeps_failures=True, in_loop=True)
         self.holding, self._settling = self._consumer.holding, self._consumer.settling
+        if options.wait_for_retries:
+            self._settling.retries = {}
         self._lease = self.holding.lease_for([])
         self._lock = queue.port.lock()  # of the work items, of the acks, and of the sums
         self.summary = RunSummary()
@@ -184,7 +187,7 @@ class Prefetcher:
     async def next_item(self) -> WorkItem | None:
         """Return what to work on next; None when the loop should end. Only one caller at a time."""
         until_empty, nap = self._options.until_empty, 0.001
-        wait = 0.0 if until_empty else max(_WAIT_SECONDS, self._queue.store.options.message_wait_interval_seconds)
+        longest = max(_WAIT_SECONDS, self._queue.store.options.message_wait_interval_seconds)
         while not self._consumer.is_stopped():
             if self._filling:
                 await self._fill_batch()
@@ -197,13 +200,31 @@ class Prefetcher:
                 await self._queue.port.sleep(nap)
                 nap = min(_LONGEST_NAP_SECONDS, 2 * nap)
             else:
-                requeued = self._requeued
+                requeued, began = self._requeued, self._queue.port.now()
+                wait = min(longest, self._next_retry_in(began)) if until_empty else longest
                 if await self._refill(self._claim_size(), wait) or not until_empty:
+                    continue
+                if self._is_retry_left(began):
                     continue
                 if requeued == self._requeued and not self._requeueing:
                     return None
                 await self._queue.port.sleep(0.001)  # what the helper requeues can be claimed again
         return None
+
+    def _next_retry_in(self, now: float) -> float:
+        """How long to wait for the next of this loop's own retries; 0 if there are none, or nobody asked for that."""
+        with self._lock:
+            return max(0.0, min((self._settling.retries or {}).values(), default=now) - now)
+
+    def _is_retry_left(self, began: float) -> bool:
+        """Whether a retry is still to come. One that was due before an empty claim began is another consumer's now."""
+        if not self._settling.retries:
+            return False
+        with self._lock:
+            for message_id, due in list(self._settling.retries.items()):
+                if due < began:
+                    del self._settling.retries[message_id]
+            return bool(self._settling.retries)
 
     def _claim_size(self) -> int:
         return self._pace.claim_size(is_careful=bool(self._redelivered))
@@ -266,6 +287,10 @@ class Prefetcher:
         ack = self.acks.attach()
         try:
             taken = await self._consumer.claim(count, wait_seconds, ack)
+            if self._settling.retries:
+                with self._lock:
+                    for claim, _ in taken:
+                        self._settling.retries.pop(claim.id, None)
             if taken:
                 self._keep(await self._choose(taken))
         finally:
@@ -373,25 +398,38 @@ class Prefetcher:
         with self._lock:
             self._consumer.completed -= completed
             self.summary.handled += len(completed)
+            self.summary.attempts += len(completed)
         return [claim for claim in work_item.claims if claim not in completed]
 
     async def failed(self, work_item: WorkItem, error: Exception) -> None:
-        """The handler raised. One message takes the failure path; a batch without a policy is requeued as it was."""
+        """The handler raised. One message takes the failure path; a batch without a policy is requeued as it was.
+
+        An outcome that a handler raises for a batch is that of each message in it.
+        """
         if self.holding.is_forked:
             return
         claims = self._not_completed(work_item)
+        with self._lock:
+            self.summary.attempts += len(claims)
         if self._pace.counts_time:
             self._pace.handled_in(self._queue.port.now() - work_item.taken_at)
         self._let_go(work_item.claims)
-        if self._options.batch_size is None or self._queue.options.retry_policy is not None:
+        takes_each = self._settling.can_apply(error) or self._queue.options.retry_policy is not None
+        if self._options.batch_size is None or takes_each:
             for claim in claims:
-                await self._settling.handler_raised(claim, error)
-            with self._lock:
-                self.summary.failed += len(claims)
+                self._count(await self._settling.handler_raised(claim, error))
         elif claims:
             await self._requeue_failed_batch(claims, error)
         self._redelivered.discard(work_item)
         self._settling.raise_if_cancelled()
+
+    def _count(self, ending: Ending) -> None:
+        """Count a delivery whose handler raised."""
+        summary = self.summary
+        with self._lock:
+            summary.failed += ending is Ending.FAILED
+            summary.retried += ending is Ending.RETRIED
+            summary.discarded += ending is Ending.DISCARDED
 
     async def _requeue_failed_batch(self, claims: Sequence[Claim], error: Exception) -> None:
         text = "and the %d others of its batch are requeued: their handler raised %s"

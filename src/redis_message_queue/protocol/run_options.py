@@ -17,11 +17,14 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class RunSummary:
-    """What a loop has done, when it ends."""
+    """What a loop has done, when it ends. All but ``attempts`` and ``retried`` count messages."""
 
     handled: int = 0
     failed: int = 0
     requeued: int = 0
+    discarded: int = 0
+    retried: int = 0
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class RunOptions(Generic[Handler]):
     batch_size: int | None
     batch_seconds: float | None
     until_empty: bool
+    wait_for_retries: bool = False
 
     def __post_init__(self) -> None:
         required_function("handler", self.handler)
@@ -42,6 +46,9 @@ class RunOptions(Generic[Handler]):
         whole_number("batch_size", self.batch_size, optional=True)
         number("batch_seconds", self.batch_seconds, optional=True, least=0)
         flag("until_empty", self.until_empty)
+        flag("wait_for_retries", self.wait_for_retries)
+        if self.wait_for_retries and not self.until_empty:
+            raise ConfigurationError("wait_for_retries needs until_empty=True: without it a loop waits for everything")
         if self.batch_seconds is not None and self.batch_size is None:
             raise ConfigurationError("batch_seconds needs batch_size: it is how long a batch may take to fill")
         most = {"prefetch": _LARGEST_PREFETCH, "batch_size": _LARGEST_PREFETCH, "concurrency": _MOST_WORKERS}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from logging import ERROR, WARNING
+from enum import Enum, auto
+from logging import ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.errors import CleanupFailedError, RedisMessageQueueError, RetryBudgetExhaustedError
 from redis_message_queue.events import EventOperation, EventOutcome
+from redis_message_queue.outcomes import DeadLetter, Discard, RetryLater
 from redis_message_queue.protocol.claim import DEAD_LETTERS_ARE_FULL, Claim, log_cut
 from redis_message_queue.protocol.events import log, named
 from redis_message_queue.protocol.lease import Lease
@@ -16,7 +18,6 @@ from redis_message_queue.protocol.settle import SETTLED, PiggybackedAck, Settled
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
-    from redis_message_queue.retry_policy import RetryPolicy
 
 NOT_ACKNOWLEDGED = "it will be delivered again when its lease runs out, if the queue has leases"
 _FAILED_LIST_IS_FULL = ("failed list", "max_failed_length")
@@ -32,10 +33,25 @@ _REMOVED = (
 )
 
 
+class Ending(Enum):
+    """How a delivery ended whose handler raised."""
+
+    RETRIED = auto()  # it waits for its next attempt
+    FAILED = auto()  # it has failed for good
+    DISCARDED = auto()  # its handler did not want it
+    LOST = auto()  # it was no longer ours
+    UNCONFIRMED = auto()  # Redis did not answer: its lease decides
+
+    @property
+    def was_ours(self) -> bool:
+        """Whether this consumer has settled it."""
+        return self not in (Ending.LOST, Ending.UNCONFIRMED)
+
+
 class Settling:
     """Settles the messages of one consumer. Cancellations are noted and do not stop it."""
 
-    __slots__ = ("_keeps_failures", "_queue", "cancellations")
+    __slots__ = ("_keeps_failures", "_queue", "cancellations", "retries")
 
     def __init__(self, queue: QueueProtocol, *, keeps_failures: bool) -> None:
         self._queue = queue
@@ -43,6 +59,7 @@ class Settling:
         # it is removed: its handler's exception reaches the caller, who can keep it.
         self._keeps_failures = keeps_failures
         self.cancellations: list[BaseException] = []
+        self.retries: dict[bytes, float] | None = None  # message id to when its next attempt is due, if wanted
 
     # -- success
 
@@ -151,7 +168,7 @@ class Settling:
 
     # -- failure
 
-    async def handler_raised(self, claim: Claim, error: Exception) -> None:
+    async def handler_raised(self, claim: Claim, error: Exception) -> Ending:
         """End a message as its handler's error says.
 
         After a `complete()` without an answer the lease decides, as after an ack without one: a message that Redis
@@ -161,18 +178,21 @@ class Settling:
         if where == (_COMPLETE, claim.message_id) and self._queue.options.retry_policy is None:
             await self.emit(EventOperation.FAILED, EventOutcome.FAILURE, claim, error)
             self._warn(claim, "could not be completed; if Redis still has it, it comes again when its lease runs out")
-        else:
-            await self.fail(claim, error)
+            return Ending.UNCONFIRMED
+        return await self.fail(claim, error)
 
-    async def fail(self, claim: Claim, error: Exception) -> bool:
-        """Retry the message later if its policy says so, else remove it. Returns whether it was still ours.
+    async def fail(self, claim: Claim, error: Exception) -> Ending:
+        """End a message as its handler's outcome or the retry policy says; without either it is removed.
 
         Raises nothing: the caller sees the handler's error, whatever else goes wrong.
         """
+        if self.can_apply(error):
+            return await self._apply(claim, error)
         await self.emit(EventOperation.FAILED, EventOutcome.FAILURE, claim, error)
         queue, policy = self._queue, self._queue.options.retry_policy
         if policy is not None and policy.tries_again(error, claim.failures + 1):
-            return await self._retry_later(claim, policy, error)
+            pause = policy.pause(claim.failures + 1, queue.port.random())
+            return await self._retry_later(claim, pause, error)
         terminal_list, reason = queue.failed, "failed"
         if policy is not None:
             reason = "given up" if policy.gives_up(error) else "attempts used up"
@@ -180,9 +200,15 @@ class Settling:
                 terminal_list = queue.dead_letters
         if terminal_list is None and (self._keeps_failures or policy is not None):
             terminal_list = queue.dead_letters
-        settled = await self._settle_failed(claim, terminal_list, reason, error)
+        return await self._end(claim, terminal_list, reason, error)
+
+    async def _end(self, claim: Claim, terminal_list: TerminalList | None, reason: str, error: Exception) -> Ending:
+        """Remove a message that has failed for good, with its events and log lines."""
+        queue = self._queue
+        event = "dead" if terminal_list is queue.dead_letters else "failed"
+        settled = await self._settle_failed(claim, terminal_list, reason, error, event)
         if settled is None:
-            return False
+            return Ending.UNCONFIRMED
         if settled.owned[0]:
             self._log_failed(claim, terminal_list, reason, error)
             await self.emit(EventOperation.NACK, EventOutcome.SUCCESS, claim)
@@ -191,14 +217,59 @@ class Settling:
         else:
             await self._failed_too_late(claim)
         await self.report_trimming(settled, terminal_list, claim)
-        return settled.owned[0]
+        return Ending.FAILED if settled.owned[0] else Ending.LOST
+
+    # -- what a handler decided
+
+    def can_apply(self, error: Exception) -> bool:
+        """Whether a handler raised an outcome, and the gateway can do it. Otherwise it counts as any exception."""
+        if isinstance(error, RetryLater):
+            return self._queue.store.capabilities.retries
+        return isinstance(error, Discard | DeadLetter)
+
+    async def _apply(self, claim: Claim, outcome: Exception) -> Ending:
+        queue = self._queue
+        if isinstance(outcome, Discard):
+            return await self._discard(claim, outcome)
+        if isinstance(outcome, DeadLetter):
+            return await self._end(claim, queue.dead_letters, outcome.reason, outcome)
+        assert isinstance(outcome, RetryLater)
+        error = outcome.__cause__ if isinstance(outcome.__cause__, Exception) else outcome
+        limit = self._attempt_limit()
+        if limit is not None and self._attempts(claim) >= limit:
+            return await self._end(claim, queue.dead_letters, "attempts used up", error)
+        return await self._retry_later(claim, outcome.delay_seconds, error)
+
+    def _attempt_limit(self) -> int | None:
+        """How often a handler may fail with a message, or ask for it later."""
+        policy = self._queue.options.retry_policy
+        return self._queue.store.options.max_delivery_count if policy is None else policy.max_attempts
+
+    def _attempts(self, claim: Claim) -> int:
+        """How many of these attempts there were, with this one. Only without a policy do crashes count among them."""
+        crashes = 1 if self._queue.options.retry_policy is not None else claim.delivery_count or 1
+        return claim.failures + crashes
+
+    async def _discard(self, claim: Claim, outcome: Discard) -> Ending:
+        """Remove a message that its handler does not want."""
+        completed = self._queue.completed
+        settled = await self._settle_failed(claim, completed, outcome.reason, outcome, "discarded")
+        if settled is None:
+            return Ending.UNCONFIRMED
+        if not settled.owned[0]:
+            await self._failed_too_late(claim)
+            return Ending.LOST
+        self._queue.emitter.log(INFO, claim, "was discarded by its handler: %s", outcome.reason)
+        await self.emit(EventOperation.DISCARDED, EventOutcome.SUCCESS, claim, outcome)
+        if settled.trim_error is not None:
+            await self.undisturbed(self.emit_trim_failed(settled.trim_error, claim))
+        return Ending.DISCARDED
 
     async def _settle_failed(
-        self, claim: Claim, terminal_list: TerminalList | None, reason: str, error: Exception
+        self, claim: Claim, terminal_list: TerminalList | None, reason: str, error: Exception, event: str
     ) -> Settled | None:
         """None if Redis did not confirm it."""
         queue = self._queue
-        event = "dead" if terminal_list is queue.dead_letters else "failed"
         why = SettleReason(reason, error, queue.port.now() - claim.claimed_at, event)
         try:
             return await queue.store.settler.settle([claim], terminal_list, why, self.cancellations)
@@ -206,20 +277,25 @@ class Settling:
             await self._not_cleaned_up(claim, self._located(trouble))
             return None
 
-    async def _retry_later(self, claim: Claim, policy: RetryPolicy, error: Exception) -> bool:
-        pause = policy.pause(claim.failures + 1, self._queue.port.random())
+    async def _retry_later(self, claim: Claim, pause: float, error: Exception) -> Ending:
         try:
             owned = await self._queue.store.settler.retry_later(claim, pause, error, self.cancellations)
         except Exception as trouble:
             await self._not_cleaned_up(claim, trouble)
-            return False
-        if owned:
-            attempt = f"{claim.failures + 1} of {policy.max_attempts}"
-            self._warn(claim, "failed (%s) at attempt %s, retrying in %.3g s", _described(error), attempt, pause)
-            await self.emit(EventOperation.RETRIED, EventOutcome.SUCCESS, claim)
-        else:
+            return Ending.UNCONFIRMED
+        if not owned:
             await self._failed_too_late(claim)
-        return owned
+            return Ending.LOST
+        if self.retries is not None:
+            self.retries[claim.id] = self._queue.port.now() + pause
+        attempt, limit = self._attempts(claim), self._attempt_limit()
+        of = "" if limit is None else f" of {limit}"
+        if isinstance(error, RetryLater):
+            self._queue.emitter.log(INFO, claim, "is retried in %.3g s, after attempt %d%s", pause, attempt, of)
+        else:
+            self._warn(claim, "failed (%s) at attempt %d%s, retrying in %.3g s", _described(error), attempt, of, pause)
+        await self.emit(EventOperation.RETRIED, EventOutcome.SUCCESS, claim)
+        return Ending.RETRIED
 
     async def requeue(
         self, claims: Sequence[Claim], error: Exception | None, *, forgiven: bool, begun: bool = True
@@ -267,6 +343,8 @@ class Settling:
         """Say where a message that failed for good is now, or that it is nowhere and how that can be changed."""
         if terminal_list is None:
             self._queue.emitter.log(ERROR, claim, _REMOVED, _described(error))
+        elif isinstance(error, DeadLetter):
+            self._warn(claim, "went to the dead letters, as its handler decided: %s", error.reason)
         elif terminal_list is self._queue.dead_letters:
             self._warn(claim, "failed (%s) and went to the dead letters (%s)", _described(error), reason)
         else:

@@ -38,7 +38,7 @@ _ArchivedQueue = Annotated[str, text, "The name of the queue."]
 _StorageOptions = Annotated[
     Mapping[str, str],
     _mapping,
-    "Options of the object store, such as aws_region, for the tables and their files. Else the environment has them.",
+    "Options of the object store, such as aws_region, for the tables and their files. Default: the environment.",
 ]
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -197,7 +196,7 @@ class JsonRows(ColumnEncoder):
     def _row(self, payload: bytes) -> dict[str, Any]:
         try:
             row: dict[str, Any] | None = self._read(json.loads(payload))
-        except (_Misfit, ValueError, RecursionError):
+        except (ValueError, ArithmeticError, RecursionError):
             row = None
         return {CORRUPT: payload.decode(errors="replace")} if row is None else row
 
@@ -237,32 +236,20 @@ def _check_type(kind: t.DataType, path: str) -> None:
         )
 
 
-class _Misfit(Exception):
-    """A value does not have the type of its column."""
+def _fitting(value: Any, *kinds: type) -> Any:
+    """Return the value, if JSON has one of these types there."""
+    if type(value) not in kinds:
+        raise ValueError("the value does not have the type of its column")
+    return value
 
 
 def _whole(most: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         if type(value) is not int or not -most - 1 <= value <= most:
-            raise _Misfit
+            raise ValueError("not a whole number of this size")
         return value
 
     return read
-
-
-def _float(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise _Misfit
-    try:
-        return float(value)
-    except OverflowError:
-        raise _Misfit from None
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise _Misfit
-    return value
 
 
 def _text(value: Any) -> str:
@@ -272,106 +259,71 @@ def _text(value: Any) -> str:
     return text
 
 
-def _bytes(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise _Misfit
-    try:
-        return base64.b64decode(value, validate=True)
-    except binascii.Error:
-        raise _Misfit from None
-
-
 def _decimal(kind: t.DecimalType) -> Callable[[Any], Decimal]:
     step, bound = Decimal(1).scaleb(-kind.scale), Decimal(10) ** (kind.precision - kind.scale)
 
     def read(value: Any) -> Decimal:
-        if type(value) not in (int, float, str):
-            raise _Misfit
-        try:
-            exact = Decimal(str(value)).quantize(step)
-        except InvalidOperation:
-            raise _Misfit from None
+        exact = Decimal(str(_fitting(value, int, float, str))).quantize(step)
         if abs(exact) >= bound:
-            raise _Misfit
+            raise ValueError("the number has too many digits")
         return exact
 
     return read
 
 
-def _date(value: Any) -> date:
-    if not isinstance(value, str):
-        raise _Misfit
-    return date.fromisoformat(value)
-
-
 def _moment(value: Any) -> datetime:
     """Read ISO 8601; without an offset it is UTC."""
-    if not isinstance(value, str):
-        raise _Misfit
-    moment = datetime.fromisoformat(value)
+    moment = datetime.fromisoformat(_fitting(value, str))
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 def _moment_without_zone(value: Any) -> datetime:
-    if not isinstance(value, str) or (moment := datetime.fromisoformat(value)).tzinfo is not None:
-        raise _Misfit
+    moment = datetime.fromisoformat(_fitting(value, str))
+    if moment.tzinfo is not None:
+        raise ValueError("the time has an offset")
     return moment
 
 
 # For each Spark type a function that makes the reader of its values.
 _READERS: dict[type[t.DataType], Callable[[Any], Callable[[Any], Any]]] = {
     t.StringType: lambda kind: _text,
-    t.BooleanType: lambda kind: _flag,
+    t.BooleanType: lambda kind: lambda value: _fitting(value, bool),
     t.ByteType: lambda kind: _whole(2**7 - 1),
     t.ShortType: lambda kind: _whole(2**15 - 1),
     t.IntegerType: lambda kind: _whole(2**31 - 1),
     t.LongType: lambda kind: _whole(2**63 - 1),
-    t.FloatType: lambda kind: _float,
-    t.DoubleType: lambda kind: _float,
+    t.FloatType: lambda kind: lambda value: float(_fitting(value, int, float)),
+    t.DoubleType: lambda kind: lambda value: float(_fitting(value, int, float)),
     t.DecimalType: _decimal,
-    t.DateType: lambda kind: _date,
+    t.DateType: lambda kind: lambda value: date.fromisoformat(_fitting(value, str)),
     t.TimestampType: lambda kind: _moment,
     t.TimestampNTZType: lambda kind: _moment_without_zone,
-    t.BinaryType: lambda kind: _bytes,
+    t.BinaryType: lambda kind: lambda value: base64.b64decode(_fitting(value, str), validate=True),
 }
 
 
 def _reader_of(kind: t.DataType) -> Callable[[Any], Any]:
-    """Return a function from a parsed value to the one for Arrow; it raises _Misfit. Null fits everywhere."""
+    """Return a function from a parsed value to the one for Arrow; it raises for a misfit. Null fits everywhere."""
     read: Callable[[Any], Any]
     if isinstance(kind, t.StructType):
-        read = _struct_reader({one.name: _reader_of(one.dataType) for one in kind})
+        readers = {one.name: _reader_of(one.dataType) for one in kind}
+
+        def read(value: Any) -> dict[str, Any]:
+            _fitting(value, dict)
+            return {name: inner(value.get(name)) for name, inner in readers.items()}
+
     elif isinstance(kind, t.ArrayType):
-        read = _list_reader(_reader_of(kind.elementType))
+        element = _reader_of(kind.elementType)
+
+        def read(value: Any) -> list[Any]:
+            return [element(one) for one in _fitting(value, list)]
+
     elif isinstance(kind, t.MapType):
-        read = _map_reader(_reader_of(kind.valueType))
+        item = _reader_of(kind.valueType)
+
+        def read(value: Any) -> list[tuple[str, Any]]:
+            return [(name, item(one)) for name, one in _fitting(value, dict).items()]
+
     else:
         read = next(make for each, make in _READERS.items() if isinstance(kind, each))(kind)
     return lambda value: None if value is None else read(value)
-
-
-def _struct_reader(readers: dict[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    def read(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise _Misfit
-        return {name: inner(value.get(name)) for name, inner in readers.items()}
-
-    return read
-
-
-def _list_reader(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def read(value: Any) -> list[Any]:
-        if not isinstance(value, list):
-            raise _Misfit
-        return [inner(one) for one in value]
-
-    return read
-
-
-def _map_reader(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def read(value: Any) -> list[tuple[str, Any]]:
-        if not isinstance(value, dict):
-            raise _Misfit
-        return [(name, inner(one)) for name, one in value.items()]
-
-    return read

@@ -37,7 +37,7 @@ from redis_message_queue.spark.options import PublishOptions, SinkOptions, spark
 from redis_message_queue.sync.port import BlockingPort
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    pass
 
 T = TypeVar("T")
 MakeKeys = Callable[[Sequence[OutgoingMessage]], Sequence[str]]
@@ -224,9 +224,7 @@ class BulkPublisher:
     def __enter__(self) -> BulkPublisher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def publish(self, messages: Sequence[OutgoingMessage], keys: Sequence[str] | None) -> None:

@@ -53,7 +53,8 @@ class Batch(ProcessBound, Sequence[ReceivedMessage]):
 
         Args:
             message: A message of this batch.
-            error: Why it failed; it is kept with the message and decides about a retry.
+            error: Why it failed; it is kept with the message and decides about a retry. It may be a `RetryLater`,
+                `Discard` or `DeadLetter`.
 
         Raises:
             ConfigurationError: The message is not of this batch, or was settled before.

@@ -135,7 +135,8 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
 
         The block gets the payload, or None if no message arrived within ``message_wait_interval_seconds``. Leaving
         the block normally acknowledges the message. An exception fails it: it is retried, or kept in ``failed``, as
-        the options say. `KeyboardInterrupt`, `SystemExit` and cancellation leave it to its lease.
+        the options say. `RetryLater`, `Discard` and `DeadLetter` decide what becomes of it, and end the block
+        normally. `KeyboardInterrupt`, `SystemExit` and cancellation leave it to its lease.
 
         Raises:
             RetryBudgetExhaustedError: Redis could not be reached in time. A message that was claimed meanwhile is
@@ -151,7 +152,8 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         Returns False if no message arrived within ``message_wait_interval_seconds``.
 
         Args:
-            handler: Called with the payload. Its exception fails the message and is raised here.
+            handler: Called with the payload. Its exception fails the message and is raised here, unless it is a
+                `HandlerOutcome`.
 
         Raises:
             ConfigurationTypeError: ``handler`` cannot be called.
@@ -196,10 +198,12 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         batch_size: int | None = None,
         batch_seconds: float | None = None,
         until_empty: bool = False,
+        wait_for_retries: bool = False,
     ) -> RunSummary:
         """Call ``handler`` with messages until you stop it with the queue's ``interrupt`` or with `drain`.
 
         A message is acknowledged when its handler returns, and fails when it raises; the loop continues either way.
+        A handler can also raise `RetryLater`, `Discard` or `DeadLetter` to decide what becomes of its message.
         When the loop stops, running handlers finish, and messages that no handler has started are requeued.
 
         Args:
@@ -209,9 +213,11 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
             batch_size: Call the handler with a list of up to this many messages.
             batch_seconds: How long to wait until a batch is full.
             until_empty: Return when no message is waiting.
+            wait_for_retries: With ``until_empty``, also wait for the next attempts of messages that this loop retries.
 
         Returns:
-            RunSummary: How many messages were handled, failed and requeued.
+            RunSummary: How many messages were handled, failed, discarded and requeued, and how many attempts that
+                took.
 
         Raises:
             ConfigurationError: An argument cannot be used.
@@ -224,6 +230,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
             batch_size=batch_size,
             batch_seconds=batch_seconds,
             until_empty=until_empty,
+            wait_for_retries=wait_for_retries,
         )
         return Loop(self._protocol, options).run()
 
@@ -296,10 +303,9 @@ class ProcessMessage(ProcessBound):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         block, self._block = self._block, None
-        if block is not None:
-            finish(block.leave(error))
+        return False if block is None else finish(block.leave(error))
 
     def leave_alone(self) -> None:
         """Leave the message to its lease, whatever the handler did."""

@@ -72,7 +72,7 @@ def fast_forward(client: redis.Redis, seconds: float, *queues: Queue) -> None:
     if not isinstance(client, redis.Redis):
         raise ConfigurationTypeError(
             f"client must be a sync redis.Redis of the same database, not {type(client).__name__}; "
-            "asyncio queues may follow the seconds"
+            "pass asyncio queues after the seconds"
         )
     checks.number("seconds", seconds)
     if seconds > _MAX_SECONDS:

@@ -26,12 +26,12 @@ KEY = QueueKeys.of("faults")
 HEAD_BYTES = 1 + ID_BYTES + 8  # flags, id and time stand before the payload
 
 # A server looks ten times a second for those who have waited long enough, unless it is told to look more often.
-CONFIG = {"hz": 100, "repl-diskless-sync-delay": 0, "appendfsync": "always"}
+CONFIG: dict[str, str | int] = {"hz": 100, "repl-diskless-sync-delay": 0, "appendfsync": "always"}
 
 # A confirmation that does not come is soon given up; one that comes has all the time of a busy machine.
-HASTY = {"confirm_replicas": 1, "confirm_timeout_seconds": 0.05}
+HASTY: dict[str, Any] = {"confirm_replicas": 1, "confirm_timeout_seconds": 0.05}
 
-PATIENT = {"confirm_replicas": 1, "confirm_timeout_seconds": LIMIT_SECONDS}
+PATIENT: dict[str, Any] = {"confirm_replicas": 1, "confirm_timeout_seconds": LIMIT_SECONDS}
 
 
 class Family:
@@ -104,8 +104,9 @@ class Family:
                     client.config_set(name, value)
 
     def _start(self, append_only: bool) -> EmbeddedRedis:
-        options = {"binary": self._binary, "append_only": append_only, "config": CONFIG, "password": False}
-        return self._open.enter_context(EmbeddedRedis(**options))
+        return self._open.enter_context(
+            EmbeddedRedis(binary=self._binary, append_only=append_only, config=CONFIG, password=False)
+        )
 
 
 def follow(replica: EmbeddedRedis, primary: EmbeddedRedis) -> None:
@@ -158,7 +159,7 @@ class LoopShell(AsyncioShell):
 
     def __init__(self, port: int, client_class: Any) -> None:
         super().__init__(port, client_class)
-        self.runner = Loop()
+        self.runner: Any = Loop()
 
 
 WAYS = {

@@ -49,7 +49,7 @@ def test_ctrl_c_while_replicas_are_waited_for_leaves_no_answer_behind(family, bl
     def interrupt(returned):
         until(lambda: family.blocked() == 1 or returned.is_set())
         if not returned.is_set():  # a publish that has not waited must not end the whole run
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     with family.stopped():
         for number in range(1, 4):

@@ -115,7 +115,7 @@ def test_events_tell_what_was_not_confirmed_and_what_was(family, shell):
 def test_the_operations_of_a_gateway_are_confirmed_too(family, shell):
     """Also where a subclass calls them; what it raised cannot be repeated by a queue that does not know its call."""
 
-    class Own(shell.gateway_class):
+    class Own(shell.gateway_class):  # type: ignore[name-defined,misc]  # known at run time only
         def add_message(self, queue, message):
             return super().add_message(queue, message)
 

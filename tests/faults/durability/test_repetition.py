@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import time
+from typing import Any, cast
 
 import pytest
 
@@ -136,7 +137,7 @@ def test_what_cannot_be_repeated_is_refused_and_nothing_is_written(family, shell
     with family.stopped():
         error, confirmed, old = (unconfirmed(shell, queue, text) for text in ("message", "confirmed", "old"))
     assert repeat(shell, queue, confirmed, "confirmed") is True
-    old.sent.at -= queue._protocol.store.calls.keep_seconds
+    cast(Any, old.sent).at -= queue._protocol.store.calls.keep_seconds
     refusals = [
         (queue, "another message", error, "error of another message"),
         (other, "message", error, "another queue object"),

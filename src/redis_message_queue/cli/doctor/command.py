@@ -26,9 +26,7 @@ class RoleName(StrEnum):
 def doctor(
     server: ServerChoice,
     output: Output,
-    queues: Annotated[
-        list[str] | None, typer.Argument(metavar="QUEUE", help="Check these queues too.", show_default=False)
-    ] = None,
+    queues: Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="Check these queues too.")] = None,
     key_separator: KeySeparator = "::",
     hash_tag: HashTag = None,
     roles: Annotated[
@@ -44,12 +42,9 @@ def doctor(
         typer.Option(
             metavar="NAME",
             help="Check the permissions of this user; you must be an administrator (Redis 7.0 or newer).",
-            show_default=False,
         ),
     ] = None,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Do not send a test message.", show_default=False)
-    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Do not send a test message.")] = False,
 ) -> ExitStatus | None:
     """Check whether a server is fit for queues, and say what to change.
 

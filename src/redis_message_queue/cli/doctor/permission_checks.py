@@ -19,16 +19,8 @@ USUAL = ("producer", "consumer")
 
 _COMMON = "HMGET"  # every role has it
 _SINGLE = (
-    "pending",
-    "processing",
-    "leases",
-    "deliveries",
-    "delayed",
-    "tenant_ring",
-    "wakeup",
-    "dead_letter",
-    "journal",
-    "meta",
+    *("pending", "processing", "leases", "deliveries", "delayed", "tenant_ring"),
+    *("wakeup", "dead_letter", "journal", "meta"),
 )
 # Redis 7.0 and Valkey: checks without running anything.
 _ASK_IN_SCRIPT = """
@@ -70,12 +62,8 @@ def check_permissions(client: Any, keys: QueueKeys, roles: Sequence[str], user: 
 
 def _questions(roles: Sequence[Role], keys: QueueKeys) -> Questions:
     commands = sorted({command for role in roles for command in role.commands})
-    some = (
-        *(getattr(keys, name) for name in _SINGLE),
-        keys.reply("x"),
-        keys.tenant_pending("x"),
-        keys.deduplication("x"),
-    )
+    several = (keys.reply("x"), keys.tenant_pending("x"), keys.deduplication("x"))
+    some = (*(getattr(keys, name) for name in _SINGLE), *several)
     asked = {command: example(command, keys.pending) for command in commands}
     return asked | {key: example(_COMMON, key) for key in some}
 

@@ -119,22 +119,9 @@ def _use(queue: RedisMessageQueue, client: Any) -> None:
 
 def _clear(queue: RedisMessageQueue, client: Any) -> None:
     """Delete the keys of the test queue; the cached replies to the last calls expire."""
-    key, node = queue.key, node_of(client, queue.key.pending)
-    for one in (
-        *(
-            key.pending,
-            key.processing,
-            key.leases,
-            key.deliveries,
-            key.delayed,
-            key.delayed_messages,
-            key.tenant_ring,
-            key.tenant_backlog,
-        ),
-        *(key.completed, key.records(key.completed), key.wakeup, key.timer_owner, key.tenant_pending(TEST_QUEUE)),
-        *(key.deduplication(_NOW, TEST_QUEUE), key.deduplication(_LATER), key.meta),
-    ):
-        node.unlink(one)
+    key = queue.key
+    own = (key.tenant_pending(TEST_QUEUE), key.deduplication(_NOW, TEST_QUEUE), key.deduplication(_LATER))
+    node_of(client, key.pending).unlink(*own, *(one for _, one in _single_keys(key)))
 
 
 def _failure(error: Exception, name: str) -> Finding:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def groups(queue: QueueChoice, output: Output) -> None:
     """Show the consumer groups of a queue: how many messages each has claimed, and how far it has come.
 
-    Batches are numbered. Those up to [bold]acked[/bold] are done. Those up to [bold]sealed[/bold] belong to a query, or
+    Batches are numbered. Those up to `acked` are done. Those up to `sealed` belong to a query, or
     to the next query that you start with the same checkpoint.
     """
     address = address_of(queue)
@@ -33,8 +33,8 @@ def groups(queue: QueueChoice, output: Output) -> None:
 def release(
     queue: QueueChoice,
     output: Output,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)] = False,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> ExitStatus | None:
     """Return the messages that a streaming query has claimed but not acked, if you will never start it again.
 
@@ -62,7 +62,7 @@ def release(
 
 def _confirmed(claimed: int, group: str) -> bool:
     if not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask on; add --yes", param_hint="--yes")
+        raise typer.BadParameter("there is no terminal to ask for confirmation; add --yes", param_hint="--yes")
     return typer.confirm(f"Return {claimed:,} messages of consumer group {group!r} to the queue?", err=True)
 
 

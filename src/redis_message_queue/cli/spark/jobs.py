@@ -75,7 +75,7 @@ def archive(
 ) -> None:
     """Archive the journal of a queue as a Delta table.
 
-    The queue must have been opened with [bold]journal=True[/bold], or with [bold]journal="payload"[/bold] if you want
+    The queue must have been opened with `journal=True`, or with `journal="payload"` if you want
     to replay messages from the archive. Run the command as often as you like: it adds each entry once, at whatever
     moment a run dies, and the journal is trimmed up to what is archived.
     """
@@ -119,7 +119,12 @@ def report(
     into: Annotated[
         str | None,
         job_option(
-            ReportOptions, "output", "DIR", "--output", "-o", help="The directory of the report; else PATH-report."
+            ReportOptions,
+            "output",
+            "DIR",
+            "--output",
+            "-o",
+            help="The directory of the report. Default: PATH-report.",
         ),
     ] = None,
     storage: StorageOptions = None,
@@ -199,7 +204,7 @@ def backfill(
             "format",
             "FORMAT",
             "--format",
-            help="json, csv, parquet or table; else by the name of the file.",
+            help="json, csv, parquet or table. Default: by the name of the file.",
         ),
     ] = None,
     payload_column: Annotated[str | None, job_option(BackfillOptions, "payload_column", "NAME")] = None,
@@ -213,7 +218,7 @@ def backfill(
             "reader_options",
             "NAME=VALUE",
             "--option",
-            help="An option of Spark's own reader. Repeatable.",
+            help="An option of Spark's own reader. Can be repeated.",
         ),
     ] = None,
     label: Annotated[str | None, job_option(BackfillOptions, "name", "NAME", "--name")] = None,

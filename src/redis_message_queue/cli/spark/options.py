@@ -26,19 +26,16 @@ def job_option(options: type, name: str, metavar: str | None = None, *flags: str
     return typer.Option(*flags, metavar=metavar, **described | settings)
 
 
-ArchivePath = Annotated[
-    str, typer.Argument(metavar="PATH", help=declared_options(ArchiveOptions)["path"].description, show_default=False)
-]
+ArchivePath = Annotated[str, typer.Argument(metavar="PATH", help=declared_options(ArchiveOptions)["path"].description)]
 StorageOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--storage-option",
         metavar="NAME=VALUE",
-        help="An option of the object store, such as aws_region. Repeatable. Else the environment has them.",
-        show_default=False,
+        help="An option of the object store, such as aws_region. Can be repeated. Default: the environment.",
     ),
 ]
-ArchivedQueue = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.", show_default=False)]
+ArchivedQueue = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +46,7 @@ class SessionOptions:
         str, typer.Option(metavar="MASTER", help="Where Spark runs. spark-submit has its own --master.", **_SPARK)
     ] = "local[*]"
     conf: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A setting of Spark. Repeatable.", show_default=False, **_SPARK),
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of Spark. Can be repeated.", **_SPARK)
     ] = None
 
     @contextlib.contextmanager
@@ -90,12 +86,10 @@ class PublishingOptions:
         int | None, job_option(PublishOptions, "max_pending_per_tenant", "N", min=1, **_PUBLISHING)
     ] = None
     pending_overload_block_timeout_seconds: Annotated[
-        float,
-        job_option(PublishOptions, "pending_overload_block_timeout_seconds", "SECONDS", min=0, **_PUBLISHING),
+        float, job_option(PublishOptions, "pending_overload_block_timeout_seconds", "SECONDS", min=0, **_PUBLISHING)
     ] = PublishOptions.pending_overload_block_timeout_seconds
     message_deduplication_log_ttl_seconds: Annotated[
-        float,
-        job_option(PublishOptions, "message_deduplication_log_ttl_seconds", "SECONDS", min=0.001, **_PUBLISHING),
+        float, job_option(PublishOptions, "message_deduplication_log_ttl_seconds", "SECONDS", min=0.001, **_PUBLISHING)
     ] = PublishOptions.message_deduplication_log_ttl_seconds
 
 

@@ -21,10 +21,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 class OptionalQueueChoice(QueueChoice):
     """Which queue, unless the user names a queue object instead."""
 
-    name: Annotated[
-        str,
-        typer.Argument(metavar="QUEUE", help="The name of the queue, unless you pass --queue.", show_default=False),
-    ] = ""
+    name: Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue, unless you pass --queue.")] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +50,7 @@ class WorkerSettings:
 
 def worker(
     handler: Annotated[
-        str,
-        typer.Argument(
-            metavar="HANDLER", help="The function: package.module:function, sync or async.", show_default=False
-        ),
+        str, typer.Argument(metavar="HANDLER", help="The function: package.module:function, sync or async.")
     ],
     queue: OptionalQueueChoice,
     output: Output,
@@ -83,12 +77,14 @@ def worker(
     batch_seconds: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="How long to wait for a list to fill.")
     ] = None,
-    until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="Stop when no message is pending.", show_default=False)
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when no message is pending.")] = False,
+    wait_for_retries: Annotated[
+        bool,
+        typer.Option(
+            "--wait-for-retries", help="With --until-empty: also wait for the next attempts of messages that failed."
+        ),
     ] = False,
-    payload_bytes: Annotated[
-        bool, typer.Option("--bytes", help="Pass payloads as bytes instead of str.", show_default=False)
-    ] = False,
+    payload_bytes: Annotated[bool, typer.Option("--bytes", help="Pass payloads as bytes instead of str.")] = False,
     ready_file: Annotated[
         Path | None, typer.Option(metavar="PATH", help="A file that exists while all processes are running.")
     ] = None,
@@ -104,18 +100,15 @@ def worker(
     log_level: Annotated[LogLevel, typer.Option(help="The level of the log on stderr.")] = "warning",
     tracebacks: Annotated[
         bool,
-        typer.Option(
-            "--tracebacks",
-            help="Log the traceback of each exception in a handler; it may quote payloads.",
-            show_default=False,
-        ),
+        typer.Option("--tracebacks", help="Log the traceback of each exception in a handler; it may quote payloads."),
     ] = False,
 ) -> ExitStatus | None:
     """Call a function of yours with each message of a queue, until SIGTERM or Ctrl-C.
 
     `rmq worker shop.mails:send mails --processes 4` imports `send` from shop/mails.py, in this directory or in
     PYTHONPATH, and calls it with a ReceivedMessage. If it returns, the message is acknowledged. If it raises, the
-    message has failed, see --max-attempts. A process that dies is restarted, after a growing delay.
+    message has failed, see --max-attempts, unless it raises RetryLater, Discard or DeadLetter. A process that dies is
+    restarted, after a growing delay.
 
     The first SIGTERM or Ctrl-C lets the handlers finish, requeues prefetched messages, and ends with exit status 0.
     The same signal again stops at once: messages that are being handled are delivered again when their lease ends.
@@ -127,6 +120,8 @@ def worker(
     check_reference("HANDLER", handler)
     if (queue_object is None) == (not queue.name):
         raise typer.BadParameter("pass either a QUEUE or --queue", param_hint="QUEUE")
+    if wait_for_retries and not until_empty:
+        raise typer.BadParameter("needs --until-empty", param_hint="--wait-for-retries")
     if queue_object is None:
         with queue.open(**delivery.queue_options()):  # check the options and the server before any process starts
             pass
@@ -145,6 +140,7 @@ def worker(
             "batch_size": batch_size,
             "batch_seconds": batch_seconds,
             "until_empty": until_empty,
+            "wait_for_retries": wait_for_retries,
         },
         payload_bytes=payload_bytes,
         log_level=log_level,

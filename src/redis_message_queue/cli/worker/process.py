@@ -20,7 +20,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from redis_message_queue import RedisMessageQueue
+from redis_message_queue import HandlerOutcome, RedisMessageQueue
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncRedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.output import PrintableFormatter
@@ -185,6 +185,8 @@ def _log_errors(received: Any, settings: WorkerSettings) -> Iterator[None]:
     """With --tracebacks, log where an exception came from; the queue itself logs its type and its text."""
     try:
         yield
+    except HandlerOutcome:
+        raise
     except Exception:
         if settings.tracebacks:
             first = received[0] if isinstance(received, list) else received

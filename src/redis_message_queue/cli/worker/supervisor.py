@@ -12,10 +12,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from redis_message_queue import RunSummary
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.output import say
 from redis_message_queue.cli.stop_signals import StopSignals
@@ -91,7 +92,7 @@ class Supervisor:
         self._bad_exits = 0
         self._mistake: tuple[str, ExitStatus] | None = None
         self._selector = selectors.DefaultSelector()
-        self.summary: Counter[str] = Counter(handled=0, failed=0, requeued=0)
+        self.summary: Counter[str] = Counter(asdict(RunSummary()))
 
     def run(self) -> ExitStatus:
         """Run until all processes have ended, and return the exit status."""

@@ -33,6 +33,8 @@ _ACCOUNTS = {
     "dead": "Dead-lettered",
     "expired": "Expired unread",
     "dropped": "Dropped to make room",
+    "discarded": "Discarded by their handlers",
+    "cancelled": "Cancelled",
     "purged": "Purged or deleted by an operator",
     "remaining": "Still in the queue, by the journal",
 }

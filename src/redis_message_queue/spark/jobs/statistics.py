@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 ENTERING = ("published", "redriven")
-LEAVING = ("acked", "handed_off", "failed", "dead", "expired", "dropped")
+LEAVING = ("acked", "handed_off", "failed", "dead", "expired", "dropped", "discarded", "cancelled")
 CLAIMS = ("claimed", "reclaimed")
 WAITING_TARGETS = ("pending", "delayed", "orphans")  # purging these removes messages from the queue
 _COUNTED = {
@@ -37,7 +37,7 @@ _COUNTED = {
     "retried": ("retried",),
     "dead": ("dead",),
     "expired": ("expired",),
-    "dropped": ("dropped",),
+    "dropped": ("dropped", "discarded", "cancelled"),
 }
 
 
@@ -46,7 +46,9 @@ def _in(*events: str) -> str:
 
 
 _REMOVED = f"{_in('purged', 'deleted')} and target in {WAITING_TARGETS}"
-_OUTCOME = f"({_in('acked', 'handed_off', 'failed', 'retried')} or (event = 'dead' and error_type is not null))"
+_OUTCOME = (
+    f"({_in('acked', 'handed_off', 'failed', 'retried', 'discarded')} or (event = 'dead' and error_type is not null))"
+)
 _BEFORE = "over (partition by id order by serial rows between unbounded preceding and 1 preceding)"
 # When a message could be claimed next. A claim resets it, so that a lost entry does not lengthen the next wait.
 _AVAILABLE = (

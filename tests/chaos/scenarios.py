@@ -14,7 +14,7 @@ WINDOW = 20.0
 
 
 @dataclass
-class Story:
+class Scenario:
     """What happened to the messages of one queue. Each method adds what ledger and journal say about it."""
 
     place: QueuePlace = field(default_factory=lambda: QueuePlace("orders", "durable"))

@@ -1,0 +1,23 @@
+"""A program in a process of its own, which ends with its test."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def running(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a script, in which a warning is an error; what it prints can be read from pipes."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-u", "-c", script, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
