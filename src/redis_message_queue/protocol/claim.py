@@ -72,7 +72,7 @@ class Claim:
 
     def continue_as(self, newer: Claim) -> None:
         """Continue with the lease of a later claim of the same message."""
-        self.nonce, self.claimed_at = newer.nonce, newer.claimed_at
+        self.nonce, self.claimed_at, self.is_plain = newer.nonce, newer.claimed_at, newer.is_plain
 
     def read(self, *, decode: bool) -> str | bytes:
         """What the handler gets."""
