@@ -116,7 +116,7 @@ class _Tap(asyncio.Protocol):
         kind, end, at = data[0], data.find(b"\r\n") if self._count == 1 else -1, 0
         replies: list[Any] = []
         try:
-            if kind == INTEGER and end == len(data) - 2:
+            if kind == INTEGER and 0 < end == len(data) - 2:
                 self._end([int(data[1:end])])
                 return
             if kind == STRING and end > 0 and len(data) == end + 4 + int(data[1:end]):

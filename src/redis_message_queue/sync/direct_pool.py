@@ -289,7 +289,7 @@ class DirectPool:
                 raise exceptions.ConnectionError(_CLOSED)
             # Nearly always one whole reply, an integer or a string: without the calls that any other needs.
             kind, end = data[0], data.find(b"\r\n") if count == 1 else -1
-            if kind == INTEGER and end == len(data) - 2:
+            if kind == INTEGER and 0 < end == len(data) - 2:
                 replies: list[Any] = [int(data[1:end])]
             elif kind == STRING and end > 0 and len(data) == end + 4 + int(data[1:end]):
                 replies = [data[end + 2 : -2]]
