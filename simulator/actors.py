@@ -78,12 +78,16 @@ class Life:
         self.queue = open_queue(world, self.port, on_event=self._on_event)
         self.results = open_queue(world, self.port, RESULTS)
         self.finishing = False
-        self.has_given_up = False  # a message could not be settled, and is left to its lease
+        self.given_up: set[bytes] = set()  # tokens of messages that could not be settled, and are left to their leases
         self.main: asyncio.Task[Any] | None = None
 
     def _on_event(self, event: QueueEvent) -> None:
         if event.operation is EventOperation.CLEANUP_FAILED:
-            self.has_given_up = True
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Leave what this process knows it holds to the leases: not a claim without an answer, nor later ones."""
+        self.given_up |= self.world.ledger.tokens_of(self.process)
 
     async def live(self) -> None:
         """Do what the actor does. Only documented errors may come out of the library."""
@@ -92,7 +96,7 @@ class Life:
         try:
             await work()
         except (RetryBudgetExhaustedError, CleanupFailedError, QueueDrainedError):
-            self.has_given_up = True
+            self.give_up()
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -330,8 +334,8 @@ class Life:
             await asyncio.sleep(0.02)
         if not drained and self.actor.kind != "query":
             drained = await self.finish(10.0)
-        if drained and self.actor.kind in ("single", "batch", "run") and not self.has_given_up:
-            self.world.check(self.world.ledger.drained, self.process)
+        if drained and self.actor.kind in ("single", "batch", "run"):
+            self.world.check(self.world.ledger.drained, self.process, self.given_up)
 
     # -- operators
 
@@ -441,6 +445,9 @@ class Query:
             group.fill_batch(self._life.actor.size)
             group.seal_batch()
             if checkpoint.committed == group.sealed:
+                if self._world.is_ending and self._world.has_lost_data:
+                    # As a query that starts again: a server that lost an ack gets it again with the next batch.
+                    group.recover()
                 if checkpoint.committed > group.acked:
                     group.ack_batch(checkpoint.committed)
                 group.wait_for_wakeup()

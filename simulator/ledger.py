@@ -799,18 +799,22 @@ class Ledger:
         """A handler has returned without an error."""
         self._returned.add((process.name, payload))
 
-    def drained(self, process: Process) -> None:
+    def drained(self, process: Process, given_up: set[bytes]) -> None:
         """A drain returned True, and no handler of this process is at work."""
-        for payload in self.held_by({process.name}):
+        for payload in self.held_by({process.name}, except_for=given_up):
             if payload.startswith(b"orders/"):
                 _fail("drain", f"{process} was drained and still holds {payload.decode()}")
 
-    def held_by(self, processes: set[str]) -> list[bytes]:
+    def tokens_of(self, process: Process) -> set[bytes]:
+        """The tokens of the messages that this process was told it has claimed."""
+        return {token for (who, _), (token, _) in self._leases_known.items() if who == process.name}
+
+    def held_by(self, processes: set[str], *, except_for: set[bytes]) -> list[bytes]:
         """The messages in flight that were claimed by one of these processes, and that it can know of.
 
         A server that lost an acknowledgement has the message in flight again, and its consumer has let go of it.
         """
-        forgotten = self._told_settled & self._settled_and_lost
+        forgotten = self._told_settled & self._settled_and_lost | except_for
         owners = [(payload, owner.token) for payload, owner in self.account.owners.items()]
         return [one for one, token in owners if self._issued_to.get(token) in processes and token not in forgotten]
 

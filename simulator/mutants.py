@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from redis_message_queue.asyncio.loop import Loop
+from redis_message_queue.protocol import queue as protocol_queue
 from redis_message_queue.protocol.batch_block import BatchBlock
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.prefetcher import Prefetcher
@@ -90,6 +91,15 @@ async def _leave_and_ack_everything(self: Any, error: BaseException | None) -> N
     self.consumer.holding.end_lease()
     if unsettled:
         await self.consumer.settling.ack(list(unsettled.values()))
+
+
+async def _drain_and_forget(queue: Any, timeout: float | None) -> bool:
+    """As `drain`, but what an unanswered claim has taken stays where it is."""
+    queue.gate.is_shut = True
+    deadline = None if timeout is None else queue.port.now() + timeout
+    while queue.gate.others_are_under_way() and (deadline is None or queue.port.now() < deadline):
+        await queue.port.sleep(0.01)
+    return not queue.gate.others_are_under_way()
 
 
 def _shared_slot(self: Any) -> Any:
@@ -277,6 +287,11 @@ MUTANTS = (
         "a message claimed ahead is started after its lease was lost",
         "protocol/prefetcher.py",
         patch=_replaced(Prefetcher, "_is_short_of_time", lambda self, work_item, now: False),
+    ),
+    Mutant(
+        "a drain forgets unconfirmed claims",
+        "protocol/drain.py",
+        patch=_replaced(protocol_queue, "drain", _drain_and_forget),
     ),
 )
 

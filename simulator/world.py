@@ -73,6 +73,7 @@ class World:
         self.in_table: set[bytes] = set()
         self.has_lost_data = False
         self.is_ending = False
+        self.is_finishing = False  # nobody begins any more
         self.is_over = False
         self._payloads = 0
         self._requests: dict[str, list[Fault]] = {}
@@ -209,7 +210,7 @@ class World:
 
     def _check_orphans(self) -> None:
         """Without leases, a message in flight is one whose consumer died or failed to settle it."""
-        if orphans := self.ledger.held_by(self._alive()):
+        if orphans := self._held():
             self.violated("left behind", f"{orphans[0].decode()} is in flight, and its consumer has forgotten it")
 
     def _is_operated(self) -> bool:
@@ -222,15 +223,19 @@ class World:
         if leased:
             return self.ledger.unfinished()
         # Without leases, what a dead consumer had stays in flight.
-        places, held = self.ledger.account.where, set(self.ledger.held_by(self._alive()))
+        places, held = self.ledger.account.where, set(self._held())
         return [one for one in self.ledger.unfinished() if "processing" not in places[one] or one in held]
 
-    def _alive(self) -> set[str]:
-        """The processes that still settle what they hold."""
-        return {life.process.name for life in self.lives.values() if not life.process.is_dead and not life.has_given_up}
+    def _held(self) -> list[bytes]:
+        """The messages in flight that a process still has to settle."""
+        return self.ledger.held_by(
+            {life.process.name for life in self.lives.values() if not life.process.is_dead},
+            except_for={token for life in self.lives.values() for token in life.given_up},
+        )
 
     async def _let_everybody_finish(self) -> None:
         """Drain each queue object that lives: nothing may be unconfirmed afterwards."""
+        self.is_finishing = True
         for life in list(self.lives.values()):
             if not life.process.is_dead and life.actor.kind not in ("producer", "operator"):
                 self.loop.spawn(life.process, self._finish(life))
@@ -301,8 +306,12 @@ class World:
         if (life := self._life(fault)) is not None:
             self.loop.kill(life.process)
             await asyncio.sleep(fault.seconds)
-            if not self.is_ending:
+            if self._may_begin(life.actor):
                 self.begin(life.actor)
+
+    def _may_begin(self, actor: Actor) -> bool:
+        """Whether a process that died is started again. A query always is: nobody else has the messages it claimed."""
+        return not self.is_ending or (actor.kind == "query" and not self.is_finishing)
 
     async def _cancel(self, fault: Fault) -> None:
         """Cancel the main task; the process lives on and begins again, with the same queue object."""
@@ -310,10 +319,11 @@ class World:
         if life is None or life.main is None or life.main.done() or life.actor.kind == "query":
             return
         main = life.main
-        life.has_given_up = True  # a cancelled handler leaves its message to the lease
+        life.give_up()  # a cancelled handler leaves its message to the lease
         main.cancel()
         while not main.done() and not life.process.is_dead:
             await asyncio.sleep(0.05)
+        life.give_up()
         if not life.process.is_dead:
             life.main = self.loop.spawn(life.process, life.live())
 
@@ -325,7 +335,7 @@ class World:
         ending = self.loop.spawn(life.process, life.finish_gracefully())
         while not ending.done() and not life.process.is_dead:
             await asyncio.sleep(0.05)
-        if not life.process.is_dead and not self.is_ending and self.lives[fault.who] is life:
+        if not life.process.is_dead and self._may_begin(life.actor) and self.lives[fault.who] is life:
             self.loop.kill(life.process)
             self.begin(life.actor)
 

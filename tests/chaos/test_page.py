@@ -46,7 +46,7 @@ def test_a_result_becomes_a_section_with_its_figures() -> None:
     assert "No promise was broken" in text
 
 
-def test_a_broken_promise_is_told() -> None:
+def test_a_broken_promise_is_shown() -> None:
     broken = RESULT | {"violations": ["fairness (orders): a", "fairness (orders): b"], "failures": ["x\nValueError: y"]}
     text = page.campaign_text(broken)
     assert "No promise was broken" not in text

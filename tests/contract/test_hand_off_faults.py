@@ -99,7 +99,7 @@ async def test_at_most_once_queues_hand_off_as_well(shell: Shell) -> None:
     "The source emits `ack` and `handed_off`, each target emits its publishes, and a failed trim is reported as after "
     "an ack."
 )
-async def test_events_tell_of_both_sides(shell: Shell) -> None:
+async def test_events_are_emitted_for_both_sides(shell: Shell) -> None:
     """The source of an ack and a hand-off, each target of what was published there, with the ids that it has."""
     heard, there = shell.events(), shell.events()
     queue = shell.queue(on_event=heard.listen, enable_completed_queue=True)

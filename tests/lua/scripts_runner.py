@@ -269,7 +269,7 @@ class Caller:
         words = self._words("open_queue", {}, (), drains=drains, **rules)
         return self._send_words("open_queue", [*words, *(part for one in (weights or {}).items() for part in one)])
 
-    def ring(self) -> int:
+    def notify(self) -> int:
         return self._send("notify", {})
 
     def repeat(self) -> Any:

@@ -662,7 +662,7 @@ def open_queue(caller: Caller) -> Call:
 
 
 def notify(caller: Caller) -> Call:
-    return caller.ring
+    return caller.notify
 
 
 PUBLISHES: tuple[Situation, ...] = (

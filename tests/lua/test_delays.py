@@ -131,7 +131,7 @@ def test_more_than_a_thousand_that_are_due_at_once_come_in_several_claims(caller
 
 
 @with_and_without_leases
-def test_a_claim_is_never_told_empty_while_a_thousand_without_bodies_are_before_a_message(caller: Caller):
+def test_a_claim_never_finds_the_queue_empty_while_a_thousand_without_bodies_are_before_a_message(caller: Caller):
     """Somebody has removed what they were: "again" is said until the message behind them is found."""
     caller.enqueue_all(New(b"gone", due=f"+{place + 1}") for place in range(1_000))
     caller.client.delete(KEYS.delayed_messages)

@@ -425,7 +425,7 @@ def test_what_is_dropped_leaves_no_numbers_behind(caller: Caller):
 
 
 @pytest.mark.parametrize("tenant", [b"", OWN], ids=["no tenant", "a tenant"])
-def test_a_chunk_rings_once_if_nobody_waited_in_its_line(caller: Caller, tenant: bytes):
+def test_a_chunk_notifies_once_if_its_list_was_empty(caller: Caller, tenant: bytes):
     """Behind others it does not: they have a token, or somebody who holds one."""
     caller.enqueue(New(b"first", tenant), New(b"second", tenant))
     assert caller.tokens() == 1

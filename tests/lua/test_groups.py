@@ -55,7 +55,7 @@ def test_a_call_sent_twice_counts_once(situation: Situation, caller: Caller):
 
 @pytest.mark.promise("A query writes the journal of its queue in the scripts that move the messages.")
 @pytest.mark.parametrize("situation", EVERY, ids=title)
-def test_a_message_is_in_one_place_counted_and_told(situation: Situation, caller: Caller):
+def test_a_message_is_in_one_place_counted_and_recorded(situation: Situation, caller: Caller):
     """After the call and after its repetition; a journal tells the same, and of the repetition nothing."""
     call = situation(caller)
     for send in (call, caller.repeat):
@@ -88,7 +88,7 @@ def test_a_script_fails_whole_or_does_without_the_key(situation: Situation, clie
 
 @pytest.mark.promise("One query at a time owns a consumer group, and a replaced query can change nothing.")
 @pytest.mark.parametrize("situation", [one for one in EVERY if one not in groups.TAKE_OVERS], ids=title)
-def test_whoever_was_overtaken_is_refused_and_has_changed_nothing(situation: Situation, caller: Caller):
+def test_a_holder_that_was_overtaken_is_refused_and_has_changed_nothing(situation: Situation, caller: Caller):
     """Another holder has come in between; it is the epoch that tells, not the time."""
     call = situation(caller)
     caller.client.hincrby(KEYS.group(GROUP), "epoch", 1)
@@ -167,7 +167,7 @@ def test_a_group_whose_holder_is_silent_goes_to_the_next_in_the_next_epoch(calle
     assert Holder(caller, "b").acquire_group(1) == [1, 2, 0]
 
 
-def test_whoever_was_overtaken_cannot_renew(caller: Caller):
+def test_a_holder_that_was_overtaken_cannot_renew(caller: Caller):
     first = holding(caller)
     first.acquire_group(lease_us=0)
     Holder(caller, "b").acquire_group(1)
@@ -242,7 +242,7 @@ def test_tenants_are_gathered_in_turn(caller: Caller):
     assert not caller.client.exists(KEYS.tenant_ring, KEYS.tenant_backlog)
 
 
-def test_dead_letters_on_the_way_are_told_once(caller: Caller):
+def test_dead_letters_on_the_way_are_recorded_once(caller: Caller):
     call = groups.fill_batch_everything_at_once(caller)
     part, added, length, again = call()
     assert (part, added, length, again) == (1, 4, 4, 0)
@@ -257,7 +257,7 @@ def test_what_is_too_old_is_not_gathered_the_quick_way_either(caller: Caller):
     assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"second", b"first"]
 
 
-def test_whoever_leaves_work_behind_rings(caller: Caller):
+def test_a_holder_that_leaves_work_behind_notifies(caller: Caller):
     caller.publish_all(numbered(3))
     caller.take_token()
     holding(caller).fill_batch(2)

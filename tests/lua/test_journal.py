@@ -25,7 +25,7 @@ def journaled(caller: Caller) -> Caller:
     return caller
 
 
-def test_a_message_is_told_from_its_publish_to_its_ack(journaled: Caller):
+def test_a_message_is_recorded_from_its_publish_to_its_ack(journaled: Caller):
     """Serial numbers without a gap, the server's clock, the message's id."""
     (id,) = journaled.publish_all([b"first"])
     journaled.settle(journaled.claim().taken)
@@ -47,7 +47,7 @@ def test_an_entry_has_the_time_of_its_stream_id(journaled: Caller):
     assert 0 <= int(id.split(b"-")[0]) - int(entry[b"at"]) // 1000 < 60_000
 
 
-def test_a_chunk_is_told_message_by_message(journaled: Caller):
+def test_a_chunk_is_recorded_message_by_message(journaled: Caller):
     """With tenants, duplicates, delays, and what had to make room."""
     journaled.settings.limit, journaled.settings.overload = 3, "drop"
     journaled.enqueue_for("acme", b"old")
@@ -61,7 +61,7 @@ def test_a_chunk_is_told_message_by_message(journaled: Caller):
     assert int(told[3]["due"]) == int(told[3]["at"]) + 1_000_000_000
 
 
-def test_payloads_are_told_where_they_are_wanted(caller: Caller):
+def test_payloads_are_recorded_where_they_are_wanted(caller: Caller):
     """By publish, by enqueue and by redrive; with 0 they stay private."""
     for payload in (0, 1):
         caller.client.flushall()
@@ -72,7 +72,7 @@ def test_payloads_are_told_where_they_are_wanted(caller: Caller):
         assert sorted(map(str, told)) == (["one", "three", "two"] if payload else ["None"] * 3)
 
 
-def test_a_claim_tells_what_came_back_and_what_died(journaled: Caller):
+def test_a_claim_records_reclaimed_messages_and_dead_letters(journaled: Caller):
     """Claimed anew, delivered too often, too old."""
     journaled.hold(b"first", b"second")
     journaled.settings.most = 2
@@ -97,7 +97,7 @@ def test_what_is_too_old_has_an_event_of_its_own(journaled: Caller):
     "note, event",
     [("", "acked"), ({"reason": "completed"}, "acked"), ({"reason": "failed", "event": "failed"}, "failed")],
 )
-def test_a_settlement_tells_what_its_note_says(journaled: Caller, note: dict[str, str] | str, event: str):
+def test_a_settlement_records_its_reason(journaled: Caller, note: dict[str, str] | str, event: str):
     """Also where nothing is kept, and its record does not repeat it."""
     for kept in (None, KEYS.failed):
         told = note if isinstance(note, str) else json.dumps({**note, "error_type": "ValueError"})
@@ -108,7 +108,7 @@ def test_a_settlement_tells_what_its_note_says(journaled: Caller, note: dict[str
     assert "event" not in journaled.records(KEYS.failed)[0]
 
 
-def test_a_retry_tells_when_and_why(journaled: Caller):
+def test_a_retry_records_when_and_why(journaled: Caller):
     journaled.retry_later(journaled.hold(b"first"), 5_000_000)
     entry = journaled.journal()[-1]
     assert (entry["event"], entry["failures"], entry["error_type"]) == ("retried", "1", "ValueError")
@@ -123,7 +123,7 @@ def test_a_redriven_message_names_the_one_that_it_repeats(journaled: Caller):
     assert (entry["event"], entry["replay_of"]) == ("redriven", "before")
 
 
-def test_a_sweep_tells_how_many(journaled: Caller):
+def test_a_sweep_records_how_many(journaled: Caller):
     """And of what; one that found nothing tells nothing."""
     journaled.enqueue_for("acme", b"first", b"second")
     journaled.sweep("pending", "acme")
@@ -135,7 +135,7 @@ def test_a_sweep_tells_how_many(journaled: Caller):
 
 @pytest.mark.promise("A hand-off is in the journals of both queues.")
 @pytest.mark.parametrize("there", [True, False], ids=["both", "source alone"])
-def test_a_hand_off_is_told_in_the_journal_of_each_queue(journaled: Caller, there: bool):
+def test_a_hand_off_is_recorded_in_the_journal_of_each_queue(journaled: Caller, there: bool):
     """In one as leaving, in the other as entering; a queue without a journal gets none."""
     if there:
         journaled.client.hset(TARGET.meta, mapping={"journal": 0, "journal_soft": 100, "journal_hard": 100})

@@ -52,7 +52,7 @@ def test_a_duplicate_leaves_the_marker_as_it_is(caller: Caller):
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 3])
-def test_a_publish_does_its_work_however_many_tokens_lie_in_the_bell(caller: Caller, tokens: int):
+def test_a_publish_works_however_many_tokens_the_wakeup_key_has(caller: Caller, tokens: int):
     """One is usual, more do no harm."""
     for _ in range(tokens):
         caller.client.lpush(KEYS.wakeup, "1")

@@ -32,7 +32,7 @@ def microseconds(record: dict[str, str], name: str) -> int:
 )
 @every_list
 @with_and_without_leases
-def test_a_record_tells_all_that_is_known(caller: Caller, kept: str, leased: bool):
+def test_a_record_has_all_that_is_known(caller: Caller, kept: str, leased: bool):
     """Whose message it was, which payload is meant, how often it was delivered, and when all that was."""
     caller.settings.lease_us *= leased
     before = caller.now_us()
@@ -57,7 +57,7 @@ def test_a_record_tells_all_that_is_known(caller: Caller, kept: str, leased: boo
     }
 
 
-def test_a_record_without_anything_to_tell_is_short(caller: Caller):
+def test_a_record_without_details_is_short(caller: Caller):
     """No tenant, no error, no time of claiming."""
     caller.settle(caller.hold(b"first"), kept=KEYS.completed)
     (record,) = caller.records(KEYS.completed)

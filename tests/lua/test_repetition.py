@@ -134,7 +134,7 @@ def test_a_higher_number_need_not_be_the_next(caller: Caller):
 
 def test_ringing_twice_leaves_one_token(caller: Caller):
     """The second answer says that a token lay there."""
-    assert caller.ring() == 1
+    assert caller.notify() == 1
     before = dump(caller.client)
     assert caller.repeat() == 0
     assert dump(caller.client) == before
@@ -247,7 +247,7 @@ def test_a_claim_sent_again_gives_what_came_back_to_its_tenant(caller: Caller, o
     assert other.claim(9).taken == ()
 
 
-def test_a_batch_sent_again_tells_the_numbers_of_each_message(caller: Caller):
+def test_a_batch_sent_again_returns_the_numbers_of_each_message(caller: Caller):
     """Lease, count, failures, origin and tenant: of one that is new, one that failed, and one that expired."""
     caller.retry_later(caller.hold(b"failed", tenant="acme"))
     caller.hold(b"expired")

@@ -306,3 +306,29 @@ def test_a_timer_owner_that_stops_adds_no_token_if_the_deadline_is_far(caller: C
     caller.take_token()
     caller.claim(slice_us=0, woken=TIMER_OWNER)
     assert caller.tokens() == 0
+
+
+@pytest.mark.parametrize("tenant", [b"", b"acme"], ids=["no tenant", "a tenant"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_woken_consumer_that_claims_passes_the_timer_on(caller: Caller, other: Caller, tenant: bytes, count: int):
+    """It has the wake-up of a timer owner that left, and takes the last message: a third one must be awake soon."""
+    caller.enqueue(New(b"later", due=f"+{SOON_US}"))
+    caller.take_token()
+    assert caller.claim(slice_us=SECOND_US).wait_us > 0
+    other.enqueue(New(b"first", tenant), New(b"second", tenant))
+    caller.take_token()
+    assert caller.claim(slice_us=SECOND_US, woken=TIMER_OWNER).payloads == [b"first"]
+    assert caller.tokens() == 1
+    caller.take_token()
+    assert other.claim(count, slice_us=SECOND_US, woken=WOKEN).payloads == [b"second"]
+    assert caller.tokens() == 1
+    assert Caller(caller.client, "c").claim(slice_us=SECOND_US, woken=WOKEN).wait_us > 0
+
+
+def test_a_woken_consumer_adds_no_token_beside_a_timer_owner(soon: Caller, other: Caller):
+    """Somebody is awake already."""
+    assert soon.claim(slice_us=SECOND_US).wait_us > 0
+    other.publish(b"pending")
+    other.take_token()
+    assert other.claim(slice_us=SECOND_US, woken=WOKEN).payloads == [b"pending"]
+    assert soon.tokens() == 0

@@ -69,7 +69,9 @@ class Claiming:
         """The fast path: nothing is due, and none of the messages was delivered before."""
         count, delayed = self.given.count, self.backlog.delayed
         if self.given.lease_us:
-            nothing_is_due = all(when > self.now for when in (*self.leases.values(), *delayed.values()))
+            # One that was woken looks ahead: nobody may be awake for what ends soon.
+            due_by = self.now + (SECOND if self.given.woken == WOKEN else 0)
+            nothing_is_due = all(when > due_by for when in (*self.leases.values(), *delayed.values()))
         else:
             nothing_is_due = not delayed  # there are no alarms to look at
         if not count or self.given.woken == ON_WATCH or not nothing_is_due:
@@ -298,14 +300,15 @@ class Claiming:
         return min((*leases, *self.backlog.delayed.values()), default=None)
 
     def _chain_wakeup(self) -> None:
-        """A claim that took the token and leaves messages behind notifies; so does a timer owner that leaves."""
+        """A claim that took the token and leaves messages behind notifies, or if nobody is awake for the next ones."""
         next_at, given = self._next_at, self.given
         is_due = next_at is not None and next_at <= self.now
         left_behind = bool(self.taken) and (is_due or bool(self.backlog.ring) or bool(self.backlog.waiting(NO_TENANT)))
         if given.woken == ON_WATCH:
             self.memory.strings.pop(self.keys.timer_owner, None)
-            is_soon = next_at is not None and next_at - self.now < SECOND
-            left_behind |= is_soon and (bool(self.taken) or given.slice_us == 0)
+        if given.woken != FRESH and next_at is not None and next_at - self.now < SECOND:
+            stops = given.woken == ON_WATCH and given.slice_us == 0
+            left_behind |= (bool(self.taken) or stops) and not self._is_watched(next_at)
         if left_behind:
             self.memory.notify(self.keys)
 
@@ -314,8 +317,12 @@ class Claiming:
         if self.taken or self.again or self._next_at is None:
             return -1
         left = self._next_at - self.now
-        watched = self.memory.get(self.keys.timer_owner)
-        if not 0 < left < self.given.slice_us or (watched is not None and watched <= self._next_at):
+        if not 0 < left < self.given.slice_us or self._is_watched(self._next_at):
             return -1
         self.memory.set(self.keys.timer_owner, self._next_at, -(-left // 1000))
         return left
+
+    def _is_watched(self, until: float) -> bool:
+        """Whether a timer owner will be awake by then."""
+        watched = self.memory.get(self.keys.timer_owner)
+        return watched is not None and self.now < watched <= until

@@ -283,9 +283,9 @@ class MemoryPort:
         self.waits.append(seconds)
         self.waits_end_at.append(attempt_ends_at())
         await self._point("before waiting for the wake-up key")
-        rang = await self._pass_time(seconds, lambda: self.memory.take_token(wakeup))
+        woken = await self._pass_time(seconds, lambda: self.memory.take_token(wakeup))
         await self._point("after waiting for the wake-up key")
-        return rang
+        return woken
 
     async def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)

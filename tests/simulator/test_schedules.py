@@ -34,6 +34,11 @@ def test_no_schedule_breaks_an_invariant(first: int):
         pytest.param(511, "producer-15,consumer-1,operator-2", "2", 1, id="an operator redrove at the end"),
         pytest.param(717, None, None, None, id="a query took the wake-up for a delayed message"),
         pytest.param(1089, None, None, None, id="more messages expired at once than the dead letters may have"),
+        pytest.param(3476, None, "2,3,4", None, id="a query died when the schedule was about to end"),
+        pytest.param(4675, None, None, None, id="the server lost the ack of a query's last batch"),
+        pytest.param(
+            5240, "producer-2,consumer-1", None, 1, id="a cancelled consumer of a queue without leases claimed again"
+        ),
     ],
 )
 def test_a_schedule_that_the_oracle_misjudged(seed: int, actors: str | None, faults: str | None, messages: int | None):
@@ -44,6 +49,20 @@ def test_a_schedule_that_the_oracle_misjudged(seed: int, actors: str | None, fau
         messages=messages,
     )
     outcome = run(plan)
+    assert outcome.violation is None, report(outcome)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(1287, id="a tenant was served twice while messages without one waited"),
+        pytest.param(1492, id="a tenant was served twice while messages without one waited, with other actors"),
+        pytest.param(4848, id="a woken consumer did not pass on the duty of the timer owner"),
+    ],
+)
+def test_a_schedule_that_found_a_bug(seed: int):
+    """It passes now; other tests show the bug without the simulator."""
+    outcome = run(plan_of(seed))
     assert outcome.violation is None, report(outcome)
 
 

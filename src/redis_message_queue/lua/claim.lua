@@ -61,9 +61,12 @@ local function lease_plain(key, messages)
   return ids
 end
 
--- The usual case, at half the price: nothing is due, and the messages at the head of one list are plain.
+-- The usual case, at half the price: nothing is due, and the messages at the head of one list are plain. A caller that
+-- was woken looks ahead: the wake-up may be that of a timer owner that left, and then somebody else must be awake soon.
+local SOON_US = 1000000
 local is_usual = count > 0 and woken < '2' and not answer and not journaled
-local due = is_usual and leased and redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 2) or {}
+local due_by = woken == '1' and now + SOON_US or now
+local due = is_usual and leased and redis.call('ZRANGEBYSCORE', leases, '-inf', due_by, 'LIMIT', 0, 2) or {}
 if is_usual and not due[1] and (leased or redis.call('EXISTS', tenant_ring, delayed) == 0) then
   local messages, all_plain, bytes = read_plain(pending, 0x80, count)
   if all_plain and #messages > 0 then
@@ -167,24 +170,29 @@ if leased then
 end
 local next_us = next_at and next_at - now
 
--- The chained wake-up: a consumer that was woken, or would have been, and leaves work behind wakes the next one. So
--- does a timer owner that leaves.
+-- Whether a consumer will be awake when the next lease or delay ends; one that waits for a later time would sleep
+-- through it. A key that is not ours is left alone.
+local function is_timer_owned()
+  local found = redis.pcall('GET', timer_owner)
+  if type(found) == 'table' then return true end
+  local owned_until = tonumber(found)
+  return owned_until and owned_until > now and owned_until <= tonumber(next_at)
+end
+
+-- The chained wake-up: a consumer that was woken, or would have been, and leaves work behind wakes the next one. It
+-- also does so if work will soon be there and nobody is the timer owner: then it may have the wake-up of one that left.
 local again = count > 0 and #taken == 0 and (has_more() or in_ring > 0) and 1 or 0
 local leaves_work = #taken > 0
   and ((next_us and next_us <= 0) or in_ring > 0 or (try_call('LLEN', pending) or 0) > 0)
-if woken == '2' then
-  redis.call('UNLINK', timer_owner)
-  leaves_work = leaves_work or (next_us and next_us < 1000000 and (#taken > 0 or slice_us == 0))
+if woken == '2' then redis.call('UNLINK', timer_owner) end
+if next_us and next_us < SOON_US and (woken > '0' and #taken > 0 or woken == '2' and slice_us == 0) then
+  leaves_work = leaves_work or not is_timer_owned()
 end
 if leaves_work and silent then redis.pcall('LPUSH', wakeup, '1') end
 
 local wait_us = -1
 if #taken == 0 and again == 0 and next_us and next_us > 0 and next_us < slice_us then
-  -- A timer owner that waits for a later time would sleep through this one. Anything else there is not ours.
-  local found = redis.pcall('GET', timer_owner)
-  local owned_until = tonumber(found)
-  local is_owned = owned_until and owned_until > now and owned_until <= tonumber(next_at)
-  if type(found) ~= 'table' and not is_owned then
+  if not is_timer_owned() then
     local became_owner = redis.pcall('SET', timer_owner, next_at, 'PX', math.ceil(next_us / 1000))
     if became_owner.ok then wait_us = next_us end
   end

@@ -91,7 +91,7 @@ def test_a_drained_queue_repeats_nothing(family, shell):
     assert payloads(family.primary) == [b"message"]
 
 
-def test_events_tell_what_was_not_confirmed_and_what_was(family, shell):
+def test_events_say_what_was_not_confirmed_and_what_was(family, shell):
     """Under one id; the failure carries the error, and a duplicate that is confirmed is told as one."""
     events: list[Any] = []
     queue = shell.queue(gateway=HASTY, on_event=events.append, deduplication=True)

@@ -76,7 +76,7 @@ def test_a_server_that_refuses_writes_for_a_moment_is_retried(family, shell, pro
     assert payloads(family.primary) == [b"message"]
 
 
-def test_a_user_who_may_not_wait_hears_why(family, shell):
+def test_a_user_who_may_not_wait_gets_the_reason(family, shell):
     """The cause is the server's own word; what was published can be repeated when the rule has changed."""
     family.redis.execute_command("ACL", "SETUSER", "hurried", "on", ">pw", "~*", "&*", "+@all", "-wait")
     try:
