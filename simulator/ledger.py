@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from redis_message_queue.envelope import HAS_ENTRY, Envelope
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.keys import REGISTRY_KEY, QueueKeys
 from redis_message_queue.protocol.claim import ClaimResult, _read
 from redis_message_queue.protocol.port import Call
 from redis_message_queue.scripts import Script, argument_names
@@ -875,7 +875,7 @@ class Ledger:
         allowed |= {"completed", "failed", "dlq", "records", "wakeup", "journal", "meta", "weights", "groups", "group"}
         for key in self._keyspace().values:
             word = key.split(b"::")[1].decode()
-            if word in _EXPIRING or word in allowed:
+            if word in _EXPIRING or word in allowed or key == REGISTRY_KEY.encode():
                 continue
             _fail("left behind", f"{key.decode(errors='replace')} is left when everybody has finished")
 

@@ -21,7 +21,7 @@ def cli_page() -> str:
         "The command line",
         "`cli/`",
         prose(f"""
-            Install `{NAME}` with `pip install 'redis-exact-queue[cli]'`. `python -m redis_message_queue` is the same
+            Install `{NAME}` with `pip install '.[cli]'` in a clone. `python -m redis_message_queue` is the same
             program. It prints data on stdout and remarks on stderr. With `--json`, stdout has JSON and nothing else:
             one object, or one object per line. Bytes that are not text are in `<name>_base64`, and times are in ISO
             8601. Outside of a terminal, tables are plain columns. Set `NO_COLOR` to turn colours off.

@@ -1,4 +1,4 @@
-"""The ACL rules in docs/how-to/restrict-access.md, from the commands that each role needs."""
+"""The ACL rules in docs/how-to/restrict-access.md and in the recipe, from the commands that each role needs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from pathlib import Path
 from redis_message_queue.permissions import ROLES
 
 HOW_TO = Path(__file__).parents[1] / "how-to" / "restrict-access.md"
+RECIPE = Path(__file__).parents[1] / "how-to" / "recipes" / "acl.md"
+# The users of the recipe.
+USERS = {"site": "producer", "worker": "consumer", "operator": "operator"}
+_USER = re.compile(r"^(?P<head>user (?P<name>\w+) on >\S+) (?!~\*).*$", re.MULTILINE)
 _RULE = re.compile(r"^ACL SETUSER (\w+)\b.*$", re.MULTILINE)
 
 
 def restrict_access_page() -> str:
     """The page with the current rule of each role; its other text is written by hand."""
     return _RULE.sub(lambda found: rule(found[1]), HOW_TO.read_text(encoding="utf-8"))
+
+
+def acl_recipe_page() -> str:
+    """The page with a current ACL file."""
+    text = RECIPE.read_text(encoding="utf-8")
+    return _USER.sub(lambda found: f"{found['head']} {ROLES[USERS[found['name']]].rules('orders')}", text)
 
 
 def rule(role: str) -> str:

@@ -16,7 +16,7 @@ from tests.docs.pages import DOCS, blocks_of
 pytestmark = pytest.mark.topic("Command line")
 
 
-SHELL_PAGES = [DOCS / "how-to" / name for name in ("work-from-the-shell.md", "operate.md")]
+SHELL_PAGES = [DOCS / "how-to" / name for name in ("work-from-the-shell.md", "operate.md", "troubleshoot.md")]
 
 
 @pytest.mark.promise("The reference lists every command and option of `rmq` and is generated from the program.")

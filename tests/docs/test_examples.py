@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import blocks_of
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # The output of each example, in this order, with other lines between.
@@ -43,6 +45,9 @@ SAYS = {
         "done after 2.5 s, at delivery 1",
     ],
     "production/asyncio/heartbeats.py": ["in a thread: the lease was kept", "in the event loop: the lease was lost"],
+    # Their READMEs show the whole output.
+    "shop/shop.py": ["accepted, 2 suppressed", "killed (signal 9)", "CardDeclinedError: card declined"],
+    "exports/exports.py": ["huge asks for 1000 exports: 200 accepted", "62 exports made, 0 failed"],
     "production/dead_letters.py": [
         "handling: poison\n  crashed",
         "handling: poison\n  crashed",
@@ -77,6 +82,11 @@ def in_order(wanted: list[str], text: str) -> bool:
     return True
 
 
+def shown_in(page: Path) -> str:
+    """The output that a README shows."""
+    return blocks_of(page, "text")[0].code
+
+
 def test_every_example_is_run_here():
     files = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*") if path.suffix == ".py"}
     assert files == SAYS.keys()
@@ -89,6 +99,9 @@ def test_an_example_succeeds_and_prints_what_it_shows(example, clean_server, cli
     ended = run(example, clean_server.url)
     assert ended.returncode == 0, ended.stderr
     assert in_order(SAYS[example], ended.stdout), ended.stdout
+    page = (EXAMPLES / example).with_name("README.md")
+    if page.exists() and page.parent != EXAMPLES:
+        assert shown_in(page) == ended.stdout
     # The next run would find and show what this one leaves behind.
     if example not in AFTER.values():
         assert [key for key in client.scan_iter() if key.endswith(MESSAGES)] == []

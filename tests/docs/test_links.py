@@ -9,8 +9,9 @@ from tests.docs.pages import README, ROOT, anchors_of, blocks_of, links_of, name
 
 LINKING = [
     *pages(),
-    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "bench/README.md")),
+    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")),
     ROOT / "src" / "redis_message_queue" / "lua" / "README.md",
+    *sorted((ROOT / "examples").rglob("README.md")),
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import redis
 
 from redis_message_queue.envelope import HAS_ENTRY
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.keys import REGISTRY_KEY, QueueKeys
 from redis_message_queue.options import GatewayOptions, QueueOptions
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.port import Argument, Command, finish
@@ -316,7 +316,8 @@ class RedisBackend(Backend):
         )
 
     def _everything(self) -> dict[str, Any]:
-        names = sorted(name.decode() for name in self.client.keys("*"))
+        # The memory has no registry of queues: nothing depends on it.
+        names = sorted(name.decode() for name in self.client.keys("*") if name != REGISTRY_KEY.encode())
         with self.client.pipeline(transaction=False) as asked:
             for name in names:
                 kind = _TYPES[_kind(name)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import redis
 
-from simulator.keyspace import Hash, Keyspace, List, SortedSet, Stream
+from simulator.keyspace import Hash, Keyspace, List, Set, SortedSet, Stream
 from simulator.plan import Plan, plan_of
 from simulator.server import Step
 from simulator.world import World
@@ -70,6 +70,8 @@ class RealServer:
             return _elements(key, client.lrange(key, 0, -1))
         if kind == b"hash":
             return client.hgetall(key)
+        if kind == b"set":
+            return client.smembers(key)
         if kind == b"zset":
             return dict(client.zrange(key, 0, -1, withscores=True))
         if kind == b"stream":
@@ -83,6 +85,8 @@ def _simulated(key: bytes, keyspace: Keyspace) -> Any:
         return _elements(key, list(value))
     if isinstance(value, Hash):
         return dict(value)
+    if isinstance(value, Set):
+        return set(value)
     if isinstance(value, SortedSet):
         return dict(value.scores)
     if isinstance(value, Stream):

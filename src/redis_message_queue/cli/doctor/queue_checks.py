@@ -13,7 +13,7 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.connection import node_of, text_of
 from redis_message_queue.cli.doctor.finding import Finding, ok, problem, report_refusals
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
-from redis_message_queue.keys import KEY_MAP, QueueKeys, refuse_reserved_words
+from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, QueueKeys, refuse_reserved_words
 
 TEST_QUEUE = "rmq-doctor"
 # How a script reports a missing permission, on 7 and on 6.2.
@@ -122,6 +122,8 @@ def _clear(queue: RedisMessageQueue, client: Any) -> None:
     key = queue.key
     own = (key.tenant_pending(TEST_QUEUE), key.deduplication(_NOW, TEST_QUEUE), key.deduplication(_LATER))
     node_of(client, key.pending).unlink(*own, *(one for _, one in _single_keys(key)))
+    with contextlib.suppress(NoPermissionError):  # a user who may not change the registry is not in it
+        client.srem(REGISTRY_KEY, key.registry_entry)
 
 
 def _failure(error: Exception, name: str) -> Finding:
