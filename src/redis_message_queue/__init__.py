@@ -9,7 +9,14 @@ from redis_message_queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
-from redis_message_queue.messages import ClaimedMessage, MessageRecord, QueueStats, RedriveSummary, RegisteredQueue
+from redis_message_queue.messages import (
+    ClaimedMessage,
+    MessageRecord,
+    QueueStats,
+    Receipt,
+    RedriveSummary,
+    RegisteredQueue,
+)
 from redis_message_queue.outcomes import DeadLetter, Discard, HandlerOutcome, RetryLater
 from redis_message_queue.protocol.run_options import RunSummary
 from redis_message_queue.retry_policy import RetryPolicy
@@ -34,6 +41,7 @@ __all__ = [
     "MessageRecord",
     "QueueEvent",
     "QueueStats",
+    "Receipt",
     "ReceivedMessage",
     "RedisGateway",
     "RedisMessageQueue",

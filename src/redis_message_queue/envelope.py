@@ -2,11 +2,12 @@
 
 A stored message is one string::
 
-    flags (1 byte) | id (16) | published_at (8, microseconds, big-endian) | [tenant] | [extras] | payload
+    flags (1 byte) | id (16) | published_at (8, microseconds, big-endian) | [tenant] | [extras] | [ttl (8)] | payload
 
 The length of a tenant takes one byte, that of the extras two. The extras are a small JSON object that travels with
-the payload. The publish script fills in the time, because only the server's clock counts. With a header of 25 bytes, a
-pending message with a 198-byte payload takes less than 240 bytes of Redis memory.
+the payload. The time to live is in microseconds from the time of publication. The publish script fills in that time,
+because only the server's clock counts. With a header of 25 bytes, a pending message with a 198-byte payload takes less
+than 240 bytes of Redis memory.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from redis_message_queue.plain_values import is_text
 HAS_TENANT = 0x01
 HAS_ENTRY = 0x02  # set by the scripts once a message has a field in the deliveries hash
 HAS_EXTRAS = 0x04
+HAS_TTL = 0x08
 PLAIN_FLAGS = 0x80  # none set: no text begins with it
-LAST_FLAGS = 0x87  # all flags set
+LAST_FLAGS = 0x8F  # all flags set
 _PLAIN_HEAD = bytes((PLAIN_FLAGS,))
-_BEFORE_PAYLOAD = HAS_TENANT | HAS_EXTRAS
+_BEFORE_PAYLOAD = HAS_TENANT | HAS_EXTRAS | HAS_TTL
 MAX_TENANT_BYTES = 255
 MAX_EXTRAS_BYTES = 65_535
 ID_BYTES = 16
@@ -40,6 +42,7 @@ TOKEN_BYTES = ID_BYTES + NONCE_BYTES  # a member of `leases`
 BASE_BYTES = 14  # the part that all ids of a chunk share; the position in the chunk follows
 TIME_AT = 1 + ID_BYTES
 HEADER_BYTES = TIME_AT + 8
+TTL_BYTES = 8
 
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _encode_canonically = json.JSONEncoder(
@@ -86,6 +89,8 @@ class Envelope:
             start += 1 + stored[HEADER_BYTES]
         if stored[0] & HAS_EXTRAS:
             start += 2 + int.from_bytes(stored[start : start + 2], "big")
+        if stored[0] & HAS_TTL:
+            start += TTL_BYTES
         return stored[start:]
 
     @property
@@ -124,6 +129,8 @@ def is_message(stored: bytes) -> bool:
         at += 1 + stored[at] if at < len(stored) else len(stored)
     if stored[0] & HAS_EXTRAS:
         at += 2 + int.from_bytes(stored[at : at + 2], "big") if at + 2 <= len(stored) else len(stored)
+    if stored[0] & HAS_TTL:
+        at += TTL_BYTES
     return at <= len(stored)
 
 
@@ -132,14 +139,16 @@ def head(message_id: bytes) -> bytes:
     return _PLAIN_HEAD + message_id
 
 
-def body(payload: bytes, tenant: bytes = b"", extras: bytes = b"") -> bytes:
+def body(payload: bytes, tenant: bytes = b"", extras: bytes = b"", ttl_us: int = 0) -> bytes:
     """The flags, followed by the bytes after the time stamp."""
-    flags = 0x80 | (HAS_TENANT if tenant else 0) | (HAS_EXTRAS if extras else 0)
+    flags = 0x80 | (HAS_TENANT if tenant else 0) | (HAS_EXTRAS if extras else 0) | (HAS_TTL if ttl_us else 0)
     parts = [bytes((flags,))]
     if tenant:
         parts += [bytes((len(tenant),)), tenant]
     if extras:
         parts += [len(extras).to_bytes(2, "big"), extras]
+    if ttl_us:
+        parts.append(ttl_us.to_bytes(TTL_BYTES, "big"))
     return b"".join((*parts, payload))
 
 

@@ -25,27 +25,30 @@ _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 def encode(headers: Any, source: str = "get_headers") -> bytes:
     """Return the extras of a message with these headers, b"" if there are none.
 
+    ``source`` is the function that returned them, or "headers" if they were passed as this argument.
+
     Raises:
-        PayloadTypeError, PayloadValueError: ``source`` returned something else than headers, or too much.
+        PayloadTypeError, PayloadValueError: These are no headers, or too much.
     """
+    must, has = ("must be", "has") if source == "headers" else ("must return", "returned")
     if not isinstance(headers, Mapping):
-        raise PayloadTypeError(f"{source} must return a mapping of str to str, not {type(headers).__name__}")
+        raise PayloadTypeError(f"{source} {must} a mapping of str to str, not {type(headers).__name__}")
     for name, value in headers.items():
         if not is_text(name):
-            raise PayloadTypeError(f"{source} returned a name of type {type(name).__name__}; headers map str to str")
+            raise PayloadTypeError(f"{source} {has} a name of type {type(name).__name__}; headers map str to str")
         if not is_text(value):
             raise PayloadTypeError(
-                f"{source} returned a {type(value).__name__} for {brief(name)}; headers map str to str: format it first"
+                f"{source} {has} a {type(value).__name__} for {brief(name)}; headers map str to str: format it first"
             )
     if not headers:
         return b""
     try:
         extras = _to_json({_KEY: dict(headers)}).encode()
     except UnicodeEncodeError:
-        raise PayloadValueError(f"{source} returned a lone surrogate, which UTF-8 cannot encode; remove it") from None
+        raise PayloadValueError(f"{source} {has} a lone surrogate, which UTF-8 cannot encode; remove it") from None
     if len(extras) > MAX_HEADERS_BYTES:
         raise PayloadValueError(
-            f"{source} returned headers of {len(extras):,} bytes as JSON, and {MAX_HEADERS_BYTES:,} is the most; "
+            f"{source} {has} headers of {len(extras):,} bytes as JSON, and {MAX_HEADERS_BYTES:,} is the most; "
             "move what is not about the delivery into the payload"
         )
     return extras

@@ -129,6 +129,15 @@ class MessageRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What became of a message that was submitted."""
+
+    id: str
+    accepted: bool
+    duplicate_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
     """How many messages a queue has, by where they are."""
 

@@ -44,8 +44,8 @@ CONSUMER = Role(
 )
 OPERATOR = Role(
     "operator",
-    "reads, redrives and purges a queue",
-    ("stats", "redrive", "sweep", "read_page", "open_queue"),
+    "reads, redrives, purges and pauses a queue",
+    ("stats", "redrive", "sweep", "read_page", "open_queue", "notify"),
     (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZRANGE", "ZSCAN"),
 )
 JOURNAL = Role(

@@ -1,4 +1,4 @@
-"""Shows values of callers in errors and reduces them to plain ones, without running a method of theirs.
+"""Shows values of callers in errors and on screens, and reduces them to plain ones, without running a method of theirs.
 
 The `repr` of somebody's object may fail, be endless, or take the place of the error that is about it. The same is true
 for a subclass of str or int, and an object may only claim to be one, as a mock does.
@@ -6,6 +6,7 @@ for a subclass of str or int, and an object may only claim to be one, as a mock 
 
 from __future__ import annotations
 
+import base64
 from types import FunctionType
 from typing import Any, TypeGuard
 
@@ -48,3 +49,26 @@ def typed(value: Any) -> str:
     """Return the type of a value, and the value itself if it is short and plain."""
     name = type(value).__name__
     return f"{name} ({brief(value)})" if type(value) in (bool, int, float, str) else name
+
+
+def decoded(value: bytes) -> str | None:
+    """Return bytes as text, or None if they are not UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def printable(text: str | bytes, *, keep: str = "") -> str:
+    """Return text that cannot control a terminal or hide what it says; bytes that are not UTF-8 become base64.
+
+    Characters that cannot be seen are written as escapes, except those in ``keep``.
+    """
+    if isinstance(text, bytes):
+        found = decoded(text)
+        if found is None:
+            return "base64:" + base64.b64encode(text).decode()
+        text = found
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in keep else one.encode("unicode_escape").decode() for one in text)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus
 from tests.embedded.waiting import until
 
@@ -28,7 +29,10 @@ def stdin(monkeypatch):
 @pytest.mark.promise("`rmq publish` reads arguments, files and pipes, and publishes piped lines as they arrive.")
 def test_each_argument_is_a_message(rmq, queue):
     ended = rmq("publish", "orders", "one", "two words", '{"three": 3}', "--json")
-    assert ended.documents == [{"queue": "orders", "published": 3, "suppressed": 0}]
+    (document,) = ended.documents
+    ids = document.pop("ids")
+    assert document == {"queue": "orders", "published": 3, "suppressed": 0}
+    assert len({one for one in ids if len(one) == 32}) == 3
     assert (ended.status, ended.err) == (ExitStatus.OK, "")
     assert payloads(queue) == ["one", "two words", '{"three": 3}']
 
@@ -106,7 +110,10 @@ def test_tenant_and_delay_go_with_the_messages(rmq, queue):
 
 def test_duplicates_are_suppressed_and_counted_and_no_failure(rmq, queue, stdin):
     stdin(b"a\na\nb\n")
-    assert rmq("publish", "orders", "--deduplication", "--json").documents[0] == {
+    document = rmq("publish", "orders", "--deduplication", "--json").documents[0]
+    first, again, other = document.pop("ids")
+    assert first == again != other
+    assert document == {
         "queue": "orders",
         "published": 2,
         "suppressed": 1,
@@ -148,6 +155,24 @@ def test_a_full_queue_is_a_no_that_says_how_far_it_came(rmq, queue, stdin):
     stdin(b"".join(b"%d\n" % number for number in range(10)))
     ended = rmq("publish", "orders", "--max-pending-length", "4", "--json")
     assert ended.status == ExitStatus.FAILED
-    assert ended.documents == [{"queue": "orders", "published": 8 // 2, "suppressed": 0}]
+    (document,) = ended.documents
+    assert len(document.pop("ids")) == 4
+    assert document == {"queue": "orders", "published": 8 // 2, "suppressed": 0}
     assert "the queue is full" in ended.err
     assert queue.stats().pending == 4
+
+
+@pytest.mark.promise("`rmq publish --json` prints the id of each message; for a duplicate, that of the key's message.")
+def test_with_json_it_prints_ids(rmq, client):
+    first = rmq("publish", "orders", "one", "--dedup-key", "k", "--json").documents[0]
+    again = rmq("publish", "orders", "other", "--dedup-key", "k", "--json").documents[0]
+    assert (again["published"], again["suppressed"], again["ids"]) == (0, 1, first["ids"])
+
+
+def test_headers_and_a_time_to_live(rmq, client):
+    rmq("publish", "orders", "one", "-H", "trace=1", "--header", "user=a=b", "--ttl-seconds", "60")
+    queue = RedisMessageQueue("orders", client=client)
+    with queue.process_message() as message:
+        assert (message, queue.current_message().headers) == (b"one", {"trace": "1", "user": "a=b"})
+    ended = rmq("publish", "orders", "one", "-H", "trace")
+    assert ended.status == ExitStatus.USAGE and "NAME=VALUE" in ended.err

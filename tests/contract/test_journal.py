@@ -1,11 +1,14 @@
 """A queue with a journal: what it records, for which queue objects, and that it agrees with what happened."""
 
+import time
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from redis_message_queue import ConfigurationError, RetryPolicy
+from tests.contract.loops import text
 from tests.contract.shells import Awaited, Shell, fail, take
 
 pytestmark = pytest.mark.topic("Journal")
@@ -145,6 +148,73 @@ async def test_batches_and_loops_are_in_the_journal_message_by_message(shell: Sh
     await queue.run(lambda message: None, prefetch=20, until_empty=True)
     assert Counter(events(shell, queue)) == {"published": 50, "claimed": 50, "acked": 50}
     assert [int(entry["n"]) for entry in told(shell, queue)] == list(range(1, 151))
+
+
+HANDLER_TIME = "A loop on a queue object with `journal=` notes when each handler started and how long it ran."
+
+
+def _assert_time_apart(entry: dict[str, str], claimed: dict[str, str], least: float) -> None:
+    """The handler started after its claim, ran at least so many seconds, and ended before it was settled."""
+    started, handled = int(entry["started"]), int(entry["handled"])
+    assert handled >= least * 1_000_000
+    assert started + handled <= int(entry["at"]) + 1_000  # the clocks of client and server have their own pace
+    assert started >= int(claimed["at"]) - 1_000
+
+
+@pytest.mark.promise(HANDLER_TIME)
+async def test_a_loop_notes_how_long_each_handler_ran(shell: Shell) -> None:
+    """Apart from the time in which a message was claimed ahead, and in which its ack waited for the next claim."""
+    queue = shell.queue(wait=0, journal=True)
+    await queue.publish_many([str(number) for number in range(5)])
+    await queue.run(lambda message: time.sleep(0.02), prefetch=5, until_empty=True)
+    entries = told(shell, queue)
+    acked = [entry for entry in entries if entry["event"] == "acked"]
+    claims = {entry["id"]: entry for entry in entries if entry["event"] == "claimed"}
+    assert len(acked) == 5
+    for entry in acked:
+        _assert_time_apart(entry, claims[entry["id"]], 0.02)
+    last = acked[-1]
+    assert int(last["at"]) - int(claims[last["id"]]["at"]) >= 5 * 20_000, "they were claimed together"
+    starts = [int(entry["started"]) for entry in acked]
+    assert all(later - earlier >= 15_000 for earlier, later in pairwise(starts))
+
+
+@pytest.mark.promise(HANDLER_TIME)
+async def test_a_loop_notes_how_long_handlers_ran_that_failed_or_handed_off(shell: Shell) -> None:
+    policy = RetryPolicy(max_attempts=2, initial_delay_seconds=0.001, jitter=0)
+    queue = shell.queue(wait=0, journal=True, retry_policy=policy)
+    results = shell.queue("results", wait=0)
+    await queue.publish("fails")
+    await queue.publish("is handed off")
+
+    async def handle(message: Any) -> None:
+        time.sleep(0.02)  # noqa: ASYNC251 - the time of the handler alone, in both shells
+        if text(message) == "fails":
+            raise ValueError
+        await Awaited(message).complete(publish=[(results.queue, "b")])
+
+    await queue.run(shell.handler(handle), prefetch=2, until_empty=True)
+    while "dead" not in events(shell, queue):
+        await queue.run(shell.handler(handle), until_empty=True)
+    claimed: dict[str, dict[str, str]] = {}
+    noted = []
+    for entry in told(shell, queue):
+        if entry["event"] == "claimed":
+            claimed[entry["id"]] = entry
+        elif entry["event"] in ("retried", "dead", "handed_off"):
+            noted.append(entry["event"])
+            _assert_time_apart(entry, claimed[entry["id"]], 0.02)
+    assert sorted(noted) == ["dead", "handed_off", "retried"]
+
+
+@pytest.mark.promise(HANDLER_TIME)
+async def test_without_a_loop_or_without_the_option_nothing_is_noted(shell: Shell) -> None:
+    """A handler of a single message starts with its claim, and an object without the option does not know."""
+    queue = shell.queue(wait=0, journal=True)
+    await queue.publish_many(["a", "b"])
+    await take(queue)
+    await shell.queue(wait=0).run(lambda message: None, until_empty=True)
+    assert [entry.keys() & {"started", "handled"} for entry in told(shell, queue)] == [set()] * 6
 
 
 @pytest.mark.promise("A retried call is in the journal once.")

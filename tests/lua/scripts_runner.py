@@ -184,9 +184,9 @@ class Caller:
     def requeue(self, held: Held, *, forgiven: bool = False, call: int | None = None) -> bytes:
         return self._send("requeue", {}, held, forgiven=int(forgiven), call=self._numbered(call))
 
-    def retry_later(self, held: Held, delay_us: int = HOUR_US, *, call: int | None = None) -> bytes:
+    def retry_later(self, held: Held, delay_us: int = HOUR_US, *, handled: str = "", call: int | None = None) -> bytes:
         """Exactly one message; in a sequence, as the other verbs of a holder want it."""
-        told: dict[str, Any] = {"delay_us": delay_us, "error_type": "ValueError"}
+        told: dict[str, Any] = {"delay_us": delay_us, "error_type": "ValueError", "handled": handled}
         return self._send("retry_later", {}, held, **told, call=self._numbered(call))
 
     def hand_off(

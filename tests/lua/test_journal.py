@@ -72,6 +72,15 @@ def test_payloads_are_recorded_where_they_are_wanted(caller: Caller):
         assert sorted(map(str, told)) == (["one", "three", "two"] if payload else ["None"] * 3)
 
 
+@pytest.mark.parametrize("payload", [0, 1])
+def test_headers_are_told_with_the_payload(caller: Caller, payload: int):
+    """They are as private as the payload. What is no set of headers is left out."""
+    caller.open_journal(payload=payload)
+    caller.enqueue(New(b"one", extras=b'{"headers": {"trace": "7"}}'), New(b"two", extras=b'{"headers": 5}'), b"three")
+    told = {entry.get("payload"): entry.get("headers") for entry in caller.journal()}
+    assert told == ({"one": '{"trace":"7"}', "two": None, "three": None} if payload else {None: None})
+
+
 def test_a_claim_records_reclaimed_messages_and_dead_letters(journaled: Caller):
     """Claimed anew, delivered too often, too old."""
     journaled.hold(b"first", b"second")
@@ -113,6 +122,23 @@ def test_a_retry_records_when_and_why(journaled: Caller):
     entry = journaled.journal()[-1]
     assert (entry["event"], entry["failures"], entry["error_type"]) == ("retried", "1", "ValueError")
     assert int(entry["due"]) == int(entry["at"]) + 5_000_000
+
+
+@pytest.mark.parametrize("kept", [None, KEYS.completed])
+def test_a_settlement_tells_when_each_handler_started_and_how_long_it_ran(journaled: Caller, kept: str | None):
+    """Of several messages, each has its own; their records do not repeat it."""
+    note = json.dumps({"reason": "completed", "handled": [3_000_000, 1_000_000, 2_000_000, 500_000]})
+    journaled.settle([*journaled.hold(b"first"), *journaled.hold(b"second")], kept=kept, note=note)
+    entries = journaled.journal()[-2:]
+    assert [int(entry["at"]) - int(entry["started"]) for entry in entries] == [3_000_000, 2_000_000]
+    assert [entry["handled"] for entry in entries] == ["1000000", "500000"]
+    assert kept is None or "handled" not in journaled.records(kept)[0]
+
+
+def test_a_retry_tells_how_long_its_handler_ran(journaled: Caller):
+    journaled.retry_later(journaled.hold(b"first"), handled="3000 2000")
+    entry = journaled.journal()[-1]
+    assert (int(entry["at"]) - int(entry["started"]), entry["handled"]) == (3_000, "2000")
 
 
 def test_a_redriven_message_names_the_one_that_it_repeats(journaled: Caller):

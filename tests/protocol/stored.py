@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import Any, NamedTuple
 
-HAS_TENANT, HAS_EXTRAS = 0x01, 0x04
+HAS_TENANT, HAS_EXTRAS, HAS_TTL = 0x01, 0x04, 0x08
 PLAIN = 0x80  # the flags of a message with a payload alone
 
 
@@ -22,7 +22,7 @@ IN_LINE, IN_FLIGHT = Entry(0, 0), Entry(1, 1)  # what an entry would say, where 
 
 def is_message(stored: bytes) -> bool:
     """What envelope.py packs: flags, id, a time of this age, and a tenant and extras if the flags say so."""
-    if len(stored) < 25 or not 0x80 <= stored[0] <= 0x87 or stored[17] != 0:
+    if len(stored) < 25 or not 0x80 <= stored[0] <= 0x8F or stored[17] != 0:
         return False
     return _payload_at(stored) <= len(stored)
 
@@ -34,6 +34,8 @@ def _payload_at(stored: bytes) -> int:
         at += 1 + (stored[at] if at < len(stored) else beyond)
     if stored[0] & HAS_EXTRAS:
         at += 2 + (int.from_bytes(stored[at : at + 2], "big") if at + 2 <= len(stored) else beyond)
+    if stored[0] & HAS_TTL:
+        at += 8
     return at
 
 

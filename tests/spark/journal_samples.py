@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import redis
 
@@ -85,11 +85,10 @@ class JournalSample:
             end = chance.random()
             if end < 0.78:
                 handed = chance.random() < 0.2
-                self._say(
-                    at,
-                    *(("handed_off", message_id, tenant) if handed else ("acked", message_id, tenant)),
-                    **({"results": 2} if handed else cast(dict[str, Any], {})),
-                )
+                details: dict[str, Any] = {"results": 2} if handed else {}
+                if int(message_id, 16) % 2:  # a loop, whose messages wait before and after their handlers
+                    details |= {"started": int(at) - 300, "handled": 200}
+                self._say(at, "handed_off" if handed else "acked", message_id, tenant, **details)
                 return
             if end < 0.80:
                 self._open["processing"].append(message_id)

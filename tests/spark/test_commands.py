@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -17,9 +18,13 @@ from redis_message_queue.cli.demo.command import make_report
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.spark import options as cli_options
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.errors import MissingExtraError
+from redis_message_queue.errors import ConfigurationError, MissingExtraError
 from redis_message_queue.server_binary import SETTING
 from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
+from redis_message_queue.spark.jobs.backfill import BackfillOptions, backfill
+from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
+from redis_message_queue.spark.jobs.report import ReportOptions, report
 from redis_message_queue.spark.options import SourceOptions
 
 pytestmark = pytest.mark.topic("Data pipeline")
@@ -56,22 +61,28 @@ def queue(client: redis.Redis) -> RedisMessageQueue:
 @pytest.mark.promise("You can run each job from the shell, with one line and an exit status for each mistake.")
 def test_an_archive_is_made_reported_on_and_replayed_from(rmq, queue, tmp_path, spark: SparkSession):
     """The same story as in the documentation, each command as its user would write it."""
-    archive = str(tmp_path / "archive")
-    status, out, err = rmq("archive", "orders", archive)
+    path = str(tmp_path / "archive")
+    status, out, err = rmq("archive", "orders", path)
     assert (status, re.findall(r"rows +(\d+)", out)[0]) == (0, "31")  # 11 published, 10 claimed, 8 acked, 2 failed
     assert "planned 0 of 31" in err
 
-    status, out, err = rmq("archive", "orders", archive, "--json")
+    status, out, err = rmq("archive", "orders", path, "--json")
     assert (status, json.loads(out)["rows"], err) == (0, 0, "")
-    assert rmq("compact", "orders", archive, "--json")[0] == 0
+    assert rmq("compact", "orders", path, "--json")[0] == 0
 
-    status, out, err = rmq("report", "orders", archive, "--json")
+    status, out, err = rmq("report", "orders", path, "--json")
     told, page = json.loads(out), tmp_path / "archive-report" / "report.html"
     assert (status, err, told["verdict"], told["page"]) == (0, "", "balanced", str(page))
     assert "<html" in page.read_text()
     assert told["statistics"] == json.loads(page.with_name("report.json").read_text())
 
-    asked = ("replay", "orders", "--archive", archive, "--where", "error_type == 'TimeoutError'", "--json")
+    status, out, err = rmq("overview", path, "--since", "24h", "--json")
+    told, page = json.loads(out), tmp_path / "archive-report" / "index.html"
+    assert (status, err, told["page"]) == (0, "", str(page))
+    assert [(one["queue"], one["verdict"]) for one in told["reports"]] == [("orders", "balanced")]
+    assert "orders/report.html" in page.read_text()
+
+    asked = ("replay", "orders", "--archive", path, "--where", "error_type == 'TimeoutError'", "--json")
     assert json.loads(rmq(*asked, "--dry-run")[1])["matched"] == 2
     assert queue.stats().pending == 1
     assert json.loads(rmq(*asked)[1])["published"] == 2
@@ -102,6 +113,8 @@ def test_a_file_is_published_by_the_ending_of_its_name(rmq, client, tmp_path, sp
         (("report", "orders", "x", "--conf", "nothing"), ExitStatus.USAGE, "'nothing' is not NAME=VALUE"),
         (("report", "orders", "x", "--conf", "master=x"), ExitStatus.USAGE, "'master' does not start with 'spark.'"),
         (("backfill", "orders", "x.csv", "--option", "=1"), ExitStatus.USAGE, "'=1' is not NAME=VALUE"),
+        (("report", "orders", "x", "--since", "monday"), ExitStatus.USAGE, "since must be a time such as 2026-09-21"),
+        (("overview", "x"), ExitStatus.FAILED, "no queue is archived at "),
         (("archive", "orders"), ExitStatus.USAGE, "Missing argument 'PATH'"),
         (("release", "orders", "x"), ExitStatus.FAILED, "no consumer group 'x'"),
     ],
@@ -122,6 +135,26 @@ def test_a_server_that_is_away_is_told_before_spark_is_started(rmq, tmp_path, mo
     assert (status, "redis://localhost:1/0" in err, "secret" in err) == (ExitStatus.SERVER, True, False)
 
 
+@pytest.mark.promise("A job on a session of Spark Connect is one clear error.")
+def test_a_session_of_spark_connect_is_refused():
+    class SparkSession:
+        __module__ = "pyspark.sql.connect.session"
+
+    archiving = ArchiveOptions(url="redis://localhost:1", queue="orders", path="x")
+    replaying = ReplayOptions(url="redis://localhost:1", queue="orders")
+    filling = BackfillOptions(url="redis://localhost:1", queue="orders", source="x", format="json")
+    reporting = ReportOptions(path="x", queue="orders", output="y")
+    jobs: list[tuple[Any, Any]] = [
+        (archive, archiving),
+        (replay, replaying),
+        (backfill, filling),
+        (report, reporting),
+    ]
+    for job, options in jobs:
+        with pytest.raises(ConfigurationError, match="needs a classic Spark session, and this is one of Spark Connect"):
+            job(SparkSession(), options)
+
+
 @pytest.mark.promise("An operator sees what a streaming query has claimed and can requeue it.")
 def test_groups_are_shown_and_released(rmq, client, queue):
     """An operator sees what a dead query has claimed, and gives it back; without a word in JSON for scripts."""
@@ -132,8 +165,10 @@ def test_groups_are_shown_and_released(rmq, client, queue):
     assert group.fill_batch(10) == 1
     group.seal_batch()
     status, out, _ = rmq("groups", "orders", "--json")
-    told = {"group": "reports", "messages": 1, "sealed": 1, "acked": 0, "epoch": 1}
-    assert (status, json.loads(out)) == (0, told)
+    shown = json.loads(out)
+    assert (shown.pop("holder") is None) == (shown.pop("lease_seconds") == 0)
+    assert shown.pop("oldest_seconds") >= 0
+    assert (status, shown) == (0, {"group": "reports", "messages": 1, "lag": 0, "sealed": 1, "acked": 0, "epoch": 1})
     assert queue.stats().processing == 1
 
     status, out, err = rmq("release", "orders", "reports")

@@ -59,6 +59,11 @@ def test_a_field_that_only_a_newer_library_knows_is_kept():
     assert row["more"] == '{"colour": "blue"}'
 
 
+def test_headers_are_pairs_of_texts():
+    fields = {b"n": b"1", b"at": b"1", b"event": b"published", b"headers": b'{"trace": "7", "count": 5}'}
+    assert decode(b"1-1", fields, int)["headers"] == [("trace", "7")]
+
+
 def test_a_payload_is_bytes_and_may_be_empty():
     fields = {b"n": b"1", b"at": b"1", b"event": b"published", b"payload": b"\xff"}
     assert decode(b"1-1", fields, int)["payload"] == b"\xff"
@@ -68,7 +73,11 @@ def test_a_payload_is_bytes_and_may_be_empty():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({b"n": b"x", b"at": b"1", b"event": b"acked"}, r"entry 1-1 of the journal has no number in 'n'"),
+        ({b"n": b"x", b"at": b"1", b"event": b"acked"}, r"entry 1-1 of the journal has a foreign value in 'n'"),
+        (
+            {b"n": b"1", b"at": b"1", b"event": b"published", b"headers": b"[1]"},
+            r"entry 1-1 of the journal has a foreign value in 'headers'",
+        ),
         ({b"n": b"1", b"event": b"acked"}, r"entry 1-1 of the journal has no 'at': it was not written"),
     ],
 )

@@ -79,11 +79,14 @@ def test_selected_dead_letters_come_back_once_with_their_lineage(spark, server, 
 
 
 @pytest.mark.promise("A replay publishes each selected message once, with its lineage.")
-@pytest.mark.parametrize("from_archive", [False, True])
-def test_headers_are_replayed(spark, server, client, tmp_path, from_archive):
+@pytest.mark.parametrize(("from_archive", "has_record"), [(False, True), (True, True), (True, False)])
+def test_headers_are_replayed(spark, server, client, tmp_path, from_archive, has_record):
+    """From the record of a dead letter, or from a journal with payloads, if there is no record."""
     rules: dict[str, Any] = {"journal": "payload", "get_headers": lambda: {"trace": "7"}, "max_delivery_count": 1}
     queue = RedisMessageQueue("orders", client=client, **rules)
     kill(queue, [("one", "acme")])
+    if not has_record:
+        queue.purge("dead_letters")
     if from_archive:
         archive(spark, ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path)))
     given = {"url": server.url, "queue": "orders", "archive": str(tmp_path) if from_archive else None}

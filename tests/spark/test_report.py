@@ -12,13 +12,41 @@ import pyarrow.parquet as pq
 import pytest
 
 from redis_message_queue.errors import ArchiveError, ConfigurationError
+from redis_message_queue.spark.job_options import parse_time
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.inventory import Held
-from redis_message_queue.spark.jobs.page import render_page
-from redis_message_queue.spark.jobs.plots import Line, bucket_size, draw_lines, duration
-from redis_message_queue.spark.jobs.report import ReportOptions, report, statistics_of
-from redis_message_queue.spark.jobs.statistics import JournalRange, ReportStatistics, _held, balance, jain
+from redis_message_queue.spark.jobs.page import render_overview, render_page
+from redis_message_queue.spark.jobs.plots import (
+    NARROW,
+    WIDE,
+    Line,
+    Series,
+    bucket_size,
+    draw,
+    duration,
+    floor_time,
+    time_ticks,
+    value_ticks,
+)
+from redis_message_queue.spark.jobs.report import (
+    OverviewOptions,
+    ReportOptions,
+    Window,
+    directory_of,
+    overview,
+    report,
+    statistics_of,
+)
+from redis_message_queue.spark.jobs.statistics import (
+    SPREADS,
+    STATES,
+    JournalRange,
+    ReportStatistics,
+    _held,
+    balance,
+    jain,
+)
 from tests.spark import expected_statistics
 from tests.spark.journal_samples import MINUTE, START, JournalSample, fill_queue, stored, write_journal
 from tests.spark.plain_archiver import archive_plainly
@@ -61,10 +89,43 @@ def test_its_figures_are_those_of_a_plain_loop_and_every_message_is_accounted_fo
     expected_statistics.agrees(ReportStatistics("orders", told["summary"], told["tables"]), events)
     minutes = pq.read_table(result.tables["minutes"]).to_pylist()
     assert {row["minute"] for row in minutes} == expected_statistics.figures(events)["minutes"].keys()
+    for name, file in result.tables.items():  # each table is there twice
+        rows = pq.read_table(file).to_pylist()
+        twin = json.loads(Path(file).with_suffix(".json").read_text())
+        assert [
+            row | {one: value for one, value in same.items() if isinstance(value, str)}
+            for row, same in zip(rows, twin, strict=True)
+        ] == [row | same for row, same in zip(rows, twin, strict=True)], name
     text = Path(result.page).read_text()
     assert "<b>balanced</b>" in text
     stands_alone(text)
     json.dumps(result.as_dict())
+
+
+@pytest.mark.promise("A report can be about a part of the time; its verdict is about all that is archived.")
+def test_a_window_leaves_out_what_was_before_and_after(spark, client, options, tmp_path):
+    """Times that began before it are whole, and so is the verdict."""
+    story = JournalSample(27).story(300)
+    events = write_journal(client, options, story)
+    fill_queue(client, options, story)
+    archive_plainly(options)
+    since, until = (START + minutes * MINUTE + 7_000_000 for minutes in (3, 7))
+    window = Window(*(datetime.fromtimestamp(one / 1e6, UTC) for one in (since, until)))
+    found = statistics_of(spark, options.path, "orders", window=window)
+    expected_statistics.agrees(found, events, since, until)
+    assert found.summary["conservation"]["verdict"] == "balanced"
+    assert 0 < found.summary["published"] < sum(event["event"] == "published" for event in events)
+    text = render_page(found, datetime.now(UTC))
+    assert "The verdict is about everything that is archived" in text
+
+    page = overview(spark, OverviewOptions(path=options.path, output=str(tmp_path / "all"), until=window.until))
+    (one,) = page.reports
+    assert (page.verdict, one.queue, one.entries > found.summary["entries"]) == ("balanced", "orders", True)
+    assert 'href="orders/report.html"' in Path(page.page).read_text()
+    assert Path(one.page) == tmp_path / "all" / "orders" / "report.html"
+    assert (
+        pq.read_table(page.table).to_pylist()[0]["published"] == json.loads(Path(page.json).read_text())[0]["published"]
+    )
 
 
 def test_with_gaps_it_counts_what_is_there_and_says_what_is_unknown(spark, client, options):
@@ -76,7 +137,11 @@ def test_with_gaps_it_counts_what_is_there_and_says_what_is_unknown(spark, clien
     expected_statistics.agrees(found, events)
     assert found.summary["conservation"]["verdict"] == "unknown"
     assert found.summary["conservation"]["missing_serials"] == 33
-    assert "33 journal entries are not in the archive" in render_page(found, datetime.now(UTC))
+    text = render_page(found, datetime.now(UTC))
+    assert "33 journal entries are not in the archive" in text
+    assert [(one["first_serial"], one["count"]) for one in found.tables["missing"]] == [(30, 30), (200, 3)]
+    assert all(one["after_at"] <= one["before_at"] for one in found.tables["missing"])
+    assert text.count('class="gap"') >= 2 * 6, "every plot shows where entries are missing"
 
 
 @pytest.mark.promise("A message that is missing and one that another program added do not cancel out in a report.")
@@ -224,7 +289,8 @@ def small_figures(**changed) -> ReportStatistics:
     counts = dict.fromkeys(
         ("published", "duplicates", "delivered", "acked", "failed", "retried", "dead", "expired", "dropped"), 1
     )
-    spread = {f"{name}_p{one}": None for name in ("waiting", "processing") for one in (50, 95, 99)}
+    spread = {f"{name}_p{one}": None for name in SPREADS for one in (50, 95, 99)}
+    levels = dict.fromkeys((*STATES, "backlog"), 0)
     conservation = balance(entered=1, left={"acked": 1}, open_messages=0, unseen=0, odd=0, purged=0, held=0)
     summary = (
         counts
@@ -238,17 +304,26 @@ def small_figures(**changed) -> ReportStatistics:
             "last_at": at,
             "duplicate_ratio": None,
             "redelivery_ratio": 0.5,
+            "outcomes": 1,
+            "errors": 1,
+            "error_ratio": 1.0,
             "fairness": None,
+            "tenants": 1,
+            "since": None,
+            "until": None,
             "conservation": conservation,
         }
     )
     tables = {
-        "minutes": [counts | spread | {"minute": at, "removed": 0, "backlog": 0}],
-        "tenants": [counts | spread | {"tenant": HOSTILE, "share": 1.0}],
-        "failures": [{"error_type": HOSTILE, "failed": 1, "retried": 0, "dead": 0, "total": 1, "messages": 1}],
+        "minutes": [counts | spread | levels | {"minute": at, "removed": 0, "outcomes": 1, "errors": 1}],
+        "tenants": [counts | spread | {"tenant": HOSTILE, "share": 1.0, "served": 1, "demand": 1}],
+        "tenants_over_time": [counts | {"minute": at, "tenant": HOSTILE}],
+        "failures": [
+            {"error_type": HOSTILE, "failed": 1, "retried": 0, "dead": 0, "total": 1, "messages": 1, "error": HOSTILE}
+        ],
         "dead_letters": [
             {"error_type": HOSTILE, "reason": HOSTILE, "letters": 1, "tenants": 1, "newest_id": HOSTILE}
-            | {"first_at": at, "last_at": at}
+            | {"first_at": at, "last_at": at, "error": HOSTILE}
         ],
         "conservation": conservation["accounts"],
         "missing": [],
@@ -260,17 +335,45 @@ def small_figures(**changed) -> ReportStatistics:
 def test_names_from_outside_stay_text():
     text = render_page(small_figures(), datetime.now(UTC))
     stands_alone(text)
-    assert text.count("&lt;script&gt;alert") == 5
+    # A tenant is also in the legend, the values and the tooltips of its plot, in two sizes.
+    assert text.count("&lt;script&gt;alert") == 7 + 4
     assert "<img" not in text
     assert "<h1>a &lt;b&gt; &amp; c</h1>" in text
 
 
-def test_a_page_of_a_single_minute_has_its_plots():
-    assert render_page(small_figures(), datetime.now(UTC)).count("<svg viewBox") == 4
+def test_an_overview_escapes_names_and_links_to_each_report():
+    row = small_figures().summary | {"queue": HOSTILE, "directory": directory_of(HOSTILE), "verdict": "unbalanced"}
+    text = render_overview([row | dict.fromkeys((*STATES, "backlog"), 0) | {"because": HOSTILE}], Window(), START_TIME)
+    assert "<script" not in text
+    assert "<img" not in text
+    assert f'href="{directory_of(HOSTILE).replace("%", "%25")}/report.html"' in text
+    assert "default-src 'none'" in text
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "Ärger", "a b%2F", "."])
+def test_every_queue_has_a_directory_of_its_own_name(name):
+    assert re.fullmatch(r"[A-Za-z0-9%_~-]+", directory_of(name))
+
+
+START_TIME = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_a_page_of_a_single_minute_has_a_plot_where_there_is_something_to_show():
+    """In two sizes, one for a phone. Where there is nothing it says so: no axis from 0 to 1."""
+    text = render_page(small_figures(), datetime.now(UTC))
+    drawn = re.findall(r'<svg class="(\w+)" .*? aria-label="([\w ]+)"', text)
+    assert [name for size, name in drawn if size == "wide"] == [
+        *("Throughput", "Failed attempts", "Error rate", "Tenants"),
+    ]
+    assert sorted(name for size, name in drawn if size == "narrow") == sorted(
+        name for size, name in drawn if size == "wide"
+    )
+    assert "The queue was empty." in text
+    assert "No message was claimed." in text
 
 
 def test_a_year_fits_into_a_plot():
-    at = datetime(2026, 1, 1, tzinfo=UTC)
+    at = START_TIME
     minute, second = timedelta(minutes=1), timedelta(seconds=1)
     assert bucket_size(at, at, minute) == 1
     assert bucket_size(at, at + timedelta(days=1), minute) == 10
@@ -279,11 +382,113 @@ def test_a_year_fits_into_a_plot():
     assert bucket_size(at, at + timedelta(seconds=599), second) == 5
 
 
+def test_buckets_begin_at_round_times():
+    at = datetime(2026, 1, 1, 10, 17, tzinfo=UTC)
+    assert floor_time(at, timedelta(minutes=10)) == at.replace(minute=10)
+    assert floor_time(at, timedelta(days=1)) == at.replace(hour=0, minute=0)
+
+
+@pytest.mark.parametrize(
+    ("span", "ticks"),
+    [
+        (timedelta(), ["10:17"]),
+        (timedelta(minutes=40), ["10:20", "10:30", "10:40", "10:50"]),
+        (timedelta(hours=5), ["11:00", "12:00", "13:00", "14:00", "15:00"]),
+        (timedelta(days=2), ["12:00", "00:00", "12:00", "00:00"]),
+    ],
+)
+def test_an_axis_has_round_times(span, ticks):
+    at = datetime(2026, 1, 1, 10, 17, tzinfo=UTC)
+    assert [one.strftime("%H:%M") for one in time_ticks(at, at + span, 6)] == ticks
+
+
+@pytest.mark.parametrize(
+    ("top", "unit", "ticks"),
+    [
+        (0, "count", [0, 1]),
+        (3, "count", [0, 1, 2, 3]),
+        (1_234, "count", [0, 500, 1_000, 1_500]),
+        (1_900, "seconds", [0, 600, 1_200, 1_800, 2_400]),
+        (0.012, "seconds", [0, 0.005, 0.01, 0.015]),
+        (800_000, "seconds", [0, 172_800, 345_600, 518_400, 691_200, 864_000]),
+        (0.03, "share", [0, 0.01, 0.02, 0.03]),
+    ],
+)
+def test_an_axis_has_round_values(top, unit, ticks):
+    assert value_ticks(top, unit) == pytest.approx(ticks)
+
+
+def series(lines, unit="count", times=5, **more) -> Series:
+    at = [START_TIME + timedelta(minutes=minute) for minute in range(times)]
+    return Series("x", "", unit, at, timedelta(minutes=1), lines, **more)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_a_label_has_room_beside_its_axis(size):
+    """It was cut to a wrong number: "33 min" read "3 min"."""
+    drawn = draw(series([Line("p", 1, [100_000.0] * 5)], "seconds"), size)
+    labels = re.findall(r'<text class="tick" x="(\d+)" [^>]*text-anchor="end">([^<]+)<', drawn)
+    assert any(len(text) > 5 for _, text in labels)
+    assert all(int(x) >= 6.4 * len(text) for x, text in labels)
+
+
 def test_a_value_between_two_gaps_is_a_dot_and_not_invisible():
-    at = [datetime(2026, 1, 1, 0, minute, tzinfo=UTC) for minute in range(5)]
-    drawn = draw_lines("x", at, [Line("p", 1, [None, 3, None, 1, 2])], "count")
+    drawn = draw(series([Line("p", 1, [None, 3, None, 1, 2])]))
     assert drawn.count("<circle") == 1
     assert drawn.count("<polyline") == 1
+
+
+def test_a_line_on_the_same_values_is_seen_on_the_wider_one():
+    drawn = draw(series([Line("50", 1, [1] * 5, 1.5), Line("99", 2, [1] * 5, 6)]))
+    assert re.findall(r'class="line (c\d)"', drawn) == ["c2", "c1"]
+
+
+def test_missing_entries_are_a_gap_and_not_a_zero():
+    minutes = [START_TIME + timedelta(minutes=minute) for minute in (0, 1, 8, 9)]
+    row = small_figures().tables["minutes"][0]
+    gap = {"journal": "x", "first_serial": 1, "count": 5}
+    gap |= {"after_at": minutes[1], "before_at": minutes[2]}
+    found = small_figures(minutes=[row | {"minute": one} for one in minutes], missing=[gap], tenants_over_time=[])
+    text = render_page(found, datetime.now(UTC))
+    throughput = text[text.index('aria-label="Throughput"') :]
+    throughput = throughput[: throughput.index("</svg>")]
+    assert throughput.count("<polyline") == 4, "each of two lines is interrupted"
+    assert "Entries are missing from 2026-01-01 00:01:00 UTC to 2026-01-01 00:08:00 UTC" in throughput
+    found = small_figures(minutes=[row | {"minute": one} for one in minutes], tenants_over_time=[])
+    quiet = render_page(found, datetime.now(UTC))
+    assert quiet[quiet.index('aria-label="Throughput"') :].split("</svg>")[0].count("<polyline") == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "time"),
+    [
+        ("2026-09-21", "2026-09-21T00:00:00+00:00"),
+        ("2026-09-21T08:00", "2026-09-21T08:00:00+00:00"),
+        ("2026-09-21T08:00+02:00", "2026-09-21T08:00:00+02:00"),
+        ("yesterday", "2026-11-16T00:00:00+00:00"),
+        ("today", "2026-11-17T00:00:00+00:00"),
+        ("36h", "2026-11-15T22:30:00+00:00"),
+        ("90m", "2026-11-17T09:00:00+00:00"),
+        (datetime(2026, 9, 21), "2026-09-21T00:00:00+00:00"),
+    ],
+)
+def test_a_window_is_given_in_many_ways(given, time):
+    assert parse_time("since", given, datetime(2026, 11, 17, 10, 30, tzinfo=UTC)).isoformat() == time
+
+
+@pytest.mark.parametrize(
+    ("times", "error", "says"),
+    [
+        ({"since": "monday"}, ConfigurationError, "since must be a time such as 2026-09-21.* not 'monday'"),
+        ({"until": 5}, TypeError, "until must be a datetime or a text, not int"),
+        ({"since": "today", "until": "yesterday"}, ConfigurationError, "until must be later than since"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused(times, error, says):
+    with pytest.raises(error, match=says):
+        ReportOptions(path="a", queue="b", output="c", **times)
+    with pytest.raises(error, match=says):
+        OverviewOptions(path="a", output="c", **times)
 
 
 @pytest.mark.parametrize(

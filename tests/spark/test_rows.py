@@ -13,6 +13,8 @@ from redis_message_queue import RedisMessageQueue, envelope
 from redis_message_queue.errors import ConfigurationError, CorruptMessageError
 from redis_message_queue.spark.rows import messages_schema, parse_stored, row_encoder
 
+pytestmark = pytest.mark.topic("Streaming queries in Spark")
+
 
 def stored(payload: bytes, tenant: bytes = b"", extras: bytes = b"") -> bytes:
     """As the scripts store it: the id 7 times 0x07 and so on, published in the second 1."""
@@ -126,6 +128,64 @@ def test_rows_travel_to_executors():
 
 
 # JSON
+
+
+def message_column(**fields) -> t.StructType:
+    about = t.StructType([t.StructField(name, kind) for name, kind in fields.items()])
+    return schema_of(x=t.LongType()).add("_message", about)
+
+
+ABOUT = {
+    "id": t.StringType(),
+    "tenant": t.StringType(),
+    "published_at": t.TimestampType(),
+    "attempt": t.IntegerType(),
+    "headers": t.MapType(t.StringType(), t.StringType()),
+}
+
+
+@pytest.mark.promise(
+    "With a schema that has a column `_message`, a streaming query also gets what is known of a message."
+)
+def test_a_message_column_has_what_is_known_beside_the_payload(client):
+    queue = RedisMessageQueue("orders", client=client, get_headers=lambda: {"trace": "7"})
+    queue.publish({"x": 1, "_message": "of the payload"}, tenant="acme")
+    queue.publish("not JSON")
+    whole = [*client.lrange(queue.key.tenant_pending("acme"), 0, -1), *client.lrange(queue.key.pending, 0, -1)]
+    first, broken, foreign = (
+        row_encoder(message_column(**ABOUT), "orders").batch([*whole, b"by hand"], [1, 3, 1]).to_pylist()
+    )
+    said = envelope.Envelope(whole[0])
+    assert (first["x"], first["_corrupt_record"]) == (1, None)
+    about = first["_message"]
+    assert (about["id"], about["tenant"], about["attempt"]) == (said.id.hex(), "acme", 1)
+    assert (about["published_at"].timestamp(), about["headers"]) == (said.published_at, [("trace", "7")])
+    assert (broken["_corrupt_record"], broken["_message"]["attempt"]) == ("not JSON", 3)
+    assert foreign["_message"] == {"id": None, "tenant": None, "published_at": None, "attempt": 1, "headers": None}
+
+
+def test_a_message_column_may_have_some_of_the_fields():
+    schema = message_column(attempt=t.LongType(), id=t.StringType())
+    (row,) = row_encoder(schema, "q").batch([stored(b"{}")], [2]).to_pylist()
+    assert row["_message"]["attempt"] == 2
+    assert len(row["_message"]["id"]) == 32
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (t.StringType(), "column _message of the given schema is string. It is filled with"),
+        (t.StructType(), "column _message of the given schema is struct<>"),
+        (t.StructType().add("id", t.LongType()), "column _message.id of the given schema is bigint, but _message has"),
+        (
+            t.StructType().add("name", t.StringType()),
+            "column _message.name of the given schema is string, but _message",
+        ),
+    ],
+)
+def test_a_message_column_that_cannot_be_filled_is_refused(kind, says):
+    with pytest.raises(ConfigurationError, match=says):
+        row_encoder(schema_of(x=t.LongType()).add("_message", kind), "q")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from redis_message_queue.spark import session
 from redis_message_queue.spark.driver import QUICK_START
 from redis_message_queue.spark.java import find_java
 
+pytestmark = pytest.mark.topic("Data pipeline")
+
 
 def run(program: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """A Python of its own, where warnings are errors; Spark allows one driver a process."""

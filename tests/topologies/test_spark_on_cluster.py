@@ -12,11 +12,11 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.envelope import Envelope
 from redis_message_queue.errors import ConfigurationError, RetryBudgetExhaustedError
-from redis_message_queue.options import GatewayOptions
 from redis_message_queue.spark import connection
 from redis_message_queue.spark.connection import connect
 from redis_message_queue.spark.consumer_group import ConsumerGroup
-from redis_message_queue.spark.options import SinkOptions, SourceOptions, TableOptions
+from redis_message_queue.spark.journal import JournalReader
+from redis_message_queue.spark.options import SinkOptions, SourceOptions, Table, TableOptions
 from redis_message_queue.spark.sink import RowReader, publish_rows
 from redis_message_queue.spark.source import QueueStreamReader
 from redis_message_queue.spark.tables import TableReader, table_schema
@@ -124,11 +124,28 @@ def test_the_option_on_a_server_alone_is_one_clear_error(server: EmbeddedRedis):
         connect(server.url, cluster=True)
 
 
-def test_a_cluster_that_is_away_is_waited_for_within_the_retry_budget(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connection, "GatewayOptions", lambda: GatewayOptions(retry_budget_seconds=0.3))
-    with pytest.raises(RetryBudgetExhaustedError, match="the Redis Cluster could not be reached") as caught:
+@pytest.mark.promise("A wrong address fails within seconds in Spark, with an error that names it.")
+def test_a_cluster_that_is_away_is_named_after_a_moment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection, "_FIRST_CONTACT_SECONDS", 0.3)
+    with pytest.raises(RetryBudgetExhaustedError, match=r"the Redis Cluster at 127\.0\.0\.1:1 could not") as caught:
         connect("redis://:hush@127.0.0.1:1", cluster=True)
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.promise("A table or a job on a cluster node without `cluster` is one error that names the option.")
+@pytest.mark.parametrize("table", ["pending", "processing", "delayed", "dead_letters", "records", "journal"])
+def test_a_table_on_a_node_without_the_option_is_an_error_and_not_empty(
+    cluster: Cluster, nodes: list[str], table: Table
+):
+    """The keys without a hash tag are not there, on whichever node their slots are."""
+    with closing(cluster.client()) as client:
+        RedisMessageQueue("orders", client=client, journal=True).publish("one")
+    for url in nodes:
+        options = TableOptions(url=url, queue="orders", table=table)
+        with pytest.raises(ConfigurationError, match=r"node of a Redis Cluster\. Set the option cluster to true"):
+            TableReader(options, table_schema(options)).partitions()
+        with pytest.raises(ConfigurationError, match="node of a Redis Cluster"), JournalReader(options) as journal:
+            journal.state()
 
 
 def test_dead_letters_in_another_slot_are_refused_before_the_query_runs():

@@ -15,8 +15,9 @@ import typer
 
 from redis_message_queue.cli.common_options import DeliveryOptions, QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.cli.output import Output, printable, say
+from redis_message_queue.cli.output import Output, say
 from redis_message_queue.cli.stop_signals import StopSignals
+from redis_message_queue.plain_values import printable
 
 if TYPE_CHECKING:
     from redis_message_queue import ReceivedMessage, RedisMessageQueue

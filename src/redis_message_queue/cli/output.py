@@ -16,6 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
+from redis_message_queue.plain_values import decoded, printable
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
@@ -108,7 +110,7 @@ def to_dict(thing: Any) -> dict[str, Any]:
 
 def _plain(thing: Any) -> Any:
     if isinstance(thing, bytes):
-        text = _decoded(thing)
+        text = decoded(thing)
         return dict([_named("", thing)]) if text is None else text
     if isinstance(thing, Mapping) or dataclasses.is_dataclass(thing):
         return dict(_named(str(name), value) for name, value in to_dict(thing).items())
@@ -124,7 +126,7 @@ def _plain(thing: Any) -> Any:
 
 
 def _named(name: str, value: Any) -> tuple[str, Any]:
-    if isinstance(value, bytes) and _decoded(value) is None:
+    if isinstance(value, bytes) and decoded(value) is None:
         return f"{name}_base64".lstrip("_"), base64.b64encode(value).decode()
     return name, _plain(value)
 
@@ -132,27 +134,8 @@ def _named(name: str, value: Any) -> tuple[str, Any]:
 # Text
 
 
-def printable(text: str | bytes) -> str:
-    """Return text on one line that cannot control a terminal; bytes that are not UTF-8 become base64."""
-    if isinstance(text, bytes):
-        decoded = _decoded(text)
-        if decoded is None:
-            return "base64:" + base64.b64encode(text).decode()
-        text = decoded
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-
-
 def _printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
-
-
-def _decoded(value: bytes) -> str | None:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 # Tables

@@ -106,6 +106,13 @@ def publish(
         str | None,
         typer.Option(metavar="TIME", help="Do not deliver before this time, such as 2030-01-31T08:00:00+01:00."),
     ] = None,
+    ttl_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.001, help="How long the messages may wait before they are dead letters."),
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of the messages.")
+    ] = None,
     batch_size: Annotated[
         int, typer.Option(metavar="N", min=1, max=1_000, help="How many messages to send in one round trip.")
     ] = 1_000,
@@ -117,7 +124,8 @@ def publish(
     same content are published only once.
 
     The command prints how many messages were published and how many were suppressed as duplicates, which is not a
-    failure. If an error stops it, it prints these numbers first, so that a script can continue from there.
+    failure. If an error stops it, it prints these numbers first, so that a script can continue from there. With --json
+    it also prints the id of each message; for a duplicate, the id of the message that holds its deduplication key.
     """
     from redis_message_queue.cli.message_source import open_source
 
@@ -125,27 +133,52 @@ def publish(
         raise typer.BadParameter("works with one MESSAGE; for several use --dedup-key-field", param_hint="--dedup-key")
     if messages and file is not None:
         raise typer.BadParameter("give messages or a file, not both", param_hint="--file")
-    details = {"tenant": tenant, "delay_seconds": delay_seconds, "at": None if at is None else _time(at)}
+    details = {
+        "tenant": tenant,
+        "delay_seconds": delay_seconds,
+        "at": None if at is None else _time(at),
+        "ttl_seconds": ttl_seconds,
+        "headers": None if not header else dict(map(_header, header)),
+    }
     options = deduplication.queue_options() | backpressure.queue_options()
     with open_source(messages or [], file, batch_size) as source, queue.open(text=True, **options) as opened:
         results: list[bool] = []
+        ids: list[str | None] | None = [] if output.json else None
         try:
-            _send(opened, source, details, results)
+            _send(opened, source, details, results, ids)
         finally:
             if results or source.exhausted:
                 published = sum(results)
                 suppressed = len(results) - published
-                output.document({"queue": queue.name, "published": published, "suppressed": suppressed})
+                total = {"queue": queue.name, "published": published, "suppressed": suppressed}
+                output.document(total if ids is None else total | {"ids": ids})
 
 
-def _send(queue: RedisMessageQueue, source: Source, details: dict[str, Any], results: list[bool]) -> None:
-    """Publish everything that the source has; ``results`` has what was published, also if an error ends it."""
+def _send(
+    queue: RedisMessageQueue,
+    source: Source,
+    details: dict[str, Any],
+    results: list[bool],
+    ids: list[str | None] | None,
+) -> None:
+    """Publish everything that the source has; ``results`` has what was published, also if an error ends it.
+
+    ``ids`` gets the ids, if they are wanted: for a duplicate, the id of the message that holds its key.
+    """
     with _progress_bar(source) as update:
         for batch in source:
             try:
-                results += queue.publish_many(batch, **details)
+                if ids is None:
+                    results += queue.publish_many(batch, **details)
+                else:
+                    receipts = queue.submit_many(batch, **details)
+                    results += [one.accepted for one in receipts]
+                    ids += [one.id if one.accepted else one.duplicate_of for one in receipts]
             except Exception as error:
-                results += getattr(error, "results", [])
+                receipts = getattr(error, "receipts", [])
+                results += getattr(error, "results", [one.accepted for one in receipts])
+                if ids is not None:
+                    ids += [one.id if one.accepted else None for one in receipts]
                 raise
             update(len(results))
 
@@ -163,6 +196,13 @@ def _progress_bar(source: Source) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=source.total_bytes, sent=0)
         yield lambda total: bar.update(task, completed=source.read_bytes, sent=total)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"{text!r} is not of the form NAME=VALUE", param_hint="--header")
+    return name, value
 
 
 def _time(text: str) -> datetime:

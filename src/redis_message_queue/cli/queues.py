@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from redis_message_queue.cli.common_options import ServerChoice
 from redis_message_queue.cli.output import Output, to_dict
+
+if TYPE_CHECKING:
+    from redis_message_queue import RedisMessageQueue
+
+
+def _row(name: str, queue: RedisMessageQueue) -> dict[str, Any]:
+    counts = to_dict(queue.stats(oldest=False))
+    del counts["oldest_pending_seconds"]
+    return {"queue": name} | counts | {"paused": queue.is_paused()}
 
 
 def queues(
@@ -27,7 +36,5 @@ def queues(
 
     with server.client() as client:
         found = registered_queues(client, max_queues=limit)
-        rows = [{"queue": one.name} | to_dict(open_registered(one, client).stats(oldest=False)) for one in found]
-    for row in rows:
-        del row["oldest_pending_seconds"]
+        rows = [_row(one.name, open_registered(one, client)) for one in found]
     output.table(rows, empty="no queue is registered on this server")

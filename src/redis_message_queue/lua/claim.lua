@@ -22,6 +22,7 @@ if count > 1000 then error('at most 1,000 messages in one call', 0) end
 --@include clock
 --@include bounded
 --@include plain
+local wanted_now = paused and 0 or count -- a repeated call still gets what it took before
 local leased, deadline = lease_us > 0, now + lease_us
 -- The id of a message and this nonce are a token, which no other claim ever has: it names the caller and the call.
 local nonce = holder .. struct.pack('>I5', tonumber(call))
@@ -64,7 +65,7 @@ end
 -- The usual case, at half the price: nothing is due, and the messages at the head of one list are plain. A caller that
 -- was woken looks ahead: the wake-up may be that of a timer owner that left, and then somebody else must be awake soon.
 local SOON_US = 1000000
-local is_usual = count > 0 and woken < '2' and not answer and not journaled
+local is_usual = wanted_now > 0 and woken < '2' and not answer and not journaled
 local due_by = woken == '1' and now + SOON_US or now
 local due = is_usual and leased and redis.call('ZRANGEBYSCORE', leases, '-inf', due_by, 'LIMIT', 0, 2) or {}
 if is_usual and not due[1] and (leased or redis.call('EXISTS', tenant_ring, delayed) == 0) then
@@ -132,10 +133,11 @@ end
 
 --@include journal
 --@include delivery_state
+--@include emptied
 --@include record
 --@include select
 local silent = redis.call('LLEN', wakeup) == 0
-select_messages(count)
+select_messages(wanted_now)
 
 -- Write what must last before removing anything, many at a time.
 local bodies, deadlines, entries, old_leases, old_fields = {}, {}, {}, {}, {}
@@ -181,7 +183,8 @@ end
 
 -- The chained wake-up: a consumer that was woken, or would have been, and leaves work behind wakes the next one. It
 -- also does so if work will soon be there and nobody is the timer owner: then it may have the wake-up of one that left.
-local again = count > 0 and #taken == 0 and (has_more() or in_ring > 0) and 1 or 0
+local again = wanted_now > 0 and #taken == 0 and (has_more() or in_ring > 0) and 1 or 0
+if #taken == 0 then forget_largest() end
 local leaves_work = #taken > 0
   and ((next_us and next_us <= 0) or in_ring > 0 or (try_call('LLEN', pending) or 0) > 0)
 if woken == '2' then redis.call('UNLINK', timer_owner) end

@@ -4,7 +4,7 @@
 --       targets...: for each target its pending, wakeup, deliveries, leases, tenant_ring, tenant_backlog, weights,
 --       delayed, delayed_messages, journal, meta and longest; at the end the markers of all messages
 -- ARGV  keep_ms | leased (flag) | tenant_pending | expired
---       kept_limit (number): length of kept, 0 for any, -1 to keep nothing | note: a JSON object for the records
+--       kept_limit (number): length of kept, 0 for any, -1 to keep nothing | note: as in settle.lua
 --       call | tokens: of one message
 --       results...: for each target tenant_pending, expired, window_ms, limit, tenant_limit, overload, base, the number
 --       of messages, and for each message its due, marker and body, as in enqueue.lua
@@ -95,21 +95,23 @@ for nth, one in ipairs(queues) do
 end
 
 -- Now write: first the results, then remove what they were made of.
-local all_dropped, trim_error = '', ''
+local all_dropped, trim_error, reason = '', '', cjson.decode(note)
+local handled = reason.handled
+reason.handled = nil
 for _, one in ipairs(queues) do
   local dropped = one.store()
   all_dropped = all_dropped .. struct.pack('>I2', #dropped / 16) .. dropped
 end
 if keeps then
   local payload = payload_of(stored)
-  local record = to_record(stored, payload, times, cjson.decode(note))
+  local record = to_record(stored, payload, times, reason)
   trim_error = push_terminal(kept, records, {payload}, {record}, kept_limit)
 end
 redis.call('HDEL', processing, fields[1])
 if has_entry(stored) then redis.call('HDEL', deliveries, id) end
 if leased then redis.call('ZREM', leases, tokens) end
 if expired_by_tenant[tenant] then remove_expired(tenant, expired_by_tenant[tenant]) end
-record_event('handed_off', id, tenant, 'results', messages)
+record_event('handed_off', id, tenant, 'results', messages, handler_times(unpack(handled or {})))
 write_journal()
 local result = '1' .. table.concat(marks) .. all_dropped .. trim_error
 redis.call('PSETEX', reply, keep_ms, call .. result)

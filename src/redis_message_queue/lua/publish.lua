@@ -19,6 +19,7 @@ if marker and not redis.call('SET', marker, string.sub(head, 2), 'NX', 'PX', win
   first = redis.call('GET', marker)
 end
 if not first then
+  remember_largest(#head + 8 + #body)
   -- If the list was not empty, its wake-up is already there, or with a consumer that will pass it on.
   local waiting, failure = redis.pcall('LPUSH', pending, head .. struct.pack('>I8', now) .. body)
   if waiting == 1 then

@@ -2,7 +2,7 @@
 -- KEYS  processing | leases | deliveries | pending | tenant_ring | delayed | delayed_messages | wakeup | journal
 --       meta | reply
 -- ARGV  keep_ms | leased (flag) | tenant_pending | expired | delay_us (number): how long it waits
---       error_type: of the failure | call | tokens: of one message
+--       error_type: of the failure | handled: two numbers as in settle.lua, or '' | call | tokens: of one message
 -- Returns '1' if the message waits, '0' if it is not the caller's and untouched.
 --@include reply
 if answer then return answer end
@@ -37,7 +37,8 @@ redis.call('HDEL', processing, fields[1])
 if leased then redis.call('ZREM', leases, tokens) end
 if expired_by_tenant[tenant] then remove_expired(tenant, expired_by_tenant[tenant]) end
 local due_text = string.format('%.0f', due)
-record_event('retried', id, tenant, 'due', due_text, 'failures', failures + 1, 'error_type', error_type)
+record_event('retried', id, tenant, 'due', due_text, 'failures', failures + 1, 'error_type', error_type,
+  handler_times(string.match(handled, '^(%d+) (%d+)$')))
 write_journal()
 if is_next and silent then redis.call('LPUSH', wakeup, '1') end
 redis.call('PSETEX', reply, keep_ms, call .. '1')

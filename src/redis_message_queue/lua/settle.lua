@@ -2,7 +2,8 @@
 -- KEYS  processing | leases | deliveries | pending | tenant_ring | journal | meta | reply
 --       kept: completed, failed or dlq (left out to keep nothing) | records: those of kept (left out with it)
 -- ARGV  keep_ms | leased (flag) | tenant_pending | expired | limit (number): length of kept, 0 for any
---       note: a JSON object for the records, '' for an ack | call | tokens
+--       note: a JSON object for the records, '' for an ack. Its `handled`, if a caller knows that, has two numbers for
+--       each message: how many microseconds ago its handler started, and how many it ran | call | tokens
 -- Returns '1' or '0' for each message: settled, or not the caller's and untouched; then what went wrong with trimming,
 --       or 'cut N' if N older failed messages were cut off to stay within the limit.
 --@include reply
@@ -59,7 +60,8 @@ end
 local marks, owned, ended, known, payloads, notes = {}, {}, {}, {}, {}, {}
 local reason = note == '' and {} or cjson.decode(note)
 local event, error_type = reason.event or 'acked', reason.error_type
-reason.event = nil
+local handled = reason.handled or {}
+reason.event, reason.handled = nil, nil
 local bodies = redis.call('HMGET', processing, unpack(fields))
 local deadlines, expired_by_tenant = find_leases(bodies)
 for nth, stored in ipairs(bodies) do
@@ -73,10 +75,12 @@ for nth, stored in ipairs(bodies) do
     owned[#owned + 1] = fields[nth]
     ended[#ended + 1] = members[nth]
     marks[#marks + 1] = '1'
+    local ago, ran = handled[2 * nth - 1], handled[2 * nth]
     if event == 'acked' then
-      record_event(event, id, tenant)
+      record_event(event, id, tenant, handler_times(ago, ran))
     else
-      record_event(event, id, tenant, 'reason', reason.reason or '', 'error_type', error_type or '', 'count', times)
+      record_event(event, id, tenant, 'reason', reason.reason or '', 'error_type', error_type or '', 'count', times,
+        handler_times(ago, ran))
     end
     if not is_ours or has_entry(stored) then known[#known + 1] = id end
     if kept then

@@ -11,7 +11,7 @@ from typing import Any
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
 from redis_message_queue.errors import GatewayContractError
 from redis_message_queue.events import QueueEvent
-from redis_message_queue.messages import ReceivedMessage
+from redis_message_queue.messages import Receipt, ReceivedMessage
 from redis_message_queue.metrics.spans import Processing, Spans, trace_headers
 from redis_message_queue.options import QueueOptions
 from redis_message_queue.protocol.batch_block import BatchBlock
@@ -41,6 +41,11 @@ class TracedPublisher(Publisher):
         batch = listed(messages)
         with self._spans.sending(self._emitter.queue, len(batch)):
             return await super().publish_many(batch, **details)
+
+    async def submit_many(self, messages: Iterable[Message], **details: Any) -> list[Receipt]:
+        batch = listed(messages)
+        with self._spans.sending(self._emitter.queue, len(batch)):
+            return await super().submit_many(batch, **details)
 
 
 class _Traced:

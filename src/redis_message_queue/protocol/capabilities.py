@@ -10,6 +10,7 @@ from redis_message_queue.errors import GatewayContractError
 # What an error says of a missing capability: what it is, and what to use instead.
 _ERRORS = {
     "chunks": ("publishing in batches, for tenants or with a delay", "publish(message) for each message"),
+    "receipts": ("submit()", "publish(message), which returns whether it was accepted"),
     "headers": ("get_headers", "fields of the message itself"),
     "repeats": ("repeat_of", "a deduplication key that makes it safe to publish again"),
     "batches": ("taking messages in batches, as process_messages() and run() do", "process_message()"),
@@ -29,7 +30,8 @@ class Capabilities:
 
     gateway: str = "RedisGateway"
     chunks: bool = True  # publish_many, tenants, delays
-    headers: bool = True  # get_headers
+    receipts: bool = True  # submit
+    headers: bool = True  # get_headers, headers=
     repeats: bool = True  # repeat_of
     batches: bool = True  # process_messages, run
     retries: bool = True  # retry_policy
@@ -43,6 +45,7 @@ class Capabilities:
         return cls(
             gateway=type(gateway).__name__,
             chunks=not publishes,
+            receipts=not publishes,
             headers=not publishes,
             repeats=not publishes,
             batches=not consumes,

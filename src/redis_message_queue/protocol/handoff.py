@@ -61,7 +61,7 @@ class HandOffTarget:
         parts: list[Argument] = [*prefixes, *publishing_rules(store.options), base, len(self.messages)]
         for one in self.messages:
             place = 0 if one.marker is None else markers.setdefault(one.marker, len(markers) + 1)
-            parts += [one.due, place, envelope.body(one.payload, one.tenant, one.extras)]
+            parts += [one.due, place, envelope.body(one.payload, one.tenant, one.extras, one.ttl_us)]
         return parts
 
 
@@ -146,7 +146,11 @@ class HandOff:
         return seen is not None, None
 
     async def complete(
-        self, claim: Claim, targets: Sequence[HandOffTarget], cancellations: list[BaseException]
+        self,
+        claim: Claim,
+        targets: Sequence[HandOffTarget],
+        cancellations: list[BaseException],
+        handled: Sequence[int] = (),
     ) -> tuple[list[Published], str | None]:
         """Run the script: all of it happens, or an error is raised and nothing has happened.
 
@@ -154,7 +158,7 @@ class HandOff:
         """
         queue, keys, terminal_list = self._queue, self._queue.store.keys, self._queue.completed
         leased = int(queue.store.options.message_visibility_timeout_seconds is not None)
-        reason = SettleReason("completed", None, queue.port.now() - claim.claimed_at)
+        reason = SettleReason("completed", None, queue.port.now() - claim.claimed_at, handled=handled)
         if not targets:  # a plain ack, which works on a server without free memory, too
             settled = await queue.store.settler.settle([claim], terminal_list, reason, cancellations)
             if not settled.owned[0]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from redis_message_queue import headers
-from redis_message_queue.checks import number
+from redis_message_queue.checks import MILLISECOND, number, text
 from redis_message_queue.envelope import content_key, tenant_name
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, PayloadTypeError, PayloadValueError
 from redis_message_queue.options import QueueOptions
@@ -18,6 +19,22 @@ if TYPE_CHECKING:
     from redis_message_queue.protocol.store import Store
 
 Message = str | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PerCall:
+    """What one publish says of its messages, instead of the options of the queue."""
+
+    headers: Any = None
+    deduplication_key: Any = None
+    ttl_seconds: Any = None
+
+
+def per_call(headers: Any, deduplication_key: Any, ttl_seconds: Any) -> PerCall | None:
+    """Return what was given, None if that is nothing."""
+    if headers is None and deduplication_key is None and ttl_seconds is None:
+        return None
+    return PerCall(headers, deduplication_key, ttl_seconds)
 
 
 class MessageBuilder:
@@ -43,18 +60,42 @@ class MessageBuilder:
         tenant: str | None = None,
         delay_seconds: float | None = None,
         at: datetime | None = None,
+        given: PerCall | None = None,
     ) -> OutgoingMessage:
         """Return the message, ready to send."""
-        due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at)
+        ttl = None if given is None else self._checked(given)
+        due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at, ttl)
         outgoing = OutgoingMessage(self._rules.encode(message))
         if tenant is not None:
             outgoing.tenant = tenant_name(tenant)
         outgoing.due = due
-        if self._deduplicates:
+        if given is not None:
+            outgoing.ttl_us = _microseconds(ttl)
+            if given.deduplication_key is not None:
+                outgoing.marker = self._store.keys.deduplication(plain(given.deduplication_key), plain(tenant))
+        if self._deduplicates and outgoing.marker is None:
             outgoing.marker = await self.marker(message, tenant)
-        if self._get_headers is not None:
-            outgoing.extras = await self._headers()
+        if self._get_headers is not None or given is not None:
+            outgoing.extras = await self._headers(given)
         return outgoing
+
+    def _checked(self, given: PerCall) -> float | None:
+        """Raise for what cannot be used, before any function of the user's is called. Returns the time to live."""
+        capabilities, key = self._store.capabilities, given.deduplication_key
+        if given.headers is not None:
+            capabilities.require("headers")
+            headers.encode(given.headers, "headers")
+        if given.ttl_seconds is not None:
+            capabilities.require("chunks")
+            number("ttl_seconds", given.ttl_seconds, least=MILLISECOND)
+        if key is not None:
+            text("deduplication_key", key)
+            if self._store.options.pending_overload_policy == "drop_oldest":
+                raise ConfigurationError(
+                    "deduplication_key cannot be combined with pending_overload_policy='drop_oldest': the key of a "
+                    "dropped message would remain and suppress the same message when it is published again"
+                )
+        return None if given.ttl_seconds is None else float(plain(given.ttl_seconds))
 
     async def build_all(
         self,
@@ -63,20 +104,28 @@ class MessageBuilder:
         delay_seconds: float | None,
         at: datetime | None,
         repeated: int,
+        given: PerCall | None = None,
     ) -> list[OutgoingMessage]:
         """Return the messages, ready to send; the first ``repeated`` of them go out as they did before.
 
         No function of the user's is called before all messages have been checked.
         """
-        due, name = await self._due(delay_seconds, at), b"" if tenant is None else tenant_name(tenant)
+        ttl = None if given is None else self._checked(given)
+        due, name = await self._due(delay_seconds, at, ttl), b"" if tenant is None else tenant_name(tenant)
         encode = self._rules.encode
         outgoing = [OutgoingMessage(encode(one), None, name, due) for one in messages]
         new = outgoing[repeated:]
-        if self._deduplicates:
+        if ttl is not None:
+            for one in outgoing:
+                one.ttl_us = _microseconds(ttl)
+        if given is not None and given.deduplication_key is not None:
+            (only,) = outgoing  # `publish_many` takes no key
+            only.marker = self._store.keys.deduplication(plain(given.deduplication_key), plain(tenant))
+        elif self._deduplicates:
             for one, message in zip(new, messages[repeated:], strict=True):
                 one.marker = await self.marker(message, tenant)
-        if self._get_headers is not None and new:
-            extras = await self._headers()
+        if (self._get_headers is not None or given is not None) and new:
+            extras = await self._headers(given)
             for one in new:
                 one.extras = extras
         return outgoing
@@ -112,14 +161,21 @@ class MessageBuilder:
             )
         return key
 
-    async def _headers(self) -> bytes:
-        assert self._get_headers is not None
-        answer = await self._port.call_user(self._get_headers)
-        return headers.encode(answer.unwrap())
+    async def _headers(self, given: PerCall | None = None) -> bytes:
+        """Return the extras: what ``get_headers`` returns, and the headers of this call, which win."""
+        own = None if given is None else given.headers
+        if self._get_headers is None:
+            return b"" if own is None else headers.encode(own, "headers")
+        answer = (await self._port.call_user(self._get_headers)).unwrap()
+        extras = headers.encode(answer)
+        return extras if own is None else headers.encode({**answer, **own}, "headers")
 
-    async def _due(self, delay_seconds: float | None, at: datetime | None) -> str:
+    async def _due(self, delay_seconds: float | None, at: datetime | None, ttl: float | None = None) -> str:
         """Return when messages may be delivered; raise if they would be too old to be delivered by then."""
         when, max_age = due_time(delay_seconds, at), self._store.options.message_ttl_seconds
+        option = "message_ttl_seconds"
+        if ttl is not None and (max_age is None or ttl < max_age):
+            option, max_age = "ttl_seconds", ttl
         if max_age is None or not when:
             return when
         if delay_seconds is not None:
@@ -128,9 +184,9 @@ class MessageBuilder:
             given, wait = f"at={at}", int(when) / 1_000_000 - await self._server_time()
         if wait >= max_age:
             raise ConfigurationError(
-                f"{given} is not earlier than message_ttl_seconds={max_age:g} allows: the message would be too old "
+                f"{given} is not earlier than {option}={max_age:g} allows: the message would be too old "
                 "when its time comes, and go to the dead letters instead of a handler; shorten the delay, or raise "
-                "message_ttl_seconds. Nothing was published"
+                f"{option}. Nothing was published"
             )
         return when
 
@@ -139,6 +195,10 @@ class MessageBuilder:
         commands = (("TIME",),)
         ((seconds, microseconds),) = await self._store.calls.pipeline(self._store.keys.pending, commands, "publish")
         return int(seconds) + int(microseconds) / 1_000_000
+
+
+def _microseconds(seconds: float | None) -> int:
+    return 0 if seconds is None else max(1, int(seconds * 1_000_000))
 
 
 def due_time(delay_seconds: float | None, at: datetime | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redis_message_queue.protocol.pages import PageReader
+from redis_message_queue.protocol.pause import Pauser
 from redis_message_queue.protocol.purge import Purger
 from redis_message_queue.protocol.reader import QueueReader
 from redis_message_queue.protocol.redrive import Redriver
@@ -14,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class Operator:
-    """Reads a queue, removes messages and redrives messages; a custom gateway may not support it."""
+    """Reads and pauses a queue, removes and redrives messages; a custom gateway may not support it."""
 
     def __init__(self, queue: QueueProtocol) -> None:
         store = queue.store
         store.capabilities.require("operators")
         pages = PageReader(store.calls)
         self.reader = QueueReader(store, pages)
+        self.pauser = Pauser(store.calls, pages)
         self.purger = Purger(store.calls, pages)
         self.redriver = Redriver(store, pages, queue.builder if queue.options.deduplication else None, queue.emitter)

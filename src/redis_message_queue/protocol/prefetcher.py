@@ -13,6 +13,7 @@ from redis_message_queue.protocol.ack_buffer import AckBuffer
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consumer import ClaimedPayload, Consumer
+from redis_message_queue.protocol.handler_times import HandlerTimes
 from redis_message_queue.protocol.pace import Pace
 from redis_message_queue.protocol.port import BackgroundTask, Pause
 from redis_message_queue.protocol.run_options import RunOptions, RunSummary
@@ -69,6 +70,8 @@ class Prefetcher:
         if options.wait_for_retries:
             self._settling.retries = {}
         self._lease = self.holding.lease_for([])
+        self._times = HandlerTimes(queue.port.now) if queue.store.options.journal else None
+        self._settling.times = self._times
         self._lock = queue.port.lock()  # of the work items, of the acks, and of the sums
         self.summary = RunSummary()
         self.acks = AckBuffer(self._consumer, self._pace.flush_seconds, self._lock, self.summary)
@@ -176,6 +179,8 @@ class Prefetcher:
                 self._helper = self._queue.port.spawn(self._help)
         if self._times_handlers:
             self._lease.begin(work_item.claims)
+        if self._times is not None:
+            self._times.started(work_item.claims, work_item.taken_at)
         return work_item
 
     def _is_short_of_time(self, work_item: WorkItem, now: float) -> bool:
@@ -258,7 +263,9 @@ class Prefetcher:
         deadline = port.now() + (self._options.batch_seconds or 0.0)
         while not self._consumer.is_stopped():
             wanted = self._claim_size() - len(self._filling)
-            left = min(deadline - port.now(), self._pace.longest_wait(self._lease.left(self._filling[0][0])))
+            # A message that came again has a new lease, so the first one need not be the one that ends first.
+            shortest = min(self._lease.left(claim) for claim, _ in self._filling)
+            left = min(deadline - port.now(), self._pace.longest_wait(shortest))
             if wanted <= 0 or left <= 0 or not await self._refill(wanted, left):
                 break
         if self._consumer.is_stopped():
@@ -271,10 +278,7 @@ class Prefetcher:
         self._settling.raise_if_cancelled()
 
     async def _drop_lost_from_batch(self) -> None:
-        reserve = self._pace.reserve
-        if not self._lease.has_losses and self._lease.left(self._filling[0][0]) > reserve:
-            return
-        lost = [claim for claim, _ in self._filling if self._lease.left(claim) <= reserve]
+        lost = [claim for claim, _ in self._filling if self._lease.left(claim) <= self._pace.reserve]
         if lost:
             await self._requeue_unbegun(lost)
             dropped = set(lost)
@@ -360,7 +364,7 @@ class Prefetcher:
             self._redelivered.add(first)
         if (lease := self._pace.lease) is not None:
             for work_item in work_items:
-                work_item.expires_at = work_item.claims[0].claimed_at + lease  # the oldest
+                work_item.expires_at = min(claim.claimed_at for claim in work_item.claims) + lease
         with self._lock:
             taken = [work_item for work_item in self._work_items[: self._next] if not work_item.begun]
             self._work_items = [*taken, *self._work_items[self._next :], *work_items]
@@ -380,6 +384,8 @@ class Prefetcher:
         claims = self._not_completed(work_item) if self._consumer.completed else work_item.claims
         if self._times_handlers:
             self._lease.finish(claims)
+        if self._times is not None:
+            self._times.ended(claims)
         is_urgent = False
         if self._pace.counts_time:
             now = self._queue.port.now()
@@ -434,6 +440,8 @@ class Prefetcher:
     async def _requeue_failed_batch(self, claims: Sequence[Claim], error: Exception) -> None:
         text = "and the %d others of its batch are requeued: their handler raised %s"
         self._queue.emitter.log(WARNING, claims[0], text, len(claims) - 1, type(error).__name__)
+        if self._times is not None:
+            self._times.forget(claims)
         requeued = await self._settling.requeue(claims, error, forgiven=False)
         self._pace.after_claim(redelivered=True)  # they come next, each alone
         with self._lock:
@@ -442,6 +450,8 @@ class Prefetcher:
     def leave_alone(self, work_item: WorkItem) -> None:
         """Whatever ended the handler was not an `Exception`: its messages are left to their leases."""
         self._let_go(work_item.claims)
+        if self._times is not None:
+            self._times.forget(work_item.claims)
         self._redelivered.discard(work_item)
 
     async def close(self) -> None:
@@ -449,6 +459,7 @@ class Prefetcher:
         if self.holding.is_forked:
             return
         self._consumer.release()
+        self.summary.dead_lettered = self._consumer.dead_lettered
         self._queue.store.claimer.unconfirmed.leave_to_others(self._consumer)
         if self._helper is not None:
             await self._settling.undisturbed(self._helper.end())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
+from redis_message_queue.envelope import ID_BYTES
 from redis_message_queue.errors import (
     PayloadTypeError,
     PublishNotConfirmedError,
@@ -14,13 +15,24 @@ from redis_message_queue.errors import (
     RedisMessageQueueError,
 )
 from redis_message_queue.events import EventOperation, EventOutcome
+from redis_message_queue.messages import Receipt
 from redis_message_queue.protocol.confirm import Sent
 from redis_message_queue.protocol.drain import DrainGate
 from redis_message_queue.protocol.events import EventEmitter
-from redis_message_queue.protocol.message_builder import Message, MessageBuilder
+from redis_message_queue.protocol.message_builder import Message, MessageBuilder, PerCall
 from redis_message_queue.protocol.port import unwrap
 from redis_message_queue.protocol.sender import ACCEPTED, NOTHING_PUBLISHED, Published, chunk_ids, chunks, first_id
 from redis_message_queue.protocol.store import Store
+
+_MARKERS_AT_ONCE = 1_000
+
+
+class SentMessage(NamedTuple):
+    """What became of one message of a chunk."""
+
+    id: bytes
+    accepted: bool
+    marker: str | None  # the Redis key that remembers its deduplication key
 
 
 class Publisher:
@@ -41,6 +53,7 @@ class Publisher:
         delay_seconds: float | None = None,
         at: datetime | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        given: PerCall | None = None,
     ) -> bool:
         """Add a message to the queue. Returns True, or False if deduplication suppressed it."""
         gate, store, emitter = self._gate, self._store, self._emitter
@@ -49,12 +62,13 @@ class Publisher:
             if gate.is_shut:
                 gate.refuse_if_shut()
             if repeat_of is not None or not sender.needs_one_call:
-                (accepted,) = await self._publish_chunks([message], tenant, delay_seconds, at, repeat_of, [])
+                (accepted,) = await self._publish_chunks([message], tenant, delay_seconds, at, repeat_of, [], given)
                 return accepted
-            if tenant is None and delay_seconds is None and at is None and self._builder.is_plain:
+            is_bare = tenant is None and delay_seconds is None and at is None and given is None
+            if is_bare and self._builder.is_plain:
                 outgoing = self._builder.build_plain(message)
             else:
-                outgoing = await self._builder.build(message, tenant, delay_seconds, at)
+                outgoing = await self._builder.build(message, tenant, delay_seconds, at, given)
             calls, message_id = store.calls, first_id(self._port.new_id())
             started = self._port.now() if emitter.wanted else 0.0
             try:
@@ -87,6 +101,7 @@ class Publisher:
         delay_seconds: float | None = None,
         at: datetime | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        given: PerCall | None = None,
     ) -> list[bool]:
         """Add messages to the queue in their order. Returns for each what `publish` would return."""
         results: list[bool] = []
@@ -94,7 +109,7 @@ class Publisher:
         try:
             self._gate.refuse_if_shut()
             self._store.capabilities.require("chunks")
-            return await self._publish_chunks(listed(messages), tenant, delay_seconds, at, repeat_of, results)
+            return await self._publish_chunks(listed(messages), tenant, delay_seconds, at, repeat_of, results, given)
         except Exception as error:
             with suppress(AttributeError):  # a user's exception may not allow new attributes
                 error.results = results  # type: ignore[attr-defined]  # documented for all errors of this call
@@ -104,6 +119,47 @@ class Publisher:
         finally:
             self._gate.leave(entry)
 
+    async def submit_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        tenant: str | None = None,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+        repeat_of: PublishNotConfirmedError | None = None,
+        given: PerCall | None = None,
+    ) -> list[Receipt]:
+        """Add messages to the queue in their order. Returns a receipt for each."""
+        entry, sent, results = self._gate.enter(), list[SentMessage](), list[bool]()
+        try:
+            self._gate.refuse_if_shut()
+            self._store.capabilities.require("receipts")
+            await self._publish_chunks(
+                listed(messages), tenant, delay_seconds, at, repeat_of, results, given, sent_messages=sent
+            )
+            holders = await self._holders([one.marker for one in sent if not one.accepted and one.marker is not None])
+            return _receipts(sent, holders)
+        except Exception as error:
+            with suppress(AttributeError):
+                error.receipts = _receipts(sent, {})  # type: ignore[attr-defined]  # as `results` of `publish_many`
+            if isinstance(error, RedisMessageQueueError):
+                error.locate(self._emitter.queue, "publish")
+            raise
+        finally:
+            self._gate.leave(entry)
+
+    async def _holders(self, markers: Sequence[str]) -> dict[str, str | None]:
+        """Return the ids of the messages that hold these deduplication keys; None if the window of one has ended."""
+        found: dict[str, str | None] = {}
+        unique = list(dict.fromkeys(markers))
+        for first in range(0, len(unique), _MARKERS_AT_ONCE):
+            some = unique[first : first + _MARKERS_AT_ONCE]
+            gets = tuple(("GET", marker) for marker in some)
+            answers = await self._store.calls.pipeline(self._store.keys.pending, gets, "submit")
+            ids = (answer if isinstance(answer, bytes) and len(answer) == ID_BYTES else None for answer in answers)
+            found.update((marker, None if one is None else one.hex()) for marker, one in zip(some, ids, strict=True))
+        return found
+
     async def _publish_chunks(
         self,
         messages: Sequence[Message],
@@ -112,11 +168,13 @@ class Publisher:
         at: datetime | None,
         repeat_of: PublishNotConfirmedError | None,
         results: list[bool],
+        given: PerCall | None = None,
+        sent_messages: list[SentMessage] | None = None,
     ) -> list[bool]:
         sender, options = self._store.sender, self._store.options
         earlier = getattr(repeat_of, "sent", None)  # `find_sent` refuses anything else
         repeated = len(earlier.payloads) if isinstance(earlier, Sent) else 0
-        outgoing = await self._builder.build_all(messages, tenant, delay_seconds, at, repeated)
+        outgoing = await self._builder.build_all(messages, tenant, delay_seconds, at, repeated, given)
         deadline = self._port.now() + options.pending_overload_block_timeout_seconds
         first = [outgoing[:repeated]] if repeated else []
         for chunk in (*first, *chunks(outgoing[repeated:], options)):
@@ -135,6 +193,9 @@ class Publisher:
                 await self._emit_failure(ids, error)
                 raise
             results += published.accepted
+            if sent_messages is not None:
+                stored = zip(ids, published.accepted, chunk, strict=True)
+                sent_messages += [SentMessage(one, accepted, of.marker) for one, accepted, of in stored]
             if self._emitter.wanted:
                 await self.emit_published(ids, published, started)
         return results
@@ -161,6 +222,16 @@ class Publisher:
                 await emit(EventOperation.PUBLISH, **details)
             else:
                 await emit(EventOperation.PUBLISH_DEDUP_HIT, EventOutcome.SKIPPED, **details)
+
+
+def _receipts(sent: Iterable[SentMessage], holders: Mapping[str, str | None]) -> list[Receipt]:
+    """Return a receipt for each message, with the message that holds its key if it is a duplicate."""
+    return [
+        Receipt(
+            id=one.id.hex(), accepted=one.accepted, duplicate_of=None if one.accepted else holders.get(one.marker or "")
+        )
+        for one in sent
+    ]
 
 
 def _say_how_many(error: Exception, results: Sequence[bool], total: int) -> None:

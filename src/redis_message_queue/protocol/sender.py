@@ -28,11 +28,12 @@ class OutgoingMessage:
     tenant: bytes = b""
     due: str = ""  # microseconds of the server's clock, '+' and microseconds from now, or '' for immediately
     extras: bytes = b""  # its headers
+    ttl_us: int = 0  # how long it may wait, 0 for any time
 
     @property
     def is_bare(self) -> bool:
         """Whether it is nothing but a payload, to be delivered as soon as possible."""
-        return not (self.tenant or self.due or self.extras)
+        return not (self.tenant or self.due or self.extras or self.ttl_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Sender:
 
         publish.lua takes one payload and knows no limits; enqueue.lua does everything else.
         """
-        if self._limited or one.tenant or one.due or one.extras:
+        if self._limited or one.tenant or one.due or one.extras or one.ttl_us:
             return self._choose_enqueue(slot, [message_id], [one])
         if one.marker is None:
             return slot.publish, (), (b"\x80" + message_id, one.payload)
@@ -74,7 +75,7 @@ class Sender:
     def _choose_enqueue(self, slot: ReplySlot, ids: Sequence[bytes], messages: Sequence[OutgoingMessage]) -> Call:
         base = ids[0][: envelope.BASE_BYTES]
         markers = tuple(dict.fromkeys([one.marker for one in messages if one.marker is not None]))
-        if not markers and not [one for one in messages if one.tenant or one.due or one.extras]:
+        if not markers and not [one for one in messages if one.tenant or one.due or one.extras or one.ttl_us]:
             return slot.enqueue, (), (base, "bare", *[one.payload for one in messages])
         places = {marker: place for place, marker in enumerate(markers, 1)}
         details = (
@@ -83,7 +84,7 @@ class Sender:
             for part in (
                 one.due,
                 0 if one.marker is None else places[one.marker],
-                envelope.body(one.payload, one.tenant, one.extras),
+                envelope.body(one.payload, one.tenant, one.extras, one.ttl_us),
             )
         )
         return slot.enqueue, markers, (base, "full", *details)

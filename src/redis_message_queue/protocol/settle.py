@@ -44,6 +44,7 @@ class SettleReason:
     error: BaseException | None = None
     held_seconds: float | None = None
     event: str | None = None  # what a journal calls it, where it is not an acknowledgement
+    handled: Sequence[int] = ()  # for a journal, where a loop knows it: see HandlerTimes.take
 
     def as_json(self) -> str:
         fields: dict[str, Any] = {"reason": self.reason}
@@ -54,6 +55,8 @@ class SettleReason:
             fields["held_us"] = int(self.held_seconds * 1_000_000)
         if self.event is not None:
             fields["event"] = self.event
+        if self.handled:
+            fields["handled"] = self.handled
         return json.dumps(fields)
 
 
@@ -176,13 +179,18 @@ class Settler:
         return PiggybackedAck(claims, call, self._calls, slot)
 
     async def retry_later(
-        self, claim: Claim, delay_seconds: float, error: Exception, cancellations: Cancellations | None = None
+        self,
+        claim: Claim,
+        delay_seconds: float,
+        error: Exception,
+        cancellations: Cancellations | None = None,
+        handled: Sequence[int] = (),
     ) -> bool:
         """Delay the message until its next attempt. Returns whether it was still ours."""
         slot = self._calls.acquire_slot()
         try:
             delay_us, name = int(delay_seconds * 1_000_000), type(error).__name__
-            arguments = (delay_us, name, slot.next_call(), claim.token)
+            arguments = (delay_us, name, " ".join(map(str, handled)), slot.next_call(), claim.token)
             return bool(await self._calls.call(slot.retry_later, arguments, cancellations=cancellations) == b"1")
         finally:
             self._calls.release_slot(slot)
@@ -224,7 +232,8 @@ def _details(
 ) -> tuple[tuple[str, ...], tuple[Argument, Argument]]:
     """The keys of the lists, if any, and what the script should know of them."""
     if terminal_list is None:
-        return (), (0, reason.as_json()) if reason is not None and reason.event is not None else _KEEPS_NOTHING
+        is_plain = reason is None or (reason.event is None and not reason.handled)
+        return (), _KEEPS_NOTHING if reason is None or is_plain else (0, reason.as_json())
     extra_keys, limit = (terminal_list.key, terminal_list.records), terminal_list.limit or 0
     return extra_keys, (limit, "{}" if reason is None else reason.as_json())
 

@@ -12,6 +12,7 @@ from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.outcomes import DeadLetter, Discard, RetryLater
 from redis_message_queue.protocol.claim import DEAD_LETTERS_ARE_FULL, Claim, log_cut
 from redis_message_queue.protocol.events import log, named
+from redis_message_queue.protocol.handler_times import HandlerTimes
 from redis_message_queue.protocol.lease import Lease
 from redis_message_queue.protocol.port import unwrap
 from redis_message_queue.protocol.settle import SETTLED, PiggybackedAck, Settled, SettleReason, TerminalList, text_of
@@ -51,7 +52,7 @@ class Ending(Enum):
 class Settling:
     """Settles the messages of one consumer. Cancellations are noted and do not stop it."""
 
-    __slots__ = ("_keeps_failures", "_queue", "cancellations", "retries")
+    __slots__ = ("_keeps_failures", "_queue", "cancellations", "retries", "times")
 
     def __init__(self, queue: QueueProtocol, *, keeps_failures: bool) -> None:
         self._queue = queue
@@ -59,6 +60,7 @@ class Settling:
         # it is removed: its handler's exception reaches the caller, who can keep it.
         self._keeps_failures = keeps_failures
         self.cancellations: list[BaseException] = []
+        self.times: HandlerTimes | None = None  # of a loop on a queue with a journal
         self.retries: dict[bytes, float] | None = None  # message id to when its next attempt is due, if wanted
 
     # -- success
@@ -82,14 +84,20 @@ class Settling:
     def attach(self, claims: Sequence[Claim]) -> PiggybackedAck:
         """An ack that can be sent with a claim, or again if its answer did not come."""
         queue = self._queue
-        reason = None if queue.completed is None else self._completed(claims)
+        handled = self._handled(claims)
+        reason = None if queue.completed is None and not handled else self._completed(claims, handled)
         return queue.store.settler.attach(claims, queue.completed, reason)
 
-    def _completed(self, claims: Sequence[Claim]) -> SettleReason:
+    def _handled(self, claims: Sequence[Claim]) -> Sequence[int]:
+        """For a journal, when the handlers of these messages ran."""
+        return () if self.times is None else self.times.take(claims)
+
+    def _completed(self, claims: Sequence[Claim], handled: Sequence[int] = ()) -> SettleReason:
         """One reason for all of them; it has no claim time if they were claimed at different times."""
         claimed_at = claims[0].claimed_at
         together = all(claim.claimed_at == claimed_at for claim in claims)
-        return SettleReason("completed", None, self._queue.port.now() - claimed_at if together else None)
+        held = self._queue.port.now() - claimed_at if together else None
+        return SettleReason("completed", None, held, handled=handled)
 
     async def acknowledged(self, claims: Sequence[Claim], settled: Settled) -> None:
         """Report what an ack did."""
@@ -137,11 +145,12 @@ class Settling:
         cancellations: list[BaseException] = []
         try:
             with lease.settling(claim):
-                published, trim_error = await hand_off.complete(claim, targets, cancellations)
+                published, trim_error = await hand_off.complete(claim, targets, cancellations, self._handled([claim]))
                 completed.add(claim)
         except Exception as error:
             # Our own errors say what has happened, all but this one.
             if isinstance(error, RedisMessageQueueError) and not isinstance(error, RetryBudgetExhaustedError):
+                error.locate(self._queue.options.name, "complete")
                 raise
             raise await self._not_completed(claim, error, _OUTCOME_UNKNOWN) from error
         finally:
@@ -270,7 +279,7 @@ class Settling:
     ) -> Settled | None:
         """None if Redis did not confirm it."""
         queue = self._queue
-        why = SettleReason(reason, error, queue.port.now() - claim.claimed_at, event)
+        why = SettleReason(reason, error, queue.port.now() - claim.claimed_at, event, self._handled([claim]))
         try:
             return await queue.store.settler.settle([claim], terminal_list, why, self.cancellations)
         except Exception as trouble:
@@ -279,7 +288,8 @@ class Settling:
 
     async def _retry_later(self, claim: Claim, pause: float, error: Exception) -> Ending:
         try:
-            owned = await self._queue.store.settler.retry_later(claim, pause, error, self.cancellations)
+            handled = self._handled([claim])
+            owned = await self._queue.store.settler.retry_later(claim, pause, error, self.cancellations, handled)
         except Exception as trouble:
             await self._not_cleaned_up(claim, trouble)
             return Ending.UNCONFIRMED

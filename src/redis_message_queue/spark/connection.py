@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import redis
-from redis.exceptions import AskError, RedisClusterException, RedisError
+from redis.exceptions import AskError, ClusterCrossSlotError, RedisClusterException, RedisError
 
 from redis_message_queue import wire
 from redis_message_queue.errors import ConfigurationError, RetryBudgetExhaustedError
@@ -17,6 +17,7 @@ from redis_message_queue.protocol.port import Argument, finish
 from redis_message_queue.sync.port import BlockingPort
 
 _PAUSE_SECONDS = 0.2  # between two attempts to reach a cluster
+_FIRST_CONTACT_SECONDS = 5.0  # how long a cluster that was never reached is waited for, as with a single server
 
 
 def connect(url: str, *, cluster: bool = False) -> redis.Redis | redis.RedisCluster:
@@ -30,7 +31,7 @@ def connect(url: str, *, cluster: bool = False) -> redis.Redis | redis.RedisClus
     """
     if not cluster:
         return redis.Redis.from_url(url)
-    give_up_at = time.monotonic() + GatewayOptions().retry_budget_seconds
+    give_up_at = time.monotonic() + _FIRST_CONTACT_SECONDS
     while True:
         try:
             return redis.RedisCluster.from_url(url)
@@ -42,8 +43,10 @@ def connect(url: str, *, cluster: bool = False) -> redis.Redis | redis.RedisClus
             if not wire.is_transient(error):
                 raise
             if time.monotonic() >= give_up_at:
+                where = wire.address(redis.Redis.from_url(url))
                 raise RetryBudgetExhaustedError(
-                    "the Redis Cluster could not be reached within the retry budget. Check its nodes and the url."
+                    f"the Redis Cluster at {where} could not be reached in {_FIRST_CONTACT_SECONDS:g} s "
+                    f"({type(error).__name__}: {error}); nothing was sent. Check the address, and that it is running."
                 ) from error
             time.sleep(_PAUSE_SECONDS)
 
@@ -57,6 +60,7 @@ class RedisReader:
     """Reads with the retries of the library. Replies are bytes, numbers and lists."""
 
     def __init__(self, client: Any, keys: QueueKeys) -> None:
+        self._client = client
         self.port = BlockingPort(client)
         self.calls = Calls(self.port, keys, GatewayOptions())
         self._keys = keys
@@ -65,8 +69,22 @@ class RedisReader:
         """Return the replies to commands that are sent together, and may be sent more than once."""
         try:
             return finish(self.calls.pipeline(self._keys.pending, commands, "read")) if commands else []
-        except AskError as error:  # a MovedError is one too
+        except (AskError, ClusterCrossSlotError) as error:  # a MovedError is an AskError
             raise not_a_single_server(self._keys.prefix) from error
+
+    def refuse_cluster_node(self) -> None:
+        """Raise if a node of a cluster is read as a server of its own. Call it if nothing was found: on a cluster the
+        keys have other names.
+
+        Raises:
+            ConfigurationError: It is a node of a cluster.
+        """
+        if wire.is_cluster(self._client):
+            return
+        (reply,) = self.read(("HELLO",))  # every user may send it
+        told = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+        if told.get(b"mode") == b"cluster":
+            raise not_a_single_server(self._keys.prefix)
 
     def read_atomically(self, *commands: tuple[Argument, ...]) -> list[Any]:
         """Return the replies to commands that run in one transaction."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,13 +16,16 @@ from typing import Any, NamedTuple
 
 import redis
 
+from redis_message_queue.envelope import Envelope, is_message
 from redis_message_queue.errors import (
     ConfigurationError,
     ConsumerGroupBusyError,
     ConsumerGroupLostError,
+    DataLossError,
     LuaScriptError,
 )
 from redis_message_queue.keys import script_keys
+from redis_message_queue.protocol.claim import log_dead, read_dead, read_trimming
 from redis_message_queue.protocol.port import Argument, Command, finish
 from redis_message_queue.scripts import script
 from redis_message_queue.spark.connection import RedisReader, not_a_single_server
@@ -32,7 +36,8 @@ log = logging.getLogger("redis_message_queue")
 MESSAGES_A_SCRIPT = 10_000  # that one script moves into a batch: some 20 ms of the server's time
 _RELEASED_A_SCRIPT = 1_000
 _DIGITS = 15  # of a number that a script can count to
-_FIRST_PAGE, _LARGEST_PAGE, _PAGE_BYTES = 16, 5_000, 4_000_000  # messages that one command reads, and their bytes
+_LARGEST_PAGE, _PAGE_BYTES = 5_000, 4_000_000  # messages that one command reads, and their bytes
+_STALE = re.compile(r"STALE epoch \d+ of a consumer group that is at epoch (\d+)")
 _WAIT_SECONDS = 1.0  # the longest wait for a wake-up, which may be lost together with another consumer
 
 
@@ -51,6 +56,21 @@ class GroupState(NamedTuple):
     released: int
     releasing: int
     part: int
+
+
+class GroupHolder(NamedTuple):
+    """Who reads a queue for a consumer group, and how far behind it is."""
+
+    holder: str | None  # None if no query runs, or it has been silent for too long
+    lease_seconds: float  # how long others still wait for it
+    oldest_seconds: float | None  # how long ago the oldest claimed message was published
+    lag: int  # messages that wait and are not claimed
+
+
+def _without_count(member: bytes) -> bytes:
+    """Return the message of a member of a batch: see lua/lib/batch.lua."""
+    count, colon, message = member.partition(b":")
+    return message if colon and count.isdigit() else member
 
 
 class ConsumerGroup:
@@ -114,10 +134,11 @@ class ConsumerGroup:
 
         Raises:
             ConsumerGroupLostError: Another query has acquired the group.
+            DataLossError: The group is gone from Redis.
         """
         acquired, epoch, _ = self._ask_for_lease(self.lease_seconds, self._epoch_before)
         if not acquired:
-            raise self._lost(f"the group is at epoch {epoch}, this query at {self.epoch}")
+            raise self._lost(epoch)
 
     def release_lease(self) -> None:
         """Let the next query start without waiting for the end of our lease."""
@@ -133,6 +154,20 @@ class ConsumerGroup:
     def _ask_for_lease(self, seconds: float, after: int) -> list[int]:
         reply: list[int] = self._send(self._acquire, int(seconds * 1_000_000), after)
         return reply
+
+    def holder(self) -> GroupHolder:
+        """Return who holds the group, for how long, and how old the oldest message is that it has claimed."""
+        (fields, clock) = self._reader.read(("HMGET", self.keys.group(self.name), "holder", "deadline"), ("TIME",))
+        now = int(clock[0]) * 1_000_000 + int(clock[1])
+        left = (_count(fields[1]) - now) / 1_000_000
+        oldest = [_without_count(member) for member in self.read_batch(self.state().acked + 1, 0, 1)]
+        published = [Envelope(stored).published_at for stored in oldest if is_message(stored)]
+        return GroupHolder(
+            holder=None if left <= 0 or not fields[0] else fields[0].decode("utf-8", "replace"),
+            lease_seconds=max(0.0, left),
+            oldest_seconds=max(0.0, now / 1_000_000 - published[0]) if published else None,
+            lag=self.depth(),
+        )
 
     # -- batches
 
@@ -150,7 +185,7 @@ class ConsumerGroup:
         """Fill the open batch up to ``limit`` messages, in bounded scripts. Returns how many it has."""
         length = self.batch_size(self.sealed + 1) or 0
         while length < limit:
-            part, added, length, again = self._send(
+            part, added, length, again, dead, trimming = self._send(
                 self._fill,
                 self.epoch,
                 self.sealed + 1,
@@ -159,13 +194,21 @@ class ConsumerGroup:
                 batch=self.sealed + 1,
             )
             self._part = part
+            self._report_dead(dead, trimming)
             if not added and not again:
                 break
         return int(length)
 
+    def _report_dead(self, dead: list[Any], trimming: bytes) -> None:
+        """Log the messages that could not be delivered, as a consumer does, and how their list was trimmed."""
+        trim_error, cut = read_trimming(trimming)
+        log_dead(self.queue, read_dead(dead), cut)
+        if trim_error is not None:
+            log.warning("%s: the dead-letter list could not be trimmed (%s)", self.queue, trim_error)
+
     def seal_batch(self) -> int:
         """Make the open batch an offset, unless it is empty. Returns the number of the last sealed batch."""
-        sealed: int = self._send(self._seal, self.epoch, self.sealed + 1)
+        sealed: int = self._send(self._seal, self.epoch, self.sealed + 1, self._part)
         if sealed != self.sealed:
             self._part = 0
         self.sealed = sealed
@@ -176,6 +219,12 @@ class ConsumerGroup:
         (counts,) = self._reader.read(("HGET", self.keys.group(self.name), number))
         return None if counts is None else self._number(counts)
 
+    def _page_size(self, number: int) -> int:
+        """Return how many messages of a batch to read at once: as many as fit if each is as large as the largest."""
+        (counts,) = self._reader.read(("HGET", self.keys.group(self.name), number))
+        largest = _count((counts or b"").rpartition(b":")[2]) or _PAGE_BYTES
+        return max(1, min(_LARGEST_PAGE, _PAGE_BYTES // largest))
+
     def read_batch(self, number: int, start: int, stop: int) -> list[bytes]:
         """Return the stored messages of a batch from one index up to another."""
         (members,) = self._reader.read(("LRANGE", self.keys.members(self.name, number), start, stop - 1))
@@ -183,16 +232,13 @@ class ConsumerGroup:
 
     def read_pages(self, number: int, start: int, stop: int) -> Iterator[list[bytes]]:
         """Return the same in pages of about 4 MB, so that large messages do not block the server or fill the memory."""
-        count = _FIRST_PAGE
+        count = self._page_size(number)
         while start < stop:
             page = self.read_batch(number, start, min(start + count, stop))
             if not page:
                 break
             yield page
             start += len(page)
-            # A list does not say how large its elements are: expect some as large as the largest of this page.
-            largest = max(1, *map(len, page))
-            count = max(1, min(_LARGEST_PAGE, 8 * count, _PAGE_BYTES // largest))
 
     def ack_batch(self, number: int) -> None:
         """Remove this batch and all before it: their messages are handled."""
@@ -313,16 +359,27 @@ class ConsumerGroup:
         try:
             return finish(self._reader.calls.call(command, arguments))
         except LuaScriptError as error:
-            if "STALE" in str(error):
-                raise self._lost(f"{command.script.name} was refused") from error
+            if stale := _STALE.search(str(error)):
+                raise self._lost(int(stale[1])) from error
             raise
         except ConfigurationError as error:
             raise not_a_single_server(self.queue) from error
 
-    def _lost(self, how: str) -> ConsumerGroupLostError:
+    def _lost(self, epoch: int) -> ConsumerGroupLostError | DataLossError:
+        """Return the error for a group that is at another epoch. Epochs grow, so an older one was not written since."""
+        where, how = (
+            f"consumer group {self.name!r} of queue {self.queue!r}",
+            f"at epoch {epoch}, this query {self.epoch}",
+        )
+        if epoch < self.epoch:
+            return DataLossError(
+                f"the state of {where} is gone from Redis (it is {how}): the server was flushed, or restored from an "
+                "older state, and the messages that this query had claimed are lost. Start the query again; if its "
+                "checkpoint names lost messages, start with a new one, or set failOnDataLoss to false.",
+                queue=self.queue,
+            )
         return ConsumerGroupLostError(
-            f"another query has acquired consumer group {self.name!r} of queue {self.queue!r} ({how}). "
-            "Stop this query, or give each query its own consumerGroup.",
+            f"another query has acquired {where} ({how}). Stop this query, or give each query its own consumerGroup.",
             queue=self.queue,
         )
 
@@ -333,7 +390,7 @@ class LeaseRenewal:
     def __init__(self, group: ConsumerGroup) -> None:
         self._group = group
         self._stopped = threading.Event()
-        self.lost: Exception | None = None
+        self.lost: ConsumerGroupLostError | DataLossError | None = None
         # Four times per lease: one renewal that is lost or late must not cost the group.
         self._pause = min(1.0, group.lease_seconds / 4)
         self._thread = threading.Thread(target=self._run, name="redis-message-queue-renewal", daemon=True)
@@ -343,7 +400,7 @@ class LeaseRenewal:
         while not self._stopped.wait(self._pause):
             try:
                 self._group.renew_lease()
-            except ConsumerGroupLostError as error:
+            except (ConsumerGroupLostError, DataLossError) as error:
                 self.lost = error
                 return
             except Exception as error:

@@ -1,13 +1,19 @@
 """Starts a Spark session in this process, with sensible settings: Java, Python, logging, UTC, loopback."""
 
+from __future__ import annotations
+
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
 
 ConfValue = str | int | float | bool
 
@@ -46,7 +52,8 @@ def session(app_name: str, master: str = "local[*]", **conf: ConfValue) -> Spark
     Args:
         app_name: The name that Spark shows.
         master: Where Spark runs. Under `spark-submit` the master given there counts.
-        conf: Further settings under Spark's names. They override ours.
+        conf: Further settings under Spark's names. They override ours. Under `spark-submit` what was set there, by
+            `--conf` or in spark-defaults.conf, overrides both.
 
     Raises:
         ConfigurationError: A setting does not start with `spark.`.
@@ -59,6 +66,9 @@ def session(app_name: str, master: str = "local[*]", **conf: ConfValue) -> Spark
         prepare(master)
         builder = builder.master(master)
         settings = _QUIET | (_LOOPBACK if _on_this_machine(master) else {}) | settings
+    else:
+        submitted = _submitted_conf()
+        settings = {name: value for name, value in settings.items() if not submitted.contains(name)}
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
@@ -82,6 +92,14 @@ def prepare(master: str = "local[*]") -> None:
 def _launched_by_spark_submit() -> bool:
     """Return whether the JVM runs already, with the master, Java and addresses that were chosen there."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _submitted_conf() -> SparkConf:
+    """Return what was set for `spark-submit`: its JVM is there and has read it."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return SparkConf()
 
 
 def _on_this_machine(master: str) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from redis_message_queue.checks import flag, number, text, whole_number
 from redis_message_queue.condition import RECORD, Condition, Kind, condition
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.plain_values import brief
 from redis_message_queue.spark.options import (
     CheckedOptions,
     PublishOptions,
@@ -20,6 +23,31 @@ from redis_message_queue.spark.options import (
     one_of,
     seconds_or_zero,
 )
+
+
+@dataclass(frozen=True)
+class Window:
+    """The times that a report is about. Without a bound it begins or ends with the archive."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def inside(self) -> str:
+        """A condition for entries. Those without a time, which say that others are missing, are always inside."""
+        bounds = [f"at >= {_timestamp(self.since)}"] if self.since else []
+        bounds += [f"at < {_timestamp(self.until)}"] if self.until else []
+        return f"(at is null or ({' and '.join(bounds)}))" if bounds else "true"
+
+    @property
+    def before(self) -> str:
+        """A condition for the entries before it."""
+        return f"(at < {_timestamp(self.since)})" if self.since else "false"
+
+
+def _timestamp(time: datetime) -> str:
+    return f"timestamp_micros({round(time.timestamp() * 1_000_000)})"
+
 
 FileFormat = Literal["json", "csv", "parquet", "table"]
 _DAY_SECONDS = 86_400.0
@@ -73,14 +101,93 @@ class CompactOptions(CheckedOptions):
     ] = 7 * _DAY_SECONDS
 
 
+_AGO = re.compile(r"(\d+) ?(m|h|d)")
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+
+
+def parse_time(name: str, value: str | datetime, now: datetime | None = None) -> datetime:
+    """Return the time that a value of ``since`` or ``until`` stands for.
+
+    Raises:
+        ConfigurationError: It is none. Times without a zone are UTC.
+    """
+    now = now or datetime.now(UTC)
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=UTC)
+    midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    days = {"today": midnight, "yesterday": midnight - timedelta(days=1)}
+    if value in days:
+        return days[value]
+    if ago := _AGO.fullmatch(value):
+        return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise ConfigurationError(
+            f"{name} must be a time such as 2026-09-21, 2026-09-21T08:00 (UTC) or 2026-09-21T08:00+02:00, a time ago "
+            f"such as 90m, 24h or 7d, today or yesterday, not {brief(value)}"
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _time(name: str, value: Any) -> None:
+    if not isinstance(value, str | datetime):
+        raise ConfigurationTypeError(f"{name} must be a datetime or a text, not {type(value).__name__}")
+    parse_time(name, value)
+
+
+def _names(name: str, value: Any) -> None:
+    if not isinstance(value, tuple | list):
+        raise ConfigurationTypeError(f"{name} must be a list of names, not {type(value).__name__}")
+    for one in value:
+        text(name, one)
+
+
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions(CheckedOptions):
-    """The options of `report`."""
+class _ReportedTimes(CheckedOptions):
+    """The options that `report` and `overview` share."""
 
     path: _ArchivePath
-    queue: _ArchivedQueue
     output: Annotated[str, text, "The directory to write the report to."]
     storage_options: _StorageOptions = field(default_factory=dict, repr=False)
+    since: Annotated[
+        Any | None,
+        _time,
+        "Report on what happened from this time on: a datetime, 2026-09-21, 2026-09-21T08:00 (UTC), a time "
+        "ago such as 24h or 7d, today or yesterday. The verdict is about all that is archived.",
+    ] = None
+    until: Annotated[Any | None, _time, "Report on what happened before this time, written like since."] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.window()
+
+    def window(self) -> Window:
+        """The times that the report is about.
+
+        Raises:
+            ConfigurationError: It ends before it begins.
+        """
+        now = datetime.now(UTC)
+        since = None if self.since is None else parse_time("since", self.since, now)
+        until = None if self.until is None else parse_time("until", self.until, now)
+        if since is not None and until is not None and until <= since:
+            raise ConfigurationError(f"until must be later than since, but {until} is not later than {since}")
+        return Window(since, until)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(_ReportedTimes):
+    """The options of `report`."""
+
+    queue: _ArchivedQueue
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverviewOptions(_ReportedTimes):
+    """The options of `overview`."""
+
+    queues: Annotated[Any, _names, "The names of the queues. Without it: all that are archived."] = ()
 
 
 def _where(name: str, value: Any) -> None:

@@ -36,6 +36,9 @@ _FIELDS: tuple[tuple[str, str, pa.DataType], ...] = (
     ("results", "results", pa.int64()),
     ("target", "target", pa.string()),
     ("first", "first", pa.int64()),
+    ("started", "started", pa.timestamp("us", tz="UTC")),
+    ("handled", "handled", pa.int64()),
+    ("headers", "headers", pa.map_(pa.string(), pa.string())),
 )
 SCHEMA = pa.schema(
     [pa.field(column, kind) for _, column, kind in _FIELDS]
@@ -134,6 +137,7 @@ class JournalReader:
         (found,) = self._reader.read(("HMGET", self.state_key, *names))
         payload, identity, serial, mark = found
         if payload is None:
+            self._reader.refuse_cluster_node()
             raise JournalError(
                 f"the queue {self.address.queue!r} has no journal. Open it once with journal=True, or with "
                 'journal="payload" to keep payloads too.',
@@ -286,9 +290,19 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8", "replace")
 
 
+def _pairs(value: bytes) -> list[tuple[str, str]]:
+    """Return the texts of a JSON object, as Arrow takes a map."""
+    found = json.loads(value)
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    return [(name, text) for name, text in found.items() if isinstance(text, str)]
+
+
 def _reader(kind: pa.DataType) -> Callable[[bytes], Any]:
     if pa.types.is_binary(kind):
         return bytes
+    if pa.types.is_map(kind):
+        return _pairs
     return _text if pa.types.is_string(kind) else int
 
 
@@ -308,7 +322,7 @@ def decode(stream_id: bytes, fields: Mapping[bytes, bytes], time: Callable[[int]
             try:
                 row[column] = time(int(value)) if is_time else read(value)
             except (ValueError, OverflowError) as error:
-                raise _foreign_entry(stream_id, f"no number in {name.decode()!r}") from error
+                raise _foreign_entry(stream_id, f"a foreign value in {name.decode()!r}") from error
     if more:
         row["more"] = json.dumps(more, sort_keys=True)
     for column in ("serial", "event", "at"):

@@ -16,11 +16,29 @@ import pyarrow.compute as pc
 from pyspark.sql import types as t
 
 from redis_message_queue import headers
-from redis_message_queue.envelope import HAS_ENTRY, HAS_EXTRAS, HAS_TENANT, HEADER_BYTES, TIME_AT, Envelope, is_message
+from redis_message_queue.envelope import (
+    HAS_ENTRY,
+    HAS_EXTRAS,
+    HAS_TENANT,
+    HAS_TTL,
+    HEADER_BYTES,
+    TIME_AT,
+    TTL_BYTES,
+    Envelope,
+    is_message,
+)
 from redis_message_queue.errors import ConfigurationError, CorruptMessageError
 from redis_message_queue.spark.options import PayloadFormat
 
 CORRUPT = "_corrupt_record"
+MESSAGE = "_message"  # a struct with what is known of the message beside its payload
+_MESSAGE_FIELDS: dict[str, tuple[t.DataType, ...]] = {
+    "id": (t.StringType(),),
+    "tenant": (t.StringType(),),
+    "published_at": (t.TimestampType(),),
+    "attempt": (t.LongType(), t.IntegerType()),
+    "headers": (t.MapType(t.StringType(), t.StringType()),),
+}
 
 
 def payload_type(payload_format: PayloadFormat) -> t.DataType:
@@ -93,6 +111,8 @@ def parse_stored(stored: bytes) -> StoredParts:
         tenant, at = stored[at + 1 : end].decode(errors="replace"), end
     if flags & HAS_EXTRAS:
         at += 2 + int.from_bytes(stored[at : at + 2], "big")
+    if flags & HAS_TTL:
+        at += TTL_BYTES
     return stored[1:TIME_AT], stored[at:], tenant, int.from_bytes(stored[TIME_AT:HEADER_BYTES], "big")
 
 
@@ -174,7 +194,10 @@ class MessageRows(ColumnEncoder):
 
 
 class JsonRows(ColumnEncoder):
-    """Each row is the parsed JSON of a payload. A payload that does not parse is in `_corrupt_record`."""
+    """Each row is the parsed JSON of a payload. A payload that does not parse is in `_corrupt_record`.
+
+    If the schema has a column `_message`, it has what is known of the message itself.
+    """
 
     def __init__(self, schema: t.StructType) -> None:
         _check_schema(schema)
@@ -182,15 +205,16 @@ class JsonRows(ColumnEncoder):
 
     @cached_property
     def _read(self) -> Callable[[Any], Any]:
-        fields = [one for one in self.schema if one.name != CORRUPT]
+        fields = [one for one in self.schema if one.name not in (CORRUPT, MESSAGE)]
         return _reader_of(t.StructType(fields))
 
     def batch(self, stored: Sequence[bytes], delivery_counts: Sequence[int]) -> pa.RecordBatch:
-        return self.parse([parse_stored(one)[1] for one in stored])
-
-    def parse(self, payloads: Sequence[bytes]) -> pa.RecordBatch:
-        """Return one row for each payload."""
-        rows = [self._row(payload) for payload in payloads]
+        parts = [parse_stored(one) for one in stored]
+        rows = [self._row(payload) for _, payload, _, _ in parts]
+        if MESSAGE in self.schema.fieldNames():
+            names = self.schema[MESSAGE].dataType.fieldNames()  # type: ignore[attr-defined]  # it was checked
+            for row, one, whole, count in zip(rows, parts, stored, delivery_counts, strict=True):
+                row[MESSAGE] = _about(names, one, whole, count)
         return self.encode([[row.get(name) for row in rows] for name in self.schema.fieldNames()])
 
     def _row(self, payload: bytes) -> dict[str, Any]:
@@ -199,6 +223,36 @@ class JsonRows(ColumnEncoder):
         except (ValueError, ArithmeticError, RecursionError):
             row = None
         return {CORRUPT: payload.decode(errors="replace")} if row is None else row
+
+
+def _about(names: Sequence[str], parts: StoredParts, stored: bytes, attempt: int) -> dict[str, Any]:
+    """Return the fields of `_message` that are wanted. Only the id of bytes that are not ours is not known."""
+    message_id, _, tenant, published_at = parts
+    known: dict[str, Any] = {
+        "id": None if message_id is None else message_id.hex(),
+        "tenant": tenant,
+        "published_at": published_at,
+        "attempt": attempt,
+    }
+    if "headers" in names:
+        found = headers_of(stored)
+        known["headers"] = None if found is None else list(found.items())
+    return {name: known[name] for name in names}
+
+
+def _check_message_column(kind: t.DataType) -> None:
+    wanted = "struct<id string, tenant string, published_at timestamp, attempt bigint, headers map<string, string>>"
+    if not isinstance(kind, t.StructType) or not kind.fields:
+        raise ConfigurationError(
+            f"column {MESSAGE} of the given schema is {kind.simpleString()}. It is filled with what is known of the "
+            f"message, so make it some of {wanted}, or rename it."
+        )
+    for one in kind:
+        if not any(one.dataType == fitting for fitting in _MESSAGE_FIELDS.get(one.name, ())):
+            raise ConfigurationError(
+                f"column {MESSAGE}.{one.name} of the given schema is {one.dataType.simpleString()}, but {MESSAGE} has "
+                f"some of {wanted}"
+            )
 
 
 def _check_schema(schema: t.StructType) -> None:
@@ -216,7 +270,10 @@ def _check_schema(schema: t.StructType) -> None:
             raise ConfigurationError(
                 f"column {one.name} of the given schema is NOT NULL, but a payload may lack it. Make it nullable."
             )
-        _check_type(one.dataType, one.name)
+        if one.name == MESSAGE:
+            _check_message_column(one.dataType)
+        else:
+            _check_type(one.dataType, one.name)
 
 
 def _check_type(kind: t.DataType, path: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from redis_message_queue.errors import ConsumerGroupLostError, DataLossError, RedisMessageQueueError
+from redis_message_queue.errors import DataLossError, RedisMessageQueueError
 from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal
 from redis_message_queue.spark.options import SourceOptions
 
@@ -158,7 +158,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._renewal = LeaseRenewal(group)
             group.recover()
         if self._renewal.lost is not None:
-            raise ConsumerGroupLostError(str(self._renewal.lost), queue=self._options.queue)
+            raise type(self._renewal.lost)(str(self._renewal.lost), queue=self._options.queue)
         return group
 
     def _release_lease(self) -> None:

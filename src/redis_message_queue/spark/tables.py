@@ -489,7 +489,10 @@ class TableReader(spark.DataSourceReader):
 
     def partitions(self) -> Sequence[TableSlice]:
         with closing(self._table.options.connect()) as client:
-            slices = self._table.slices(RedisReader(client, self._table.keys), self._filters)
+            reader = RedisReader(client, self._table.keys)
+            if not reader.read(("EXISTS", self._table.keys.meta))[0]:
+                reader.refuse_cluster_node()
+            slices = self._table.slices(reader, self._filters)
         # Spark reads a table without partitions as one with a partition of its own making.
         return slices or [TableSlice(())]
 

@@ -132,6 +132,36 @@ class OperatorMethods:
         redriver = self._protocol.operator.redriver
         return finish(redriver.redrive("failed", max_messages, where, dry_run, respect_deduplication))
 
+    def pause(self) -> bool:
+        """Let no consumer claim a message until `resume` is called, and return whether the queue was running.
+
+        Consumers of all processes stop with their next claim, and finish what they have claimed. Publishing goes on,
+        and so do delays, renewals and acknowledgements.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+            RetryBudgetExhaustedError: Redis could not be reached in time.
+        """
+        return finish(self._protocol.operator.pauser.pause())
+
+    def resume(self) -> bool:
+        """Let consumers claim messages again, and return whether the queue was paused. Waiting consumers wake up.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+            RetryBudgetExhaustedError: Redis could not be reached in time.
+        """
+        return finish(self._protocol.operator.pauser.resume())
+
+    def is_paused(self) -> bool:
+        """Return whether the queue is paused.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+            RetryBudgetExhaustedError: Redis could not be reached in time.
+        """
+        return finish(self._protocol.operator.pauser.is_paused())
+
     def tenants(self, *, max_tenants: int = 1_000) -> dict[str, int]:
         """Return the tenants with waiting messages and how many wait for each, the next to be served first.
 

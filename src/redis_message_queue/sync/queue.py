@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -15,9 +15,11 @@ from redis_message_queue import checks, options
 from redis_message_queue.client_gateway import open_queue
 from redis_message_queue.errors import PublishNotConfirmedError
 from redis_message_queue.keys import QueueKeys
+from redis_message_queue.messages import Receipt
 from redis_message_queue.process_bound import ProcessBound
 from redis_message_queue.protocol.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.message_block import MessageBlock, current_message
+from redis_message_queue.protocol.message_builder import per_call
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.run_options import RunOptions, RunSummary
@@ -68,6 +70,9 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         tenant: str | None = None,
         delay_seconds: float | None = None,
         at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        deduplication_key: str | None = None,
+        ttl_seconds: float | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
     ) -> bool:
         """Add a message to the queue.
@@ -80,6 +85,11 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
             tenant: Whose queue to put it in. Tenants are served round-robin.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
+            headers: Texts that are delivered with the message: a mapping of str to str, added to what ``get_headers``
+                returns.
+            deduplication_key: Suppress the message if this key was published within the deduplication window, whatever
+                the queue's own options say.
+            ttl_seconds: How long the message may wait. If it is older when its turn comes, it goes to the dead letters.
             repeat_of: The error of an earlier publish of this message that was not confirmed. The same call is sent
                 again, and counts once.
 
@@ -96,7 +106,12 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         """
         return finish(
             self._protocol.publisher.publish(
-                message, tenant=tenant, delay_seconds=delay_seconds, at=at, repeat_of=repeat_of
+                message,
+                tenant=tenant,
+                delay_seconds=delay_seconds,
+                at=at,
+                repeat_of=repeat_of,
+                given=per_call(headers, deduplication_key, ttl_seconds),
             )
         )
 
@@ -107,6 +122,8 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         tenant: str | None = None,
         delay_seconds: float | None = None,
         at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        ttl_seconds: float | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
     ) -> list[bool]:
         """Add many messages to the queue, in their order.
@@ -119,6 +136,9 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
             tenant: Whose queue to put them in.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
+            headers: Texts that are delivered with each message: a mapping of str to str, added to what ``get_headers``
+                returns.
+            ttl_seconds: How long a message may wait. If it is older when its turn comes, it goes to the dead letters.
             repeat_of: The error of an earlier publish of these messages that was not confirmed.
 
         Raises:
@@ -127,7 +147,98 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         """
         publisher = self._protocol.publisher
         return finish(
-            publisher.publish_many(messages, tenant=tenant, delay_seconds=delay_seconds, at=at, repeat_of=repeat_of)
+            publisher.publish_many(
+                messages,
+                tenant=tenant,
+                delay_seconds=delay_seconds,
+                at=at,
+                repeat_of=repeat_of,
+                given=per_call(headers, None, ttl_seconds),
+            )
+        )
+
+    def submit(
+        self,
+        message: str | dict[str, Any],
+        *,
+        tenant: str | None = None,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        deduplication_key: str | None = None,
+        ttl_seconds: float | None = None,
+        repeat_of: PublishNotConfirmedError | None = None,
+    ) -> Receipt:
+        """Add a message to the queue, and get a receipt with its id.
+
+        It does the same as `publish`, in the same round trip. For a duplicate, one more round trip finds the message
+        that holds the deduplication key; ``duplicate_of`` is None if its window has ended meanwhile.
+
+        Args:
+            message: A str, or a dict that can be encoded as JSON.
+            tenant: Whose queue to put it in. Tenants are served round-robin.
+            delay_seconds: Do not deliver before this many seconds have passed.
+            at: Do not deliver before this time (a timezone-aware datetime).
+            headers: Texts that are delivered with the message: a mapping of str to str, added to what ``get_headers``
+                returns.
+            deduplication_key: Suppress the message if this key was published within the deduplication window, whatever
+                the queue's own options say.
+            ttl_seconds: How long the message may wait. If it is older when its turn comes, it goes to the dead letters.
+            repeat_of: The error of an earlier publish of this message that was not confirmed. The same call is sent
+                again, and counts once.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+            Exception: What `publish` raises.
+        """
+        (receipt,) = finish(
+            self._protocol.publisher.submit_many(
+                [message],
+                tenant=tenant,
+                delay_seconds=delay_seconds,
+                at=at,
+                repeat_of=repeat_of,
+                given=per_call(headers, deduplication_key, ttl_seconds),
+            )
+        )
+        return receipt
+
+    def submit_many(
+        self,
+        messages: Iterable[str | dict[str, Any]],
+        *,
+        tenant: str | None = None,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        ttl_seconds: float | None = None,
+        repeat_of: PublishNotConfirmedError | None = None,
+    ) -> list[Receipt]:
+        """Add many messages to the queue, in their order, and get a receipt for each.
+
+        Args:
+            messages: An iterable of str or dict.
+            tenant: Whose queue to put them in.
+            delay_seconds: Do not deliver before this many seconds have passed.
+            at: Do not deliver before this time (a timezone-aware datetime).
+            headers: Texts that are delivered with each message: a mapping of str to str, added to what ``get_headers``
+                returns.
+            ttl_seconds: How long a message may wait. If it is older when its turn comes, it goes to the dead letters.
+            repeat_of: The error of an earlier publish of these messages that was not confirmed.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+            Exception: What `publish_many` raises. The error has the ``receipts`` of the chunks before it.
+        """
+        return finish(
+            self._protocol.publisher.submit_many(
+                messages,
+                tenant=tenant,
+                delay_seconds=delay_seconds,
+                at=at,
+                repeat_of=repeat_of,
+                given=per_call(headers, None, ttl_seconds),
+            )
         )
 
     def process_message(self) -> ProcessMessage:
@@ -216,8 +327,8 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
             wait_for_retries: With ``until_empty``, also wait for the next attempts of messages that this loop retries.
 
         Returns:
-            RunSummary: How many messages were handled, failed, discarded and requeued, and how many attempts that
-                took.
+            RunSummary: How many messages were handled, failed, discarded, requeued and dead-lettered, and how many
+                attempts that took.
 
         Raises:
             ConfigurationError: An argument cannot be used.

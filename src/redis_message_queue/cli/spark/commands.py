@@ -1,11 +1,12 @@
 """rmq spark: its commands, in the order of its help."""
 
 from redis_message_queue.cli.command import CommandLine
+from redis_message_queue.cli.spark.entry_point import entry_point
 from redis_message_queue.cli.spark.groups import groups, release
-from redis_message_queue.cli.spark.jobs import archive, backfill, compact, replay, report
+from redis_message_queue.cli.spark.jobs import archive, backfill, compact, overview, replay, report
 
 app = CommandLine(
     help="Archive, report on and replay what went through a queue, with Spark; and manage its consumer groups.",
 )
-for command in (archive, compact, report, replay, backfill, groups, release):
+for command in (archive, compact, report, overview, replay, backfill, groups, release, entry_point):
     app.command()(command)

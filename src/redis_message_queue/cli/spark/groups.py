@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def groups(queue: QueueChoice, output: Output) -> None:
-    """Show the consumer groups of a queue: how many messages each has claimed, and how far it has come.
+    """Show the consumer groups of a queue: who holds each, how many messages it has claimed, and how far it has come.
+
+    [bold]holder[/bold] is the running query, if there is one; it keeps others out for [bold]lease_seconds[/bold] more.
+    [bold]oldest_seconds[/bold] is the age of the oldest message that is claimed, and [bold]lag[/bold] the number of
+    messages that nobody has claimed.
 
     Batches are numbered. Those up to `acked` are done. Those up to `sealed` belong to a query, or
     to the next query that you start with the same checkpoint.
@@ -78,10 +82,14 @@ def _group(client: Any, address: dict[str, Any], name: str) -> ConsumerGroup:
 
 
 def _row(group: ConsumerGroup, messages: int) -> dict[str, Any]:
-    state = group.state()
+    state, held = group.state(), group.holder()
     return {
         "group": group.name,
+        "holder": held.holder,
+        "lease_seconds": round(held.lease_seconds, 1),
         "messages": messages,
+        "oldest_seconds": None if held.oldest_seconds is None else round(held.oldest_seconds, 1),
+        "lag": held.lag,
         "sealed": state.sealed,
         "acked": state.acked,
         "epoch": state.epoch,

@@ -1,4 +1,4 @@
-"""rmq spark archive, compact, report, replay and backfill: each runs one job in its own Spark session."""
+"""rmq spark archive, compact, report, overview, replay and backfill: each runs one job in its own Spark session."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from redis_message_queue.spark.job_options import (
     BackfillOptions,
     CompactOptions,
     FileFormat,
+    OverviewOptions,
     ReplayOptions,
     ReportOptions,
 )
@@ -111,6 +112,10 @@ def compact(
     output.document(run(options).as_dict())
 
 
+Since = Annotated[str | None, job_option(ReportOptions, "since", "TIME")]
+Until = Annotated[str | None, job_option(ReportOptions, "until", "TIME")]
+
+
 def report(
     name: ArchivedQueue,
     path: ArchivePath,
@@ -127,24 +132,73 @@ def report(
             help="The directory of the report. Default: PATH-report.",
         ),
     ] = None,
+    since: Since = None,
+    until: Until = None,
     storage: StorageOptions = None,
 ) -> ExitStatus | None:
-    """Report from an archive what went through a queue: a page, tables in Parquet, and JSON.
+    """Report from an archive what went through a queue: a page, and each table as Parquet and JSON.
 
-    Throughput by the minute, waiting and processing times, duplicates, redeliveries, failures, dead letters, the share
-    of each tenant, and whether every published message is accounted for. The exit status is 1 if one is not, or if
-    that cannot be known because entries are missing.
+    Throughput by the minute, waiting and handler times, duplicates, redeliveries, failures, dead letters, what each
+    tenant got, and whether every published message is accounted for. The exit status is 1 if one is not, or if that
+    cannot be known because entries are missing.
     """
     from redis_message_queue.spark.jobs.report import report as run
 
     options = ReportOptions(
-        path=path, queue=name, output=into or f"{path.rstrip('/')}-report", storage_options=storage_of(storage)
+        path=path,
+        queue=name,
+        output=into or f"{path.rstrip('/')}-report",
+        storage_options=storage_of(storage),
+        since=since,
+        until=until,
     )
     result = _run(run, options, spark, output)
     if output.json:
         output.line(result.as_dict())
     else:
         output.document({name: getattr(result, name) for name in ("queue", "entries", "verdict", "because", "page")})
+    return None if result.verdict == "balanced" else ExitStatus.FAILED
+
+
+def overview(
+    path: ArchivePath,
+    spark: SessionOptions,
+    output: Output,
+    queues: Annotated[
+        list[str] | None,
+        job_option(OverviewOptions, "queues", "NAME", "--queue", help="A queue; else all archived. Repeatable."),
+    ] = None,
+    into: Annotated[
+        str | None,
+        job_option(
+            OverviewOptions, "output", "DIR", "--output", "-o", help="The directory of the reports; else PATH-report."
+        ),
+    ] = None,
+    since: Since = None,
+    until: Until = None,
+    storage: StorageOptions = None,
+) -> ExitStatus | None:
+    """Report on several queues of an archive: a page that compares them, with a link to the report of each.
+
+    The exit status is 1 unless every message of every queue is accounted for.
+    """
+    from redis_message_queue.spark.jobs.report import overview as run
+
+    options = OverviewOptions(
+        path=path,
+        queues=tuple(queues or ()),
+        output=into or f"{path.rstrip('/')}-report",
+        storage_options=storage_of(storage),
+        since=since,
+        until=until,
+    )
+    result = _run(run, options, spark, output)
+    if output.json:
+        output.line(result.as_dict())
+    else:
+        for one in result.reports:
+            output.document({name: getattr(one, name) for name in ("queue", "entries", "verdict", "because")})
+        output.document({"page": result.page})
     return None if result.verdict == "balanced" else ExitStatus.FAILED
 
 

@@ -1,8 +1,9 @@
 -- lib/envelope.lua: the parts of a stored message, as envelope.py packs them.
--- Makes  is_message, id_of, time_of, payload_of, tenant_of, extras_of, has_entry, with_entry
--- Flags, id, time, [tenant], [extras], payload: one byte of flags, 16 of id, 8 of time; one byte of length before a
--- tenant, two before extras. The flags are 0x80, which no text begins with, plus 1 with a tenant, plus 2 if the message
--- has an entry in `deliveries`, plus 4 with extras: a small JSON object that travels with the payload.
+-- Makes  is_message, id_of, time_of, payload_of, tenant_of, extras_of, has_entry, with_entry, has_outlived
+-- Flags, id, time, [tenant], [extras], [ttl], payload: one byte of flags, 16 of id, 8 of time; one byte of length
+-- before a tenant, two before extras. The flags are 0x80, which no text begins with, plus 1 with a tenant, plus 2 if
+-- the message has an entry in `deliveries`, plus 4 with extras, a small JSON object that travels with the payload, plus
+-- 8 with a time to live: 8 bytes of microseconds from the time of publication.
 
 -- Where the payload begins, or nil if the bytes end before it.
 local function payload_at(stored)
@@ -12,13 +13,14 @@ local function payload_at(stored)
     local high, low = string.byte(stored, at, at + 1)
     at = at + 2 + (low and high * 256 + low or #stored)
   end
+  if flags % 16 >= 8 then at = at + 8 end
   return at <= #stored + 1 and at or nil
 end
 
 -- The time's first byte is 0 for some thousand years to come, and rarely so in bytes that are not ours.
 local function is_message(stored)
   local flags, century = string.byte(stored, 1), string.byte(stored, 18)
-  if #stored < 25 or century ~= 0 or flags < 0x80 or flags > 0x87 then return false end
+  if #stored < 25 or century ~= 0 or flags < 0x80 or flags > 0x8f then return false end
   return payload_at(stored) ~= nil
 end
 
@@ -48,6 +50,13 @@ local function extras_of(stored)
   local high, low = string.byte(stored, at, at + 1)
   local is_json, extras = pcall(cjson.decode, string.sub(stored, at + 2, at + 1 + high * 256 + low))
   return is_json and type(extras) == 'table' and extras or {}
+end
+
+-- Whether it has a time to live of its own, and that has ended.
+local function has_outlived(stored, now_us)
+  if string.byte(stored, 1) % 16 < 8 then return false end
+  local at = payload_at(stored)
+  return time_of(stored) + struct.unpack('>I8', string.sub(stored, at - 8, at - 1)) <= now_us
 end
 
 local function has_entry(stored)

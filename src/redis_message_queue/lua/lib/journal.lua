@@ -1,6 +1,6 @@
 -- lib/journal.lua: records each state change in a Redis stream, in the script that makes the change.
 -- Needs  journal, meta, journaled, now
--- Makes  hex, record_event, write_journal
+-- Makes  hex, record_event, handler_times, write_journal
 -- `meta` holds the limits of the journal (`journal_soft`, `journal_hard`), the number of its last entry
 -- (`journal_serial`) and up to where it is archived (`journal_mark`).
 local events = {}
@@ -12,6 +12,12 @@ end
 -- Notes what happened to a message, with more details in pairs of name and value. `write_journal` stores it.
 local function record_event(event, id, tenant, ...)
   if journaled then events[#events + 1] = {'event', event, 'id', hex(id), 'tenant', tenant, ...} end
+end
+
+-- Details for `record_event`: when a handler started, by the server's clock, and how many microseconds it ran. None if
+-- its consumer did not say.
+local function handler_times(ago, ran)
+  if ran then return 'started', string.format('%.0f', now - ago), 'handled', string.format('%.0f', ran) end
 end
 
 -- The serial number of the last of `count` new entries. If the stored number is damaged, it continues from the last

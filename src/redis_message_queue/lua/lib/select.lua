@@ -1,10 +1,10 @@
 -- lib/select.lua: selects the next messages: expired ones first, then the heads of the lists, tenants in turn.
 -- Needs  pending, processing, leases, deliveries, dlq, records, tenant_ring, delayed, delayed_messages, expired
 -- Needs  now, leased, uses_tenants, most, ttl_us, dlq_limit, hex, record_event
--- Needs  is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
+-- Needs  has_outlived, is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
 -- Needs  pending_of, check_tenant, leave_ring
 -- Needs  check_queues, stride_of, place_in_ring, join_ring, rebase_ring, push_pending, reduce_backlog
--- Needs  new_budget
+-- Needs  new_budget, largest
 -- Makes  taken, dead, try_call, select_messages, found_nothing, has_more, remove_selected, record_selected, set_alarms
 -- `select_messages` moves delayed messages that are due, and otherwise only reads: it fills `taken` and `dead`. The
 -- script then stores what was taken, and after that calls `remove_selected`.
@@ -14,7 +14,7 @@ local wanted -- how many messages the script wants
 local taken, dead = {}, {} -- what it gets, and what becomes a dead letter instead
 local gone, left_leases = {}, {} -- ids of messages that are no more, and members of `leases`
 local unfinished = false -- whether there was more housekeeping than one script may do
-local steps, from_pending, budget = 0, 0, new_budget()
+local steps, from_pending, budget = 0, 0, new_budget(largest)
 local turns = {} -- the tenants that had a turn
 
 -- In a slot that is leaving its node, a key that this script has emptied counts as moved: so an error means empty.
@@ -122,7 +122,7 @@ end
 local function classify(id, stored, usual, origin, member)
   local attempts, times, failures, damaged = read_entry(id, stored, usual)
   local reason = damaged and 'damaged' or most > 0 and times >= most and 'deliveries'
-    or ttl_us > 0 and time_of(stored) + ttl_us <= now and 'expired'
+    or (ttl_us > 0 and time_of(stored) + ttl_us <= now or has_outlived(stored, now)) and 'expired'
   budget.count(stored)
   if reason then
     dead[#dead + 1] = {id = id, stored = stored, payload = payload_of(stored), times = times, reason = reason}

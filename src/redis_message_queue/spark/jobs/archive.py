@@ -31,7 +31,14 @@ from redis_message_queue.spark.jobs.archive_tables import (
     location_of,
 )
 from redis_message_queue.spark.jobs.inventory import Inventory, inventory_table
-from redis_message_queue.spark.jobs.job import JobProgress, JobResult, OnProgress, clear_errors, ignore_progress
+from redis_message_queue.spark.jobs.job import (
+    JobProgress,
+    JobResult,
+    OnProgress,
+    clear_errors,
+    ignore_progress,
+    require_classic,
+)
 from redis_message_queue.spark.jobs.records import RecordArchiver, records_table
 from redis_message_queue.spark.journal import BEGINNING, SCHEMA, JournalReader, JournalSnapshot, StreamId, StreamRange
 
@@ -109,6 +116,7 @@ def archive(spark: "SparkSession", options: ArchiveOptions, on_progress: OnProgr
         ArchiveError: The server was restored to an older state than the archive has, or the storage failed.
         ArchiveConflictError: Another run was faster. Run the job again.
     """
+    require_classic(spark, "archiving")
     location = location_of(options.path, options.storage_options, spark)
     with JournalReader(options) as journal, clear_errors("archiving"):
         result = Archiver(journal, location, in_tasks(spark), options, on_progress).run()
@@ -318,6 +326,18 @@ def _compact_table(archived: ArchiveTable, options: CompactOptions) -> tuple[int
         full=True,
     )
     return deleted, len(unused)
+
+
+def archived_queues(location: Location) -> list[str]:
+    """Return the names of the queues that are archived here.
+
+    Raises:
+        ArchiveError: There is none.
+    """
+    found = sorted({one.queue for one in journal_table(location).files()})
+    if not found:
+        raise ArchiveError(f"no queue is archived at {location.uri}. Run archive first.")
+    return found
 
 
 def journal_files(location: Location, queue: str) -> list[DataFile]:

@@ -19,6 +19,7 @@ from redis_message_queue.spark.jobs.job import (
     clear_errors,
     ignore_progress,
     reason,
+    require_classic,
 )
 from redis_message_queue.spark.jobs.publishing import RowCount, publish_rows
 
@@ -59,6 +60,7 @@ def backfill(
     """
     rows = _open_source(spark, options)
     _check_columns(rows, options)
+    require_classic(spark, "the backfill")
     with clear_errors("the backfill"):
         if options.format == "table":
             count = _publish(rows, options, "''")

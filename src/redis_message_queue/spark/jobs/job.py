@@ -9,7 +9,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
 from pyspark.errors import PySparkException
 
-from redis_message_queue.errors import JobError, RedisMessageQueueError
+from redis_message_queue.errors import ConfigurationError, JobError, RedisMessageQueueError
 
 _OUR_ERROR = re.compile(r"redis_message_queue\.(?:[\w.]+\.)?(\w+): (.+)")
 _ERROR_OF_SPARK = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .+")
@@ -43,6 +43,19 @@ class JobResult:
     def as_dict(self) -> dict[str, Any]:
         """Return the result as values that JSON has."""
         return asdict(self)  # type: ignore[call-overload, no-any-return]  # every subclass is a dataclass
+
+
+def require_classic(spark: Any, job: str) -> None:
+    """Refuse a session of Spark Connect, which has no executors that a job could give work to.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigurationError(
+            f"{job} needs a classic Spark session, and this is one of Spark Connect. Run it with spark-submit and the "
+            "file of `rmq spark entry-point`, or with `rmq spark` on a machine that reaches Redis."
+        )
 
 
 @contextmanager

@@ -2,111 +2,216 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from html import escape
 
-WIDTH, HEIGHT = 960, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
-_MOST_BUCKETS = 240  # about four units of width each
 NOTHING = "\N{EN DASH}"
-_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10080, 43200)  # minutes, or the first of them seconds
+_TOP, _RIGHT, _BOTTOM = 10, 14, 26
+_TEXT_WIDTH = 6.4  # of a character of 11 pixels, the widest that axes have
+_DAY = 86_400
+_MINUTES = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 10080, 43200)  # a bucket: minutes, or as many seconds
+_TIME_STEPS = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
+    *(3600, 7200, 10800, 21600, 43200, _DAY, 2 * _DAY, 7 * _DAY, 14 * _DAY, 30 * _DAY, 90 * _DAY, 365 * _DAY),
+)
+_DURATION_STEPS = (*(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800), *(3600, 7200, 10800, 21600, 43200, _DAY))
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One drawing of a plot. A page has two, and shows the one that fits."""
+
+    name: str
+    width: int
+    height: int
+    most_buckets: int
+    time_ticks: int
+
+
+WIDE = Size("wide", 960, 240, 240, 8)
+NARROW = Size("narrow", 360, 220, 90, 4)
+SIZES = (WIDE, NARROW)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A named series: one value per bucket of time, or None."""
+    """A named series: one value per bucket of time, or None where it is not known."""
 
     name: str
     colour: int  # which of the page's colours
     values: Sequence[float | None]
+    width: float = 1.8
 
 
-def bucket_size(first: datetime, last: datetime, unit: timedelta) -> int:
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The lines of a plot over buckets of time."""
+
+    title: str
+    caption: str
+    unit: str  # `count`, `seconds` or `share`
+    times: Sequence[datetime]  # when each bucket begins
+    step: timedelta
+    lines: Sequence[Line]
+    nothing: str = ""  # the text instead of a plot without values
+    gaps: Sequence[tuple[datetime, datetime]] = field(default=())  # times of which entries are missing
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(value for line in self.lines for value in line.values)
+
+    def shown(self, value: float | None) -> str:
+        """Return a value as the page shows it."""
+        return _FORMATS[self.unit](value)
+
+
+def bucket_size(first: datetime, last: datetime, unit: timedelta, most: int = WIDE.most_buckets) -> int:
     """Return how many minutes or seconds one bucket of a plot covers."""
     units = (last - first) / unit + 1
-    return next((step for step in _STEPS if units / step <= _MOST_BUCKETS), _STEPS[-1])
+    return next((step for step in _MINUTES if units / step <= most), _MINUTES[-1])
 
 
-def draw_lines(title: str, times: Sequence[datetime], series: Sequence[Line], unit: str) -> str:
-    """Return a plot. ``unit`` is `count` or `seconds`."""
-    top = max((value for line in series for value in line.values if value is not None), default=0) or 1
-    ticks = list(_ticks(top, unit))
-    top = max(top, ticks[-1])
-    shown = {"count": amount, "seconds": duration}[unit]
+def floor_time(time: datetime, step: timedelta) -> datetime:
+    """Return the last time of the day's grid that is not after this one: buckets begin at round times."""
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    return epoch + (time - epoch) // step * step
+
+
+def draw(series: Series, size: Size = WIDE) -> str:
+    """Return a plot."""
+    known = [value for line in series.lines for value in line.values if value is not None]
+    ticks = value_ticks(max(known, default=0), series.unit)
+    scale = _Scale(series, size, ticks)
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" '
-        'preserveAspectRatio="xMidYMid meet">'
+        f'<svg class="{size.name}" viewBox="0 0 {size.width} {size.height}" role="img" '
+        f'aria-label="{escape(series.title)}" preserveAspectRatio="xMidYMid meet">'
     ]
     for tick in ticks:
-        y = _y(tick, top)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:g}" text-anchor="end">{shown(tick)}</text>')
-    parts += _time_axis(times)
-    for line in series:
-        parts += _draw_line(line, top, len(times))
-    parts += _tooltips(times, series, shown)
+        y = scale.y(tick)
+        parts.append(f'<line class="grid" x1="{scale.left}" x2="{size.width - _RIGHT}" y1="{y}" y2="{y}"/>')
+        parts.append(
+            f'<text class="tick" x="{scale.left - 8}" y="{y + 4:g}" text-anchor="end">{series.shown(tick)}</text>'
+        )
+    parts += _time_axis(series, size, scale)
+    parts += _gaps(series, size, scale)
+    # The widest first, so that a narrower line on the same values is seen on it.
+    for line in sorted(series.lines, key=lambda one: -one.width):
+        parts += _draw_line(line, series.times, scale)
+    parts += _tooltips(series, size, scale)
     return "".join((*parts, "</svg>"))
 
 
-def _x(place: float, count: int) -> float:
-    inner = WIDTH - _LEFT - _RIGHT
-    return round(_LEFT + (inner / 2 if count < 2 else inner * place / (count - 1)), 1)
+class _Scale:
+    """Where times and values are in a drawing."""
+
+    def __init__(self, series: Series, size: Size, ticks: Sequence[float]) -> None:
+        longest = max(len(series.shown(tick)) for tick in ticks)
+        self.left = math.ceil(12 + _TEXT_WIDTH * longest)
+        self._inner = size.width - self.left - _RIGHT
+        self._height = size.height - _TOP - _BOTTOM
+        self._first = series.times[0]
+        self.seconds = (series.times[-1] - series.times[0]).total_seconds()
+        self._top = ticks[-1]
+
+    def x(self, time: datetime) -> float:
+        if not self.seconds:
+            return self.left + self._inner / 2
+        share = (time - self._first).total_seconds() / self.seconds
+        return round(self.left + self._inner * min(1.0, max(0.0, share)), 1)
+
+    def y(self, value: float) -> float:
+        return round(_TOP + self._height * (1 - value / self._top), 1)
+
+    def width(self, time: timedelta) -> float:
+        return max(1.0, self._inner * time.total_seconds() / self.seconds) if self.seconds else float(self._inner)
 
 
-def _y(value: float, top: float) -> float:
-    return round(_TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - value / top), 1)
+def value_ticks(top: float, unit: str) -> list[float]:
+    """Return up to six round values from 0 to the first that is not below ``top``."""
+    step = _value_step((top or 1) / 5, unit)
+    count = max(1, math.ceil((top or 1) / step - 1e-9))
+    return [round(step * place, 12) for place in range(count + 1)]
 
 
-def _ticks(top: float, unit: str) -> Iterator[float]:
-    """Return four or five round numbers from 0."""
-    raw = top / 4
-    power = 10 ** math.floor(math.log10(raw))
-    step = next(one * power for one in (1, 2, 2.5, 5, 10) if one * power >= raw * 0.999)
-    if unit == "count":
-        step = max(1.0, math.ceil(step))
-    tick = 0.0
-    while tick < top + step * 0.999:
-        yield round(tick, 12)
+def _value_step(least: float, unit: str) -> float:
+    if unit == "seconds" and least > 0.5:
+        longest = _DURATION_STEPS[-1]
+        fitting = next((one for one in _DURATION_STEPS if one >= least), None)
+        return float(fitting) if fitting else _decimal_step(least / longest) * longest
+    step = _decimal_step(least)
+    return max(1.0, step) if unit == "count" else step
+
+
+def _decimal_step(least: float) -> float:
+    power = 10.0 ** math.floor(math.log10(least))
+    return float(next(one * power for one in (1, 2, 5, 10) if one * power >= least * 0.999999))
+
+
+def time_ticks(first: datetime, last: datetime, most: int) -> list[datetime]:
+    """Return round times: full minutes, quarters of an hour, hours or days, whatever gives at most ``most``."""
+    seconds = (last - first).total_seconds()
+    step = timedelta(seconds=next((one for one in _TIME_STEPS if seconds / one < most), _TIME_STEPS[-1]))
+    tick = floor_time(first, step)
+    found = []
+    while tick <= last:
+        if tick >= first:
+            found.append(tick)
         tick += step
+    return found or [first]
 
 
-def _time_axis(times: Sequence[datetime]) -> Iterator[str]:
-    """Return some six times, with the day if there is more than one."""
-    several_days = times[0].date() != times[-1].date()
-    hours = "%H:%M" if times[0].second == times[-1].second == 0 else "%H:%M:%S"
-    every = max(1, math.ceil(len(times) / 6))
-    for place in range(0, len(times), every):
-        text = times[place].strftime(f"%b %d {hours}" if several_days else hours)
-        anchor = "start" if place == 0 and len(times) > 1 else "middle"
-        parts = f'x="{_x(place, len(times))}" y="{HEIGHT - 8}" text-anchor="{anchor}"'
-        yield f'<text class="tick" {parts}>{text}</text>'
+def _time_axis(series: Series, size: Size, scale: _Scale) -> Iterator[str]:
+    """Return labels of round times. A midnight is shown as its date, and so is the first label if there are several."""
+    first, last = series.times[0], series.times[-1]
+    ticks = time_ticks(first, last, size.time_ticks)
+    several_days = first.date() != last.date()
+    clock = "%H:%M:%S" if any(tick.second for tick in ticks) else "%H:%M"
+    for tick in ticks:
+        is_midnight = several_days and (tick.hour, tick.minute, tick.second) == (0, 0, 0)
+        text, x = tick.strftime("%b %d" if is_midnight else clock), scale.x(tick)
+        half = _TEXT_WIDTH * len(text) / 2
+        anchor = "start" if x - half < scale.left - 8 else "end" if x + half > size.width else "middle"
+        bottom = size.height - _BOTTOM
+        yield f'<line class="grid" x1="{x}" x2="{x}" y1="{bottom}" y2="{bottom + 4}"/>'
+        yield f'<text class="tick" x="{x}" y="{size.height - 8}" text-anchor="{anchor}">{text}</text>'
 
 
-def _draw_line(line: Line, top: float, count: int) -> Iterator[str]:
+def _gaps(series: Series, size: Size, scale: _Scale) -> Iterator[str]:
+    for start, end in series.gaps:
+        x, until = scale.x(start), scale.x(end)
+        text = escape(f"Entries are missing from {moment(start)} to {moment(end)}")
+        box = f'x="{x}" y="{_TOP}" width="{max(2.0, until - x):.1f}" height="{size.height - _TOP - _BOTTOM}"'
+        yield f'<rect class="gap" {box}><title>{text}</title></rect>'
+
+
+def _draw_line(line: Line, times: Sequence[datetime], scale: _Scale) -> Iterator[str]:
     """Return a path for each run of values. A single value is a dot, or it would be invisible."""
     run: list[str] = []
     for place, value in enumerate((*line.values, None)):
         if value is not None:
-            run.append(f"{_x(place, count)},{_y(value, top)}")
+            run.append(f"{scale.x(times[place])},{scale.y(value)}")
             continue
         if len(run) == 1:
             x, y = run[0].split(",")
-            yield f'<circle class="dot c{line.colour}" cx="{x}" cy="{y}" r="2.5"/>'
+            yield f'<circle class="dot c{line.colour}" cx="{x}" cy="{y}" r="{max(2.5, line.width):g}"/>'
         elif run:
-            yield f'<polyline class="line c{line.colour}" points="{" ".join(run)}"/>'
+            style = f'stroke-width="{line.width:g}"' + (' stroke-opacity=".45"' if line.width > 3 else "")
+            yield f'<polyline class="line c{line.colour}" {style} points="{" ".join(run)}"/>'
         run = []
 
 
-def _tooltips(times: Sequence[datetime], series: Sequence[Line], shown: Callable[[float | None], str]) -> Iterator[str]:
+def _tooltips(series: Series, size: Size, scale: _Scale) -> Iterator[str]:
     """Return an invisible column per bucket, with a title that browsers show under the pointer."""
-    width = max(1.0, (WIDTH - _LEFT - _RIGHT) / max(1, len(times) - 1))
-    for place, time in enumerate(times):
-        shown_values = [f"{line.name}: {shown(value)}" for line in series if (value := line.values[place]) is not None]
-        if shown_values:
-            text = escape("\n".join((time.strftime("%Y-%m-%d %H:%M:%S UTC"), *shown_values)))
-            x = round(_x(place, len(times)) - width / 2, 1)
-            box = f'x="{x}" y="{_TOP}" width="{width:.1f}" height="{HEIGHT - _TOP - _BOTTOM}"'
+    width = scale.width(series.step)
+    for place, time in enumerate(series.times):
+        values = [
+            f"{line.name}: {series.shown(value)}" for line in series.lines if (value := line.values[place]) is not None
+        ]
+        if values:
+            text = escape("\n".join((moment(time), *values)))
+            x = round(scale.x(time) - width / 2, 1)
+            box = f'x="{x}" y="{_TOP}" width="{width:.1f}" height="{size.height - _TOP - _BOTTOM}"'
             yield f'<rect class="hit" {box}><title>{text}</title></rect>'
 
 
@@ -115,7 +220,7 @@ def bar(share: float, colour: int = 1) -> str:
     return (
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         '<rect class="track" width="100" height="8"/>'
-        f'<rect class="fill c{colour}" width="{share * 100:.1f}" height="8"/>'
+        f'<rect class="fill c{colour}" width="{min(1.0, share) * 100:.1f}" height="8"/>'
         "</svg>"
     )
 
@@ -149,8 +254,13 @@ def duration(seconds: float | None) -> str:
 def percent(share: float | None) -> str:
     if share is None:
         return NOTHING
-    return f"{share:.1%}" if share == 0 or share >= 0.001 else f"{share:.3%}"
+    if share == 0 or share >= 0.1:
+        return f"{share * 100:.3g} %"
+    return f"{share * 100:.2g} %"
 
 
 def moment(time: datetime | None) -> str:
     return NOTHING if time is None else time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+_FORMATS: dict[str, Callable[[float | None], str]] = {"count": amount, "seconds": duration, "share": percent}

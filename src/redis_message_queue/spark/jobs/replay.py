@@ -14,6 +14,7 @@ from redis_message_queue.spark.jobs.job import (
     clear_errors,
     ignore_progress,
     reason,
+    require_classic,
 )
 from redis_message_queue.spark.jobs.publishing import RowCount, count_rows, publish_at_rate, publish_rows
 from redis_message_queue.spark.jobs.records import read_records
@@ -51,6 +52,7 @@ def replay(spark: "SparkSession", options: ReplayOptions, on_progress: OnProgres
         SelectionError: The condition does not fit the columns, or no selected message has its payload in the archive.
         QueueBackpressureError: The queue stayed full. Run the job again.
     """
+    require_classic(spark, "the replay")
     with clear_errors("the replay"):
         found = dead_letters(spark, options) if options.archive is None else archived_messages(spark, options)
         rows = _rows(select(found, options), options)
@@ -142,14 +144,16 @@ def archived_messages(spark: "SparkSession", options: ReplayOptions) -> "DataFra
         expr("max_by(reason, serial) filter (where reason is not null) as reason"),
         expr("max_by(error_type, serial) filter (where error_type is not null) as error_type"),
         expr("max(replay_of) as replay_of"),
+        expr("max_by(headers, serial) filter (where headers is not null) as journal_headers"),
     )
     # A redriven message has the payload of the message that it repeats.
     first = messages.where("payload is not null").selectExpr("id as replay_of", "payload as first_payload")
-    # The text of an error and the headers are in the records of settled messages, not in the journal.
+    # The text of an error is in the records of settled messages, and so are the headers of a journal without payloads.
     settled = read_records(spark, options.archive, options.queue, options.storage_options)
     errors = settled.groupBy("id").agg(
-        expr("max_by(error, finished_at) as error"), expr("max_by(headers, finished_at) as headers")
+        expr("max_by(error, finished_at) as error"), expr("max_by(headers, finished_at) as record_headers")
     )
     whole = messages.join(first, "replay_of", "left").join(errors, "id", "left")
-    columns = [one if one != "payload" else "coalesce(payload, first_payload) as payload" for one in messages.columns]
-    return whole.selectExpr(*columns, "error", "headers")
+    columns = [one for one in messages.columns if one not in ("payload", "journal_headers")]
+    payload = "coalesce(payload, first_payload) as payload"
+    return whole.selectExpr(payload, *columns, "error", "coalesce(journal_headers, record_headers) as headers")

@@ -1,0 +1,418 @@
+"""The pages of the dashboard, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+import redis.asyncio
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Message, Receive, Scope, Send
+
+from redis_message_queue import wire
+from redis_message_queue.asyncio import RedisMessageQueue, open_registered
+from redis_message_queue.asyncio import queues as registered_queues
+from redis_message_queue.checks import flag
+from redis_message_queue.dashboard import text
+from redis_message_queue.dashboard.access import HEADERS, Access
+from redis_message_queue.dashboard.changes import MOST_IDS, Change
+from redis_message_queue.dashboard.search import REDRIVEN, SOURCES, find, matcher, messages_of
+from redis_message_queue.dashboard.verdict import Level
+from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, Pace, QueueWatch, Watches
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.keys import QueueKeys
+from redis_message_queue.messages import RegisteredQueue
+from redis_message_queue.plain_values import brief, is_text
+from redis_message_queue.version import __version__
+
+_HERE = Path(__file__).parent
+_RETRY_BUDGET_SECONDS = 3.0  # a person waits for the page
+_QUEUES_A_PAGE, _MOST_QUEUES = 50, 1_000
+_REGISTRY_SECONDS = 10.0
+_LIMITS = (50, 200, 1_000)  # messages on a page
+_TENANTS_A_PAGE = 1_000
+_FORM_BYTES = 64 * 1024
+_STREAM_SECONDS = 30.0  # then the browser opens a new one: a server that stops need not wait longer
+_MOST_STREAMS = 100
+
+Page = Callable[[Request], Awaitable[Response]]
+
+
+class Dashboard:
+    """An ASGI application that shows queues to people on call. Run it with `rmq dashboard`, or mount it in your own."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis | redis.asyncio.RedisCluster,
+        queues: Collection[str] = (),
+        *,
+        allow_changes: bool = False,
+        token: str | None = None,
+        authenticated: bool = False,
+        allowed_hosts: Collection[str] = (),
+        discover: bool = True,
+        key_separator: str = "::",
+        hash_tag: bool | None = None,
+    ) -> None:
+        """Make a dashboard of the queues on one server.
+
+        Args:
+            client: An asyncio client of redis-py.
+            queues: The names of queues to show; others come from the registry of the server.
+            allow_changes: Let people redrive and purge. Without it nothing is ever written.
+            token: What people must know to log in. Without a token, only requests from the same machine are answered.
+            authenticated: Say True if your application has already checked who sends each request.
+            allowed_hosts: Names under which browsers may reach the dashboard. Addresses and localhost always work.
+            discover: Whether queues that are not in ``queues`` are shown, too.
+            key_separator: What separates the parts of a Redis key.
+            hash_tag: Whether keys have a hash tag; None decides as the queues do.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+        """
+        wire.refuse_unusable_client(client, asynchronous=True)
+        if is_text(queues) or not isinstance(queues, Collection) or not all(map(is_text, queues)):
+            raise ConfigurationTypeError(f"queues must be a list of names, not {brief(queues)}")
+        flag("allow_changes", allow_changes)
+        flag("discover", discover)
+        self._names = list(dict.fromkeys(queues))
+        self._discovers = discover
+        self._client = client
+        self._settings: dict[str, Any] = {"key_separator": key_separator, "hash_tag": hash_tag}
+        self._allow_changes = allow_changes
+        self._access = Access(token, authenticated, allowed_hosts)
+        self._watches = Watches(self._open)
+        self._registered: dict[str, RegisteredQueue] = {}
+        self._registry_pace, self._registry_lock = Pace(), asyncio.Lock()
+        self._streams = 0
+        self._stopped = asyncio.Event()
+        for name in self._names:
+            self._watches.of(name)  # raises for a name that no queue can have
+        self._templates = Environment(
+            loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+        self._templates.filters |= {name: getattr(text, name) for name in ("age", "clock", "count", "one_line", "rate")}
+        self._templates.globals |= {"Level": Level, "SOURCES": SOURCES, "REDRIVEN": REDRIVEN, "points": text.points}
+        self._app = Starlette(
+            routes=[
+                Route("/", self._overview),
+                Route("/queue", self._queue),
+                Route("/messages", self._messages),
+                Route("/message", self._message),
+                Route("/payload", self._payload),
+                Route("/tenants", self._tenants),
+                Route("/change", self._change, methods=["GET", "POST"]),
+                Route("/events", self._events),
+                Route("/login", self._login, methods=["GET", "POST"]),
+                Route("/logout", self._logout),
+                Mount("/static", StaticFiles(directory=_HERE / "static")),
+            ],
+            exception_handlers={HTTPException: self._http_error, ConfigurationError: self._bad_request}
+            | dict.fromkeys(UNREADABLE, self._unreadable),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, if its sender may use the dashboard."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name for name, _ in message["headers"]}
+                added = ((name.lower().encode(), value.encode()) for name, value in HEADERS.items())
+                message["headers"] = [*message["headers"], *(one for one in added if one[0] not in names)]
+            await send(message)
+
+        request = Request(scope)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        refusal = self._access.refusal(request)
+        if refusal is not None:
+            await PlainTextResponse(f"{text.one_line(refusal, 1_000)}\n", 403)(scope, receive, send_safely)
+        elif not self._access.is_logged_in(request) and path != "/login" and not path.startswith("/static/"):
+            login = RedirectResponse(_root(request) + "/login", 303)
+            is_page = "text/html" in request.headers.get("accept", "")
+            response = login if is_page else PlainTextResponse("Log in, or send the token as a bearer.\n", 401)
+            await response(scope, receive, send_safely)
+        else:
+            await self._app(scope, receive, send_safely)
+
+    def stop(self) -> None:
+        """End the streams of all browsers, so that the server can stop."""
+        self._stopped.set()
+
+    # -- queues
+
+    def _open(self, name: str) -> RedisMessageQueue:
+        if name in self._registered:
+            return open_registered(self._registered[name], self._client, retry_budget_seconds=_RETRY_BUDGET_SECONDS)
+        return RedisMessageQueue(
+            name, client=self._client, retry_budget_seconds=_RETRY_BUDGET_SECONDS, **self._settings
+        )
+
+    async def _known(self) -> list[str]:
+        """Return the queues that were named, and those that the registry of the server has."""
+        async with self._registry_lock:
+            if self._discovers and self._registry_pace.is_due(_REGISTRY_SECONDS):
+                with contextlib.suppress(*UNREADABLE):  # this user may not read it, or the server is away
+                    self._register(await registered_queues(self._client, max_queues=_MOST_QUEUES))
+                self._registry_pace.done()
+        return list(dict.fromkeys([*self._names, *self._registered]))
+
+    def _register(self, found: list[RegisteredQueue]) -> None:
+        """Give each queue of the registry a name to show; one that was named by hand is the same queue."""
+        named = {self._watches.of(name).queue.key.pending for name in self._names}
+        registered: dict[str, RegisteredQueue] = {}
+        for one in found:
+            if QueueKeys.unchecked(one.name, separator=one.key_separator).pending in named:
+                continue
+            is_taken = one.name in registered or one.name in self._names
+            registered[f"{one.name} (separator {one.key_separator})" if is_taken else one.name] = one
+        self._registered = registered
+
+    def _watch(self, request: Request) -> QueueWatch:
+        """Return the watch of the queue that the address names."""
+        name = request.query_params.get("name", "")
+        if not self._discovers and name not in self._names:
+            raise HTTPException(404, "This dashboard does not show that queue.")
+        return self._watches.of(name)
+
+    # -- pages
+
+    async def _overview(self, request: Request) -> Response:
+        return self._render(request, "overview.html", **await self._queues(request))
+
+    async def _queues(self, request: Request) -> dict[str, Any]:
+        wanted = request.query_params.get("q", "")
+        names = [name for name in await self._known() if wanted.lower() in name.lower()]
+        watches = await self._watches.look_at(names[:_MOST_QUEUES])
+        levels = [watch.headline.level for watch in watches]
+        first = _number(request, "first")
+        after = first + _QUEUES_A_PAGE
+        return {
+            "watches": watches[first:after],
+            "total": len(watches),
+            "first": first,
+            "after": after if after < len(watches) else None,
+            "q": wanted,
+            "levels": {level: levels.count(level) for level in Level},
+            "discovers": self._discovers,
+        }
+
+    async def _queue(self, request: Request) -> Response:
+        watch = self._watch(request)
+        await watch.look(closely=True)
+        return self._render(request, "queue.html", watch=watch)
+
+    async def _messages(self, request: Request) -> Response:
+        watch, asked = self._watch(request), request.query_params
+        source, limit = _source(request), _number(request, "limit", _LIMITS[0])
+        limit = min((one for one in _LIMITS if one >= limit), default=_LIMITS[-1])
+        tenant = asked.get("tenant") or None if source == "pending" else None
+        shown: dict[str, Any] = {"source": source, "tenant": tenant, "limit": limit, "found": None, "problem": None}
+        await watch.look()
+        try:
+            matches = matcher(asked.get("q", ""), asked.get("where", ""), source)
+            shown["found"] = await messages_of(watch.queue, source, matches, limit, tenant)
+        except ConfigurationError as error:  # a condition or a tenant that somebody is about to type
+            shown["problem"] = str(error)
+        more = next((one for one in _LIMITS if one > limit), None)
+        leases = {one.id: one for one in watch.now.leases} if watch.now else {}
+        return self._render(
+            request,
+            "messages.html",
+            **shown,
+            watch=watch,
+            more=more,
+            leases=leases,
+            q=asked.get("q", ""),
+            where=asked.get("where", ""),
+            most_ids=MOST_IDS,
+        )
+
+    async def _message(self, request: Request) -> Response:
+        watch, source, record = await self._found(request)
+        lease = next((one for one in watch.now.leases if one.id == record.id), None) if watch.now else None
+        views = text.payload_views(record.payload)
+        return self._render(
+            request, "message.html", watch=watch, source=source, record=record, lease=lease, views=views
+        )
+
+    async def _payload(self, request: Request) -> Response:
+        _, _, record = await self._found(request)
+        payload = record.payload or b""
+        return Response(
+            payload if isinstance(payload, bytes) else payload.encode(),
+            media_type="application/octet-stream",
+            headers={"Content-Disposition": f'attachment; filename="{record.id}.bin"'},
+        )
+
+    async def _found(self, request: Request) -> tuple[QueueWatch, str, Any]:
+        watch, source, message_id = self._watch(request), _source(request), request.query_params.get("id", "")
+        if len(message_id) != 32 or not set(message_id) <= set("0123456789abcdef"):
+            raise HTTPException(400, "An id has 32 hexadecimal digits.")
+        await watch.look()
+        record = await find(watch.sampler, source, message_id)
+        if record is None:
+            raise HTTPException(404, f"The message is not, or no longer, among the first {SOURCES[source].lower()}.")
+        return watch, source, record
+
+    async def _tenants(self, request: Request) -> Response:
+        watch, wanted = self._watch(request), request.query_params.get("q", "")
+        await watch.look()
+        tenants = await watch.sampler.tenants(watch.now, _TENANTS_A_PAGE) if watch.now else []
+        shown = [one for one in tenants if wanted.lower() in (one.name or "").lower()]
+        exact = await watch.queue.tenant(wanted).length() if wanted else None
+        return self._render(
+            request, "tenants.html", watch=watch, tenants=shown, read=len(tenants), q=wanted, exact=exact
+        )
+
+    async def _change(self, request: Request) -> Response:
+        """Ask before a change; make it when the form of that page comes back."""
+        watch = self._watch(request)
+        if not self._allow_changes:
+            raise HTTPException(403, "This dashboard is read-only. Start it with --allow-changes to change queues.")
+        asked = request.query_params
+        change = Change(
+            action=asked.get("action", ""),
+            queue=watch.name,
+            source=asked.get("source", ""),
+            ids=asked.getlist("id"),
+            text=asked.get("q", ""),
+            where=asked.get("where", ""),
+            tenant=asked.get("tenant", ""),
+        )
+        problem = None
+        if request.method == "POST":
+            form = await self._form(request)
+            if not change.needs_name or form.get("typed", "") == watch.name:
+                who = request.client.host if request.client else "an unknown address"
+                done = await change.make(watch.queue, who)
+                return self._render(request, "done.html", watch=watch, done=done, source=change.source)
+            problem = "The name is not that of the queue. Nothing was changed."
+        csrf = self._access.csrf_of(request)
+        question = await change.question(watch.queue)
+        response = self._render(
+            request, "change.html", watch=watch, change=change, question=question, csrf=csrf, problem=problem
+        )
+        self._access.keep_csrf(request, response, csrf)
+        return response
+
+    async def _form(self, request: Request) -> dict[str, str]:
+        """Return the fields of a form of ours."""
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _FORM_BYTES:
+                raise HTTPException(413, "That form is too large.")
+        fields = {name: values[-1] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
+        if not self._access.is_own_form(request, fields.get("csrf", "")):
+            raise HTTPException(403, "This form was not sent from a page of this dashboard. Open the page again.")
+        return fields
+
+    # -- log in
+
+    async def _login(self, request: Request) -> Response:
+        problem = None
+        if not self._access.has_token:
+            return RedirectResponse(_root(request) + "/", 303)
+        if request.method == "POST":
+            if self._access.is_token((await self._form(request)).get("token", "")):
+                response: Response = RedirectResponse(_root(request) + "/", 303)
+                self._access.open_session(request, response)
+                return response
+            await asyncio.sleep(0.5)
+            problem = "That is not the token."
+        csrf = self._access.csrf_of(request)
+        response = self._render(request, "login.html", csrf=csrf, problem=problem)
+        self._access.keep_csrf(request, response, csrf)
+        return response
+
+    async def _logout(self, request: Request) -> Response:
+        response = RedirectResponse(_root(request) + "/login", 303)
+        self._access.close_session(request, response)
+        return response
+
+    # -- live updates
+
+    async def _events(self, request: Request) -> Response:
+        """Send the changing part of a page again and again, as server-sent events."""
+        if self._streams >= _MOST_STREAMS:
+            raise HTTPException(503, f"{_MOST_STREAMS} browsers watch already.")
+        watch = self._watch(request) if "name" in request.query_params else None
+
+        async def part() -> str:
+            if watch is None:
+                return self._text(request, "_queues.html", **await self._queues(request))
+            await watch.look(closely=True)
+            return self._text(request, "_queue.html", watch=watch)
+
+        return StreamingResponse(self._stream(part), media_type="text/event-stream")
+
+    async def _stream(self, part: Callable[[], Awaitable[str]]) -> AsyncIterator[str]:
+        self._streams += 1
+        try:
+            yield "retry: 1000\n\n"
+            ends_at, last = time.monotonic() + _STREAM_SECONDS, ""
+            while time.monotonic() < ends_at and not self._stopped.is_set():
+                html = await part()
+                yield ": nothing new\n\n" if html == last else f"data: {json.dumps(html)}\n\n"
+                last = html
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopped.wait(), INTERVAL_SECONDS)
+        finally:
+            self._streams -= 1
+
+    # -- rendering
+
+    def _render(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
+        return Response(self._text(request, template, **values), status, media_type="text/html")
+
+    def _text(self, request: Request, template: str, **values: Any) -> str:
+        root = _root(request)
+
+        def url(path: str, **parameters: Any) -> str:
+            given = {name: value for name, value in parameters.items() if value not in (None, "")}
+            return root + path + (f"?{urlencode(given, doseq=True, errors='replace')}" if given else "")
+
+        common = {"url": url, "allow_changes": self._allow_changes, "has_token": self._access.has_token}
+        return self._templates.get_template(template).render(**common, version=__version__, **values)
+
+    async def _http_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return self._render(request, "error.html", error.status_code, problem=error.detail)
+
+    async def _bad_request(self, request: Request, error: Exception) -> Response:
+        return self._render(request, "error.html", 400, problem=str(error))
+
+    async def _unreadable(self, request: Request, error: Exception) -> Response:
+        return self._render(request, "error.html", 502, problem=str(error) or type(error).__name__)
+
+
+def _root(request: Request) -> str:
+    """Return the path where the dashboard is mounted."""
+    return str(request.scope.get("root_path", ""))
+
+
+def _source(request: Request) -> str:
+    source = request.query_params.get("source", "pending")
+    if source not in SOURCES:
+        raise HTTPException(400, f"source must be one of {', '.join(SOURCES)}.")
+    return source
+
+
+def _number(request: Request, name: str, otherwise: int = 0) -> int:
+    given = request.query_params.get(name, "")
+    return int(given) if given.isascii() and given.isdigit() and len(given) < 9 else otherwise

@@ -1,0 +1,96 @@
+"""What a person can change from the dashboard, after confirming it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+from redis_message_queue.asyncio import RedisMessageQueue
+from redis_message_queue.dashboard.search import REDRIVEN, SOURCES, Matcher, matcher
+from redis_message_queue.dashboard.text import messages, one_line
+from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.messages import MessageRecord
+from redis_message_queue.protocol.events import log
+from redis_message_queue.protocol.purge import PurgeTarget
+
+MOST_REDRIVEN = 10_000  # in one step, so that the page answers
+MOST_IDS = 200
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A redrive or a purge, as the form of its page says it."""
+
+    action: str
+    queue: str
+    source: str  # or what to purge
+    ids: Sequence[str] = field(default=())
+    text: str = ""
+    where: str = ""
+    tenant: str = ""
+
+    def __post_init__(self) -> None:
+        sources = {"redrive": REDRIVEN, "purge": get_args(PurgeTarget)}.get(self.action, ())
+        if self.source not in sources:
+            raise ConfigurationError(f"cannot {one_line(self.action)} {one_line(self.source)}")
+        if len(self.ids) > MOST_IDS or not all(map(_ID.fullmatch, self.ids)):
+            raise ConfigurationError(f"ids must be at most {MOST_IDS} ids of 32 hexadecimal digits")
+        if self.tenant and (self.action, self.source) != ("purge", "pending"):
+            raise ConfigurationError("tenant goes with purging pending messages")
+        matcher(self.text, self.where, self.source)  # raises for a condition that cannot be read
+
+    @property
+    def needs_name(self) -> bool:
+        """Whether the person must type the name of the queue: this cannot be undone."""
+        return self.action == "purge"
+
+    async def question(self, queue: RedisMessageQueue) -> str:
+        """Return what would happen, with numbers."""
+        where = "dead letters" if self.source == "dead_letters" else SOURCES.get(self.source, self.source).lower()
+        name = one_line(self.queue)
+        if self.action == "redrive":
+            if self.ids:
+                return f"Publish {messages(len(self.ids))} from {where} of {name} again?"
+            which = "that match the search " if self.text or self.where else ""
+            return f"Publish messages {which}from {where} of {name} again, the oldest first, up to {MOST_REDRIVEN:,}?"
+        if self.tenant:
+            number = messages(await queue.tenant(self.tenant).length())
+            return f"Delete {number} of tenant {one_line(self.tenant)} waiting in {name} for good?"
+        stats = await queue.stats(oldest=False)
+        if self.source == "orphans":
+            number = messages(stats.processing)
+            return f"Delete those of {number} in processing of {name} that have no lease and no consumer?"
+        return f"Delete {messages(getattr(stats, self.source))} ({where}) of {name} for good?"
+
+    async def make(self, queue: RedisMessageQueue, who: str) -> str:
+        """Do it, log it, and return what was done."""
+        if self.action == "purge":
+            removed = await (queue.tenant(self.tenant).delete() if self.tenant else queue.purge(self._target))
+            done = f"Deleted {messages(removed)}."
+        else:
+            redrive = queue.redrive_failed if self.source == "failed" else queue.redrive_dead_letters
+            summary = await redrive(
+                max_messages=min(len(self.ids) or MOST_REDRIVEN, MOST_REDRIVEN), where=self._selects()
+            )
+            done = f"Published {messages(summary.redriven)} again."
+            if self.ids and summary.redriven < len(self.ids):
+                done += f" {messages(len(self.ids) - summary.redriven)} had left the list meanwhile."
+            elif summary.matched == MOST_REDRIVEN:
+                done += " There may be more: repeat it."
+        log.warning("%s: dashboard: %s %s by %s: %s", one_line(self.queue), self.action, self.source, who, done)
+        return done
+
+    @property
+    def _target(self) -> PurgeTarget:
+        return self.source  # type: ignore[return-value]  # __post_init__ has checked it
+
+    def _selects(self) -> Matcher:
+        matches, ids = matcher(self.text, self.where, self.source), frozenset(self.ids)
+
+        def selects(record: MessageRecord) -> bool:
+            return (not ids or record.id in ids) and (matches is None or matches(record))
+
+        return selects

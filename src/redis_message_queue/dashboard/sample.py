@@ -1,0 +1,231 @@
+"""One look at a queue: what the dashboard knows about it at one time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from redis_message_queue import envelope
+from redis_message_queue.asyncio import RedisMessageQueue
+from redis_message_queue.dashboard.rates import Rates, rates_of_journal, rates_of_records
+from redis_message_queue.envelope import tenant_text
+from redis_message_queue.messages import MessageRecord, QueueStats, moment
+from redis_message_queue.protocol.pages import ListPart, PageReader, members_with_scores, scanned_pairs
+from redis_message_queue.protocol.records import pair, record_of, record_of_stored
+
+LEASES = 100  # that end first: one look reads no more
+RECORDS = 20  # the newest of each list
+_HANDLED = 100  # records of handled messages, to measure how long they took
+_JOURNAL, _JOURNAL_WITH_PAYLOADS = 500, 50  # entries
+_TENANTS, _TENANTS_SHOWN = 200, 20
+_GROUPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A message in flight, the process that claimed it, and when its lease ends by the server's clock."""
+
+    token: bytes
+    ends_at: float
+
+    @property
+    def id(self) -> str:
+        return self.token[: envelope.ID_BYTES].hex()
+
+    @property
+    def consumer(self) -> str:
+        """The process id, and four bytes that stand for its host: see `identity.py`."""
+        holder = self.token[envelope.ID_BYTES :]
+        return f"process {int.from_bytes(holder[4:8], 'big')} on host {holder[:4].hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantBacklog:
+    """What waits for one tenant. ``name`` is None for messages without a tenant."""
+
+    name: str | None
+    pending: int
+    weight: int
+    oldest_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """The consumer group of a streaming query: what it has claimed and not yet acked."""
+
+    name: str
+    messages: int
+    batches: int
+    has_query: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What only the page of one queue shows."""
+
+    tenants: tuple[TenantBacklog, ...] = ()
+    tenants_read: int = 0
+    rates: Rates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A queue at one time, by the server's clock."""
+
+    at: float
+    stats: QueueStats
+    leases: tuple[Lease, ...] = ()  # those that end first
+    unleased: int = 0  # in processing without a lease, as far as that is known
+    first_due_at: float | None = None
+    dead_letters: tuple[MessageRecord, ...] = ()  # the newest
+    failed: tuple[MessageRecord, ...] = ()
+    groups: tuple[GroupLag, ...] = ()
+    saw_claim: bool = False  # whether somebody has claimed a message since the sample before
+
+    @property
+    def oldest_seconds(self) -> float | None:
+        return self.stats.oldest_pending_seconds
+
+    def with_oldest(self, seconds: float | None) -> Sample:
+        return replace(self, stats=replace(self.stats, oldest_pending_seconds=seconds))
+
+    def after(self, before: Sample) -> Sample:
+        """Return this sample with what the one before it adds: a claim leaves fewer waiting, or a new lease or head."""
+        ages = before.oldest_seconds, self.oldest_seconds
+        saw_claim = (
+            self.stats.pending < before.stats.pending
+            or not {one.token for one in self.leases} <= {one.token for one in before.leases}
+            or (ages[0] is not None and ages[1] is not None and ages[1] < ages[0])
+        )
+        return replace(self, saw_claim=saw_claim)
+
+    def without_messages(self) -> Sample:
+        """Return what the history keeps: a thousand queues must fit into memory."""
+        return replace(self, leases=(), dead_letters=(), failed=(), groups=())
+
+
+class Sampler:
+    """Looks at one queue with commands that read little, however long the queue is."""
+
+    def __init__(self, queue: RedisMessageQueue) -> None:
+        self.queue = queue
+        self.pages = PageReader(queue._protocol.store.calls)
+
+    async def read(self, *, oldest: bool) -> Sample:
+        """Return counts, the leases that end first, the newest failures and the lag of streaming queries."""
+        key = self.queue.key
+        stats = await self.queue.stats(oldest=oldest)
+        (seconds, microseconds), leased, leases, due, dead, failed, (_, groups) = await self.pages.send(
+            ("TIME",),
+            ("ZCARD", key.leases),
+            ("ZRANGE", key.leases, 0, LEASES + 1, "WITHSCORES"),  # two members may be alarms
+            ("ZRANGE", key.delayed, 0, 0, "WITHSCORES"),
+            ("LRANGE", key.records("dlq"), 0, RECORDS - 1),
+            ("LRANGE", key.records("failed"), 0, RECORDS - 1),
+            ("HSCAN", key.groups, 0, "COUNT", _GROUPS),
+        )
+        at = int(seconds) + int(microseconds) / 1e6
+        found = [(token, float(score) / 1e6) for token, score in members_with_scores(leases)]
+        held = [Lease(token, ends) for token, ends in found if len(token) == envelope.TOKEN_BYTES]
+        claimed = {tenant_text(name): _number(count) for name, count in scanned_pairs(groups)}
+        in_groups = claimed.pop("", 0)
+        # Known only if all leases were read, and no tenant has messages whose lease ran out.
+        is_known = leased <= LEASES and not stats.tenants
+        return Sample(
+            at=at,
+            stats=stats,
+            leases=tuple(held[:LEASES]),
+            unleased=max(0, stats.processing - in_groups - len(held)) if is_known else 0,
+            first_due_at=float(members_with_scores(due)[0][1]) / 1e6 if due else None,
+            dead_letters=_records(dead),
+            failed=_records(failed),
+            groups=await self._groups(claimed, at) if claimed else (),
+        )
+
+    async def details(self, before: Details, sample: Sample) -> Details:
+        """Return the tenants and the throughput."""
+        tenants = await self._tenants(sample) if sample.stats.tenants else []
+        return Details(
+            tenants=tuple(tenants[:_TENANTS_SHOWN]),
+            tenants_read=len(tenants),
+            rates=await self._rates(before.rates, sample.at),
+        )
+
+    async def _groups(self, claimed: dict[str, int], at: float) -> tuple[GroupLag, ...]:
+        key = self.queue.key
+        names = sorted(claimed)[:_GROUPS]
+        states = await self.pages.send(*(("HMGET", key.group(name), "sealed", "acked", "deadline") for name in names))
+        return tuple(
+            GroupLag(
+                name,
+                messages=claimed[name],
+                batches=max(0, _number(sealed) - _number(acked)),
+                has_query=_number(deadline) / 1e6 > at,
+            )
+            for name, (sealed, acked, deadline) in zip(names, states, strict=True)
+        )
+
+    async def _tenants(self, sample: Sample, most: int = _TENANTS) -> list[TenantBacklog]:
+        """Return the next tenants in turn, the longest backlog first, with the age of the first message of the top."""
+        key = self.queue.key
+        ring, without = await self.pages.send(("ZRANGE", key.tenant_ring, 0, most), ("LLEN", key.pending))
+        names: list[bytes] = [name for name in ring if name][:most]
+        if not names:
+            return []
+        expired = key.expired("").encode()
+        waiting = await self.pages.send(*(("LLEN", self.pages.tenant_queue(name)) for name in names))
+        returned = await self.pages.send(*(("ZCARD", expired + name) for name in names))
+        (weights,) = await self.pages.send(("HMGET", key.weights, *names))
+        rows = [
+            (first + second, name, _number(weight) or 1)
+            for first, second, name, weight in zip(waiting, returned, names, weights, strict=True)
+        ]
+        if without:
+            rows.append((without, b"", 1))
+        rows.sort(key=lambda row: -row[0])
+        top = rows[:_TENANTS_SHOWN]
+        lines = [self.pages.tenant_queue(name) if name else key.pending for _, name, _ in top]
+        heads = await self.pages.read([ListPart(line, "right", 0, 1) for line in lines])
+        ages = [_age(head[0], sample.at) if head else None for head in heads]
+        return [
+            TenantBacklog(
+                tenant_text(name) if name else None, pending, weight, ages[place] if place < len(top) else None
+            )
+            for place, (pending, name, weight) in enumerate(rows)
+        ]
+
+    async def tenants(self, sample: Sample, most: int) -> list[TenantBacklog]:
+        """Return the next ``most`` tenants in turn, the longest backlog first."""
+        return await self._tenants(sample, most)
+
+    async def _rates(self, before: Rates | None, at: float) -> Rates | None:
+        """Return the throughput by the journal, or else by the list of handled messages."""
+        key = self.queue.key
+        ((journal, serial),) = await self.pages.send(("HMGET", key.meta, "journal", "journal_serial"))
+        if journal is not None:
+            count = _JOURNAL_WITH_PAYLOADS if journal == b"1" else _JOURNAL
+            try:
+                (entries,) = await self.pages.send(("XREVRANGE", key.journal, "+", "-", "COUNT", count))
+            except ResponseError:  # this user may not read journals, or somebody else's key is in its place
+                return None
+            fields = [dict(zip(one[1][::2], one[1][1::2], strict=True)) for one in entries]
+            return rates_of_journal(fields, _number(serial), len(entries) == count, before, at)
+        (handled,) = await self.pages.send(("LRANGE", key.records("completed"), 0, _HANDLED - 1))
+        return rates_of_records(_records(handled), at) if handled else None
+
+
+def _records(stored: list[bytes]) -> tuple[MessageRecord, ...]:
+    return tuple(record_of(one, decode=True) for one in pair([], stored, whole=True))
+
+
+def _number(value: Any) -> int:
+    """Return 0 for what is no number: another program may have written it."""
+    return int(value) if value and value.isdigit() and len(value) <= 18 else 0
+
+
+def _age(stored: bytes, at: float) -> float | None:
+    published: datetime | None = record_of_stored(stored, decode=False).published_at
+    return None if published is None else max(0.0, (moment(at) - published).total_seconds())

@@ -1,0 +1,98 @@
+"""Finds messages for a page, in bounded steps."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from redis_message_queue.asyncio import RedisMessageQueue
+from redis_message_queue.condition import RECORD, WAITING, condition
+from redis_message_queue.dashboard.sample import Sampler
+from redis_message_queue.messages import MessageRecord
+from redis_message_queue.plain_values import decoded
+from redis_message_queue.protocol.reader import PeekSource
+from redis_message_queue.protocol.records import record_of_stored
+
+Matcher = Callable[[MessageRecord], bool]
+
+SOURCES: dict[str, str] = {
+    "pending": "Waiting",
+    "processing": "In flight",
+    "delayed": "Delayed",
+    "failed": "Failed",
+    "dead_letters": "Dead letters",
+    "completed": "Completed",
+}
+REDRIVEN: tuple[Literal["dead_letters", "failed"], ...] = ("dead_letters", "failed")
+SEARCHED_MESSAGES = 10_000
+_SEARCHED_BYTES = 32 * 1024 * 1024
+_FIRST_STEP, _GROWTH = 50, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Messages that match, and how many were searched; ``is_all`` if that was the whole list."""
+
+    records: list[MessageRecord]
+    searched: int
+    is_all: bool
+
+
+def matcher(text: str, where: str, source: str) -> Matcher | None:
+    """Return a check for messages that contain a text and fulfil a condition; None if both are empty.
+
+    Raises:
+        ConfigurationError: The condition cannot be read.
+    """
+    checks: list[Matcher] = []
+    if text:
+        checks.append(lambda record: _contains(record, text.lower()))
+    if where:
+        checks.append(condition(where, RECORD if source in REDRIVEN else WAITING, option="condition"))
+    return (lambda record: all(check(record) for check in checks)) if checks else None
+
+
+def _contains(record: MessageRecord, text: str) -> bool:
+    payload = record.payload
+    if isinstance(payload, bytes):
+        payload = decoded(payload)
+    parts = (record.id, record.tenant, record.reason, record.error_type, record.error, record.replay_of, payload)
+    return any(part is not None and text in part.lower() for part in (*parts, *(record.headers or {}).values()))
+
+
+async def search(read: Callable[[int], Awaitable[list[MessageRecord]]], matches: Matcher | None, limit: int) -> Found:
+    """Return the first messages that match; ``read(n)`` returns the first n of all.
+
+    It stops at 10,000 messages or about 32 MB: a page must not cost more than that.
+    """
+    depth = limit if matches is None else max(limit, _FIRST_STEP)
+    while True:
+        seen = await read(depth)
+        found = [record for record in seen if matches is None or matches(record)][:limit]
+        is_all = len(seen) < depth
+        size = sum(len(record.payload or "") + 1 for record in seen)
+        next_depth = min(SEARCHED_MESSAGES, depth * _GROWTH, int(_SEARCHED_BYTES / max(size / max(len(seen), 1), 1)))
+        if len(found) == limit or is_all or matches is None or next_depth <= depth:
+            return Found(found, len(seen), is_all)
+        depth = next_depth
+
+
+async def messages_of(
+    queue: RedisMessageQueue, source: str, matches: Matcher | None, limit: int, tenant: str | None = None
+) -> Found:
+    """Return the next messages of a source that match."""
+    place: PeekSource = source  # type: ignore[assignment]  # peek checks it
+    return await search(lambda depth: queue.peek(depth, source=place, tenant=tenant), matches, limit)
+
+
+async def find(sampler: Sampler, source: str, message_id: str) -> MessageRecord | None:
+    """Return one message by its id: at once in flight and delayed, else among the first 10,000."""
+    queue = sampler.queue
+    fields = {"processing": queue.key.processing, "delayed": queue.key.delayed_messages}
+    if source in fields:
+        (stored,) = await sampler.pages.read_fields(fields[source], [bytes.fromhex(message_id)])
+        if stored is not None:
+            return record_of_stored(stored, decode=False)
+    found = await messages_of(queue, source, lambda record: record.id == message_id, 1)
+    return found.records[0] if found.records else None

@@ -1,0 +1,190 @@
+"""Says in plain words what is wrong with a queue, worst first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from redis_message_queue.dashboard.sample import LEASES, RECORDS, Sample
+from redis_message_queue.dashboard.text import age, count, messages, one_line
+from redis_message_queue.messages import MessageRecord
+
+_LATE_SECONDS = 5.0  # a consumer takes over what is due within milliseconds; a busy one within a lease renewal
+_WAITING_SECONDS = 10.0  # a message that nobody claims for so long is stuck, if nothing else is in flight
+_QUIET_SECONDS = 60.0  # without a claim, while messages wait
+_SLOW_SECONDS = 300.0  # a wait that is worth a warning although consumers work
+_RECENT_SECONDS = 300.0  # failures younger than this are news
+_GROWTH_SECONDS, _GROWTH, _GROWN_MESSAGES = 30.0, 1.2, 100
+
+
+class Level(IntEnum):
+    """How much attention a queue needs."""
+
+    STUCK = 0
+    WARNING = 1
+    WORKING = 2
+    IDLE = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to know about a queue, and what to do about it."""
+
+    level: Level
+    text: str
+    advice: str = ""
+    source: str | None = None  # where to look at the messages
+
+
+def unreachable(error: str) -> Finding:
+    """Return the finding for a queue that could not be read."""
+    return Finding(Level.STUCK, f"Cannot be read: {one_line(error)}")
+
+
+def findings(history: Sequence[Sample]) -> list[Finding]:
+    """Return what there is to say about a queue, the worst first, from its samples with the newest last."""
+    stuck = list(_stuck(history))
+    slow = [] if any(one.level is Level.STUCK for one in stuck) else _slow(history)  # stuck says it better
+    found = sorted((*stuck, *slow, *_failures(history[-1])), key=lambda one: one.level)
+    if not found or found[0].level > Level.WARNING:
+        found.insert(0, _calm(history[-1]))
+    return found
+
+
+def _stuck(history: Sequence[Sample]) -> Iterator[Finding]:
+    now, start = history[-1], "Start a consumer of this queue."
+    overdue = [lease for lease in now.leases if lease.ends_at < now.at - _LATE_SECONDS]
+    if overdue:
+        number = f"{LEASES} or more" if len(overdue) == LEASES else count(len(overdue))
+        are, them = ("is", "it") if len(overdue) == 1 else ("are", "them")
+        yield Finding(
+            Level.STUCK,
+            f"{number} message{'s' if len(overdue) != 1 else ''} {are} in flight with no consumer renewing: the first "
+            f"lease ended {age(now.at - overdue[0].ends_at)} ago, and no other consumer has taken over.",
+            f"The consumer that claimed {them} has crashed or is cut off. {start}",
+            "processing",
+        )
+    waiting, oldest, quiet = now.stats.pending, now.oldest_seconds or 0.0, _quiet_seconds(history)
+    if waiting and not now.stats.processing and oldest >= _WAITING_SECONDS:
+        seen = f", and no consumer claimed one in the last {age(quiet)}" if quiet >= _LATE_SECONDS else ""
+        yield Finding(
+            Level.STUCK,
+            f"{messages(waiting)} waiting, the oldest for {age(oldest)}, and none in flight{seen}.",
+            f"No consumer seems to run. {start}",
+            "pending",
+        )
+    elif waiting and quiet >= _QUIET_SECONDS and not overdue:
+        yield Finding(
+            Level.STUCK,
+            f"Oldest waiting {age(oldest)}, and no consumer claimed a message in the last {age(quiet)}: "
+            f"the same {count(now.stats.processing)} stay in flight.",
+            "Handlers are slow or hang. Look at what they hold, and at the logs of these consumers.",
+            "processing",
+        )
+    if now.first_due_at is not None and now.first_due_at < now.at - _LATE_SECONDS:
+        yield Finding(
+            Level.STUCK,
+            f"Delayed messages are overdue, the first by {age(now.at - now.first_due_at)}: no consumer delivers them.",
+            start,
+            "delayed",
+        )
+    for group in now.groups:
+        if group.messages and not group.has_query:
+            yield Finding(
+                Level.WARNING,
+                f"Consumer group {one_line(group.name)} holds {messages(group.messages)}, and no query is running.",
+                "Start the query with its checkpoint, or return the messages with rmq spark release.",
+            )
+    if now.unleased and len(history) > 1 and min(one.unleased for one in history) > 0:
+        held = now.at - history[0].at
+        if held >= _QUIET_SECONDS:
+            yield Finding(
+                Level.WARNING,
+                f"{messages(now.unleased)} in processing without a lease for at least {age(held)}.",
+                "If their consumers have crashed, nothing returns them: purge the orphans.",
+                "processing",
+            )
+
+
+def _slow(history: Sequence[Sample]) -> Iterator[Finding]:
+    first, now = history[0], history[-1]
+    if not now.stats.processing:
+        return
+    oldest, seconds = now.oldest_seconds or 0.0, now.at - first.at
+    grown = now.stats.pending - first.stats.pending
+    if seconds >= _GROWTH_SECONDS and grown >= _GROWN_MESSAGES and now.stats.pending > _GROWTH * first.stats.pending:
+        yield Finding(
+            Level.WARNING,
+            f"The backlog grows by {count(round(grown / seconds))} messages a second: {count(now.stats.pending)} wait, "
+            f"the oldest for {age(oldest)}.",
+            "Consumers are slower than publishers. Start more of them, or find out what slows them down.",
+            "pending",
+        )
+    elif oldest >= _SLOW_SECONDS:
+        yield Finding(
+            Level.WARNING,
+            f"The oldest message has waited for {age(oldest)}, although {count(now.stats.processing)} are in flight.",
+            "Consumers are behind. If one tenant has most of the backlog, its own messages wait longest.",
+            "pending",
+        )
+
+
+def _failures(now: Sample) -> Iterator[Finding]:
+    kinds = (("dead letter", "dead letters", "dead_letters"), ("failed message", "failed messages", "failed"))
+    for one, several, source in kinds:
+        records: tuple[MessageRecord, ...] = getattr(now, source)
+        total = getattr(now.stats, source)
+        recent = [record for record in records if _seconds_since(record, now.at) < _RECENT_SECONDS]
+        if recent:
+            number = f"{RECORDS} or more" if len(recent) == RECORDS else count(len(recent))
+            why, times = Counter(map(_reason, recent)).most_common(1)[0]
+            mostly = "" if times == len(recent) else "most often "
+            kind = one if len(recent) == 1 else several
+            yield Finding(
+                Level.WARNING,
+                f"{number} new {kind} in the last {age(_RECENT_SECONDS)}: {mostly}{why}.",
+                "Read the error and the payload; redrive when the cause is fixed.",
+                source,
+            )
+        elif total:
+            newest = f", the newest {age(_seconds_since(records[0], now.at))} old" if records else ""
+            yield Finding(Level.WORKING, f"{count(total)} {one if total == 1 else several}{newest}.", "", source)
+
+
+def _calm(now: Sample) -> Finding:
+    stats = now.stats
+    if stats.pending or stats.processing:
+        oldest = "" if now.oldest_seconds is None else f", the oldest for {age(now.oldest_seconds)}"
+        return Finding(
+            Level.WORKING, f"Working: {count(stats.processing)} in flight, {count(stats.pending)} waiting{oldest}."
+        )
+    if stats.delayed:
+        due = "" if now.first_due_at is None else f"; the next is due in {age(max(0.0, now.first_due_at - now.at))}"
+        return Finding(Level.IDLE, f"Nothing to do now: {messages(stats.delayed)} delayed{due}.")
+    return Finding(Level.IDLE, "Empty: nothing waits and nothing is in flight.")
+
+
+def _quiet_seconds(history: Sequence[Sample]) -> float:
+    """Return for how long nobody was seen to claim a message, while messages waited."""
+    since = history[-1].at
+    for before, after in zip(reversed(history[:-1]), reversed(history[1:]), strict=True):
+        if not before.stats.pending or after.saw_claim:
+            break
+        since = before.at
+    return history[-1].at - since
+
+
+def _seconds_since(record: MessageRecord, at: float) -> float:
+    return float("inf") if record.finished_at is None else max(0.0, at - record.finished_at.timestamp())
+
+
+def _reason(record: MessageRecord) -> str:
+    if record.error_type:
+        return one_line(f"{record.error_type}: {record.error}" if record.error else record.error_type)
+    return one_line(record.reason or "no reason recorded")

@@ -1,0 +1,131 @@
+"""A paused queue gives out nothing, whoever asks, until it is resumed; everything else goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from redis_message_queue import GatewayContractError
+from tests.contract.blocked_consumers import blocked_consumer
+from tests.contract.shells import EVERY_WIRING, Awaited, Sent, Shell, claim_and_die, silent_gateway, take
+
+pytestmark = pytest.mark.topic("Pausing")
+
+every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
+
+
+@pytest.mark.promise("No consumer claims a message of a paused queue, and publishing goes on; `resume()` ends that.")
+@every_wiring
+async def test_a_paused_queue_gives_out_nothing(shell: Shell) -> None:
+    """Other queue objects obey too, and it can be said twice."""
+    queue = shell.queue(wait=0)
+    await queue.publish("before")
+    operator = Awaited(shell.queue())
+    assert (await operator.is_paused(), await operator.pause(), await operator.pause()) == (False, True, False)
+    assert await queue.publish("meanwhile") and await queue.publish_many(["many"], tenant="t") == [True]
+    assert await take(queue) is None
+    async with queue.process_messages(10) as batch:
+        assert not batch
+    assert (await queue.stats()).pending == 3
+    assert (await operator.is_paused(), await operator.resume(), await operator.resume()) == (True, True, False)
+    assert {await take(queue) for _ in range(3)} == {shell.payload(one) for one in ("before", "meanwhile", "many")}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"visibility_timeout_seconds": None}, {"journal": True}, {"tenant_weights": {"t": 2}}],
+    ids=["leases", "no leases", "journal", "weights"],
+)
+@pytest.mark.parametrize("details", [{}, {"tenant": "t"}, {"headers": {"a": "b"}}], ids=["plain", "tenant", "headers"])
+async def test_whatever_waits_there(shell: Shell, options: dict[str, Any], details: dict[str, Any]) -> None:
+    queue = shell.queue(wait=0, **options)
+    await queue.publish("m", **details)
+    await Awaited(queue).pause()
+    assert await take(queue) is None
+    await Awaited(queue).resume()
+    assert await take(queue) == shell.payload("m")
+
+
+async def test_what_is_claimed_is_finished(shell: Shell) -> None:
+    """Acks, failures, retries and heartbeats are no new work."""
+    queue = shell.queue(wait=0, enable_completed_queue=True)
+    await queue.publish("m")
+    async with queue.process_message() as message:
+        await Awaited(queue).pause()
+    assert shell.listed(queue.key.completed) == [b"m"] and message == shell.payload("m")
+
+
+async def test_expired_and_due_messages_wait_too(shell: Shell) -> None:
+    queue = shell.queue(wait=0)
+    await queue.publish("expired")
+    await claim_and_die(queue)
+    await queue.publish("due", delay_seconds=60)
+    await Awaited(queue).pause()
+    shell.lapse(queue)
+    shell.ripen(queue)
+    assert await take(queue) is None
+    await Awaited(queue).resume()
+    assert {await take(queue), await take(queue)} == {shell.payload("expired"), shell.payload("due")}
+
+
+@pytest.mark.promise("`resume()` wakes a waiting consumer.")
+async def test_a_waiting_consumer_is_woken(shell: Shell) -> None:
+    queue = shell.queue()
+    await Awaited(queue).pause()
+    await queue.publish("m")
+    shell.redis.delete(queue.key.wakeup)
+    sleeping = await blocked_consumer(shell)
+    await Awaited(queue).resume()
+    assert await sleeping.wakes() == b"m"
+
+
+@pytest.mark.promise("A consumer of a paused queue sends at most a few commands a second.")
+async def test_a_consumer_of_a_paused_queue_is_quiet(shell: Shell) -> None:
+    """Also if something is due all the time."""
+    queue = shell.queue(wait=3)
+    await queue.publish("m")
+    await claim_and_die(queue)
+    await Awaited(queue).pause()
+    shell.lapse(queue)
+    await queue.publish("n")
+    with Sent(shell.server) as sent:
+        assert await take(queue) is None
+    assert len(sent.commands) <= 4 * (sent.seconds + 1)
+
+
+async def test_a_repeated_claim_still_gets_what_it_took(shell: Shell) -> None:
+    """Its reply was lost, and the queue was paused before it was sent again."""
+    client = shell.lossy_client()
+    queue = shell.queue(client=client, wait=0)
+    await queue.publish("m")
+    client.losses.reply()
+    message = await take(queue)
+    assert message == "m"
+    await queue.publish("n")
+    client.losses.reply()
+    quick = shell.queue(client=client, wait=0, retry_budget_seconds=0)
+    with pytest.raises(Exception, match="cut after"):
+        await take(quick)
+    await Awaited(quick).pause()
+    assert await take(quick) == "n"
+
+
+async def test_a_paused_queue_is_empty_for_a_loop_that_ends_then(shell: Shell) -> None:
+    queue = shell.queue()
+    await queue.publish("m")
+    await Awaited(queue).pause()
+    assert (await queue.run(shell.callback(lambda message: None), until_empty=True)).handled == 0
+
+
+async def test_a_queue_that_was_never_used_can_be_paused(shell: Shell) -> None:
+    queue = shell.queue(wait=0)
+    shell.redis.delete(queue.key.meta)
+    await Awaited(queue).pause()
+    assert await queue.publish("m")
+    assert await take(queue) is None
+
+
+async def test_a_custom_gateway_cannot_be_paused(shell: Shell) -> None:
+    with pytest.raises(GatewayContractError):
+        await Awaited(shell.queue(gateway=silent_gateway(shell))).pause()

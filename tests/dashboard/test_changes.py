@@ -1,0 +1,93 @@
+"""Redriving and purging from the dashboard, with a question before."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from redis_message_queue import RedisMessageQueue
+from tests.dashboard.pages import Page
+from tests.dashboard.scenario import HOSTILE, QUEUES, open_queue
+from tests.dashboard.test_access import TOKEN, csrf_of
+
+pytestmark = pytest.mark.topic("Dashboard")
+
+
+def change(editor: httpx.Client, typed: str | None = None, **asked) -> str:
+    """Confirm a change as a person does, and return what the page says then."""
+    csrf = csrf_of(editor.get("/change", params=asked))
+    form = {"csrf": csrf} | ({} if typed is None else {"typed": typed})
+    response = editor.post("/change", params=asked, data=form, headers={"origin": str(editor.base_url)})
+    assert response.status_code == 200, response.text
+    return Page(response).words
+
+
+@pytest.fixture
+def payments(text_client) -> RedisMessageQueue:
+    return open_queue(text_client, "payments")
+
+
+def test_chosen_messages_are_redriven(editor, payments):
+    chosen = [record.id for record in payments.records("failed")][:2]
+    asked: dict[str, Any] = {"name": "payments", "action": "redrive", "source": "failed", "id": chosen}
+    assert "Publish 2 messages from failed of payments again?" in Page(editor.get("/change", params=asked)).words
+    assert payments.stats().failed == 6
+    assert "Published 2 messages again." in change(editor, **asked)
+    assert payments.stats().failed == 4
+    assert {record.replay_of for record in payments.peek()} == set(chosen)
+    assert "2 messages had left the list meanwhile." in change(editor, **asked)
+
+
+def test_all_that_match_are_redriven(editor, payments):
+    asked = {"name": "payments", "action": "redrive", "source": "failed"}
+    assert "Published 1 message again." in change(editor, **asked, q="bank")
+    assert "Published 5 messages again." in change(editor, **asked, where="error_type == 'ValueError'")
+    assert payments.stats().failed == 0
+
+
+@pytest.mark.promise("The dashboard asks before it deletes, and you have to type the name of the queue.")
+def test_a_purge_needs_the_name_of_the_queue(editor, client):
+    asked = {"name": "emails", "action": "purge", "source": "pending"}
+    assert "Delete 1,204 messages (waiting) of emails for good?" in Page(editor.get("/change", params=asked)).words
+    assert "Nothing was changed." in change(editor, **asked)
+    assert "Nothing was changed." in change(editor, typed="orders", **asked)
+    assert client.llen("emails::pending") == 1_204
+    assert "Deleted 1,204 messages." in change(editor, typed="emails", **asked)
+    assert client.llen("emails::pending") == 0
+
+
+def test_the_messages_of_one_tenant_are_purged_alone(editor, text_client):
+    queue = open_queue(text_client, "thumbnails")
+    before = queue.tenants()
+    change(editor, typed="thumbnails", name="thumbnails", action="purge", source="pending", tenant="bolt")
+    assert queue.tenants() == {name: count for name, count in before.items() if name != "bolt"}
+
+
+def test_a_queue_with_a_hostile_name_is_changed_too(editor, text_client):
+    change(editor, typed=HOSTILE, name=HOSTILE, action="purge", source="failed")
+    change(editor, typed=HOSTILE, name=HOSTILE, action="purge", source="pending", tenant=HOSTILE)
+    assert open_queue(text_client, HOSTILE).stats().failed == 0
+
+
+def test_what_cannot_be_done_is_refused(editor):
+    for asked in (
+        {"action": "drop", "source": "pending"},
+        {"action": "purge", "source": "processing"},
+        {"action": "redrive", "source": "pending"},
+        {"action": "redrive", "source": "failed", "id": "short"},
+        {"action": "redrive", "source": "failed", "where": "1 +"},
+        {"action": "redrive", "source": "failed", "tenant": "acme"},
+        {},
+    ):
+        assert editor.get("/change", params={"name": "payments"} | asked).status_code == 400, asked
+
+
+def test_a_program_with_the_token_needs_no_form(scene, client, start_dashboard):
+    running = start_dashboard(*QUEUES, "--allow-changes", RMQ_DASHBOARD_TOKEN=TOKEN)
+    with running.browser(headers={"authorization": f"Bearer {TOKEN}"}) as program:
+        asked = {"name": "emails", "action": "purge", "source": "pending"}
+        assert program.post("/change", params=asked, data={"typed": "emails"}).status_code == 200
+    assert client.llen("emails::pending") == 0
+    status, said = running.stop()
+    assert status == 0
+    assert "emails: dashboard: purge pending by 127.0.0.1: Deleted 1,204 messages." in said

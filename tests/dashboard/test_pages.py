@@ -1,0 +1,281 @@
+"""The pages say what is stuck and why, and show the messages."""
+
+import json
+import re
+
+import httpx
+import pytest
+
+from redis_message_queue.permissions import OPERATOR
+from redis_message_queue.testing.fast_forward import fast_forward
+from tests.dashboard.pages import Page
+from tests.dashboard.scenario import HOSTILE, QUEUES, crash_with, open_queue
+from tests.embedded.waiting import until
+
+pytestmark = pytest.mark.topic("Dashboard")
+
+SOURCES = ("pending", "processing", "delayed", "failed", "dead_letters", "completed")
+
+
+def events(browser: httpx.Client, path: str, count: int, **parameters) -> list[Page]:
+    """The first parts that a stream sends."""
+    found = []
+    with browser.stream("GET", path, params=parameters) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                found.append(Page(httpx.Response(200, text=json.loads(line.removeprefix("data: ")))))
+            if len(found) == count:
+                return found
+    raise AssertionError("the stream ended")
+
+
+def every_page(browser: httpx.Client) -> dict[str, httpx.Response]:
+    """Each page of each queue, also of each message that a list links to."""
+    found = {"/": browser.get("/")}
+    for name in QUEUES:
+        found[f"queue {name}"] = browser.get("/queue", params={"name": name})
+        found[f"tenants {name}"] = browser.get("/tenants", params={"name": name, "q": HOSTILE})
+        for source in SOURCES:
+            listed = browser.get("/messages", params={"name": name, "source": source, "q": "", "where": ""})
+            found[f"{source} {name}"] = listed
+            for link in [one for one in Page(listed).links if one.startswith("/message?")][:2]:
+                found[link] = browser.get(link)
+    return found
+
+
+@pytest.mark.promise("The dashboard says in plain words which queue is stuck and why, the worst first.")
+def test_the_first_page_says_what_is_stuck_and_why(browser):
+    page = Page(browser.get("/"))
+    assert "2 of 7 queues are stuck" in page.words
+    assert re.search(
+        r"3 messages are in flight with no consumer renewing: the first lease ended \d+ min ago", page.words
+    )
+    assert re.search(r"1,204 messages waiting, the oldest for \d+ min, and none in flight", page.words)
+    assert "6 new failed messages in the last 5 min: most often ValueError: no such customer." in page.words
+    assert "Consumer group nightly holds 300 messages, and no query is running." in page.words
+    rows = [attributes for attributes in page.all("tr") if "data-row" in attributes]
+    assert [row["class"] for row in rows] == ["stuck"] * 2 + ["warning"] * 3 + ["working", "idle"]
+
+
+def test_a_queue_has_its_counts_consumers_tenants_and_throughput(browser, client):
+    page = Page(browser.get("/queue", params={"name": "thumbnails"}))
+    assert "144 waiting" in page.words
+    assert re.search(r"process \d+ on host [0-9a-f]{8} 4 \d", page.words)
+    assert re.search(r"acme 1\d\d 8\d % 8\d % \d", page.words)
+    assert "From the journal." in page.words
+    assert "nightly not running 300 2 2" in Page(browser.get("/queue", params={"name": "reports"})).words
+    assert "From the completed list." in Page(browser.get("/queue", params={"name": "invoices"})).words
+    assert "Throughput and latency need a journal" in Page(browser.get("/queue", params={"name": "orders"})).words
+
+
+@pytest.mark.promise(
+    "Nothing that a queue contains can run in a browser: names, tenants, payloads and errors are text."
+)
+def test_hostile_names_tenants_payloads_and_errors_are_only_text(browser):
+    pages = every_page(browser)
+    assert len(pages) > 50
+    for where, response in pages.items():
+        page = Page(response)
+        assert response.status_code == 200, where
+        assert page.dangers() == [], where
+        assert "\x1b" not in page.text, where
+        assert "\u202e" not in page.text, where
+        assert "49" not in re.findall(r"evil(\w+)", page.text), where  # {{7*7}} is no template
+    assert "<script>alert(1)</script>" in Page(pages["/"]).text
+    (stream,) = events(browser, "/events", 1, name=HOSTILE)
+    assert stream.dangers() == []
+
+
+@pytest.mark.promise("Every page of the dashboard forbids inline scripts, other hosts and frames.")
+def test_every_answer_has_a_strict_policy(browser):
+    paths = ("/", "/queue?name=orders", "/nowhere", "/static/dashboard.js", "/queue?name=a::pending::b", "/events")
+    for path in paths:
+        with browser.stream("GET", path) as response:
+            policy = response.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "http" not in policy
+            assert response.headers["x-content-type-options"] == "nosniff"
+            assert response.headers["x-frame-options"] == "DENY"
+
+
+def test_nothing_is_loaded_from_elsewhere(browser):
+    for path in ("/static/dashboard.js", "/static/dashboard.css", "/static/icon.svg"):
+        response = browser.get(path)
+        assert response.status_code == 200
+        assert "//" not in response.text.replace("http://www.w3.org/2000/svg", "").replace("// ", "")
+        assert len(response.content) < 12_000
+
+
+@pytest.mark.promise("The pages of the dashboard update themselves while you look at them.")
+def test_a_stream_shows_what_has_changed(browser, client):
+    first, second = events(browser, "/events", 2, name="invoices")
+    assert "Empty: nothing waits" in first.words
+    assert second.words.startswith("invoices idle")
+    open_queue(client, "invoices").publish("fresh")
+    assert until(lambda: "1 waiting" in events(browser, "/events", 1, name="invoices")[0].words)
+
+
+def test_messages_can_be_searched_by_text_id_and_condition(browser, client):
+    def found(**asked: str) -> list[str]:
+        page = Page(browser.get("/messages", params={"name": "payments", "source": "failed"} | asked))
+        return [one for one in page.links if one.startswith("/message?")]
+
+    everything = found()
+    assert len(everything) == 6
+    assert len(found(q="no such CUSTOMER")) == 5
+    assert len(found(where="error_type == 'TimeoutError'")) == 1
+    assert found(q=httpx.URL(everything[2]).params["id"]) == [everything[2]]
+    assert found(q="nowhere to be found") == []
+
+
+def test_a_condition_that_cannot_be_read_is_explained(browser):
+    for where in ("tenant ==", "__import__('os')", "1 +", "x" * 20_000, "\0"):
+        response = browser.get("/messages", params={"name": "payments", "source": "failed", "where": where})
+        assert response.status_code == 200
+        assert "condition:" in Page(response).words
+
+
+def test_a_message_has_its_payload_and_history(browser):
+    listed = Page(browser.get("/messages", params={"name": "payments", "source": "failed"}))
+    link = next(one for one in listed.links if one.startswith("/message?"))
+    page = Page(browser.get(link))
+    assert "TimeoutError: bank did not answer" in page.words
+    assert "Published" in page.words
+    assert '"amount": "12.50"' in page.text
+    download = browser.get(next(one for one in page.links if one.startswith("/payload?")))
+    assert download.content == b'{"payment": 5, "amount": "12.50"}'
+    assert download.headers["content-type"] == "application/octet-stream"
+    assert download.headers["content-disposition"].startswith("attachment")
+
+
+def test_a_message_in_flight_or_waiting_can_be_opened(browser):
+    for source in ("processing", "pending"):
+        listed = Page(browser.get("/messages", params={"name": "orders", "source": source}))
+        page = Page(browser.get(next(one for one in listed.links if one.startswith("/message?"))))
+        assert '"order": ' in page.text
+        assert ("Held by" in page.words) == (source == "processing")
+
+
+def test_bytes_that_are_no_text_and_values_that_are_not_ours_are_shown(browser, client):
+    client.lpush("orders::pending", b"\xff\xfe foreign", b"")
+    client.lpush("orders::dlq", b"\xff\xfe foreign")
+    client.lpush("orders::records::dlq", b"not json", b"[1]")
+    for source in SOURCES:
+        assert browser.get("/messages", params={"name": "orders", "source": source}).status_code == 200
+    assert "base64:" in Page(browser.get("/messages", params={"name": "orders", "source": "dead_letters"})).words
+    client.set("emails::dlq", "of another program")
+    page = Page(browser.get("/queue", params={"name": "emails"}))
+    assert until(lambda: "Cannot be read" in Page(browser.get("/")).words), page.words
+
+
+def test_an_address_that_means_nothing_is_refused(browser):
+    addresses = {
+        "/queue?name=": 400,
+        "/queue?name=a::pending::b": 400,
+        "/messages?name=orders&source=nowhere": 400,
+        "/message?name=orders&source=failed&id=../../etc": 400,
+        "/message?name=orders&source=failed&id=" + "0" * 32: 404,
+        "/nowhere": 404,
+        "/static/../app.py": 404,
+        "/static/%2e%2e/app.py": 404,
+    }
+    assert {path: browser.get(path).status_code for path in addresses} == addresses
+
+
+def test_only_named_queues_are_shown_if_it_must_not_discover(scene, start_dashboard):
+    with start_dashboard("orders", "--no-discover").browser() as browser:
+        assert browser.get("/queue", params={"name": "orders"}).status_code == 200
+        for path in ("/queue", "/messages", "/tenants", "/events", "/change"):
+            assert browser.get(path, params={"name": "emails"}).status_code == 404
+
+
+@pytest.mark.promise("Looking at the dashboard writes nothing to Redis.")
+def test_looking_changes_nothing(browser, client):
+    def content() -> dict[bytes, bytes]:
+        return {key: client.dump(key) for key in client.scan_iter()}
+
+    before = content()
+    every_page(browser)
+    browser.get("/queue", params={"name": "never used"})
+    events(browser, "/events", 2)
+    assert content() == before
+
+
+@pytest.mark.promise("The dashboard needs no more permissions in Redis than an operator.")
+def test_a_user_with_the_permissions_of_an_operator_can_look(scene, client, clean_server, start_dashboard):
+    client.execute_command("ACL", "SETUSER", "looker", "on", ">secret", *OPERATOR.rules("orders").split())
+    try:
+        url = clean_server.url.replace("redis://", "redis://looker:secret@")
+        with start_dashboard("orders", url=url).browser() as browser:
+            assert "3 messages are in flight" in Page(browser.get("/queue", params={"name": "orders"})).words
+            assert browser.get("/messages", params={"name": "orders", "source": "processing"}).status_code == 200
+    finally:
+        client.execute_command("ACL", "DELUSER", "looker")
+
+
+def test_a_server_that_went_away_is_told_and_found_again(start_server, start_dashboard):
+    server = start_server()
+    with server.client() as client:
+        open_queue(client, "orders").publish("one")
+    with start_dashboard("orders", url=server.url).browser() as browser:
+        assert "1 waiting" in Page(browser.get("/")).words
+        server.kill()
+        assert until(lambda: "1 of 1 queue is stuck Queue" in Page(browser.get("/")).words)
+        assert "Cannot be read" in Page(browser.get("/queue", params={"name": "orders"})).words
+        assert browser.get("/messages", params={"name": "orders"}).status_code == 502
+
+
+def test_a_query_that_runs_is_no_problem(scene, start_dashboard, client):
+    client.hset("reports::group::nightly", "deadline", int(9e15))
+    with start_dashboard("reports").browser() as browser:
+        page = Page(browser.get("/queue", params={"name": "reports"}))
+    assert "nightly running 300" in page.words
+    assert "no query is running" not in page.words
+
+
+@pytest.mark.promise("The dashboard finds the queues of its server by itself.")
+def test_queues_are_found_in_the_registry(client, start_dashboard):
+    open_queue(client, "orders").publish("one")
+    open_queue(client, "emails", key_separator="--").publish("one")
+    open_queue(client, "orders", key_separator="--").publish("one")
+    with start_dashboard("orders").browser() as browser:
+        page = Page(browser.get("/"))
+        rows = [one["data-row"] for one in page.all("tr") if "data-row" in one]
+        assert sorted(rows) == ["emails", "orders", "orders (separator --)"]
+        for name in rows:
+            assert "1 waiting" in Page(browser.get("/queue", params={"name": name})).words
+    with start_dashboard("orders", "--no-discover").browser() as browser:
+        assert [one["data-row"] for one in Page(browser.get("/")).all("tr") if "data-row" in one] == ["orders"]
+
+
+def test_the_worst_of_many_queues_is_on_the_first_page(client, start_dashboard):
+    names = [f"queue {number:03}" for number in range(120)]
+    stuck = open_queue(client, names[-1])
+    stuck.publish("one")
+    fast_forward(client, 600, stuck)
+    with start_dashboard(*names, "--no-discover").browser() as browser:
+        page = Page(browser.get("/"))
+        assert "1 of 120 queues is stuck" in page.words
+        assert next(one["data-row"] for one in page.all("tr") if "data-row" in one) == names[-1]
+
+
+def test_many_queues_come_in_pages_and_can_be_filtered(client, start_dashboard):
+    names = [f"queue {number:03}" for number in range(120)]
+    with start_dashboard(*names, "--no-discover").browser() as browser:
+        first = Page(browser.get("/"))
+        assert len([one for one in first.all("tr") if "data-row" in one]) == 50
+        assert "1 to 50 of 120" in first.words
+        last = Page(browser.get("/", params={"first": "100"}))
+        assert "101 to 120 of 120" in last.words
+        assert len([one for one in Page(browser.get("/", params={"q": "07"})).all("tr") if "data-row" in one]) == 12
+
+
+def test_a_consumer_that_lets_its_handler_hang_is_seen(client, start_dashboard):
+    queue = open_queue(client, "orders")
+    queue.publish_many(["one", "two"])
+    crash_with(queue, 1)
+    with start_dashboard("orders").browser() as browser:
+        page = Page(browser.get("/queue", params={"name": "orders"}))
+        assert "Working: 1 in flight, 1 waiting" in page.words
