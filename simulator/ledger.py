@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from redis_message_queue.envelope import HAS_ENTRY, Envelope
 from redis_message_queue.keys import REGISTRY_KEY, QueueKeys
-from redis_message_queue.protocol.claim import _read
+from redis_message_queue.protocol.claim import ClaimResult, _read
 from redis_message_queue.protocol.port import Call
 from redis_message_queue.scripts import Script, argument_names
 from simulator.keyspace import Hash, Keyspace, List, SortedSet, Stream
@@ -69,6 +69,8 @@ MOVES: dict[str, set[tuple[str, str]]] = {
     "publish": _ENTER,
     "enqueue": {*_ENTER, (WAITING, GONE)},
     "claim": {*_TAKE, (WAITING, PROCESSING), (DELAYED, PROCESSING)},
+    "take": {(WAITING, PROCESSING)},
+    "ack_one": {(PROCESSING, GONE)},
     "settle": {(PROCESSING, GONE), *((PROCESSING, kind) for kind in _TERMINAL), *((kind, GONE) for kind in _TERMINAL)},
     "requeue": {(PROCESSING, WAITING)},
     "retry_later": {(PROCESSING, DELAYED)},
@@ -80,8 +82,8 @@ MOVES: dict[str, set[tuple[str, str]]] = {
     "release_batch": {(BATCH, WAITING)},
 }
 _HELD = ("settle", "requeue", "retry_later", "hand_off")  # scripts that name the leases of their caller
-_DRAINING = ("claim", "settle", "requeue", "retry_later", "renew", "fill_batch", "seal_batch", "ack_batch",
-             "release_batch", "acquire_group", "sweep")  # fmt: skip
+_DRAINING = ("claim", "take", "settle", "ack_one", "requeue", "retry_later", "renew", "fill_batch", "seal_batch",
+             "ack_batch", "release_batch", "acquire_group", "sweep")  # fmt: skip
 _EXPIRING = ("reply", "deduplication", "tenant_deduplication", "timer_owner", "longest")
 _EXPECTED_ERRORS = ("OOM ", "ERR NOSTATE", "ERR OVERTAKEN", "ERR STALE", "BUSY ")
 _LATE = 0.1  # seconds that a message may wait beside an idle consumer, without faults
@@ -427,7 +429,20 @@ class Ledger:
     def _after_claim(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
         given = named_arguments(step)
         nonce = given["holder"] + int(given["call"]).to_bytes(5, "big")
-        result = _read(step.reply, 0.0, nonce)
+        self._check_claims(step, _read(step.reply, 0.0, nonce), moved)
+
+    def _after_take(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
+        if step.reply == 0:
+            self._check_untouched(step, moved)
+        else:
+            self._check_claims(step, _read(step.reply, 0.0, named_arguments(step)["nonce"]), moved)
+
+    def _check_untouched(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
+        """A script that says that this is not its case has changed nothing."""
+        if moved or step.changed:
+            _fail("one place", f"{step.name} left the call to another script, and has changed something")
+
+    def _check_claims(self, step: Step, result: ClaimResult, moved: dict[bytes, tuple[str, str]]) -> None:
         queue = self._queue_of(step)
         rules, account = self.rules[queue], self.account
         fresh: list[bytes] = []
@@ -466,6 +481,14 @@ class Ledger:
         # An ack for a journal says how long the handler ran.
         if not given["note"] or ("handled" in (note := json.loads(given["note"])) and "event" not in note):
             self._check_handled(step, moved)
+
+    def _after_ack_one(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
+        if not step.reply:
+            self._check_untouched(step, moved)
+        token = named_arguments(step)["token"]
+        self._check_holders(step, token, step.reply, 0)
+        self._check_fence(step, token, moved)
+        self._check_handled(step, moved)
 
     def _check_handled(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
         for payload, (before, _) in moved.items():
@@ -739,6 +762,13 @@ class Ledger:
             lease = given["lease_us"] / 1_000_000 or math.inf
             for claim in _read(answer, 0.0, nonce).claims:
                 self._leases_known[process.name, claim.envelope.payload] = (claim.token, sent_at + lease)
+        elif name == "take":
+            given = _by_name(command.script, (*command.settings, *arguments))
+            for claim in _read(answer, 0.0, given["nonce"]).claims if answer != 0 else ():
+                known = (claim.token, sent_at + given["lease_us"] / 1_000_000)
+                self._leases_known[process.name, claim.envelope.payload] = known
+        elif name == "ack_one" and answer == b"1":
+            self._told_settled.add(_by_name(command.script, (*command.settings, *arguments))["token"])
         elif name == "renew":
             given = _by_name(command.script, (*command.settings, *arguments))
             tokens = given["tokens"]

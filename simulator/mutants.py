@@ -152,13 +152,16 @@ MUTANTS = (
         (
             ("enqueue", "redis.call('PSETEX', reply, keep_ms, call .. result)", ""),
             ("enqueue", "redis.call('PSETEX', reply, keep_ms, call .. marks)", ""),
-            ("publish", "redis.call('PSETEX', reply, keep_ms, call .. published)", ""),
+            ("publish", "redis.call('PSETEX', reply, keep_ms, call .. (first and '0' or '1'))", ""),
         ),
     ),
     Mutant(
         "a claim does not store its reply",
-        "claim.lua",
-        (("claim", "redis.call('PSETEX', reply, hold_ms, call .. 'u' .. ids)", ""),),
+        "claim.lua, take.lua",
+        (
+            ("claim", "redis.call('PSETEX', reply, hold_ms, call .. 'u' .. ids)", ""),
+            ("take", "redis.call('PSETEX', reply, hold_ms, call .. 'u' .. id)", ""),
+        ),
     ),
     Mutant(
         "a call that was overtaken is executed",
@@ -173,8 +176,8 @@ MUTANTS = (
     # -- one place
     Mutant(
         "a settled message stays in flight: the fast path forgets one of two keys",
-        "settle.lua",
-        (("settle", "    redis.call('HDEL', processing, field)\n    redis.call('PSETEX'", "    redis.call('PSETEX'"),),
+        "ack_one.lua",
+        (("ack_one", "redis.call('HDEL', processing, id)\n", ""),),
     ),
     Mutant(
         "a message that is too old or was delivered too often is removed instead of kept",

@@ -99,7 +99,7 @@ class ClientPort:
     async def _result(self, answer: Any, call: Call) -> Any:
         if isinstance(answer, exceptions.NoScriptError):
             return await self._call_or_error(call)
-        return wire.translated(answer, call[0].script.name) if isinstance(answer, exceptions.ResponseError) else answer
+        return wire.translated(answer, call[0].script.verb) if isinstance(answer, exceptions.ResponseError) else answer
 
     async def _call_or_error(self, call: Call) -> Any:
         try:

@@ -85,7 +85,8 @@ class _Sequence:
         self._numbers = itertools.count(start, step)
 
     def next(self) -> bytes:
-        process()  # which restarts it in a forked child
+        if os.getpid() != _process._pid:
+            process()  # which restarts it in a forked child
         return (next(self._numbers) & _MASK).to_bytes(16, "big")
 
 

@@ -7,6 +7,9 @@ import time
 
 from redis_message_queue.identity import after_copy, new_id, process, slot_name
 
+NEVER_AWAITABLE = frozenset((str, bytes, int, float, bool, type(None)))
+"""Types of what a user's function returns that need not be asked whether they can be awaited, which takes long."""
+
 _random = random.Random()
 # The program's own generator is left alone, and without Python's fork hooks all children would go on with one sequence.
 after_copy(_random.seed)

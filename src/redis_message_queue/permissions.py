@@ -39,7 +39,7 @@ PRODUCER = Role(
 CONSUMER = Role(
     "consumer",
     "claims, renews and settles messages, and publishes their results",
-    ("claim", "settle", "renew", "requeue", "retry_later", "hand_off", "notify", "open_queue"),
+    ("claim", "take", "settle", "ack_one", "renew", "requeue", "retry_later", "hand_off", "notify", "open_queue"),
     (*SCRIPTED, "BLPOP"),
 )
 OPERATOR = Role(

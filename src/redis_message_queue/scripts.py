@@ -19,6 +19,7 @@ _PARAGRAPH = {
     table: re.compile(rf"^-- {table} {{2}}(.*?)^-- (?:ARGV|Returns)", re.M | re.S) for table in ("KEYS", "ARGV")
 }
 _UNPACKED = 4000
+_STANDS_FOR = {"take": "claim", "ack_one": "settle"}
 _NAME = re.compile(r"(\w+)(?: \((number|flag)\))?(\.\.\.)?(?::|$)")
 
 
@@ -31,6 +32,11 @@ class Script:
     sha: str
     keys: tuple[str, ...]
     commands: tuple[str, ...]  # what it may call
+
+    @property
+    def verb(self) -> str:
+        """What errors and logs call it: the script that it stands for in the usual case, or its own name."""
+        return _STANDS_FOR.get(self.name, self.name)
 
     def commands_in(self, line: int) -> tuple[str, ...]:
         """What it may call in one line of its source, counted from 1 as Redis does.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-_INTEGER, _BULK, _NULL = b":$_"
+INTEGER, STRING, _NULL = b":$_"  # the first bytes of replies
 
 NOT_SIMPLE: Final = object()
 """A reply of another kind, such as an error, a list or a push message, or the beginning of one."""
@@ -22,12 +22,12 @@ def read_simple(data: bytes, at: int) -> tuple[Any, int]:
     if end < 0:
         return NOT_SIMPLE, at
     kind, start = data[at], end + 2
-    if kind == _BULK:
+    if kind == STRING:
         length = int(data[at + 1 : end])
         if length < 0:
             return None, start
         stop = start + length
         return (data[start:stop] if stop + 2 <= len(data) else INCOMPLETE), stop + 2
-    if kind == _INTEGER:
+    if kind == INTEGER:
         return int(data[at + 1 : end]), start
     return (None, start) if kind == _NULL else (NOT_SIMPLE, at)

@@ -31,6 +31,7 @@ from redis_message_queue.scripts import all_names
 from redis_message_queue.scripts import script as script_of
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_KNOWN_SHAPES = 16  # how many numbers of keys and arguments of one command are packed in advance
 _LONGEST_WINDOW = 3600.0  # seconds that a client counts as which may retry forever
 
 
@@ -170,17 +171,16 @@ def has_moved(answers: list[Any]) -> bool:
 
 def pack(command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> bytes:
     """Return an EVALSHA in the Redis protocol. What is the same in each call is packed only once."""
-    halves = command.packed.get(len(extra_keys))
+    shape = (len(extra_keys), len(arguments))
+    halves = command.packed.get(shape)
     if halves is None:
-        halves = command.packed[len(extra_keys)] = _pack_constants(command, len(extra_keys))
+        halves = _pack_constants(command, *shape)
+        if len(command.packed) < _KNOWN_SHAPES:
+            command.packed[shape] = halves
     before, after = halves
-    count = 3 + len(command.keys) + len(extra_keys) + len(command.settings) + len(arguments)
-    parts = [b"*%d\r\n" % count, before]
-    if extra_keys:
-        parts += map(_bulk, extra_keys)
-    parts.append(after)
+    parts = [before, *map(_bulk, extra_keys), after] if extra_keys else [before, after]
     for value in arguments:
-        data = value if type(value) is bytes else to_bytes(value)
+        data = value if type(value) is bytes else b"%d" % value if type(value) is int else to_bytes(value)
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
 
@@ -190,10 +190,12 @@ def pack_command(command_args: tuple[Argument, ...]) -> bytes:
     return b"*%d\r\n%b" % (len(command_args), b"".join(map(_bulk, command_args)))
 
 
-def _pack_constants(command: Command, extra_keys: int) -> tuple[bytes, bytes]:
+def _pack_constants(command: Command, extra_keys: int, arguments: int) -> tuple[bytes, bytes]:
+    """Return what goes before the keys that a call brings itself, and what goes between them and its arguments."""
     key_count = len(command.keys) + extra_keys
     before: tuple[Argument, ...] = ("EVALSHA", command.script.sha, key_count, *command.keys)
-    return b"".join(map(_bulk, before)), b"".join(map(_bulk, command.settings))
+    head = b"*%d\r\n" % (len(before) + extra_keys + len(command.settings) + arguments)
+    return head + b"".join(map(_bulk, before)), b"".join(map(_bulk, command.settings))
 
 
 def _bulk(value: Argument) -> bytes:

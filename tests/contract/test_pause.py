@@ -32,6 +32,17 @@ async def test_a_paused_queue_gives_out_nothing(shell: Shell) -> None:
     assert {await take(queue) for _ in range(3)} == {shell.payload(one) for one in ("before", "meanwhile", "many")}
 
 
+async def test_a_consumer_in_full_swing_stops_at_once(shell: Shell) -> None:
+    """Its claims have a short script by then, which knows of pauses, too."""
+    queue = shell.queue(wait=0)
+    await queue.publish_many(["a", "b", "c", "d"])
+    assert [await take(queue) for _ in range(3)] == [shell.payload(one) for one in "abc"]
+    await Awaited(shell.queue()).pause()
+    assert [await take(queue) for _ in range(2)] == [None, None]
+    await Awaited(shell.queue()).resume()
+    assert await take(queue) == shell.payload("d")
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"visibility_timeout_seconds": None}, {"journal": True}, {"tenant_weights": {"t": 2}}],

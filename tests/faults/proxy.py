@@ -273,7 +273,7 @@ def names_of(words: list[bytes]) -> list[str]:
 @functools.cache
 def our_scripts() -> dict[str, str]:
     """The names of our scripts by their digests."""
-    return {scripts.script(name).sha: name for name in scripts.all_names()}
+    return {scripts.script(name).sha: scripts.script(name).verb for name in scripts.all_names()}
 
 
 def request_end(received: bytes) -> int | None:

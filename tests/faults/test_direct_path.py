@@ -88,6 +88,45 @@ def test_messages_of_every_size_come_back_whole(shell, truth, protocol, decode_r
     assert truth.is_empty
 
 
+class OneByteSocket(socket.socket):
+    """A socket from which nobody reads more than a byte at a time."""
+
+    __module__ = "socket"  # as the direct path expects it
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        return super().recv(1, flags)
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        return super().recv_into(buffer, 1, flags)
+
+
+def read_byte_by_byte(shell, client) -> None:
+    """Let replies arrive in the smallest pieces."""
+    connection = idle_connection(shell, client)
+    if isinstance(shell, AsyncioShell):
+        tap = connection._rmq_tap
+        receive = tap.data_received
+        tap.data_received = lambda data: [receive(data[at : at + 1]) for at in range(len(data))]
+        return
+    timeout, parser = connection._sock.gettimeout(), connection._parser
+    connection._sock = slow = OneByteSocket(fileno=connection._sock.detach())
+    slow.settimeout(timeout)
+    for holder in (parser, getattr(parser, "_buffer", None)):
+        if hasattr(holder, "_sock"):
+            holder._sock = slow
+
+
+def test_a_reply_can_arrive_byte_by_byte(shell, truth):
+    client, queue = warm(shell)
+    opened = idle_connection(shell, client)
+    read_byte_by_byte(shell, client)
+    for number in range(3):
+        check(shell, client, queue, f"message {number}")
+    assert idle_connection(shell, client) is opened
+    assert uses_the_direct_path(shell, client)
+    assert truth.is_empty
+
+
 @pytest.mark.parametrize("socket_timeout", [None, 5])
 def test_a_client_without_a_timeout_can_send_much(shell, truth, socket_timeout):
     """More than the buffers of a socket hold, so that sending has to wait for the server."""

@@ -154,6 +154,20 @@ class Caller:
             woken=woken,
         )
 
+    def take(self, *, call: int | None = None) -> Claimed:
+        """As the protocol does: in any but the usual case, the same call goes to claim.lua."""
+        nonce, number = self._nonce(call), self._numbered(call)
+        words = self._words("take", {}, (), call=number, nonce=nonce)
+        full = self._words("claim", {}, (), call=number, count=1, slice_us=0, woken=FRESH)
+        return self._send_words("take", words, partial(_read_claim, nonce=nonce), ("claim", full))
+
+    def ack_one(self, held: Held, *, call: int | None = None) -> bytes:
+        """As the protocol does: in any but the usual case, the same call goes to settle.lua."""
+        (token,), number = _tokens(held), self._numbered(call)
+        words = self._words("ack_one", {}, (), call=number, token=token)
+        full = self._words("settle", {}, held, limit=0, note="", call=number)
+        return self._send_words("ack_one", words, otherwise=("settle", full))
+
     def settle(
         self,
         held: Held,
@@ -413,12 +427,17 @@ class Caller:
     ) -> Any:
         return self._send_words(name, self._words(name, keys, held, **given), read)
 
-    def _send_words(self, name: str, words: list[Any], read: Callable[[Any], Any] = lambda reply: reply) -> Any:
+    def _send_words(
+        self,
+        name: str,
+        words: list[Any],
+        read: Callable[[Any], Any] = lambda reply: reply,
+        otherwise: tuple[str, list[Any]] | None = None,  # what to send if it answers that this is not its case
+    ) -> Any:
         def send() -> Any:
             try:
-                return read(self.client.evalsha(*words))
-            except redis.exceptions.NoScriptError:
-                return read(self.client.eval(script(name).source, *words[1:]))
+                reply = self._evaluate(name, words)
+                return read(self._evaluate(*otherwise) if otherwise is not None and not reply else reply)
             except redis.exceptions.ResponseError as error:
                 if "NOSTATE" not in str(error):
                     raise
@@ -427,6 +446,12 @@ class Caller:
 
         self.last = send
         return send()
+
+    def _evaluate(self, name: str, words: list[Any]) -> Any:
+        try:
+            return self.client.evalsha(*words)
+        except redis.exceptions.NoScriptError:
+            return self.client.eval(script(name).source, *words[1:])
 
     def _words(self, name: str, keys: dict[str, str], held: Held, **given: Any) -> list[Any]:
         wanted = script(name)

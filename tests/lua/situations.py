@@ -140,6 +140,44 @@ def claim_the_usual_way(caller: Caller) -> Call:
     return caller.claim
 
 
+def take_the_usual_way(caller: Caller) -> Call:
+    caller.publish_all([b"first", b"second"])
+    return caller.take
+
+
+def take_the_last_one_beside_a_lease(caller: Caller) -> Call:
+    caller.hold(b"first")
+    caller.publish(b"second")
+    return caller.take
+
+
+def take_in_vain(caller: Caller) -> Call:
+    return caller.take
+
+
+def take_what_has_expired(caller: Caller) -> Call:
+    caller.hold(b"first")
+    caller.publish(b"second")
+    caller.expire()
+    return caller.take
+
+
+def take_in_turns(caller: Caller) -> Call:
+    caller.enqueue(New(b"first", b"acme"), b"second", New(b"third", b"zeta"))
+    return caller.take
+
+
+def take_what_was_delivered_before(caller: Caller) -> Call:
+    caller.requeue(caller.hold(b"first"))
+    return caller.take
+
+
+def take_past_foreign_values(caller: Caller) -> Call:
+    caller.client.rpush(KEYS.pending, b"foreign", b"\x80strange")
+    caller.publish(b"first")
+    return caller.take
+
+
 def claim_the_usual_way_without_leases(caller: Caller) -> Call:
     caller.settings.lease_us = 0
     return claim_the_usual_way(caller)
@@ -353,6 +391,35 @@ def leave_messages_of_every_kind(caller: Caller) -> None:
 def claim_everything_at_once(caller: Caller) -> Call:
     leave_messages_of_every_kind(caller)
     return partial(caller.claim, 10)
+
+
+def ack_one(caller: Caller) -> Call:
+    return partial(caller.ack_one, caller.hold(b"first"))
+
+
+def ack_one_of_a_tenant(caller: Caller) -> Call:
+    return partial(caller.ack_one, caller.hold(b"first", tenant="acme"))
+
+
+def ack_one_of_several(caller: Caller) -> Call:
+    return partial(caller.ack_one, caller.hold(b"first", b"second")[1:])
+
+
+def ack_one_that_was_delivered_twice(caller: Caller) -> Call:
+    caller.hold(b"first")
+    caller.expire()
+    return partial(caller.ack_one, caller.claim().taken)
+
+
+def ack_one_that_came_back(caller: Caller) -> Call:
+    return partial(caller.ack_one, hold_and_let_come_back(caller)[:1])
+
+
+def ack_one_in_vain(caller: Caller) -> Call:
+    held = caller.hold(b"first")
+    caller.expire()
+    caller.claim()
+    return partial(caller.ack_one, held)
 
 
 def settle_one(caller: Caller) -> Call:
@@ -622,6 +689,13 @@ ENQUEUES: tuple[Situation, ...] = (
     enqueue_everything_at_once,
 )
 CLAIMS: tuple[Situation, ...] = (
+    take_the_usual_way,
+    take_the_last_one_beside_a_lease,
+    take_in_vain,
+    take_what_has_expired,
+    take_in_turns,
+    take_what_was_delivered_before,
+    take_past_foreign_values,
     claim_the_usual_way,
     claim_the_usual_way_without_leases,
     claim_when_woken,
@@ -658,6 +732,12 @@ CLAIMS: tuple[Situation, ...] = (
     claim_everything_at_once,
 )
 SETTLEMENTS: tuple[Situation, ...] = (
+    ack_one,
+    ack_one_of_a_tenant,
+    ack_one_of_several,
+    ack_one_that_was_delivered_twice,
+    ack_one_that_came_back,
+    ack_one_in_vain,
     settle_one,
     settle_one_without_leases,
     settle,

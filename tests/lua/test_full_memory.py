@@ -47,6 +47,9 @@ REFUSED = (
 
 
 CLAIMS = (
+    situations.take_the_usual_way,
+    situations.take_what_has_expired,
+    situations.take_in_turns,
     situations.claim_the_usual_way,
     situations.claim_the_usual_way_without_leases,
     situations.claim_when_woken,

@@ -31,6 +31,8 @@ ANSWERS = {
     "enqueue_for_tenants": b"1111",
     "enqueue_into_the_full_line_of_a_tenant": b"-",
     "enqueue_for_later": b"111",
+    "ack_one": b"1",
+    "ack_one_in_vain": b"0",
     "settle": b"11",
     "settle_in_vain": b"00",
     "settle_partly_in_vain": b"01",

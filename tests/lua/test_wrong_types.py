@@ -20,6 +20,8 @@ FULLEST: list[tuple[Situation, set[str]]] = [
     (situations.publish_with_a_key, set()),
     (situations.enqueue_everything_at_once, set()),
     (situations.claim_everything_at_once, {"timer_owner", "expired"}),
+    (situations.take_the_usual_way, set()),
+    (situations.ack_one, set()),
     (situations.settle_what_was_delivered_twice, {"pending", "tenant_ring", "expired"}),
     (situations.requeue_to_tenants, {"expired"}),
     (situations.retry_later, {"pending", "tenant_ring", "expired"}),

@@ -415,6 +415,8 @@ class MemoryAndRedis(RuleBasedStateMachine):
                 ids = chunk_ids(call.given["base"], len(call.rest) // (1 if call.given["form"] == "bare" else 3))
                 accepted.update(_marked(ids, answer))
                 gone.update(answer[at : at + 16] for at in range(len(ids), len(answer), 16))
+            elif call.verb == "ack_one" and answer == b"1":
+                gone.add(call.given["token"][:16])
             elif call.verb == "settle" and not call.extra_keys:
                 tokens = call.given["tokens"]
                 gone.update(_marked([tokens[at : at + 16] for at in range(0, len(tokens), 36)], answer))

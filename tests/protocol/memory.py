@@ -19,10 +19,21 @@ from redis_message_queue.headers import decode
 from redis_message_queue.protocol.port import Argument, Command, StateMissingError
 from redis_message_queue.scripts import all_names, script
 from tests.protocol.backlog import Backlog, by_tenant
-from tests.protocol.claiming import SECOND, Claiming, Taken
+from tests.protocol.claiming import SECOND, Claiming, Taken, Ticket
 from tests.protocol.enqueueing import Enqueueing, NewMessage
 from tests.protocol.header import argument_names, held_by, in_groups, named
-from tests.protocol.stored import IN_FLIGHT, Entry, extras_of, id_of, payload_of, tenant_of, time_of
+from tests.protocol.stored import (
+    HAS_TENANT,
+    IN_FLIGHT,
+    PLAIN,
+    Entry,
+    extras_of,
+    id_of,
+    is_message,
+    payload_of,
+    tenant_of,
+    time_of,
+)
 
 _TARGET_KEYS = (
     *("pending", "wakeup", "deliveries", "leases", "tenant_ring", "tenant_backlog", "weights", "delayed"),
@@ -114,6 +125,41 @@ class MemoryRedis:
         answer = claiming.usual() or claiming.thorough()
         self._remember(keys, given, claiming.remembered())
         return answer
+
+    def take(self, keys: Any, given: Any) -> Any:
+        """Lease the first message to the caller in the usual case; 0 in any other, and nothing has changed."""
+        if self._remembered(keys, given) is not None:
+            return 0
+        queue, waiting = keys.pending.removesuffix("pending"), self.lists[keys.pending]
+        # Alarms among the leases tell the script of delays and turns.
+        times = (*self.zsets[keys.leases].values(), *self.zsets[queue + "delayed"].values())
+        if self.zsets[queue + "tenant_ring"] or any(when <= self.clock_us for when in times) or not waiting:
+            return 0
+        if not self._is_usual(queue, waiting[-1], (PLAIN,)):
+            return 0
+        stored = waiting.pop()
+        self.hashes[keys.processing][id_of(stored)] = stored
+        self.zsets[keys.leases][id_of(stored) + given.nonce] = self.clock_us + given.lease_us
+        answer = Taken(0, (Ticket(id_of(stored), 1, 1, "queue", 0),), (), b"")
+        self.set(keys.reply, (int(given.call), answer), given.hold_ms)
+        return stored
+
+    def ack_one(self, keys: Any, given: Any) -> bytes:
+        """Remove a message that the caller holds in the usual case; nothing in any other, and nothing has changed."""
+        answer = self._remembered(keys, given)
+        if answer is not None:
+            return answer
+        leases, processing = self.zsets[keys.leases], self.hashes[keys.processing]
+        queue, stored = keys.processing.removesuffix("processing"), processing.get(given.token[:16], b"")
+        if given.token not in leases or not self._is_usual(queue, stored, (PLAIN, PLAIN | HAS_TENANT)):
+            return b""
+        del leases[given.token], processing[given.token[:16]]
+        self._remember(keys, given, b"1")
+        return b"1"
+
+    def _is_usual(self, queue: str, stored: bytes, flags: Sequence[int]) -> bool:
+        """Whether it has no more than these flags; memory has no flag for an entry in the deliveries."""
+        return is_message(stored) and stored[0] in flags and id_of(stored) not in self.hashes[queue + "deliveries"]
 
     def settle(self, keys: Any, given: Any) -> bytes:
         """Remove messages that the caller holds, with or without a copy of their payload in a terminal list."""

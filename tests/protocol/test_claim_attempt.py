@@ -50,7 +50,7 @@ class Unconfirmed(UnconfirmedClaims):
         """An attempt on the list, after it was released in a state."""
         attempt = attempt_in(SENT)
         self.release(attempt, "another consumer")
-        (listed,) = self._attempts
+        (listed,) = self.attempts
         if state is not UNCONFIRMED:
             assert self.recover_next("a consumer") is listed
             listed.state = state

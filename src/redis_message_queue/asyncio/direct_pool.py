@@ -18,13 +18,14 @@ from typing import Any, Final
 from redis import exceptions
 from redis.credentials import StreamingCredentialProvider
 
-from redis_message_queue.simple_reply import INCOMPLETE, NOT_SIMPLE, read_simple
+from redis_message_queue.simple_reply import INCOMPLETE, INTEGER, NOT_SIMPLE, STRING, read_simple
 
 NOT_SENT: Final = object()
 """Stands for the reply to a command that was not sent: redis-py must send it."""
 
 _NOTHING_SENT = [NOT_SENT]
 _CLOSED = "Connection closed by server."
+_NO_LOCK = asyncio.Lock()  # of the pools of redis-py 6 and 7: nobody acquires it
 
 
 class _State(Enum):
@@ -40,10 +41,13 @@ _PASSING, _COLLECTING = _State.PASSING, _State.COLLECTING
 class _Tap(asyncio.Protocol):
     """Stands between a transport and the protocol of redis-py's streams."""
 
-    def __init__(self, transport: Any, streams: asyncio.BaseProtocol, loop: asyncio.AbstractEventLoop) -> None:
-        self.transport = transport
+    def __init__(self, connection: Any, streams: asyncio.BaseProtocol, loop: asyncio.AbstractEventLoop) -> None:
+        # The streams that redis-py has now: it makes new ones when it connects again.
+        self.reader, self.writer = connection._reader, connection._writer
+        self.transport = self.writer.transport
+        self.loop = loop
+        self.is_over = False  # the server has closed the connection, or it broke
         self._streams: Any = streams
-        self._loop = loop
         self._state = _PASSING
         self._count = 0
         self._parts: list[bytes] = []
@@ -55,7 +59,7 @@ class _Tap(asyncio.Protocol):
 
     def send(self, packed: bytes, count: int, deadline: float) -> asyncio.Future[list[Any] | None]:
         """Send commands; the future gets the list of their replies, or None if redis-py has to read them."""
-        self._waiter = waiter = self._loop.create_future()
+        self._waiter = waiter = self.loop.create_future()
         self._state, self._count, self._size, self._wanted, self._deadline = _COLLECTING, count, 0, 0, deadline
         if self._timer is None and deadline != math.inf:
             self._start_timer()
@@ -86,11 +90,13 @@ class _Tap(asyncio.Protocol):
         self._look_at(data)
 
     def eof_received(self) -> bool | None:
+        self.is_over = True
         self._fail(exceptions.ConnectionError(_CLOSED))
         result: bool | None = self._streams.eof_received()
         return result
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_over = True
         self._fail(exceptions.ConnectionError(_CLOSED if exc is None else f"the connection broke: {exc}"))
         if self._timer is not None:
             self._timer.cancel()
@@ -106,9 +112,16 @@ class _Tap(asyncio.Protocol):
     # -- the reply
 
     def _look_at(self, data: bytes) -> None:
-        at = 0
+        # Nearly always one whole reply, an integer or a string: without the calls that any other needs.
+        kind, end, at = data[0], data.find(b"\r\n") if self._count == 1 else -1, 0
         replies: list[Any] = []
         try:
+            if kind == INTEGER and 0 < end == len(data) - 2:
+                self._end([int(data[1:end])])
+                return
+            if kind == STRING and end > 0 and len(data) == end + 4 + int(data[1:end]):
+                self._end([data[end + 2 : -2]])
+                return
             while len(replies) < self._count:
                 reply, end = read_simple(data, at) if at < len(data) else (NOT_SIMPLE, at)
                 if reply is INCOMPLETE:
@@ -143,7 +156,7 @@ class _Tap(asyncio.Protocol):
 
     def _start_timer(self) -> None:
         left = max(0.0, self._deadline - time.monotonic())
-        self._timer = self._loop.call_later(left, self._look_at_the_clock)
+        self._timer = self.loop.call_later(left, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
         self._timer = None
@@ -155,26 +168,28 @@ class _Tap(asyncio.Protocol):
             self._fail(exceptions.TimeoutError("no reply in time"))
 
 
-def _has_unread(connection: Any) -> bool:
+def _has_unread(connection: Any, tap: _Tap) -> bool:
     """Return whether bytes, or the end of the connection, wait to be read by redis-py."""
-    stream, parser = connection._reader, connection._parser
-    if stream._buffer or stream.at_eof() or stream.exception() is not None:
+    if tap.is_over or tap.reader._buffer:
         return True
+    parser = connection._parser
     reader = getattr(parser, "_reader", None)
     return bool(reader.has_data()) if reader is not None else bool(parser._buffer)
 
 
 def _tap_of(connection: Any) -> _Tap | None:
     """Return the tap of a connection, installed at its first use; None if redis-py must do the work."""
-    writer = connection._writer
+    writer, loop = connection._writer, asyncio.get_running_loop()
+    known: _Tap | None = connection.__dict__.get("_rmq_tap")
+    if known is not None and known.writer is writer and known.reader is connection._reader and known.loop is loop:
+        return None if known.transport.is_closing() else known
     if writer is None or connection._reader is None:
         return None
-    if getattr(connection._reader, "_loop", None) is not asyncio.get_running_loop():
+    if getattr(connection._reader, "_loop", None) is not loop:
         return None  # a connection of another event loop: redis-py knows what to do
     transport = writer.transport
-    known: _Tap | None = getattr(connection, "_rmq_tap", None)
-    if known is not None and known.transport is transport:
-        return None if transport.is_closing() else known
+    if transport.is_closing():
+        return None
     streams = transport.get_protocol()
     parser = getattr(connection, "_parser", None)
     by_hiredis, by_python = getattr(parser, "_reader", None), getattr(parser, "_buffer", None)
@@ -186,15 +201,10 @@ def _tap_of(connection: Any) -> _Tap | None:
         or isinstance(getattr(connection, "credential_provider", None), StreamingCredentialProvider)
     ):
         return None
-    connection._rmq_tap = tap = _Tap(transport, streams, asyncio.get_running_loop())
+    connection._rmq_tap = tap = _Tap(connection, streams, loop)
+    tap.is_over = connection._reader.at_eof() or connection._reader.exception() is not None
     transport.set_protocol(tap)
     return tap
-
-
-def _is_locked(pool: Any) -> bool:
-    """Return whether redis-py is about to change the lists of a pool (redis-py 8)."""
-    lock = getattr(pool, "_lock", None)
-    return lock is not None and lock.locked()
 
 
 class DirectPool:
@@ -208,6 +218,8 @@ class DirectPool:
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
+        # Whether redis-py is about to change the lists of the pool (redis-py 8).
+        self._is_locked: Callable[[], bool] = getattr(pool, "_lock", _NO_LOCK).locked
 
     async def exchange(
         self,
@@ -223,18 +235,18 @@ class DirectPool:
         ``nudge``, and waits on. Raises ConnectionError and TimeoutError of redis-py.
         """
         pool = self._pool
-        if not pool._available_connections or _is_locked(pool) or "get_connection" in pool.__dict__:
+        if not pool._available_connections or self._is_locked() or "get_connection" in pool.__dict__:
             return _NOTHING_SENT
         connection = pool._available_connections[-1]
         tap, about = _tap_of(connection), connection.__dict__
-        if tap is not None and _has_unread(connection):
+        if tap is not None and _has_unread(connection, tap):
             if connection._reader._buffer[:1] != b">":
                 # A reply that nobody read. If a server could send push messages, redis-py 8 would take it for its own.
                 await connection.disconnect(nowait=True)
             tap = None
         if (
             tap is None
-            or getattr(connection, "_should_reconnect", False)  # redis-py 8: its server announced that it moves
+            or about.get("_should_reconnect")  # redis-py 8: its server announced that it moves
             or "send_packed_command" in about  # somebody watches what is sent
             or "read_response" in about
         ):
@@ -262,7 +274,7 @@ class DirectPool:
             finally:
                 await self._put(connection)
             raise
-        if _is_locked(pool):
+        if self._is_locked():
             await self._put(connection)
         else:
             pool._available_connections.append(connection)
@@ -271,7 +283,7 @@ class DirectPool:
 
     async def _put(self, connection: Any) -> None:
         pool = self._pool
-        if _is_locked(pool):
+        if self._is_locked():
             await pool.release(connection)
         elif connection in pool._in_use_connections:
             pool._available_connections.append(connection)

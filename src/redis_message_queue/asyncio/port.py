@@ -21,7 +21,7 @@ from redis_message_queue.asyncio.runtime import AsyncioRuntime
 from redis_message_queue.attempt_limits import AttemptLimits
 from redis_message_queue.client_port import ClientPort
 from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.protocol.port import Argument, Call, Command
+from redis_message_queue.protocol.port import Argument, Call, Command, innermost_attempt_end
 
 T = TypeVar("T")
 
@@ -166,14 +166,17 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             raise
 
     async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
-        limits, reply = self._attempt(), NOT_SENT
+        reply: Any = NOT_SENT
         packed = wire.pack(command, extra_keys, arguments) if self._packs_by_hand else None
         if packed is not None and self._direct is not None:
-            self._our_client()
-            (reply,) = await self._direct.exchange(packed, 1, limits.ends_at())
+            if self.process() != self.owner_pid or self._loop() is not asyncio.get_running_loop():
+                self._our_client()
+            # The usual case: redis-py's own timeout is all that it needs.
+            is_timed = innermost_attempt_end() is not None or self._usual.is_timed
+            (reply,) = await self._direct.exchange(packed, 1, self._attempt().ends_at() if is_timed else math.inf)
             if type(reply) in _ANSWERS:
                 return reply
-        with limits:
+        with self._attempt() as limits:
             work = self._call(command, extra_keys, arguments, packed, reply)
             return await (self._in_time(limits, work) if limits.is_timed else work)
 
@@ -201,7 +204,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         except exceptions.ResponseError as error:
             if wire.is_read_only(error) and not wire.is_cluster(self._client):
                 await self._our_client().connection_pool.disconnect(inuse_connections=False)
-            raise wire.translated(error, command.script.name) from error
+            raise wire.translated(error, command.script.verb) from error
 
     async def _execute(self, *command_args: Any) -> Any:
         """Send a command through the client's own `execute_command`, for a client that is not plain."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from redis_message_queue.local_runtime import LocalRuntime
+from redis_message_queue.local_runtime import NEVER_AWAITABLE, LocalRuntime
 from redis_message_queue.protocol.port import Answer, Pause
 
 T = TypeVar("T")
@@ -23,7 +23,9 @@ class AsyncioRuntime(LocalRuntime):
     async def call_user(self, function: Callable[..., Any], *arguments: Any) -> Answer[Any]:
         try:
             value = function(*arguments)
-            return Answer(await value if inspect.isawaitable(value) else value)
+            if type(value) not in NEVER_AWAITABLE and inspect.isawaitable(value):
+                value = await value
+            return Answer(value)
         except StopIteration as error:
             # No coroutine can let it through; this is what Python itself makes of it.
             trouble = RuntimeError("a callback raised StopIteration")

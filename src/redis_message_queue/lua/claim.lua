@@ -43,17 +43,20 @@ local function lease_plain(key, messages)
     if leased then redis.call('ZADD', leases, deadline, ids .. nonce) end
     redis.call('RPOP', key)
   else
-    local bodies, deadlines, all_ids = {}, {}, {}
+    local bodies, deadlines, all_ids, all = {}, {}, {}, #messages
     for nth, stored in ipairs(messages) do
       local id = string.sub(stored, 2, 17)
       all_ids[nth] = id
       bodies[2 * nth - 1], bodies[2 * nth] = leased and id or id .. nonce, stored
-      -- Messages that were claimed together keep their order when they expire.
-      deadlines[2 * nth - 1], deadlines[2 * nth] = deadline + nth, id .. nonce
+    end
+    -- Messages that were claimed together keep their order when they expire. The last comes first, because a short
+    -- sorted set is a list that is searched from its beginning: that saves a third of the ZADD.
+    for nth = 1, leased and all or 0 do
+      deadlines[2 * nth - 1], deadlines[2 * nth] = deadline + all + 1 - nth, all_ids[all + 1 - nth] .. nonce
     end
     store(unpack(bodies))
     if leased then redis.call('ZADD', leases, unpack(deadlines)) end
-    redis.call('LTRIM', key, 0, -#messages - 1)
+    redis.call('LTRIM', key, 0, -all - 1)
     ids = table.concat(all_ids)
   end
   return ids

@@ -2,7 +2,7 @@
 -- KEYS  pending | wakeup | journal | meta | reply
 --       marker: remembers which message has the deduplication key (left out without one)
 -- ARGV  keep_ms | call | head: flags and id | body: what follows the time stamp
---       window_ms: how long the marker suppresses duplicates
+--       window_ms: how long the marker suppresses duplicates (left out without one)
 -- Returns 1 if it was published, 0 if it is a duplicate. Any other message goes through enqueue.lua.
 --@include reply
 if answer then
@@ -14,24 +14,34 @@ end
 -- Everything that can fail is read before the first write: a key of a wrong type, or one that has moved, fails here.
 --@include state
 --@include clock
-local first = marker and redis.call('GET', marker)
-local published, id = first and 0 or 1, string.sub(head, 2)
-if published == 1 then
+local first
+if marker and not redis.call('SET', marker, string.sub(head, 2), 'NX', 'PX', window_ms) then
+  first = redis.call('GET', marker)
+end
+if not first then
   remember_largest(#head + 8 + #body)
   -- If the list was not empty, its wake-up is already there, or with a consumer that will pass it on.
-  if redis.call('LPUSH', pending, head .. struct.pack('>I8', now) .. body) == 1 then
+  local waiting, failure = redis.pcall('LPUSH', pending, head .. struct.pack('>I8', now) .. body)
+  if waiting == 1 then
     local wakeups = redis.pcall('LLEN', wakeup)
     if wakeups == 0 then
       redis.call('LPUSH', wakeup, '1')
     elseif type(wakeups) == 'table' then
       redis.call('LPOP', pending)
-      return wakeups
+      failure = wakeups
     end
+  elseif type(waiting) == 'table' then
+    failure = waiting
   end
-  if marker then redis.call('PSETEX', marker, window_ms, id) end
+  if failure then
+    -- Nothing was stored, so nothing may suppress a duplicate of it.
+    if marker then redis.call('UNLINK', marker) end
+    return failure
+  end
 end
 if journaled then
   --@include journal
+  local id = string.sub(head, 2)
   if first then
     record_event('duplicate', id, '', 'of', #first == 16 and hex(first) or '')
   elseif journaled == '1' then
@@ -41,5 +51,6 @@ if journaled then
   end
   write_journal()
 end
-redis.call('PSETEX', reply, keep_ms, call .. published)
-return published
+-- As text: a number in a text costs a printf.
+redis.call('PSETEX', reply, keep_ms, call .. (first and '0' or '1'))
+return first and 0 or 1

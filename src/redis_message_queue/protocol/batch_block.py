@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from redis_message_queue.envelope import TIME_AT
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.protocol.claim import Claim
@@ -26,14 +27,15 @@ _ACK_AGAIN = (
 class BatchBlock:
     """Several messages for one handler. Leaving settles those that the handler has not settled itself."""
 
-    __slots__ = ("_count", "_unanswered", "_unsettled", "_wait_seconds", "consumer", "messages", "queue")
+    __slots__ = ("_claims", "_count", "_unanswered", "_unsettled", "_wait_seconds", "consumer", "messages", "queue")
 
     def __init__(self, queue: QueueProtocol, count: int, wait_seconds: float | None) -> None:
         self.queue = queue
         self.consumer = Consumer(queue, keeps_failures=True)
         self._count = count
         self._wait_seconds = wait_seconds
-        self._unsettled: dict[str, Claim] = {}  # by message id
+        self._claims: list[Claim] = []
+        self._unsettled: dict[bytes, Claim] = {}  # by message id
         self._unanswered: dict[Claim, PiggybackedAck] = {}  # acks that were sent and may have arrived
         self.messages: list[ReceivedMessage] = []
 
@@ -50,10 +52,12 @@ class BatchBlock:
         if not taken:
             return None
         claims, holding = [claim for claim, _ in taken], self.consumer.holding
+        self._claims = claims
         holding.start_heartbeat(holding.lease_for(claims))
         holding.begin_work_on(claims)
-        self._unsettled = {claim.message_id: claim for claim in claims}
-        self.messages = [self.consumer.received(claim, payload) for claim, payload in taken]
+        self._unsettled = {claim.envelope.stored[1:TIME_AT]: claim for claim in claims}
+        received = self.consumer.received
+        self.messages = [received(claim, payload) for claim, payload in taken]
         return self.consumer.offer()
 
     def abandon(self) -> None:
@@ -83,7 +87,7 @@ class BatchBlock:
         if not isinstance(message, ReceivedMessage):
             raise ConfigurationTypeError(f"message must be one of this batch, not {type(message).__name__}")
         self.consumer.holding.refuse_forked(message.id, operation)
-        claim = self._unsettled.pop(message.id, None)
+        claim = self._unsettled.pop(bytes.fromhex(message.id), None)
         if claim is None or claim in self.consumer.completed:
             raise ConfigurationError(
                 f"message {message.id} is not of this batch, or was settled already", message_id=message.id
@@ -97,7 +101,7 @@ class BatchBlock:
             with self.consumer.holding.lease_for([]).settling(claim):
                 yield
         except BaseException:
-            self._unsettled[claim.message_id] = claim
+            self._unsettled[claim.id] = claim
             raise
 
     async def _ack_one(self, claim: Claim, advice: str = NOT_ACKNOWLEDGED) -> bool:
@@ -119,8 +123,11 @@ class BatchBlock:
         """Acknowledge the rest, or requeue it if the handler raised; an exit that is no `Exception` touches nothing."""
         unsettled, self._unsettled = self._unsettled, {}
         holding, settling = self.consumer.holding, self.consumer.settling
-        claims = [unsettled[one.id] for one in self.messages if one.id in unsettled]
-        claims = [claim for claim in claims if claim not in self.consumer.completed]
+        claims = self._claims  # in their order
+        if len(unsettled) < len(claims):
+            claims = [claim for claim in claims if claim.id in unsettled]
+        if self.consumer.completed:
+            claims = [claim for claim in claims if claim not in self.consumer.completed]
         holding.end_work_on(unsettled.values())
         holding.end_lease()
         if holding.is_forked:
@@ -143,9 +150,9 @@ class BatchBlock:
 
     async def _ack_rest(self, claims: list[Claim]) -> None:
         """In one round trip, and one more for each ack that was sent before and went unanswered."""
-        fresh = [claim for claim in claims if claim not in self._unanswered]
+        fresh = [claim for claim in claims if claim not in self._unanswered] if self._unanswered else claims
         if fresh:
             await self.consumer.settling.ack(fresh)
-        for claim in claims:
+        for claim in claims if self._unanswered else ():
             if claim in self._unanswered:
                 await self._ack_one(claim)

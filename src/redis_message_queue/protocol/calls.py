@@ -36,6 +36,7 @@ class ReplySlot:
     """One entry of the reply cache: a key in Redis and the number of its last call."""
 
     __slots__ = (
+        "ack_one",
         "claim",
         "enqueue",
         "holder",
@@ -46,6 +47,7 @@ class ReplySlot:
         "requeue",
         "retry_later",
         "settle",
+        "take",
     )
 
     def __init__(self, holder: bytes, process: int, keys: QueueKeys, options: GatewayOptions, keep_ms: int) -> None:
@@ -74,6 +76,8 @@ class ReplySlot:
             *prefixes,
             records=keys.records("dlq"),
         )
+        self.take = command("take", keep_ms, lease_us)
+        self.ack_one = command("ack_one", keep_ms)
         leased = int(lease_us > 0)
         self.settle = command("settle", keep_ms, leased, *prefixes)
         self.requeue = command("requeue", keep_ms, leased, *prefixes)
@@ -119,22 +123,17 @@ class Calls:
             self.plan.budget_seconds == 0
         )  # whether Redis was ever reached; without retries it does not matter
         self._open = Command(script("open_queue"), script_keys(keys, script("open_queue").keys))
-        self._journal_written = not options.journal
+        self.needs_journal = bool(options.journal)  # whether the journal of the queue is not known to exist
         self._weights_written = not options.tenant_weights
-        self.is_prepared = self._journal_written and self._weights_written  # whether a claim can be sent
+        self.is_prepared = self._weights_written and not self.needs_journal  # whether a claim can be sent
         self._has_called = False  # whether a call was answered before
         # The process, and the slots that are free in it: replaced together, so that no thread sees half of it.
         self._free: tuple[int, deque[ReplySlot]] = (0, deque())
         self._offered: deque[ClaimAttempt] = deque()
 
-    @property
-    def needs_journal(self) -> bool:
-        """Whether the journal of the queue is not known to exist."""
-        return not self._journal_written
-
     async def open_journal(self, limit: float | None = None, *, drains: bool = False) -> None:
         """Make sure that the queue has its journal, before anything happens that belongs into it."""
-        if not self._journal_written:
+        if self.needs_journal:
             await self._write_state(limit, drains)
 
     async def write_state(self, limit: float | None = None, *, drains: bool = False) -> None:
@@ -153,7 +152,7 @@ class Calls:
 
     async def _write_state(self, limit: float | None = None, drains: bool = False) -> None:
         await self._open_queue(limit, drains, ())
-        self._journal_written = True
+        self.needs_journal = False
         self.is_prepared = self._weights_written
         await self._register(limit)
 
@@ -176,7 +175,7 @@ class Calls:
             changes = [part for one in weights[first : first + _WEIGHTS_A_SCRIPT] for part in one]
             await self._open_queue(limit, True, tuple(changes))
         self._weights_written = True
-        self.is_prepared = self._journal_written
+        self.is_prepared = not self.needs_journal
 
     async def _open_queue(self, limit: float | None, drains: bool, weights: tuple[Argument, ...]) -> None:
         soft = self.options.max_journal_length
@@ -276,7 +275,7 @@ class Calls:
                     await self.write_state(drains=command.script.name not in _BRINGING_IN)
                 except Exception as error:
                     attempt += 1
-                    await self.rest_before_retry(error, command.script.name, attempt, started, budget, stopped)
+                    await self.rest_before_retry(error, command.script.verb, attempt, started, budget, stopped)
                     if stopped is not None and stopped():
                         raise
             except BaseException as error:
@@ -285,7 +284,7 @@ class Calls:
                 cancellations.append(error)
                 # However often it is cancelled, a call has one retry budget, and at least the time of one answer.
                 if self.port.now() - started >= max(self.plan.budget_seconds, self.listening_seconds):
-                    raise self.exhausted(error, command.script.name, len(cancellations), started) from None
+                    raise self.exhausted(error, command.script.verb, len(cancellations), started) from None
 
     async def retry(
         self,

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redis_message_queue.envelope import LAST_FLAGS, Envelope
+from redis_message_queue.envelope import LAST_FLAGS, PLAIN_FLAGS, TIME_AT, Envelope
 from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.calls import Calls, log, never_stop
 from redis_message_queue.protocol.claim_attempt import ClaimAttempt, UnconfirmedClaims
-from redis_message_queue.protocol.port import AttemptEnd, Command, StateMissingError
+from redis_message_queue.protocol.port import AttemptEnd, Call, Command, StateMissingError
 from redis_message_queue.scripts import script
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Claim:
     delivery_count: int | None = 1  # those that count for the limit
     reclaimed: bool = False
     failures: int = 0  # how many of its attempts have failed under a retry policy
+    is_plain: bool = False  # whether it has a lease and was never delivered before, in a queue without a journal
 
     @property
     def id(self) -> bytes:
@@ -67,11 +68,11 @@ class Claim:
     @property
     def token(self) -> bytes:
         """What names this lease to the scripts."""
-        return self.envelope.id + self.nonce
+        return self.envelope.stored[1:TIME_AT] + self.nonce
 
     def continue_as(self, newer: Claim) -> None:
         """Continue with the lease of a later claim of the same message."""
-        self.nonce, self.claimed_at = newer.nonce, newer.claimed_at
+        self.nonce, self.claimed_at, self.is_plain = newer.nonce, newer.claimed_at, newer.is_plain
 
     def read(self, *, decode: bool) -> str | bytes:
         """What the handler gets."""
@@ -166,6 +167,9 @@ class Claimer:
         self.unconfirmed = UnconfirmedClaims(calls.owns, calls.port.lock())
         self._notify = Command(script("notify"), (calls.keys.wakeup,))
         self._failing_since: float | None = None  # since when no claim has had an answer
+        self._is_leased = bool(calls.options.message_visibility_timeout_seconds)
+        self._may_take = self._is_leased and not calls.options.message_ttl_seconds
+        self._takes = False  # whether to try take.lua first: the last claim met the usual case
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
         self._slice = _SLICE_SECONDS if timeout is None else min(_SLICE_SECONDS, 0.8 * timeout)
@@ -228,14 +232,14 @@ class Claimer:
         unconfirmed, until no claim has had an answer for the whole retry budget. Others use that budget each time.
         """
         calls, port, slot = self._calls, self._calls.port, attempt.slot
-        deadline = port.now() + wait_seconds
+        left, deadline = wait_seconds, port.now() + wait_seconds
         if limit is None and claimant.has_time_limit:
             limit = self.limit(deadline)
         if not calls.is_prepared and not await self._prepare(deadline - wait_seconds, limit):
             return ClaimResult(unconfirmed=True)
         origin = _FRESH
         while not claimant.is_stopped():
-            slice_us = int(max(0.0, min(deadline - port.now(), self._slice)) * 1_000_000)
+            slice_us = int((left if left < self._slice else self._slice) * 1_000_000)
             attempt.call = slot.next_call()
             attempt.apply("send")
             request = (attempt.call, count, slice_us, origin)
@@ -245,9 +249,9 @@ class Claimer:
             attempt.apply("receive" if result.claims else "receive_nothing")
             if result.claims:
                 return result
+            left = max(0.0, deadline - port.now())
             if result.again:
                 continue
-            left = deadline - port.now()
             if left <= 0 or claimant.is_stopped():
                 break
             if piggyback is not None and piggyback.is_answered:
@@ -258,6 +262,7 @@ class Claimer:
             pause = min(left, self._slice if result.wake_after is None else result.wake_after)
             if await self._wait_for_wakeup(claimant, pause, limit, owns_timer) and claimant.is_stopped():
                 await self.notify(limit)
+            left = max(0.0, deadline - port.now())
         return ClaimResult()
 
     async def _prepare(self, started: float, limit: float | None) -> bool:
@@ -305,21 +310,32 @@ class Claimer:
         while True:
             sent_at = port.now() if tries else started
             call, count, _, origin = request
+            nonce = slot.nonce_of(call)
+            is_one = count == 1 and origin == _FRESH and self._may_take
             # The first request of a claim usually begins so early that the client itself ends in time.
             is_first = tries == 0 and count > 0 and calls.plan.budget_seconds > 0
             ends_in_time = is_first and (limit is None or sent_at + calls.listening_seconds <= limit)
             try:
                 if not calls.has_connected:
                     await calls.connect(started)
-                with _NO_END if ends_in_time or limit is None else AttemptEnd(limit):
-                    if piggyback is None or piggyback.settled is not None:
-                        reply = await port.call(slot.claim, (), request)
-                    else:
-                        ack, reply = await port.call_both(piggyback.call, (slot.claim, (), request))
-                        piggyback.sent(ack)
-                        if isinstance(reply, Exception):
-                            raise reply
-                break
+                takes = is_one and self._takes
+                claim: Call = (slot.take, (), (call, nonce)) if takes else (slot.claim, (), request)
+                alone = piggyback is None or piggyback.settled is not None
+                if alone and ends_in_time:
+                    reply = await port.call(*claim)
+                else:
+                    with _NO_END if ends_in_time or limit is None else AttemptEnd(limit):
+                        if piggyback is None or alone:
+                            reply = await port.call(*claim)
+                        else:
+                            ack, reply = await port.call_both(piggyback.call, claim)
+                            piggyback.sent(ack)
+                            if isinstance(reply, Exception):
+                                raise reply
+                if not takes or reply != 0:
+                    break
+                self._takes = False  # another case: the same call goes to the script that knows them all
+                continue
             except StateMissingError:
                 await calls.write_state(limit, drains=True)
                 continue
@@ -330,7 +346,10 @@ class Claimer:
             if claimant.is_stopped() or (deadline is not None and port.now() >= deadline):
                 request = (call, 0, 0, origin)
         self._failing_since = None
-        result = _read(reply, sent_at, slot.nonce_of(call))
+        # Not for a consumer that was woken: it usually takes the only message.
+        if is_one and not self._takes and isinstance(reply, bytes) and reply[0] == PLAIN_FLAGS:
+            self._takes = True
+        result = _read(reply, sent_at, nonce, self._is_leased)
         if count == 0 and not result.claims and origin != _FRESH:
             await self.notify(limit)  # it took the wake-up, and did not claim for it
         if result.dead or result.trim_error is not None:
@@ -398,27 +417,33 @@ class Claimer:
             claimant.on_wait(False)
 
 
+_SHORT_TEXT = 0xD9  # its length is in the byte that follows
+
+
 def _unpacked(text: bytes) -> Iterator[bytes]:
     """Several messages in one text: an array of strings in MessagePack."""
     at, end = 1 if text[0] < 0xA0 else 3, len(text)
     while at < end:
         kind = text[at]
-        if kind < 0xC0:  # the length is in the same byte
+        if kind == _SHORT_TEXT:
+            start, length = at + 2, text[at + 1]
+        elif kind < 0xC0:  # the length is in the same byte
             start, length = at + 1, kind & 0x1F
-        else:  # in one byte, two or four that follow
-            start = at + 1 + (1 << (kind - 0xD9))
+        else:  # in two bytes or four that follow
+            start = at + 1 + (1 << (kind - _SHORT_TEXT))
             length = int.from_bytes(text[at + 1 : start], "big")
         at = start + length
         yield text[start:at]
 
 
-def _read(reply: Any, sent_at: float, nonce: bytes) -> ClaimResult:
+def _read(reply: Any, sent_at: float, nonce: bytes, is_leased: bool = False) -> ClaimResult:
     """The script's answer as values. Bare messages are the usual case; one alone begins with its flags."""
     if isinstance(reply, bytes):
-        stored = (reply,) if reply[0] <= LAST_FLAGS else _unpacked(reply)
-        return ClaimResult([Claim(Envelope(one), sent_at, nonce) for one in stored])
+        if reply[0] <= LAST_FLAGS:
+            return ClaimResult([Claim(Envelope(reply), sent_at, nonce, is_plain=is_leased)])
+        return ClaimResult([Claim(Envelope(one), sent_at, nonce, is_plain=is_leased) for one in _unpacked(reply)])
     if isinstance(reply[0], bytes):
-        return ClaimResult([Claim(Envelope(stored), sent_at, nonce) for stored in reply])
+        return ClaimResult([Claim(Envelope(stored), sent_at, nonce, is_plain=is_leased) for stored in reply])
     again, wait_us, dead, trimming, *messages = reply
     result = ClaimResult(again=again == 1)
     for stored, ticket in zip(messages[::2], messages[1::2], strict=True):

@@ -86,19 +86,17 @@ class UnconfirmedClaims:
 
     def __init__(self, is_ours: Callable[[ReplySlot], bool], lock: AbstractContextManager[Any]) -> None:
         self._is_ours = is_ours  # after a fork the parent recovers its own
-        self._attempts: list[ClaimAttempt] = []
+        self.attempts: list[ClaimAttempt] = []  # those of a parent process among them
         self._lock = lock
 
     def __len__(self) -> int:
-        if not self._attempts:
-            return 0
-        return sum(self._is_ours(attempt.slot) for attempt in self._attempts)
+        return sum(self._is_ours(attempt.slot) for attempt in self.attempts)
 
     def release(self, attempt: ClaimAttempt, consumer: object) -> bool:
         """End a consumer's part in an attempt; True if its slot is free now. Nothing happens the second time."""
         state = attempt.state
         if state is IDLE:
-            if self._attempts:
+            if self.attempts:
                 self.discard(attempt)
             attempt.apply("close")
             return True
@@ -111,22 +109,22 @@ class UnconfirmedClaims:
     def _replace(self, attempt: ClaimAttempt) -> None:
         """Put a new attempt on the list: the old one may still wait to be handed over, and must not free the slot."""
         with self._lock:
-            others = [one for one in self._attempts if one is not attempt]
+            others = [one for one in self.attempts if one is not attempt]
             others.append(ClaimAttempt(attempt.slot, attempt.call, UNCONFIRMED))
             # Two plain stores, one after the other: no Ctrl-C can come between them.
-            self._attempts = others
+            self.attempts = others
             attempt.state = ABANDONED
 
     def discard(self, attempt: ClaimAttempt) -> None:
         """Forget an attempt that is known to hold nothing, or that is about to be handed over."""
         with self._lock:
-            self._attempts = [one for one in self._attempts if one is not attempt]
+            self.attempts = [one for one in self.attempts if one is not attempt]
 
     def recover_next(self, consumer: object) -> ClaimAttempt | None:
         """An attempt for this consumer to recover; None if there is none that nobody else recovers."""
         with self._lock:
-            self._attempts = [attempt for attempt in self._attempts if self._is_ours(attempt.slot)]
-            for attempt in self._attempts:
+            self.attempts = [attempt for attempt in self.attempts if self._is_ours(attempt.slot)]
+            for attempt in self.attempts:
                 if attempt.state is UNCONFIRMED:
                     attempt.recovered_by = consumer
                     attempt.apply("recover")
@@ -135,7 +133,7 @@ class UnconfirmedClaims:
 
     def leave_to_others(self, consumer: object) -> None:
         """Stop recovering: whatever this consumer had begun to recover is there for the next one."""
-        for attempt in self._attempts:
+        for attempt in self.attempts:
             if attempt.recovered_by is consumer and attempt.state in TRANSITIONS["leave"]:
                 attempt.apply("leave")
                 attempt.recovered_by = None

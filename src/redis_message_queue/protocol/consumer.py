@@ -62,18 +62,19 @@ class Consumer(Claimant):
         The messages can be recovered until their attempt is handed over.
         """
         queue, claimer = self.queue, self.queue.store.claimer
-        began, late = queue.port.now(), 0
+        began, late, left = queue.port.now(), 0, wait_seconds
         limit = claimer.limit(began + wait_seconds) if self.has_time_limit else None
         try:
             while not queue.gate.is_shut:
                 # A claim that is on its way may take a message: a drain waits until its outcome is known.
                 self._entry = entry = queue.gate.enter()
                 try:
-                    started = queue.port.now()
-                    result = await self._recover(count, limit) if claimer.unconfirmed else None
+                    started, result = queue.port.now() if queue.emitter.wanted else 0.0, None
+                    if claimer.unconfirmed.attempts:
+                        result = await self._recover(count, limit)
+                        left = max(0.0, wait_seconds - (queue.port.now() - began))
                     if result is None:
                         self.attempt = claimer.attempt()
-                        left = max(0.0, wait_seconds - (queue.port.now() - began)) if wait_seconds else 0.0
                         result = await claimer.claim(self.attempt, self, left, count, ack, limit)
                     if self.has_time_limit and self._came_too_late(result.claims):
                         late += 1
@@ -98,6 +99,7 @@ class Consumer(Claimant):
                 assert self.attempt is not None
                 self.attempt.apply("settle")
                 self.release()
+                left = max(0.0, wait_seconds - (queue.port.now() - began))
             return []
         except Exception as error:
             await self._emit_claim_failed(error)

@@ -21,12 +21,12 @@ held_without_lease: WeakValueDictionary[bytes, Holding] = WeakValueDictionary()
 class Holding:
     """The hold of one consumer on its messages, from its claim until they are settled."""
 
-    __slots__ = ("__weakref__", "_has_leases", "_heartbeat", "_lease", "_process", "_queue")
+    __slots__ = ("__weakref__", "_heartbeat", "_lease", "_process", "_queue", "has_leases")
 
     def __init__(self, queue: QueueProtocol) -> None:
         self._queue = queue
         self._process = queue.port.process()
-        self._has_leases = queue.store.options.message_visibility_timeout_seconds is not None
+        self.has_leases = queue.store.options.message_visibility_timeout_seconds is not None
         self._lease: Lease | None = None
         self._heartbeat: BackgroundTask | None = None
 
@@ -55,12 +55,12 @@ class Holding:
 
     def begin_work_on(self, claims: Iterable[Claim]) -> None:
         """A handler gets these."""
-        if not self._has_leases:
+        if not self.has_leases:
             held_without_lease.update((claim.token, self) for claim in claims)
 
     def end_work_on(self, claims: Iterable[Claim]) -> None:
         """No handler has these any more, however that came about."""
-        if not self._has_leases:
+        if not self.has_leases:
             for claim in claims:
                 held_without_lease.pop(claim.token, None)
 

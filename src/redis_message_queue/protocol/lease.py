@@ -31,10 +31,10 @@ class Lease:
 
     def add(self, claims: Iterable[Claim], *, waiting: bool = False) -> None:
         """Add messages. Their leases started no earlier than the claim was sent. Some wait for a handler."""
-        for claim in claims:
-            self._started[claim] = claim.claimed_at
-            if not waiting:
-                self._begun[claim] = claim.claimed_at
+        added = {claim: claim.claimed_at for claim in claims}
+        self._started.update(added)
+        if not waiting:
+            self._begun.update(added)
 
     def begin(self, claims: Iterable[Claim]) -> None:
         """Note that a handler gets these messages now."""

@@ -95,8 +95,10 @@ class MessageBlock:
         holding = self.consumer.holding
         if self.queue.options.heartbeat_interval_seconds is not None:
             holding.start_heartbeat(holding.lease_for([claim]))
-        holding.begin_work_on([claim])
-        self._open_block = _OpenBlock(self, _still_open(_innermost.get()))
+        if not holding.has_leases:
+            holding.begin_work_on([claim])
+        around = _innermost.get()
+        self._open_block = _OpenBlock(self, None if around is None else _still_open(around))
         _innermost.set(self._open_block)
         return self.consumer.offer()
 
@@ -135,11 +137,13 @@ class MessageBlock:
 
     def _close(self) -> None:
         """The message is no longer the current one, in whatever order blocks end."""
-        if self.claimed is not None:
-            self.consumer.holding.end_work_on([self.claimed])
-        self.consumer.holding.end_lease()
+        holding = self.consumer.holding
+        if self.claimed is not None and not holding.has_leases:
+            holding.end_work_on([self.claimed])
+        holding.end_lease()
         open_block, self._open_block = self._open_block, None
         if open_block is not None:
             open_block.block = None
             if _innermost.get() is open_block:
-                _innermost.set(_still_open(open_block.around))
+                around = open_block.around
+                _innermost.set(None if around is None else _still_open(around))

@@ -112,7 +112,8 @@ class MessageBuilder:
         """
         ttl = None if given is None else self._checked(given)
         due, name = await self._due(delay_seconds, at, ttl), b"" if tenant is None else tenant_name(tenant)
-        outgoing = [OutgoingMessage(self._rules.encode(one), tenant=name, due=due) for one in messages]
+        encode = self._rules.encode
+        outgoing = [OutgoingMessage(encode(one), None, name, due) for one in messages]
         new = outgoing[repeated:]
         if ttl is not None:
             for one in outgoing:
@@ -131,11 +132,24 @@ class MessageBuilder:
 
     async def marker(self, message: Message, tenant: str | None = None) -> str:
         """Return the Redis key that remembers this message's deduplication key, among those of its tenant."""
-        keys, tenant = self._store.keys, plain(tenant)
+        keys, tenant = self._store.keys, None if tenant is None else plain(tenant)
         if self._get_key is None:
             return keys.deduplication(content_key(message), tenant)
         answer = await self._port.call_user(self._get_key, message)
-        key = plain(answer.unwrap())
+        key = answer.unwrap()
+        if type(key) is not str or not key:
+            key = self._checked_key(plain(key))
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise PayloadValueError(
+                f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot encode",
+            ) from None
+        return keys.deduplication(key, tenant)
+
+    @staticmethod
+    def _checked_key(key: Any) -> str:
+        """Return the key, or raise if it names no message."""
         if key is None or (is_text(key) and key == ""):
             raise ConfigurationError(
                 f"get_deduplication_key returned {key!r}; return a non-empty str that names this message, "
@@ -145,13 +159,7 @@ class MessageBuilder:
             raise PayloadTypeError(
                 f"get_deduplication_key must return a str, not {type(key).__name__}; format it first",
             )
-        try:
-            key.encode()
-        except UnicodeEncodeError as error:
-            raise PayloadValueError(
-                f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot encode",
-            ) from None
-        return keys.deduplication(key, tenant)
+        return key
 
     async def _headers(self, given: PerCall | None = None) -> bytes:
         """Return the extras: what ``get_headers`` returns, and the headers of this call, which win."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from redis_message_queue.errors import LuaScriptError
@@ -45,6 +45,10 @@ class AttemptEnd:
 _attempt_end: ContextVar[ref[AttemptEnd] | None] = ContextVar("redis_message_queue_attempt_end", default=None)
 
 
+innermost_attempt_end = _attempt_end.get
+"""Returns None unless there is a block around the caller: quicker than `attempt_ends_at`, for the usual case."""
+
+
 def attempt_ends_at() -> float | None:
     """Return when the present attempt must end, or None if the client decides."""
     known = _attempt_end.get()
@@ -59,8 +63,8 @@ class Command:
     script: Script
     keys: tuple[str, ...]
     settings: tuple[Argument, ...] = ()
-    # The packed halves around the keys that a call brings itself, by the number of those keys.
-    packed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, init=False)
+    # The packed halves around the keys that a call brings itself, by the number of those keys and of its arguments.
+    packed: dict[tuple[int, int], tuple[bytes, bytes]] = field(default_factory=dict, init=False)
 
     def spelled_out(self, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
         """Return the whole command with the text of the script, for a server that has never seen it."""
@@ -72,21 +76,22 @@ Call = tuple[Command, tuple[str, ...], tuple[Argument, ...]]
 """A command, the keys that the call brings itself, and its arguments."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Answer(Generic[T]):
     """What a user's function returned or raised."""
 
-    value: T | None = None
+    value: Any = None  # a T, unless there is an error
     error: BaseException | None = None
     unawaited: bool = False  # the error is that this shell cannot await what the function gave
 
     def unwrap(self) -> T:
         """Return the value or raise the error. A `StopIteration` is wrapped, because coroutines would swallow it."""
+        if self.error is None:
+            value: T = self.value
+            return value
         if isinstance(self.error, StopIteration):
             raise WrappedStopIteration(self.error)
-        if self.error is not None:
-            raise self.error
-        return cast(T, self.value)
+        raise self.error
 
 
 class WrappedStopIteration(Exception):

@@ -21,7 +21,7 @@ from redis_message_queue.protocol.drain import DrainGate
 from redis_message_queue.protocol.events import EventEmitter
 from redis_message_queue.protocol.message_builder import Message, MessageBuilder, PerCall
 from redis_message_queue.protocol.port import unwrap
-from redis_message_queue.protocol.sender import NOTHING_PUBLISHED, Published, chunk_ids, chunks
+from redis_message_queue.protocol.sender import ACCEPTED, NOTHING_PUBLISHED, Published, chunk_ids, chunks, first_id
 from redis_message_queue.protocol.store import Store
 
 _MARKERS_AT_ONCE = 1_000
@@ -56,34 +56,36 @@ class Publisher:
         given: PerCall | None = None,
     ) -> bool:
         """Add a message to the queue. Returns True, or False if deduplication suppressed it."""
-        entry, sender = self._gate.enter(), self._store.sender
+        gate, store, emitter = self._gate, self._store, self._emitter
+        entry, sender = gate.enter(), store.sender
         try:
-            self._gate.refuse_if_shut()
+            if gate.is_shut:
+                gate.refuse_if_shut()
             if repeat_of is not None or not sender.needs_one_call:
                 (accepted,) = await self._publish_chunks([message], tenant, delay_seconds, at, repeat_of, [], given)
                 return accepted
             is_bare = tenant is None and delay_seconds is None and at is None and given is None
             if is_bare and self._builder.is_plain:
-                outgoing = [self._builder.build_plain(message)]
+                outgoing = self._builder.build_plain(message)
             else:
-                outgoing = [await self._builder.build(message, tenant, delay_seconds, at, given)]
-            ids, started = chunk_ids(self._port.new_id(), 1), self._port.now() if self._emitter.wanted else 0.0
-            calls = self._store.calls
+                outgoing = await self._builder.build(message, tenant, delay_seconds, at, given)
+            calls, message_id = store.calls, first_id(self._port.new_id())
+            started = self._port.now() if emitter.wanted else 0.0
             try:
                 if calls.needs_journal:
                     await calls.open_journal()
                 slot = calls.acquire_slot()
                 try:
-                    command, extra_keys, arguments = sender.choose_script(slot, ids, outgoing)
+                    command, extra_keys, arguments = sender.choose_for_one(slot, message_id, outgoing)
                     reply = await calls.call(command, (slot.next_call(), *arguments), extra_keys=extra_keys)
                 finally:
                     calls.release_slot(slot)
-                published = sender.read(reply, ids)
+                published = ACCEPTED if reply == 1 else sender.read(reply, [message_id])
             except Exception as error:
-                await self._emit_failure(ids, error)
+                await self._emit_failure([message_id], error)
                 raise
-            if self._emitter.wanted:
-                await self.emit_published(ids, published, started)
+            if emitter.wanted:
+                await self.emit_published([message_id], published, started)
             return published.accepted[0]
         except RedisMessageQueueError as error:
             error.locate(self._emitter.queue, "publish")

@@ -11,7 +11,7 @@ from redis_message_queue.errors import PublishNotConfirmedError, QueueBackpressu
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, ReplySlot
 from redis_message_queue.protocol.confirm import FULL, Confirmer, Sent, dropped_ids
-from redis_message_queue.protocol.port import Argument, Command, split
+from redis_message_queue.protocol.port import Argument, Call, Command, split
 
 NOTHING_PUBLISHED = "nothing was published"  # `publish_many` replaces it by what was
 _CHUNK_MESSAGES = 1_000
@@ -45,7 +45,7 @@ class Published:
     ids: list[bytes] | None = None  # where they are not the caller's
 
 
-_ACCEPTED, _SUPPRESSED = Published([True]), Published([False])
+ACCEPTED, _SUPPRESSED = Published([True]), Published([False])
 
 
 class Sender:
@@ -61,21 +61,22 @@ class Sender:
         # Whether one script does it: nobody waits for room or for a confirmation.
         self.needs_one_call = not (self._blocks or self._confirmer.wanted)
 
-    def choose_script(
-        self, slot: ReplySlot, ids: Sequence[bytes], messages: Sequence[OutgoingMessage]
-    ) -> tuple[Command, tuple[str, ...], tuple[Argument, ...]]:
-        """Return the script that can send these messages, its extra keys, and its arguments after the call number.
+    def choose_for_one(self, slot: ReplySlot, message_id: bytes, one: OutgoingMessage) -> Call:
+        """Return the script that can send this message, its extra keys, and its arguments after the call number.
 
         publish.lua takes one payload and knows no limits; enqueue.lua does everything else.
         """
-        one = messages[0]
-        if len(messages) == 1 and not (self._limited or one.tenant or one.due or one.extras or one.ttl_us):
-            extra_keys = () if one.marker is None else (one.marker,)
-            return slot.publish, extra_keys, (envelope.head(ids[0]), one.payload, self._window_ms)
+        if self._limited or one.tenant or one.due or one.extras or one.ttl_us:
+            return self._choose_enqueue(slot, [message_id], [one])
+        if one.marker is None:
+            return slot.publish, (), (b"\x80" + message_id, one.payload)
+        return slot.publish, (one.marker,), (b"\x80" + message_id, one.payload, self._window_ms)
+
+    def _choose_enqueue(self, slot: ReplySlot, ids: Sequence[bytes], messages: Sequence[OutgoingMessage]) -> Call:
         base = ids[0][: envelope.BASE_BYTES]
-        markers = tuple(dict.fromkeys(one.marker for one in messages if one.marker is not None))
-        if not markers and all(one.is_bare for one in messages):
-            return slot.enqueue, (), (base, "bare", *(one.payload for one in messages))
+        markers = tuple(dict.fromkeys([one.marker for one in messages if one.marker is not None]))
+        if not markers and not [one for one in messages if one.tenant or one.due or one.extras or one.ttl_us]:
+            return slot.enqueue, (), (base, "bare", *[one.payload for one in messages])
         places = {marker: place for place, marker in enumerate(markers, 1)}
         details = (
             part
@@ -102,7 +103,10 @@ class Sender:
         slot = calls.acquire_slot()
         sent: Sent | None = None
         try:
-            command, extra_keys, arguments = self.choose_script(slot, ids, messages)
+            if len(messages) == 1:
+                command, extra_keys, arguments = self.choose_for_one(slot, ids[0], messages[0])
+            else:
+                command, extra_keys, arguments = self._choose_enqueue(slot, ids, messages)
             if self._blocks:
                 number, reply = await self._wait_for_room(slot, command, extra_keys, arguments, stopped, wait_seconds)
             else:
@@ -137,7 +141,7 @@ class Sender:
     def read(self, reply: Any, ids: Sequence[bytes], wait_seconds: float | None = None) -> Published:
         """Return what the script's reply says; raise if the queue was full."""
         if isinstance(reply, int):  # from publish.lua
-            return _ACCEPTED if reply == 1 else _SUPPRESSED
+            return ACCEPTED if reply == 1 else _SUPPRESSED
         if reply == FULL:
             raise self._full(ids, wait_seconds)
         return Published([mark == 49 for mark in reply[: len(ids)]], dropped_ids(reply[len(ids) :]))
@@ -197,7 +201,19 @@ def chunks(messages: Sequence[OutgoingMessage], options: GatewayOptions) -> Iter
     return split(messages, sizes, most, _CHUNK_BYTES)
 
 
+def _places(count: int) -> list[bytes]:
+    return [place.to_bytes(2, "big") for place in range(1, count + 1)]
+
+
+_PLACES = _places(_CHUNK_MESSAGES)
+
+
+def first_id(new_id: bytes) -> bytes:
+    """Return the id of a message that is sent alone: the first of a chunk, as any script makes it."""
+    return new_id[: envelope.BASE_BYTES] + b"\0\1"
+
+
 def chunk_ids(new_id: bytes, count: int) -> list[bytes]:
     """Return the ids of a chunk, as the scripts make them from the id that they begin with."""
     base = new_id[: envelope.BASE_BYTES]
-    return [base + place.to_bytes(2, "big") for place in range(1, count + 1)]
+    return [base + place for place in (_PLACES[:count] if count <= _CHUNK_MESSAGES else _places(count))]

@@ -68,7 +68,8 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-_SETTLED = Settled([True])
+SETTLED = Settled([True])  # the one message that it is about
+_KEEPS_NOTHING: tuple[Argument, Argument] = (0, "")
 
 Cancellations = list[BaseException]
 
@@ -147,12 +148,26 @@ class Settler:
             finally:
                 self._calls.release_slot(slot)
             if reply == b"1" and len(claims) == 1:
-                return _SETTLED
+                return SETTLED
             piece = _read(reply, len(some))
             owned += piece.owned
             trim_error = piece.trim_error or trim_error
             cut += piece.cut
         return Settled(owned, trim_error, cut)
+
+    async def ack_plain(self, claim: Claim, cancellations: Cancellations) -> Settled:
+        """Remove one message that is plain, without a copy."""
+        calls = self._calls
+        slot = calls.acquire_slot()
+        try:
+            number, token = slot.next_call(), claim.token
+            reply = await calls.call(slot.ack_one, (number, token), cancellations=cancellations)
+            if reply == b"":  # another case: the same call goes to the script that knows them all
+                arguments = (*_KEEPS_NOTHING, number, token)
+                reply = await calls.call(slot.settle, arguments, cancellations=cancellations)
+        finally:
+            calls.release_slot(slot)
+        return SETTLED if reply == b"1" else _read(reply, 1)
 
     def attach(
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
@@ -218,7 +233,7 @@ def _details(
     """The keys of the lists, if any, and what the script should know of them."""
     if terminal_list is None:
         is_plain = reason is None or (reason.event is None and not reason.handled)
-        return (), (0, "" if reason is None or is_plain else reason.as_json())
+        return (), _KEEPS_NOTHING if reason is None or is_plain else (0, reason.as_json())
     extra_keys, limit = (terminal_list.key, terminal_list.records), terminal_list.limit or 0
     return extra_keys, (limit, "{}" if reason is None else reason.as_json())
 

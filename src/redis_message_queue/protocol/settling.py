@@ -15,7 +15,7 @@ from redis_message_queue.protocol.events import log, named
 from redis_message_queue.protocol.handler_times import HandlerTimes
 from redis_message_queue.protocol.lease import Lease
 from redis_message_queue.protocol.port import unwrap
-from redis_message_queue.protocol.settle import PiggybackedAck, Settled, SettleReason, TerminalList, text_of
+from redis_message_queue.protocol.settle import SETTLED, PiggybackedAck, Settled, SettleReason, TerminalList, text_of
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -67,15 +67,19 @@ class Settling:
 
     async def ack(self, claims: Sequence[Claim]) -> None:
         """Acknowledge messages. Raises if Redis did not confirm it."""
-        queue, trouble = self._queue, None
-        reason = None if queue.completed is None else self._completed(claims)
+        queue, settler, trouble = self._queue, self._queue.store.settler, None
         try:
-            settled = await queue.store.settler.settle(claims, queue.completed, reason, self.cancellations)
+            if queue.completed is None and len(claims) == 1 and claims[0].is_plain:
+                settled = await settler.ack_plain(claims[0], self.cancellations)
+            else:
+                reason = None if queue.completed is None else self._completed(claims)
+                settled = await settler.settle(claims, queue.completed, reason, self.cancellations)
         except Exception as error:
             trouble = error
         if trouble is not None:
             raise await self.not_acknowledged(claims, trouble)
-        await self.acknowledged(claims, settled)
+        if settled is not SETTLED or queue.emitter.wanted:
+            await self.acknowledged(claims, settled)
 
     def attach(self, claims: Sequence[Claim]) -> PiggybackedAck:
         """An ack that can be sent with a claim, or again if its answer did not come."""

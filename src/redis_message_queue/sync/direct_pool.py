@@ -27,7 +27,7 @@ from typing import Any, Final
 from redis import exceptions
 from redis.credentials import StreamingCredentialProvider
 
-from redis_message_queue.simple_reply import INCOMPLETE, NOT_SIMPLE, read_simple
+from redis_message_queue.simple_reply import INCOMPLETE, INTEGER, NOT_SIMPLE, STRING, read_simple
 
 NOT_SENT: Final = object()
 """Stands for the reply to a command that was not sent: redis-py must send it."""
@@ -285,12 +285,16 @@ class DirectPool:
                 data = opened.read(_READ_BYTES, until)
             else:
                 data = opened.sock.recv(_READ_BYTES)
-            if count == 1 and data[:1] == b":" and data.find(b"\r\n") == len(data) - 2:
-                replies: list[Any] = [int(data[1:-2])]
-            elif data:
-                replies = opened.read_on(data, count, until)
-            else:
+            if not data:
                 raise exceptions.ConnectionError(_CLOSED)
+            # Nearly always one whole reply, an integer or a string: without the calls that any other needs.
+            kind, end = data[0], data.find(b"\r\n") if count == 1 else -1
+            if kind == INTEGER and 0 < end == len(data) - 2:
+                replies: list[Any] = [int(data[1:end])]
+            elif kind == STRING and end > 0 and len(data) == end + 4 + int(data[1:end]):
+                replies = [data[end + 2 : -2]]
+            else:
+                replies = opened.read_on(data, count, until)
             state = _ANSWERED
             with pool._lock:
                 pool._available_connections.append(connection)

@@ -17,7 +17,7 @@ from redis_message_queue import wire
 from redis_message_queue.attempt_limits import AttemptLimits
 from redis_message_queue.client_port import ClientPort
 from redis_message_queue.identity import after_fork, free_if_orphaned
-from redis_message_queue.protocol.port import Argument, Call, Command
+from redis_message_queue.protocol.port import Argument, Call, Command, innermost_attempt_end
 from redis_message_queue.sync.direct_pool import NOT_SENT, DirectPool
 from redis_message_queue.sync.runtime import BlockingRuntime
 
@@ -73,11 +73,11 @@ class BlockingPort(ClientPort, BlockingRuntime):
         reply: Any = NOT_SENT
         packed = wire.pack(command, extra_keys, arguments) if self._packs_by_hand else None
         if packed is not None and self._direct is not None:
-            limits = self._attempt()
-            if not limits.is_timed:  # the usual case: redis-py's own timeout is all that it needs
+            # The usual case: redis-py's own timeout is all that it needs.
+            if innermost_attempt_end() is None and not self._usual.is_timed:
                 (reply,) = self._direct.exchange(packed, 1, math.inf)
             else:
-                with limits:
+                with self._attempt() as limits:
                     (reply,) = self._direct.exchange(packed, 1, limits.ends_at())
             if type(reply) in _ANSWERS:
                 return reply
@@ -108,7 +108,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
             except exceptions.ResponseError as error:
                 if wire.is_read_only(error):
                     wire.close_idle_connections(self._client)
-                raise wire.translated(error, command.script.name) from error
+                raise wire.translated(error, command.script.verb) from error
 
     def _execute(self, *command_args: Any) -> Any:
         """Send a command through the client's own `execute_command`, for a client that is not plain."""

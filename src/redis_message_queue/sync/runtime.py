@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from redis_message_queue.identity import after_fork, free_if_orphaned
-from redis_message_queue.local_runtime import LocalRuntime
+from redis_message_queue.local_runtime import NEVER_AWAITABLE, LocalRuntime
 from redis_message_queue.protocol.port import Answer, Pause, finish
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class BlockingRuntime(LocalRuntime):
             value = function(*arguments)
         except Exception as error:
             return Answer(error=error)
-        if inspect.isawaitable(value):
+        if type(value) not in NEVER_AWAITABLE and inspect.isawaitable(value):
             if inspect.iscoroutine(value):
                 value.close()
             name = getattr(function, "__name__", repr(function))

@@ -304,4 +304,4 @@ def _name_of(command: bytes, argument: bytes) -> str:
 
 @functools.cache
 def _scripts() -> dict[bytes, str]:
-    return {script(name).sha.encode(): name for name in all_names()}
+    return {script(name).sha.encode(): script(name).verb for name in all_names()}

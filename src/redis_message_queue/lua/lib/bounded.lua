@@ -12,12 +12,15 @@ local function new_budget(known)
     bytes = function() return bytes end,
     widest = function() return widest end,
     is_spent = function() return bytes >= MAX_BYTES end,
+    -- Returns whether it is spent now.
     count = function(stored)
-      bytes = bytes + #stored
-      if #stored > widest then
-        widest = #stored
+      local size = #stored
+      bytes = bytes + size
+      if size > widest then
+        widest = size
         largest = math.max(largest, widest)
       end
+      return bytes >= MAX_BYTES
     end,
     -- How many of `wanted` elements to read next.
     next_piece = function(wanted)

@@ -3,9 +3,10 @@
 -- Makes  read_plain
 -- A message is plain if it was never delivered, has no extras and is not too old. Most claims meet no other, and cost
 -- half as much that way. (See lib/envelope.lua for the bytes.)
+local byte = string.byte
 local function is_plain(stored, flags)
-  return string.byte(stored, 1) == flags and string.byte(stored, 18) == 0 and #stored >= 25
-    and (flags == 0x80 or #stored >= 26 + (string.byte(stored, 26) or #stored))
+  return byte(stored, 1) == flags and byte(stored, 18) == 0 and #stored >= 25
+    and (flags == 0x80 or #stored >= 26 + (byte(stored, 26) or #stored))
     and (ttl_us == 0 or struct.unpack('>I8', string.sub(stored, 18, 25)) + ttl_us > now)
 end
 
@@ -18,15 +19,16 @@ local function read_plain(key, flags, count)
     if not is_plain(stored, flags) then return {}, false, 0, 0 end
     return {stored}, true, #stored, #stored
   end
-  local budget, messages = new_budget(largest), {}
-  while #messages < count and not budget.is_spent() do
-    local wanted = budget.next_piece(count - #messages)
-    local head = redis.call('LRANGE', key, -#messages - wanted, -#messages - 1)
+  local budget, messages, taken = new_budget(largest), {}, 0
+  while taken < count and not budget.is_spent() do
+    local wanted = budget.next_piece(count - taken)
+    local head = redis.call('LRANGE', key, -taken - wanted, -taken - 1)
     for place = #head, 1, -1 do
-      if budget.is_spent() then break end
-      if not is_plain(head[place], flags) then return messages, false, budget.bytes(), budget.widest() end
-      budget.count(head[place])
-      messages[#messages + 1] = head[place]
+      local stored = head[place]
+      if not is_plain(stored, flags) then return messages, false, budget.bytes(), budget.widest() end
+      taken = taken + 1
+      messages[taken] = stored
+      if budget.count(stored) then break end
     end
     if #head < wanted then break end
   end
