@@ -228,7 +228,7 @@ class JsonRows(ColumnEncoder):
 def _about(names: Sequence[str], parts: StoredParts, stored: bytes, attempt: int) -> dict[str, Any]:
     """Return the fields of `_message` that are wanted. Only the id of bytes that are not ours is not known."""
     message_id, _, tenant, published_at = parts
-    known = {
+    known: dict[str, Any] = {
         "id": None if message_id is None else message_id.hex(),
         "tenant": tenant,
         "published_at": published_at,
