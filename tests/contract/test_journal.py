@@ -150,9 +150,6 @@ async def test_batches_and_loops_are_in_the_journal_message_by_message(shell: Sh
     assert [int(entry["n"]) for entry in told(shell, queue)] == list(range(1, 151))
 
 
-HANDLER_TIME = "A loop on a queue object with `journal=` notes when each handler started and how long it ran."
-
-
 def _assert_time_apart(entry: dict[str, str], claimed: dict[str, str], least: float) -> None:
     """The handler started after its claim, ran at least so many seconds, and ended before it was settled."""
     started, handled = int(entry["started"]), int(entry["handled"])
@@ -161,7 +158,7 @@ def _assert_time_apart(entry: dict[str, str], claimed: dict[str, str], least: fl
     assert started >= int(claimed["at"]) - 1_000
 
 
-@pytest.mark.promise(HANDLER_TIME)
+@pytest.mark.promise("A loop on a queue object with `journal=` notes when each handler started and how long it ran.")
 async def test_a_loop_notes_how_long_each_handler_ran(shell: Shell) -> None:
     """Apart from the time in which a message was claimed ahead, and in which its ack waited for the next claim."""
     queue = shell.queue(wait=0, journal=True)
@@ -179,7 +176,7 @@ async def test_a_loop_notes_how_long_each_handler_ran(shell: Shell) -> None:
     assert all(later - earlier >= 15_000 for earlier, later in pairwise(starts))
 
 
-@pytest.mark.promise(HANDLER_TIME)
+@pytest.mark.promise("A loop on a queue object with `journal=` notes when each handler started and how long it ran.")
 async def test_a_loop_notes_how_long_handlers_ran_that_failed_or_handed_off(shell: Shell) -> None:
     policy = RetryPolicy(max_attempts=2, initial_delay_seconds=0.001, jitter=0)
     queue = shell.queue(wait=0, journal=True, retry_policy=policy)
@@ -207,7 +204,7 @@ async def test_a_loop_notes_how_long_handlers_ran_that_failed_or_handed_off(shel
     assert sorted(noted) == ["dead", "handed_off", "retried"]
 
 
-@pytest.mark.promise(HANDLER_TIME)
+@pytest.mark.promise("A loop on a queue object with `journal=` notes when each handler started and how long it ran.")
 async def test_without_a_loop_or_without_the_option_nothing_is_noted(shell: Shell) -> None:
     """A handler of a single message starts with its claim, and an object without the option does not know."""
     queue = shell.queue(wait=0, journal=True)

@@ -9,8 +9,8 @@ import pytest
 from redis_message_queue.spark.jobs.statistics import ReportStatistics
 
 UNITS = {"minute": 60_000_000, "second": 1_000_000}
-OUTCOMES = {"acked", "handed_off", "failed", "retried"}
-FINAL = {"acked", "handed_off", "failed", "dead", "expired", "dropped"}
+OUTCOMES = {"acked", "handed_off", "failed", "retried", "discarded"}
+FINAL = {"acked", "handed_off", "failed", "dead", "expired", "dropped", "discarded", "cancelled"}
 NAMES = {
     "published": "published",
     "redriven": "published",
@@ -24,6 +24,8 @@ NAMES = {
     "dead": "dead",
     "expired": "expired",
     "dropped": "dropped",
+    "discarded": "dropped",
+    "cancelled": "dropped",
 }
 COUNTS = tuple(dict.fromkeys(NAMES.values()))
 

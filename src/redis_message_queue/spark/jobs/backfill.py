@@ -58,9 +58,9 @@ def backfill(
         SelectionError: The source cannot be read, or does not have a column that the options name.
         QueueBackpressureError: The queue stayed full. Run the job again.
     """
+    require_classic(spark, "the backfill")
     rows = _open_source(spark, options)
     _check_columns(rows, options)
-    require_classic(spark, "the backfill")
     with clear_errors("the backfill"):
         if options.format == "table":
             count = _publish(rows, options, "''")
