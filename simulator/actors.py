@@ -439,7 +439,9 @@ class Query:
         group.acquire_group(timeout_seconds=8)
         group.recover()
         if group.sealed < checkpoint.committed:
-            self._check_loss(f"batches up to {checkpoint.committed} were committed, and {group.sealed} are sealed")
+            # Another query may have acquired the group since: then `skip_to` is refused.
+            if self._epoch() == group.epoch:
+                self._check_loss(f"batches up to {checkpoint.committed} were committed, and {group.sealed} are sealed")
             group.skip_to(checkpoint.committed)
         while not self._life.finishing:
             group.fill_batch(self._life.actor.size)
@@ -462,7 +464,7 @@ class Query:
         group, world = self.group, self._world
         size = group.batch_size(number)
         members = group.read_batch(number, 0, size or 0)
-        epoch = world.ledger.account.epochs.get(group.keys.group(GROUP))
+        epoch = self._epoch()
         block_on(asyncio.sleep(world.plan.settings.handler_seconds))
         if epoch != group.epoch or world.checkpoint.committed >= number:
             return  # Spark lets one query at a time commit to a checkpoint
@@ -478,6 +480,10 @@ class Query:
         world.checkpoint.table[number] = payloads
         world.checkpoint.committed = number
         world.trace("commits", self._life.process, f"batch {number} with {len(payloads)} messages")
+
+    def _epoch(self) -> int | None:
+        """The epoch of the query that has the group."""
+        return self._world.ledger.account.epochs.get(self.group.keys.group(GROUP))
 
     def _check_loss(self, what: str) -> None:
         if not self._world.has_lost_data:

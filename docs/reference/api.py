@@ -37,7 +37,16 @@ SECTIONS = (
     ),
     Section(
         "Results for operators",
-        ("QueueStats", "MessageRecord", "RedriveSummary", "RunSummary", "queues", "RegisteredQueue", "open_registered"),
+        (
+            "QueueStats",
+            "MessageRecord",
+            "TraceEntry",
+            "RedriveSummary",
+            "RunSummary",
+            "queues",
+            "RegisteredQueue",
+            "open_registered",
+        ),
         "See [How to look after a queue](../how-to/operate.md).",
     ),
     Section(
@@ -115,6 +124,15 @@ FIELD_SENTENCES = {
         "error": "the text of that exception",
         "replay_of": "the id of the dead letter that this message repeats",
         "headers": "the headers that `get_headers` returned for it, None without headers",
+        "state": "where `get()` found it: `pending`, `delayed` or `processing`",
+        "consumer": "who works on it, host and process id; for messages in processing",
+    },
+    "TraceEntry": {
+        "event": "what happened, as the [journal](../how-to/keep-a-journal.md#what-an-entry-contains) calls it",
+        "at": "when, by the server's clock",
+        "tenant": "the tenant of the message",
+        "consumer": "who claimed it: host and process id; for another host, four bytes that identify it",
+        "details": "the other fields of the entry, such as `count`, `reason`, `error_type` or `due`",
     },
     "RedriveSummary": {
         "matched": "dead letters that were selected",
@@ -133,6 +151,7 @@ FIELD_SENTENCES = {
         "discarded": "messages whose handler raised `Discard`",
         "retried": "attempts after which the message waits for the next one",
         "attempts": "how often a message was given to the handler, whatever came of it",
+        "dead_lettered": "messages that its claims found delivered too often, too old or unreadable",
     },
     "ClaimedMessage": {
         "stored_message": "the message as the gateway stores it; the handler receives it unchanged",

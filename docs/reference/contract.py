@@ -51,6 +51,7 @@ TOPICS = (
     "Event loops",
     "State in Redis",
     "The registry of queues",
+    "One message by its id",
     "Changes on a live queue",
     "Connections and clients",
     "Cluster",

@@ -142,6 +142,15 @@ def is_of_this_process(slot_name: bytes) -> bool:
     return slot_name[:8] == host() + os.getpid().to_bytes(4, "big")
 
 
+def consumer_name(slot_name: bytes) -> str:
+    """Return the name of the process that a slot belongs to: its host and its process id.
+
+    A slot knows its host by four bytes only. On this host the name is shown, for other hosts these bytes are.
+    """
+    where = socket.gethostname() if is_of_this_host(slot_name) else f"host-{slot_name[:4].hex()}"
+    return f"{where}:{int.from_bytes(slot_name[4:8], 'big')}"
+
+
 def is_gone(slot_name: bytes) -> bool:
     """Return whether the slot's process ran on this host and has ended."""
     if not is_of_this_host(slot_name):

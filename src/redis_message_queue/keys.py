@@ -80,15 +80,18 @@ KEY_MAP = (
         "meta",
         "HASH",
         "The `version` of the stored format, the number of `partitions`, `tenants` once a message of a tenant has "
-        "waited, and since when the queue is `paused`. With a journal also its rules, its identity, the serial number "
-        "of its last entry and how far it is archived.",
+        "waited, the bytes of the `largest` message since the queue was empty, if one was large, and since when the "
+        "queue is `paused`. With a journal also its rules, its identity, the serial number of its last entry and how "
+        "far it is archived.",
     ),
     KeyKind("timer_owner", "STRING, TTL", "Exists while one consumer is set to wake up when the next lease ends."),
     KeyKind(
         "group::<group>",
         "HASH",
         "The progress of a streaming query: its `epoch`, its `holder` and the `deadline` of that holder, the last "
-        "claim numbers that are `sealed`, `acked`, `cleared` and `released`, and the contents of each claim.",
+        "claim numbers that are `sealed`, `acked`, `cleared` and `released`, and for each claim how many messages it "
+        "has, how many of them were delivered before, and the bytes of the largest. `part` and `dead` are the last "
+        "answer, in case the call is repeated.",
     ),
     KeyKind(
         "group::<group>::<number>",

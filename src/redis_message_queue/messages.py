@@ -126,6 +126,19 @@ class MessageRecord:
     error: str | None = None
     replay_of: str | None = None
     headers: Mapping[str, str] | None = field(default=None, hash=False)
+    state: str | None = None
+    consumer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEntry:
+    """One thing that happened to a message, from the journal of its queue."""
+
+    event: str
+    at: datetime | None = None
+    tenant: str | None = None
+    consumer: str | None = None
+    details: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.worker.process import load_reference
-from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.errors import ConfigurationError, LuaScriptError
 from tests.embedded.waiting import until
 
 pytestmark = pytest.mark.topic("Command line")
@@ -47,6 +47,9 @@ def crash_once(message):
     if message.delivery_count == 1:
         os._exit(9)
     note(message)
+
+def crash(message):
+    os._exit(9)
 
 def fail(message):
     raise ValueError("hunter2")
@@ -110,6 +113,7 @@ def test_it_gives_every_message_to_the_function(worker, queue, tmp_path, argumen
         "discarded": 0,
         "retried": 0,
         "attempts": 8,
+        "dead_lettered": 0,
     }
     assert handled(tmp_path) == [str(number) for number in range(8)]
     assert queue.stats().processing == 0
@@ -131,7 +135,7 @@ def test_a_signal_lets_handlers_finish_and_gives_back_the_rest(worker, queue, tm
     assert (process.returncode, err.count("\n")) == (ExitStatus.OK, 1)
     assert handled(tmp_path) == ["a"]
     assert (queue.stats().pending, queue.stats().processing) == (2, 0)
-    assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2", "0", "0", "1"]
+    assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2", "0", "0", "1", "0"]
 
 
 @pytest.mark.promise("On SIGTERM and SIGINT, `rmq worker` lets handlers finish and requeues prefetched messages.")
@@ -281,3 +285,53 @@ def test_no_failure_is_deleted(worker, queue, client, how):
     _, errors = finish(worker("handlers:fail", *how, "--until-empty"))
     stats = queue.stats()
     assert (stats.failed, stats.dead_letters) == ((1_003, 0) if how == ["orders"] else (1_000, 3)), errors
+
+
+@pytest.mark.promise("`rmq worker --until-empty` ends with exit status 1 if a message failed or became a dead letter.")
+@pytest.mark.parametrize(
+    ("arguments", "dead_lettered"),
+    [
+        (["handlers:fail", "orders", "--batch-size", "2", "--max-delivery-count", "2"], 4),
+        # Its process is restarted after half a second, and finds the message with an expired lease.
+        (["handlers:crash", "orders", "--max-delivery-count", "1", "--visibility-timeout-seconds", "0.1"], 4),
+        (["handlers:note", "orders"], 1),
+    ],
+    ids=["a batch that fails", "a crash", "foreign bytes"],
+)
+def test_the_exit_status_tells_of_dead_letters(worker, queue, client, arguments, dead_lettered):
+    """Of those as well that a claim found, and not a handler."""
+    queue.publish_many(["a", "b", "c"])
+    client.lpush(queue.key.pending, "foreign")
+    out, err = finish(process := worker(*arguments, "--until-empty", "--json"))
+    assert process.returncode == ExitStatus.FAILED
+    assert queue.stats().dead_letters == dead_lettered, err
+    assert 1 <= json.loads(out)["dead_lettered"] <= dead_lettered  # a crash takes its process's sum with it
+
+
+@pytest.mark.promise("`rmq worker` drains a server that its own queue has filled; no process crashes there.")
+@pytest.mark.parametrize(
+    ("handler", "options", "status"),
+    [
+        ("handlers:note", ["--prefetch", "10"], ExitStatus.OK),
+        ("handlers:note_all", ["--batch-size", "20"], ExitStatus.OK),
+        ("handlers:fail", [], ExitStatus.FAILED),
+    ],
+)
+def test_a_full_server_is_drained(worker, queue, client, tmp_path, handler, options, status):
+    """Where nothing can be published any more."""
+    queue.publish_many(f"{number} {'x' * 1000}" for number in range(300))
+    queue.publish_many([f"{number} of acme" for number in range(300, 350)], tenant="acme")
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(LuaScriptError, match="maxmemory"):
+            queue.publish("one more")
+        _, err = finish(process := worker(handler, "orders", *options, "--until-empty"))
+        assert (process.returncode, "exited with status" in err) == (status, False), err
+        stats = queue.stats()
+    finally:
+        client.config_set("maxmemory", 0)
+    assert (stats.pending, stats.processing) == (0, 0)
+    if status is ExitStatus.OK:
+        assert handled(tmp_path) == sorted(map(str, range(350)))
+    else:
+        assert stats.failed == 350

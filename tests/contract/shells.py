@@ -24,6 +24,7 @@ import redis_message_queue.protocol.claim
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.envelope import TOKEN_BYTES
 from redis_message_queue.events import QueueEvent
+from redis_message_queue.keys import REGISTRY_KEY
 
 # Longer than anything here should take, however busy the machine is; a test that waits this long has failed.
 LIMIT_SECONDS = 120.0
@@ -416,7 +417,7 @@ class Shell(ABC):
         """The keys of a queue without its wake-up key, reply cache, version and the records beside its lists."""
         prefix = f"{queue.key.prefix}{queue.key.separator}"
         spared = tuple(f"{prefix}{word}".encode() for word in ("wakeup", "reply", "records", "meta"))
-        return {key for key in self.redis.keys("*") if not key.startswith(spared)}
+        return {key for key in self.redis.keys("*") if not key.startswith((*spared, REGISTRY_KEY.encode()))}
 
     @property
     def is_empty(self) -> bool:

@@ -169,6 +169,15 @@ async def test_a_command_that_is_missing_is_named(
     assert len(missed) > len(role.commands) * 0.6
 
 
+async def test_a_consumer_who_may_not_count_down_hears_of_it(shell: Shell, user: Any) -> None:
+    """A backlog of tenants that only grows would be a wrong number, and refuse publishes at a limit one day."""
+    admin = shell.queue()
+    await admin.publish("a", tenant="t")
+    consumer = shell.queue(client=shell.new_client(**user(CONSUMER, "DECRBY")), wait=0)
+    with pytest.raises(NotPermittedError, match=r"\+decrby"):
+        await take(consumer)
+
+
 @pytest.mark.promise("An error for a forbidden key names the key pattern to grant.")
 async def test_keys_that_are_not_permitted_are_named_by_their_pattern(shell: Shell, user: Any) -> None:
     """The queue of another user is out of reach."""

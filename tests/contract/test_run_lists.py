@@ -114,6 +114,7 @@ async def test_a_list_whose_handler_raises_goes_back_as_a_whole(shell: Shell) ->
     summary = await queue.run(handle, batch_size=3, until_empty=True)
     assert lists == [["a", "b", "c"], *([letter] for letter in "aabbccddd")]
     assert summary_of(summary) == (0, 0, 12)
+    assert summary.dead_lettered == 4
     assert len(events.of("requeued")) == 12
     assert shell.listed(queue.key.dead_letter) == [b"d", b"c", b"b", b"a"]
 
@@ -128,7 +129,8 @@ async def test_a_list_whose_handler_raises_under_a_policy_is_tried_again_message
     def handle(messages: Any) -> None:
         raise ValueError
 
-    assert summary_of(await queue.run(handle, batch_size=3, until_empty=True)) == (0, 3, 0)
+    summary = await queue.run(handle, batch_size=3, until_empty=True)
+    assert (summary_of(summary), summary.retried, summary.attempts) == ((0, 0, 0), 3, 3)
     assert len(events.of("retried")) == 3
     assert (await queue.stats()).delayed == 3
 

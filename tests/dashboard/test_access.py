@@ -74,7 +74,7 @@ def test_only_known_names_are_answered(client, start_dashboard):
 )
 def test_without_a_token_only_this_machine_is_answered(options, address, status):
     async def get() -> int:
-        dashboard = Dashboard(redis.asyncio.Redis(), **options)  # no queue is read
+        dashboard = Dashboard(redis.asyncio.Redis(), discover=False, **options)  # no queue is read
         transport = httpx.ASGITransport(dashboard, client=(address, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as browser:
             return (await browser.get("/")).status_code

@@ -9,6 +9,7 @@ from redis_message_queue import RedisMessageQueue
 from tests.dashboard.pages import Page
 from tests.dashboard.scenario import HOSTILE, QUEUES, open_queue
 from tests.dashboard.test_access import TOKEN, csrf_of
+from tests.embedded.waiting import until
 
 pytestmark = pytest.mark.topic("Dashboard")
 
@@ -69,10 +70,25 @@ def test_a_queue_with_a_hostile_name_is_changed_too(editor, text_client):
     assert open_queue(text_client, HOSTILE).stats().failed == 0
 
 
+def test_a_queue_is_paused_and_resumed(editor, payments):
+    assert "Pause payments?" in Page(editor.get("/change", params={"name": "payments", "action": "pause"})).words
+    assert not payments.is_paused()
+    assert "Paused." in change(editor, name="payments", action="pause")
+    assert payments.is_paused()
+    assert "It was paused already." in change(editor, name="payments", action="pause")
+    assert until(lambda: "Paused for" in Page(editor.get("/queue", params={"name": "payments"})).words)
+    assert "action=resume" in editor.get("/queue", params={"name": "payments"}).text
+    assert "Resumed." in change(editor, name="payments", action="resume")
+    assert not payments.is_paused()
+    assert "It was not paused." in change(editor, name="payments", action="resume")
+
+
 def test_what_cannot_be_done_is_refused(editor):
     for asked in (
         {"action": "drop", "source": "pending"},
         {"action": "purge", "source": "processing"},
+        {"action": "pause", "source": "pending"},
+        {"action": "pause", "tenant": "acme"},
         {"action": "redrive", "source": "pending"},
         {"action": "redrive", "source": "failed", "id": "short"},
         {"action": "redrive", "source": "failed", "where": "1 +"},

@@ -90,6 +90,16 @@ def test_a_sign_of_a_claim_ends_the_silence(sign):
     assert verdict(*history, sample(NOW, **usual | sign))[0] is Level.WORKING
 
 
+def test_a_pause_explains_what_stands_still():
+    late = lease(1, NOW - 600)
+    paused = sample(
+        pending=7, processing=1, delayed=1, oldest=600, leases=(late,), first_due_at=NOW - 60, paused_at=NOW - 720
+    )
+    assert [one.text for one in findings([paused])] == [
+        "Paused for 12 min: consumers claim nothing. 7 messages waiting, 1 in flight."
+    ]
+
+
 def test_delayed_messages_that_are_overdue():
     level, text = verdict(sample(delayed=2, first_due_at=NOW - 180))
     assert (level, text.partition(":")[0]) == (Level.STUCK, "Delayed messages are overdue, the first by 3 min")

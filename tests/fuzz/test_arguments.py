@@ -52,6 +52,10 @@ def works(shell: Shell, client: Any) -> None:
 USUAL: dict[str, dict[str, Any]] = {
     "publish": {"message": "hello"},
     "publish_many": {"messages": ["hello"]},
+    "submit": {"message": "hello"},
+    "submit_many": {"messages": ["hello"]},
+    "get": {"message_id": "ab" * 16},
+    "trace": {"message_id": "ab" * 16},
     "process_message_callback": {"handler": lambda message: None},
     "process_messages": {"max_messages": 1},
     "run": {"handler": lambda message: None, "until_empty": True},

@@ -104,7 +104,7 @@ def operator(server):
 def test_the_queue_has_every_kind_of_key(world):
     """A key that is added to the key map must be damaged here too."""
     there = {key.decode().split("::")[1] for key in world.state}
-    assert there == {kind.word.partition("::")[0] for kind in KEY_MAP}
+    assert there - {"queues"} == {kind.word.partition("::")[0] for kind in KEY_MAP}
 
 
 def prepared(world: damage.World, operator: Operator, seed: random.Random, *, wrong_type: bool) -> damage.Damage:

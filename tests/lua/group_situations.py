@@ -23,12 +23,12 @@ class Holder:
         self.epoch = after + 1
         return self._send("acquire_group", holder=self.holder, lease_us=lease_us, after=after)
 
-    def fill_batch(self, count: int = 10, part: int | None = None) -> list[int]:
+    def fill_batch(self, count: int = 10, part: int | None = None) -> list[Any]:
         self.part = self.part + 1 if part is None else part
         return self._send("fill_batch", part=self.part, count=count)
 
-    def seal_batch(self) -> int:
-        return self._send("seal_batch")
+    def seal_batch(self, part: int | None = None) -> int:
+        return self._send("seal_batch", part=self.part if part is None else part)
 
     def ack_batch(self, upto: int, jump: int = 0) -> list[int]:
         return self._send("ack_batch", upto=upto, jump=jump)

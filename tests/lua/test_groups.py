@@ -194,8 +194,8 @@ def test_a_holder_that_was_silent_for_long_and_not_missed_goes_on(caller: Caller
 def test_messages_are_gathered_in_their_order_and_leave_the_line(caller: Caller):
     caller.publish_all(numbered(25))
     holder = holding(caller)
-    assert holder.fill_batch(10) == [1, 10, 10, 0]
-    assert holder.fill_batch(10) == [2, 10, 20, 0]
+    assert holder.fill_batch(10) == [1, 10, 10, 0, [], b""]
+    assert holder.fill_batch(10) == [2, 10, 20, 0, [], b""]
     assert [one[25:] for one in holder.members()] == numbered(25)[:20]
     assert caller.claim(10).payloads == numbered(25)[20:]
 
@@ -207,7 +207,7 @@ def test_a_part_that_comes_late_is_refused(caller: Caller):
         holder.fill_batch(10)
     with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
         holder.fill_batch(10, part=1)
-    holder.seal_batch()
+    holder.seal_batch(part=2)
     with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
         holder.fill_batch(10, part=3)
     assert caller.client.llen(KEYS.pending) == 10
@@ -216,10 +216,10 @@ def test_a_part_that_comes_late_is_refused(caller: Caller):
 def test_a_part_that_found_nothing_writes_nothing_and_leaves_its_number_free(caller: Caller):
     holder = holding(caller)
     before = dump(caller.client)
-    assert holder.fill_batch() == [0, 0, 0, 0]
+    assert holder.fill_batch() == [0, 0, 0, 0, [], b""]
     assert dump(caller.client) == before
     caller.publish(b"first")
-    assert holder.fill_batch(part=1) == [1, 1, 1, 0]
+    assert holder.fill_batch(part=1) == [1, 1, 1, 0, [], b""]
 
 
 def test_what_came_back_is_counted_as_delivered_twice_and_nobody_else_holds_it(caller: Caller):
@@ -244,9 +244,24 @@ def test_tenants_are_gathered_in_turn(caller: Caller):
 
 def test_dead_letters_on_the_way_are_recorded_once(caller: Caller):
     call = groups.fill_batch_everything_at_once(caller)
-    part, added, length, again = call()
+    part, added, length, again, dead, trimming = call()
     assert (part, added, length, again) == (1, 4, 4, 0)
     assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"foreign", b"over the limit"]
+    assert (dead[1:3], dead[3:], trimming) == ([2, b"deliveries"], [b"", 0, b"foreign"], b"")
+    assert dead[0].hex() == caller.records(KEYS.dead_letter)[1]["id"]
+
+
+def test_dead_letters_are_told_again_to_a_repeated_call_and_not_to_the_next(caller: Caller):
+    """Also when the part brought no message, and that the list was cut to its limit."""
+    caller.settings.dlq_limit = 1
+    caller.client.rpush(KEYS.pending, b"one", b"two")
+    holder = holding(caller)
+    told = holder.fill_batch()
+    assert told[1:] == [0, 0, 0, [b"", 0, b"foreign"] * 2, b"cut 1"]
+    assert holder.fill_batch(part=1) == told
+    caller.publish(b"ours")
+    assert holder.fill_batch()[1:] == [1, 1, 0, [], b""]
+    assert holder.fill_batch(part=2)[4:] == [[], b""]
 
 
 def test_what_is_too_old_is_not_gathered_the_quick_way_either(caller: Caller):
@@ -296,6 +311,18 @@ def test_many_messages_with_entries_are_acknowledged_in_bounded_steps(caller: Ca
     assert counts_of(caller.client) == (500, 500, 500)
     assert holder.ack_batch(1) == [1, 1]
     assert not caller.client.exists(KEYS.deliveries, KEYS.members(GROUP, 1))
+
+
+def test_a_seal_that_arrives_late_does_not_seal_what_was_filled_since(caller: Caller):
+    """It was sent when there was nothing to seal; another answer came, and the claim went on."""
+    holder = holding(caller)
+    assert holder.seal_batch(part=0) == 0
+    caller.publish_all(numbered(2))
+    holder.fill_batch(1)
+    assert holder.seal_batch(part=0) == 0
+    assert holder.fill_batch(1)[1] == 1
+    assert holder.seal_batch() == 1
+    assert len(holder.members()) == 2
 
 
 def test_what_is_not_sealed_cannot_be_acknowledged(caller: Caller):
@@ -359,12 +386,13 @@ def tight(limited: EmbeddedRedis) -> Iterator[Caller]:
 @pytest.mark.parametrize("situation", groups.GATHERINGS, ids=title)
 def test_a_server_without_memory_can_be_drained_by_a_query(situation: Situation, tight: Caller):
     """What it gathers is what it would gather elsewhere."""
-    expected = situation(tight)()
+    *expected, dead, trimming = situation(tight)()
     tight.client.flushall()
     tight.write_state()
     call = situation(tight)
     tight.client.config_set("maxmemory", 1)
-    assert call() == expected
+    *found, dead_here, trimming_here = call()
+    assert (found, dead_here[1:], trimming_here) == (expected, dead[1:], trimming)  # another id
     assert faults(tight.client) == []
 
 
@@ -391,7 +419,7 @@ class WorldWithAQuery(World):
 
     def fill_batch(self) -> None:
         before = len(self.holder.members(self.holder.number))
-        part, added, length, _ = self.holder.fill_batch(self.chance.choice([1, 2, 5]))
+        part, added, length, *_ = self.holder.fill_batch(self.chance.choice([1, 2, 5]))
         self.holder.part = part
         state = read(self.client)
         for id in self.alive - set(state.ids):

@@ -1,9 +1,13 @@
 """Large batches: the limits hold, and no message is lost."""
 
+import re
+from collections.abc import Callable
+
 import pytest
 import redis
 
 from redis_message_queue import envelope
+from tests.lua.group_situations import holding
 from tests.lua.scripts_runner import KEYS, Caller, New, Taken, dump, new_id, numbered
 from tests.lua.situations import hold_and_let_come_back, title
 from tests.lua.state import faults
@@ -223,3 +227,78 @@ def test_a_claim_reads_no_more_of_the_line_than_it_may_take(caller: Caller):
     caller.client.config_resetstat()
     assert len(caller.claim(1_000).taken) == 4
     assert caller.client.info("commandstats")["cmdstat_lrange"]["calls"] <= 3  # the first of one message
+
+
+QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+
+
+def elements_read(caller: Caller, act: Callable[[], object]) -> dict[str, int]:
+    """How many elements of lists and hashes the scripts of an act read, by command."""
+    seen = dict.fromkeys(("LRANGE", "HMGET"), 0)
+    with caller.client.monitor() as overheard:
+        act()
+        caller.client.ping()
+        # Not by `next_command`, which does not tell a space in an id from one between two words.
+        while (words := QUOTED.findall(overheard.connection.read_response()))[0] != b"PING":
+            if words[0] == b"LRANGE":
+                seen["LRANGE"] += int(words[3]) - int(words[2]) + 1
+            elif words[0] == b"HMGET" and not words[1].endswith(b"meta"):
+                seen["HMGET"] += len(words) - 2
+    return seen
+
+
+@pytest.mark.promise("A script reads no more than about 4 MB of messages, or one message if it is larger.")
+@pytest.mark.parametrize("where", ["in the line", "of a tenant", "came back", "was due"])
+def test_a_claim_reads_few_large_messages_behind_small_ones(caller: Caller, where: str):
+    """A list does not tell how large its next elements are: 64 of them, after 73 small ones, took 0.2 s."""
+    texts = [*numbered(73), *[MEGABYTE] * 30]
+    tenant, due = b"acme" if where == "of a tenant" else b"", "+1000" if where == "was due" else ""
+    for text in texts:
+        caller.enqueue(New(text, tenant, due=due))
+    if where == "was due":
+        caller.pass_delays()
+    if where == "came back":
+        while caller.claim(1_000).taken:
+            pass
+        caller.expire()
+    for command, count in elements_read(caller, lambda: caller.claim(1_000)).items():
+        assert sum(map(len, texts[:count])) <= 4_001_000, command
+
+
+@pytest.mark.parametrize("journaled", [False, True])
+def test_a_batch_reads_few_large_messages_behind_small_ones(caller: Caller, journaled: bool):
+    """Filling, releasing and acknowledging alike."""
+    if journaled:
+        caller.open_journal()
+    texts = [*numbered(73), *[MEGABYTE] * 30]
+    caller.publish_all(texts)
+    holder = holding(caller)
+    read = elements_read(caller, lambda: holder.fill_batch(1_000))
+    assert sum(map(len, texts[: read["LRANGE"]])) <= 4_001_000
+    while holder.fill_batch(1_000)[1]:
+        pass
+    holder.seal_batch()
+    assert elements_read(caller, holder.release_batch)["LRANGE"] <= 4  # the large ones are last
+    while holder.release_batch() != [0, 0]:
+        pass
+    assert elements_read(caller, lambda: caller.claim(1_000))["LRANGE"] <= 1 + 73 + 4  # the first one twice
+
+
+def test_a_queue_forgets_its_large_messages_when_it_is_empty(caller: Caller):
+    """And then reads small ones many at a time again."""
+    caller.publish_all([MEGABYTE, *numbered(100)])
+    assert caller.client.hget(KEYS.meta, "largest") == b"1000025"
+    taken = caller.claim(1_000).taken + caller.claim(1_000).taken
+    assert (len(taken), caller.claim(1_000).taken) == (101, ())
+    assert caller.client.hexists(KEYS.meta, "largest")  # they may come back
+    caller.settle(taken)
+    caller.claim(1_000)
+    assert not caller.client.hexists(KEYS.meta, "largest")
+
+
+@pytest.mark.parametrize("value", [b"", b"x", b"-1", b"nan", b"inf", b"1e300", b"9" * 400])
+def test_a_foreign_size_does_no_harm(caller: Caller, value: bytes):
+    caller.client.hset(KEYS.meta, "largest", value)
+    caller.publish_all(numbered(20))
+    caller.enqueue(New(b"of acme", b"acme"))
+    assert len(caller.claim(1_000).taken) == 21

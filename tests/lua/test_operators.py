@@ -44,14 +44,18 @@ def test_a_page_ends_at_its_limits_and_has_one_element_at_least(caller: Caller):
 
 
 def test_what_is_redriven_is_removed_from_the_nearer_end(caller: Caller):
-    """Twins elsewhere in the list stay where they are."""
+    """Twins elsewhere in the list stay where they are. LREM with a negative count begins at the right end."""
     letters = [b"twin", *(b"%d" % number for number in range(200)), b"twin", b"last"]
     caller.client.rpush(KEYS.dead_letter, *letters)
-    for place in (len(letters) - 2, 100, 0):  # from the right: near the left end, in the middle, at the right end
+    # From the right: near the left end, just left and right of the middle, at the right end.
+    for place, count in ((len(letters) - 2, 1), (102, 1), (99, -1), (0, -1)):
         payload = letters.pop(len(letters) - 1 - place)
         words = caller._words("redrive", {}, (), call=caller._numbered(None), base=b"%014d" % place)
         words += [place, hashlib.sha1(payload).hexdigest(), -1, "", 0, b"\x80" + payload]
-        assert caller._send_words("redrive", words) == b"1"
+        with caller.client.monitor() as overheard:
+            assert caller._send_words("redrive", words) == b"1"
+            removal = next(one for one in iter(overheard.next_command, None) if one["command"].startswith("LREM"))
+        assert removal["command"].split()[2] == str(count)
         assert caller.client.lrange(KEYS.dead_letter, 0, -1) == letters
 
 
@@ -95,6 +99,25 @@ def test_who_is_served_meanwhile_hides_nobody(caller: Caller):
     *_, age, cursor, last = caller.stats(cursor, last)
     assert (age > 0, cursor) == (True, b"")
     assert len(head) > 25
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_was_looked_at_last_and_has_moved_hides_nobody(leaves: bool, caller: Caller):
+    """The second look begins with all who have the same place in the ring."""
+    names = [*(f"tenant {number}" for number in range(999)), "beside", "beside it"]
+    for name in names:
+        caller.enqueue(New(b"x", name.encode()))
+    (head,) = caller.client.lrange(KEYS.tenant_pending("beside it"), 0, -1)
+    caller.client.lset(KEYS.tenant_pending("beside it"), 0, head[:17] + (1).to_bytes(8, "big") + head[25:])  # of 1970
+    caller.client.zadd(KEYS.tenant_ring, {name: min(place, 999) for place, name in enumerate(names)})
+    *_, cursor, last = caller.stats()
+    assert (cursor, last) == (b"999", b"beside")
+    if leaves:
+        caller.client.zrem(KEYS.tenant_ring, "beside")
+    else:
+        caller.client.zadd(KEYS.tenant_ring, {"beside": 5_000})
+    *_, age, cursor, last = caller.stats(cursor, last)
+    assert (age > 1_000_000_000_000_000, cursor) == (True, b"")
 
 
 # What came after it began

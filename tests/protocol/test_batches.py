@@ -286,6 +286,32 @@ def test_a_loop_that_is_stopped_acknowledges_what_is_done_and_requeues_what_it_h
         assert process_all(setup.queue()) == [b"2", b"3"]
 
 
+class OverrunPort(MemoryPort):
+    """Its first wait takes two seconds, whatever was asked for: the reply was lost."""
+
+    is_overrun = False
+
+    async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
+        if self.is_overrun:
+            return await super().wait(wakeup, seconds, punctual=punctual)
+        self.is_overrun = True
+        self.memory.pass_time(2.0)
+        return False
+
+
+def test_a_batch_that_filled_for_too_long_starts_with_no_message_whose_lease_has_ended():
+    """Both leases end; one message comes again and has a new lease, the other one is requeued as if never claimed."""
+    setup, calls = filled(2, message_visibility_timeout_seconds=1.0, max_delivery_count=2), []
+    rules: dict[str, Any] = {"batch_size": 3, "batch_seconds": 0.5, "until_empty": True}
+
+    def handle(messages: list[ReceivedMessage]) -> None:
+        calls.append([message.payload for message in messages])
+
+    Loop(setup.queue(OverrunPort(setup.memory)), RunOptions(handler=handle, concurrency=1, prefetch=1, **rules)).run()
+    assert calls == [[b"0"], [b"1"]]
+    assert not (setup.processing or setup.waiting)
+
+
 # More than one script takes
 
 

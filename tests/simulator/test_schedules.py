@@ -39,6 +39,7 @@ def test_no_schedule_breaks_an_invariant(first: int):
         pytest.param(
             5240, "producer-2,consumer-1", None, 1, id="a cancelled consumer of a queue without leases claimed again"
         ),
+        pytest.param(14341, None, None, None, id="a query that lost its group looked at the checkpoint of another"),
     ],
 )
 def test_a_schedule_that_the_oracle_misjudged(seed: int, actors: str | None, faults: str | None, messages: int | None):
@@ -58,6 +59,8 @@ def test_a_schedule_that_the_oracle_misjudged(seed: int, actors: str | None, fau
         pytest.param(1287, id="a tenant was served twice while messages without one waited"),
         pytest.param(1492, id="a tenant was served twice while messages without one waited, with other actors"),
         pytest.param(4848, id="a woken consumer did not pass on the duty of the timer owner"),
+        pytest.param(6522, id="a late repetition sealed the open batch of a query"),
+        pytest.param(7038, id="a batch started with a message whose lease had ended"),
     ],
 )
 def test_a_schedule_that_found_a_bug(seed: int):

@@ -72,15 +72,31 @@ def drained(queue: RedisMessageQueue, count: int = 1_000) -> list[str]:
 
 def test_large_messages_are_read_in_small_pages(queue, client):
     """A page of thousands of them would block the server and fill the memory of the executor."""
-    sizes = [100] * 4 + [1_000_000] * 20
+    sizes = [100] * 200 + [1_000_000] * 20
     queue.publish_many(["x" * size for size in sizes])
     groups = holding(client)
-    assert groups.fill_batch(100) == len(sizes)
+    assert groups.fill_batch(1_000) == len(sizes)
     number = groups.seal_batch()
     pages = list(groups.read_pages(number, 2, len(sizes) - 1))
     stored, _ = split_members([one for page in pages for one in page])
     assert [len(Envelope(one).payload) for one in stored] == sizes[2:-1]
-    assert max(map(len, pages[1:])) <= 4
+    assert max(sum(map(len, page)) for page in pages) <= 4_000_000
+
+
+@pytest.mark.promise("A streaming query logs each message that becomes a dead letter, as a consumer does.")
+def test_dead_letters_of_a_batch_are_logged(queue, client, caplog):
+    queue.publish("old")
+    client.rpush(queue.key.pending, b"foreign", b"foreign too")
+    groups = holding(client, message_ttl_seconds=0.000_001, max_dead_letter_length=2)
+    assert groups.fill_batch(10) == 0
+    (letter,) = [one for one in queue.records("dead_letters") if one.id]
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "orders: message (foreign) went to the dead letters (foreign)",
+        "orders: message (foreign) went to the dead letters (foreign)",
+        f"orders: message {letter.id} went to the dead letters (expired)",
+        "orders: the dead-letter list is full, so its 1 oldest messages were deleted; max_dead_letter_length sets how "
+        "many it keeps, None for all",
+    ]
 
 
 def test_a_batch_is_filled_sealed_read_and_acked(queue, client):

@@ -21,6 +21,7 @@ from redis_message_queue.messages import (
     Receipt,
     RedriveSummary,
     RegisteredQueue,
+    TraceEntry,
 )
 from redis_message_queue.outcomes import DeadLetter, Discard, HandlerOutcome, RetryLater
 from redis_message_queue.protocol.run_options import RunSummary
@@ -50,6 +51,7 @@ __all__ = [
     "RetryLater",
     "RetryPolicy",
     "RunSummary",
+    "TraceEntry",
     "__version__",
     "after_restore",
     "open_registered",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from redis_message_queue.asyncio.tenant import Tenant
-from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary
+from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary, TraceEntry
 from redis_message_queue.protocol.purge import PurgeTarget
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.reader import PeekSource, RecordSource
@@ -63,6 +63,39 @@ class OperatorMethods:
             GatewayContractError: The queue has a custom gateway.
         """
         return await self._protocol.operator.reader.records(source, max_records)
+
+    async def get(self, message_id: str, *, max_messages: int = 100_000) -> MessageRecord | None:
+        """Return what is known about a message that is in the queue; None if it was not found.
+
+        ``state`` of the record says where it is: ``pending``, ``delayed`` or ``processing``. Messages that wait are
+        searched in steps of up to 500 messages. A message that has left the queue is in `records`, or nowhere.
+
+        Args:
+            message_id: The id of the message, as a receipt, an event or a log line has it.
+            max_messages: How many waiting messages to look at, at most.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return await self._protocol.operator.finder.get(message_id, max_messages)
+
+    async def trace(self, message_id: str, *, max_entries: int = 1_000_000) -> list[TraceEntry]:
+        """Return the history of a message from the journal, the oldest first.
+
+        The journal is read backwards from its end until the message was published, so the history of a young message is
+        found at once. It is empty if the journal tells nothing about the message, or not any more.
+
+        Args:
+            message_id: The id of the message.
+            max_entries: How many entries of the journal to read at most.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            GatewayContractError: The queue has a custom gateway.
+            JournalError: The queue has no journal.
+        """
+        return await self._protocol.operator.finder.trace(message_id, max_entries)
 
     async def purge(self, target: PurgeTarget) -> int:
         """Delete all messages of one kind, and return how many there were.

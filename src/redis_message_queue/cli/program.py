@@ -34,6 +34,7 @@ COMMANDS: dict[str, str] = {
     "stats": "stats",
     "peek": "peek",
     "records": "peek",
+    "trace": "trace",
     "redrive": "redrive",
     "purge": "purge",
     "pause": "pause",

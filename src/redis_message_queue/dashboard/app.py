@@ -71,7 +71,7 @@ class Dashboard:
         Args:
             client: An asyncio client of redis-py.
             queues: The names of queues to show; others come from the registry of the server.
-            allow_changes: Let people redrive and purge. Without it nothing is ever written.
+            allow_changes: Let people redrive, purge and pause. Without it nothing is ever written.
             token: What people must know to log in. Without a token, only requests from the same machine are answered.
             authenticated: Say True if your application has already checked who sends each request.
             allowed_hosts: Names under which browsers may reach the dashboard. Addresses and localhost always work.

@@ -22,7 +22,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Change:
-    """A redrive or a purge, as the form of its page says it."""
+    """A redrive, a purge, a pause or its end, as the form of its page says it."""
 
     action: str
     queue: str
@@ -33,7 +33,9 @@ class Change:
     tenant: str = ""
 
     def __post_init__(self) -> None:
-        sources = {"redrive": REDRIVEN, "purge": get_args(PurgeTarget)}.get(self.action, ())
+        sources = {"redrive": REDRIVEN, "purge": get_args(PurgeTarget), "pause": ("",), "resume": ("",)}.get(
+            self.action, ()
+        )
         if self.source not in sources:
             raise ConfigurationError(f"cannot {one_line(self.action)} {one_line(self.source)}")
         if len(self.ids) > MOST_IDS or not all(map(_ID.fullmatch, self.ids)):
@@ -51,6 +53,10 @@ class Change:
         """Return what would happen, with numbers."""
         where = "dead letters" if self.source == "dead_letters" else SOURCES.get(self.source, self.source).lower()
         name = one_line(self.queue)
+        if self.action == "pause":
+            return f"Pause {name}? Consumers stop claiming messages within a second; publishing goes on."
+        if self.action == "resume":
+            return f"Resume {name}? Its consumers claim messages again at once."
         if self.action == "redrive":
             if self.ids:
                 return f"Publish {messages(len(self.ids))} from {where} of {name} again?"
@@ -67,7 +73,11 @@ class Change:
 
     async def make(self, queue: RedisMessageQueue, who: str) -> str:
         """Do it, log it, and return what was done."""
-        if self.action == "purge":
+        if self.action == "pause":
+            done = "Paused." if await queue.pause() else "It was paused already."
+        elif self.action == "resume":
+            done = "Resumed." if await queue.resume() else "It was not paused."
+        elif self.action == "purge":
             removed = await (queue.tenant(self.tenant).delete() if self.tenant else queue.purge(self._target))
             done = f"Deleted {messages(removed)}."
         else:

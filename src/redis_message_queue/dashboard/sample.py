@@ -83,6 +83,7 @@ class Sample:
     dead_letters: tuple[MessageRecord, ...] = ()  # the newest
     failed: tuple[MessageRecord, ...] = ()
     groups: tuple[GroupLag, ...] = ()
+    paused_at: float | None = None
     saw_claim: bool = False  # whether somebody has claimed a message since the sample before
 
     @property
@@ -118,7 +119,7 @@ class Sampler:
         """Return counts, the leases that end first, the newest failures and the lag of streaming queries."""
         key = self.queue.key
         stats = await self.queue.stats(oldest=oldest)
-        (seconds, microseconds), leased, leases, due, dead, failed, (_, groups) = await self.pages.send(
+        (seconds, microseconds), leased, leases, due, dead, failed, (_, groups), (paused,) = await self.pages.send(
             ("TIME",),
             ("ZCARD", key.leases),
             ("ZRANGE", key.leases, 0, LEASES + 1, "WITHSCORES"),  # two members may be alarms
@@ -126,6 +127,7 @@ class Sampler:
             ("LRANGE", key.records("dlq"), 0, RECORDS - 1),
             ("LRANGE", key.records("failed"), 0, RECORDS - 1),
             ("HSCAN", key.groups, 0, "COUNT", _GROUPS),
+            ("HMGET", key.meta, "paused"),
         )
         at = int(seconds) + int(microseconds) / 1e6
         found = [(token, float(score) / 1e6) for token, score in members_with_scores(leases)]
@@ -143,6 +145,7 @@ class Sampler:
             dead_letters=_records(dead),
             failed=_records(failed),
             groups=await self._groups(claimed, at) if claimed else (),
+            paused_at=None if paused is None else _number(paused) / 1e6,
         )
 
     async def details(self, before: Details, sample: Sample) -> Details:

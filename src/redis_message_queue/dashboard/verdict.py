@@ -49,12 +49,27 @@ def unreachable(error: str) -> Finding:
 
 def findings(history: Sequence[Sample]) -> list[Finding]:
     """Return what there is to say about a queue, the worst first, from its samples with the newest last."""
-    stuck = list(_stuck(history))
-    slow = [] if any(one.level is Level.STUCK for one in stuck) else _slow(history)  # stuck says it better
+    stuck = list(_paused(history[-1]) or _stuck(history))
+    slow = [] if stuck and stuck[0].level <= Level.WARNING else _slow(history)  # that says it better
     found = sorted((*stuck, *slow, *_failures(history[-1])), key=lambda one: one.level)
     if not found or found[0].level > Level.WARNING:
         found.insert(0, _calm(history[-1]))
     return found
+
+
+def _paused(now: Sample) -> list[Finding]:
+    """Return that the queue is paused, which explains everything else that stands still."""
+    if now.paused_at is None:
+        return []
+    stats = now.stats
+    return [
+        Finding(
+            Level.WARNING,
+            f"Paused for {age(max(0.0, now.at - now.paused_at))}: consumers claim nothing. {messages(stats.pending)} "
+            f"waiting, {count(stats.processing)} in flight.",
+            "Somebody paused this queue. Resume it here, or with rmq resume, when they agree.",
+        )
+    ]
 
 
 def _stuck(history: Sequence[Sample]) -> Iterator[Finding]:

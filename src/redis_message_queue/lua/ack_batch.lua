@@ -27,11 +27,11 @@ local handled = math.max(acked, upto)
 local clears = number == cleared + 1 and number <= handled
 if handled == acked and not clears then return {acked, cleared} end
 
-local count, known, head, ids, is_last = 0, 0, {}, {}, true
+local count, known, widest, head, ids, is_last = 0, 0, 0, {}, {}, true
 if clears then
-  count, known = size_of(number)
+  count, known, widest = size_of(number)
   -- If no message has an entry, and there is no journal, the messages need not be read.
-  local reads, budget = known > 0 or journaled, new_budget()
+  local reads, budget = known > 0 or journaled, new_budget(widest)
   while reads and #head < math.min(count, STEPS) and not budget.is_spent() do
     local piece = budget.next_piece(math.min(count, STEPS) - #head)
     local some = redis.call('LRANGE', members, #head, #head + piece - 1)
@@ -57,12 +57,12 @@ redis.call('HSET', group, 'acked', handled)
 if clears then
   if #ids > 0 then redis.call('HDEL', deliveries, unpack(ids)) end
   if is_last then
-    count_members(number, 0, 0, -count)
+    count_members(number, 0, 0, 0, -count)
     redis.call('HSET', group, 'cleared', number)
     redis.call('UNLINK', members)
     cleared = number
   else
-    count_members(number, count - #head, known, -#head)
+    count_members(number, count - #head, known, widest, -#head)
     redis.call('LTRIM', members, #head, -1)
   end
   write_journal()

@@ -130,6 +130,7 @@ end
 
 --@include journal
 --@include delivery_state
+--@include emptied
 --@include record
 --@include select
 local silent = redis.call('LLEN', wakeup) == 0
@@ -159,7 +160,7 @@ if #old_leases > 0 then redis.call('ZREM', leases, unpack(old_leases)) end
 if #old_fields > 0 then redis.call('HDEL', processing, unpack(old_fields)) end
 
 local trimming = remove_selected()
-record_selected()
+record_selected(hex(string.sub(holder, 1, 8)))
 local next_at, in_ring = set_alarms()
 if leased then
   local first = try_call('ZRANGE', leases, 0, 1, 'WITHSCORES') or {}
@@ -180,6 +181,7 @@ end
 -- The chained wake-up: a consumer that was woken, or would have been, and leaves work behind wakes the next one. It
 -- also does so if work will soon be there and nobody is the timer owner: then it may have the wake-up of one that left.
 local again = wanted_now > 0 and #taken == 0 and (has_more() or in_ring > 0) and 1 or 0
+if #taken == 0 then forget_largest() end
 local leaves_work = #taken > 0
   and ((next_us and next_us <= 0) or in_ring > 0 or (try_call('LLEN', pending) or 0) > 0)
 if woken == '2' then redis.call('UNLINK', timer_owner) end

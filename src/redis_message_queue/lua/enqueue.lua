@@ -29,7 +29,12 @@ local silent = redis.call('LLEN', wakeup) == 0
 if bare and limit == 0 and not journaled then
   -- The usual case: only payloads, and no limit.
   local stamp, pack = struct.pack('>I8', now), struct.pack
-  for place = 1, count do messages[place] = '\128' .. base .. pack('>I2', place) .. stamp .. messages[place] end
+  local longest_body = 0
+  for place = 1, count do
+    longest_body = math.max(longest_body, #messages[place])
+    messages[place] = '\128' .. base .. pack('>I2', place) .. stamp .. messages[place]
+  end
+  remember_largest(longest_body + 25)
   local was_empty = redis.call('LPUSH', pending, unpack(messages)) == count
   if was_empty and silent then redis.call('LPUSH', wakeup, '1') end
   local marks = string.rep('1', count)

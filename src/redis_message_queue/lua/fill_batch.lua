@@ -6,21 +6,26 @@
 --       dlq_limit (number): length of dlq, 0 for any | ttl_us (number): how old a message may be, 0 for any age
 --       whose: the group's name | epoch: the caller's | number (number): of the open claim
 --       part (number): which call this is for that claim, from 1 | count (number): how many to take, at most 10,000
--- Returns {part, added, length, again}
+-- Returns {part, added, length, again, dead, trimming}
 --       part: this one, or the one before if there was nothing to do and the next call can use the number
 --       added: how many messages this part brought | length: how many the claim holds now
 --       again: 1 if there was more housekeeping than one script may do: call again immediately
+--       dead and trimming: as claim.lua returns them
 if count > 10000 then error('at most 10,000 messages in one call', 0) end
 --@include group
 --@include batch
 
-local length, known = size_of(number)
+local length, known, widest = size_of(number)
 local done, done_added, done_again = string.match(redis.call('HGET', group, 'part') or '0:0:0', '^(%d+):(%d+):(%d)$')
 if not done then error('the group holds a foreign value', 0) end
 if number ~= progress.sealed + 1 or part < tonumber(done) or part > done + 1 then
   error('OVERTAKEN by a later call of the same caller', 0)
 end
-if part == tonumber(done) then return {part, tonumber(done_added), length, tonumber(done_again)} end
+if part == tonumber(done) then
+  local news = redis.call('HGET', group, 'dead')
+  local letters, trimming = unpack(news and cmsgpack.unpack(news) or {{}, ''})
+  return {part, tonumber(done_added), length, tonumber(done_again), letters, trimming}
+end
 --@include state
 if paused then return {part - 1, 0, length, 0} end
 --@include clock
@@ -30,27 +35,33 @@ redis.call('HLEN', groups)
 
 -- Stores the messages before the script removes them from where they waited. Its first write is one that a full server
 -- accepts: see rule 2 of README.md.
-local function add_members(messages, with_entries, again)
-  redis.call('HDEL', group, '')
+local function add_members(messages, with_entries, again, largest_added)
+  redis.call('HDEL', group, 'dead')
   for first = 1, #messages, 1000 do
     redis.call('RPUSH', members, unpack(messages, first, math.min(first + 999, #messages)))
   end
-  if #messages > 0 then count_members(number, length + #messages, known + with_entries, #messages) end
+  if #messages > 0 then
+    count_members(number, length + #messages, known + with_entries, math.max(widest, largest_added), #messages)
+  end
   redis.call('HSET', group, 'part', string.format('%d:%d:%d', part, #messages, again))
 end
 
 --@include bounded
 --@include plain
+--@include emptied
 -- The usual case: nothing is due, no tenant waits, there is no journal, and the head of `pending` is plain.
 if not journaled and not redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then
-  local plain, all_plain = read_plain(pending, 0x80, count)
-  if #plain == 0 and all_plain then return {part - 1, 0, length, 0} end
+  local plain, all_plain, _, largest_plain = read_plain(pending, 0x80, count)
+  if #plain == 0 and all_plain then
+    forget_largest()
+    return {part - 1, 0, length, 0, {}, ''}
+  end
   if #plain > 0 then
     local others = redis.call('LLEN', pending) > #plain
-    add_members(plain, 0, 0)
+    add_members(plain, 0, 0, largest_plain)
     if others and silent then redis.call('LPUSH', wakeup, '1') end
     redis.call('LTRIM', pending, 0, -#plain - 1)
-    return {part, #plain, length + #plain, 0}
+    return {part, #plain, length + #plain, 0, {}, ''}
   end
 end
 
@@ -65,10 +76,11 @@ local leased = true -- a queue without leases has nothing in `leases`, and loses
 --@include ring
 --@include select
 select_messages(math.min(count, 1000))
-local messages, entries, old_fields, old_leases = {}, {}, {}, {}
+local messages, entries, old_fields, old_leases, largest_taken = {}, {}, {}, {}, 0
 for place, one in ipairs(taken) do
   local is_known = one.attempts > 1 or has_entry(one.stored)
   messages[place] = to_member(is_known and with_entry(one.stored) or one.stored, one.times)
+  largest_taken = math.max(largest_taken, #messages[place])
   if is_known then
     entries[#entries + 1] = one.id
     entries[#entries + 1] = write_entry(one.attempts, one.times, one.failures)
@@ -76,17 +88,24 @@ for place, one in ipairs(taken) do
   if one.origin == 'lease' then old_fields[#old_fields + 1] = one.id end
   old_leases[#old_leases + 1] = one.member
 end
-if #messages > 0 then add_members(messages, #entries / 2, 0) end
+if #messages > 0 then add_members(messages, #entries / 2, 0, largest_taken) end
 if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end
-remove_selected()
+local trimming, letters = remove_selected(), {}
 if #old_fields > 0 then try_call('HDEL', processing, unpack(old_fields)) end
 if #old_leases > 0 then try_call('ZREM', leases, unpack(old_leases)) end
-record_selected()
+record_selected('')
 local _, in_ring = set_alarms()
 local again = #taken == 0 and (has_more() or in_ring > 0) and 1 or 0
 local others = in_ring > 0 or (try_call('LLEN', pending) or 0) > 0
 if #taken > 0 and silent and others then redis.pcall('LPUSH', wakeup, '1') end
-if found_nothing() then return {part - 1, 0, length, again} end
-if #messages == 0 then add_members(messages, 0, again) end
+if found_nothing() then
+  forget_largest()
+  return {part - 1, 0, length, again, {}, ''}
+end
+if #messages == 0 then add_members(messages, 0, again, 0) end
+for _, one in ipairs(dead) do
+  for _, detail in ipairs({one.id, one.times, one.reason}) do letters[#letters + 1] = detail end
+end
+if #letters > 0 then redis.call('HSET', group, 'dead', cmsgpack.pack({letters, trimming})) end
 write_journal()
-return {part, #messages, length + #messages, again}
+return {part, #messages, length + #messages, again, letters, trimming}

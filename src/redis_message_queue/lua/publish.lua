@@ -17,6 +17,7 @@ end
 local first = marker and redis.call('GET', marker)
 local published, id = first and 0 or 1, string.sub(head, 2)
 if published == 1 then
+  remember_largest(#head + 8 + #body)
   -- If the list was not empty, its wake-up is already there, or with a consumer that will pass it on.
   if redis.call('LPUSH', pending, head .. struct.pack('>I8', now) .. body) == 1 then
     local wakeups = redis.pcall('LLEN', wakeup)

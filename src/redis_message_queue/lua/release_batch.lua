@@ -21,7 +21,7 @@ if progress.cleared < acked then error('acked batches must be cleared before the
 if size_of(sealed + 1) > 0 then error('the open batch must be sealed before it is released', 0) end
 if releasing == 0 then releasing = sealed end
 if sealed == acked then return {0, 0} end
-local count, known = size_of(releasing)
+local count, known, widest = size_of(releasing)
 if number ~= releasing or keep >= count and count > 0 then return {releasing, count} end
 if count - keep > 1000 then error('at most 1,000 messages in one call', 0) end
 
@@ -29,7 +29,7 @@ check_queues()
 redis.call('HLEN', deliveries)
 redis.call('HLEN', groups)
 local silent = redis.call('LLEN', wakeup) == 0
-local tail, wanted, budget = {}, count - keep, new_budget()
+local tail, wanted, budget = {}, count - keep, new_budget(widest)
 while #tail < wanted and not budget.is_spent() do
   local first = count - #tail - budget.next_piece(wanted - #tail)
   local some = redis.call('LRANGE', members, first, count - #tail - 1)
@@ -67,8 +67,9 @@ end
 -- First a write that a full server accepts and that empties no key: see rules 1 and 2 of README.md.
 redis.call('HDEL', group, '')
 if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end
+remember_largest(widest)
 for _, tenant in ipairs(order) do push_pending('RPUSH', tenant, bodies[tenant]) end
-count_members(number, kept, known, kept - count)
+count_members(number, kept, known, widest, kept - count)
 if kept == 0 then releasing = number - 1 end
 redis.call('HSET', group, 'released', sealed, 'releasing', releasing)
 if releasing == acked then

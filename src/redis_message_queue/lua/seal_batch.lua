@@ -1,11 +1,16 @@
 -- seal_batch.lua: makes the open claim of a consumer group final, if it holds anything.
 -- KEYS  group
 -- ARGV  epoch: the caller's | number (number): of the open claim
+--       part (number): how many calls have filled that claim
 -- Returns the number up to which claims are sealed.
 --@include group
 local sealed = progress.sealed
 if number > sealed + 1 then error('OVERTAKEN: the open claim is number ' .. sealed + 1, 0) end
 if number <= sealed or size_of(number) == 0 then return sealed end
+-- A repetition that arrives late must not seal what the caller has filled since.
+local filled = tonumber(string.match(redis.call('HGET', group, 'part') or '0', '^%d+'))
+if not filled then error('the group holds a foreign value', 0) end
+if part < filled then return sealed end
 -- First a write that a full server accepts: see rule 2 of README.md.
 redis.call('HDEL', group, 'part')
 redis.call('HSET', group, 'sealed', number)

@@ -102,6 +102,12 @@ class ClaimResult:
     unconfirmed: bool = False  # it ended without an answer, at its time limit or because its consumer should stop
 
 
+def read_dead(said: list[Any]) -> list[DeadLetter]:
+    """What a script says of dead letters: id, delivery count and reason of each."""
+    triples = zip(said[::3], said[1::3], said[2::3], strict=True)
+    return [DeadLetter(id.hex() or None, int(count), reason.decode()) for id, count, reason in triples]
+
+
 def read_trimming(said: bytes) -> tuple[str | None, int]:
     """What a script says of trimming a list: what went wrong, and how many of its messages were deleted."""
     if said.startswith(_CUT):
@@ -116,6 +122,15 @@ def log_cut(queue_name: str, what: tuple[str, str], cut: int) -> None:
         "%s: the %s is full, so its %d oldest messages were deleted; %s sets how many it keeps, None for all",
         *(queue_name, name, cut, option),
     )
+
+
+def log_dead(queue_name: str, dead: list[DeadLetter], cut: int) -> None:
+    """Say which messages went to the dead letters, and how many older ones were deleted to stay within the limit."""
+    for one in dead:
+        name = one.message_id or "(foreign)"
+        log.warning("%s: message %s went to the dead letters (%s)", queue_name, name, one.reason)
+    if cut:
+        log_cut(queue_name, DEAD_LETTERS_ARE_FULL, cut)
 
 
 class Claimant:
@@ -137,11 +152,7 @@ class Claimant:
 
     async def on_dead(self, result: ClaimResult) -> None:
         """Report dead letters, and how their list was trimmed, at once: the claim may last much longer."""
-        for dead in result.dead:
-            name = dead.message_id or "(foreign)"
-            log.warning("%s: message %s went to the dead letters (%s)", self.queue_name, name, dead.reason)
-        if result.cut:
-            log_cut(self.queue_name, DEAD_LETTERS_ARE_FULL, result.cut)
+        log_dead(self.queue_name, result.dead, result.cut)
 
     def on_wait(self, waiting: bool) -> None:
         """The claim begins or ends to wait for messages: meanwhile it holds nothing."""
@@ -416,8 +427,7 @@ def _read(reply: Any, sent_at: float, nonce: bytes) -> ClaimResult:
         result.claims.append(
             Claim(Envelope(stored), sent_at, nonce, int(attempt), int(count), reclaimed, int(failures))
         )
-    for at in range(0, len(dead), 3):
-        result.dead.append(DeadLetter(dead[at].hex() or None, int(dead[at + 1]), dead[at + 2].decode()))
+    result.dead = read_dead(dead)
     result.trim_error, result.cut = read_trimming(trimming)
     if wait_us >= 0:
         result.wake_after = wait_us / 1_000_000

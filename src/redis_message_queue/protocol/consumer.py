@@ -35,7 +35,7 @@ ClaimedPayload = tuple[Claim, str | bytes]
 class Consumer(Claimant):
     """One consumer of a queue. It claims messages; `holding` has their leases, `settling` ends their delivery."""
 
-    __slots__ = ("_entry", "attempt", "completed", "holding", "is_ended", "queue", "settling")
+    __slots__ = ("_entry", "attempt", "completed", "dead_lettered", "holding", "is_ended", "queue", "settling")
 
     def __init__(self, queue: QueueProtocol, *, keeps_failures: bool = False, in_loop: bool = False) -> None:
         self.queue = queue
@@ -46,6 +46,7 @@ class Consumer(Claimant):
         self.settling = Settling(queue, keeps_failures=keeps_failures)
         self.attempt: ClaimAttempt | None = None
         self.completed: set[Claim] = set()  # what the handler has settled itself
+        self.dead_lettered = 0  # how many messages its claims moved there
         self._entry: Entry | None = None  # of the claim that is under way
 
     def is_stopped(self) -> bool:
@@ -155,6 +156,7 @@ class Consumer(Claimant):
         settled = await queue.store.settler.settle([claim], queue.dead_letters, reason)
         queue.emitter.log(WARNING, claim, "cannot be decoded and went to the dead letters")
         if settled.owned[0]:
+            self.dead_lettered += 1
             await queue.emitter.emit(EventOperation.DLQ, claim=claim, error=error)
         await self.settling.report_trimming(settled, queue.dead_letters, claim)
 
@@ -183,6 +185,7 @@ class Consumer(Claimant):
 
     async def on_dead(self, result: ClaimResult) -> None:
         await super().on_dead(result)
+        self.dead_lettered += len(result.dead)
         for dead in result.dead:
             await self.queue.emitter.emit(
                 EventOperation.DLQ, message_id=dead.message_id, delivery_count=dead.delivery_count

@@ -9,6 +9,7 @@ from redis_message_queue.protocol.pause import Pauser
 from redis_message_queue.protocol.purge import Purger
 from redis_message_queue.protocol.reader import QueueReader
 from redis_message_queue.protocol.redrive import Redriver
+from redis_message_queue.protocol.trace import MessageFinder
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -22,6 +23,8 @@ class Operator:
         store.capabilities.require("operators")
         pages = PageReader(store.calls)
         self.reader = QueueReader(store, pages)
+        leased = store.options.message_visibility_timeout_seconds is not None
+        self.finder = MessageFinder(pages, decode=store.decodes, leased=leased)
         self.pauser = Pauser(store.calls, pages)
         self.purger = Purger(store.calls, pages)
         self.redriver = Redriver(store, pages, queue.builder if queue.options.deduplication else None, queue.emitter)

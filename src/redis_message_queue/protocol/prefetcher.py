@@ -263,7 +263,9 @@ class Prefetcher:
         deadline = port.now() + (self._options.batch_seconds or 0.0)
         while not self._consumer.is_stopped():
             wanted = self._claim_size() - len(self._filling)
-            left = min(deadline - port.now(), self._pace.longest_wait(self._lease.left(self._filling[0][0])))
+            # A message that came again has a new lease, so the first one need not be the one that ends first.
+            shortest = min(self._lease.left(claim) for claim, _ in self._filling)
+            left = min(deadline - port.now(), self._pace.longest_wait(shortest))
             if wanted <= 0 or left <= 0 or not await self._refill(wanted, left):
                 break
         if self._consumer.is_stopped():
@@ -276,10 +278,7 @@ class Prefetcher:
         self._settling.raise_if_cancelled()
 
     async def _drop_lost_from_batch(self) -> None:
-        reserve = self._pace.reserve
-        if not self._lease.has_losses and self._lease.left(self._filling[0][0]) > reserve:
-            return
-        lost = [claim for claim, _ in self._filling if self._lease.left(claim) <= reserve]
+        lost = [claim for claim, _ in self._filling if self._lease.left(claim) <= self._pace.reserve]
         if lost:
             await self._requeue_unbegun(lost)
             dropped = set(lost)
@@ -365,7 +364,7 @@ class Prefetcher:
             self._redelivered.add(first)
         if (lease := self._pace.lease) is not None:
             for work_item in work_items:
-                work_item.expires_at = work_item.claims[0].claimed_at + lease  # the oldest
+                work_item.expires_at = min(claim.claimed_at for claim in work_item.claims) + lease
         with self._lock:
             taken = [work_item for work_item in self._work_items[: self._next] if not work_item.begun]
             self._work_items = [*taken, *self._work_items[self._next :], *work_items]
@@ -460,6 +459,7 @@ class Prefetcher:
         if self.holding.is_forked:
             return
         self._consumer.release()
+        self.summary.dead_lettered = self._consumer.dead_lettered
         self._queue.store.claimer.unconfirmed.leave_to_others(self._consumer)
         if self._helper is not None:
             await self._settling.undisturbed(self._helper.end())

@@ -8,12 +8,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from redis_message_queue import envelope
 from redis_message_queue.checks import flag
 from redis_message_queue.envelope import tenant_name
 from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.identity import consumer_name
 from redis_message_queue.keys import script_keys
 from redis_message_queue.messages import MessageRecord, QueueStats
 from redis_message_queue.protocol.pages import (
@@ -102,8 +104,8 @@ class QueueReader:
         if source == "delayed":
             return await self._delayed(count)
         if source == "processing":
-            stored = await self._in_flight(count)
-        elif tenant is not None:
+            return await self._in_flight(count)
+        if tenant is not None:
             key = self._keys.tenant_pending(tenant_name(tenant).decode())
             stored = await self._pages.read_list(key, "right", 0, count)
         else:
@@ -154,11 +156,13 @@ class QueueReader:
             if stored is not None
         ]
 
-    async def _in_flight(self, count: int) -> list[bytes]:
+    async def _in_flight(self, count: int) -> list[MessageRecord]:
         """Return the messages whose leases end first, then any that have no lease or whose lease has expired."""
         (found,) = await self._pages.send(("ZRANGE", self._keys.leases, 0, count + 1))
-        ids = [one[: envelope.ID_BYTES] for one in found if len(one) == envelope.TOKEN_BYTES][:count]
-        bodies = [one for one in await self._pages.read_fields(self._keys.processing, ids) if one is not None]
+        tokens = [one for one in found if len(one) == envelope.TOKEN_BYTES][:count]
+        ids = [one[: envelope.ID_BYTES] for one in tokens]
+        read = zip(await self._pages.read_fields(self._keys.processing, ids), tokens, strict=True)
+        bodies: list[tuple[bytes, bytes]] = [(stored, token) for stored, token in read if stored is not None]
         known, cursor, page = set(ids), b"0", FIRST_SCAN
         while len(bodies) < count:
             ((cursor, scanned),) = await self._pages.send(("HSCAN", self._keys.processing, cursor, "COUNT", page))
@@ -167,11 +171,19 @@ class QueueReader:
                 largest = max(largest, len(stored))
                 if message_id[: envelope.ID_BYTES] not in known:
                     known.add(message_id[: envelope.ID_BYTES])
-                    bodies.append(stored)
+                    bodies.append((stored, message_id))
             if cursor == b"0":
                 break
             page = max(FIRST_SCAN, min(PAGE, 2 * page, REPLY_BYTES // largest))
-        return bodies[:count]
+        return [
+            replace(record_of_stored(stored, decode=self._decode), consumer=_consumer(token))
+            for stored, token in bodies[:count]
+        ]
+
+
+def _consumer(token: bytes) -> str | None:
+    """Return the name of the consumer that claimed a message, None if its lease has ended."""
+    return consumer_name(token[envelope.ID_BYTES :]) if len(token) == envelope.TOKEN_BYTES else None
 
 
 def _turns(

@@ -25,6 +25,7 @@ class RunSummary:
     discarded: int = 0
     retried: int = 0
     attempts: int = 0
+    dead_lettered: int = 0  # by its claims, without calling the handler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

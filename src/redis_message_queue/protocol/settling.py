@@ -146,6 +146,7 @@ class Settling:
         except Exception as error:
             # Our own errors say what has happened, all but this one.
             if isinstance(error, RedisMessageQueueError) and not isinstance(error, RetryBudgetExhaustedError):
+                error.locate(self._queue.options.name, "complete")
                 raise
             raise await self._not_completed(claim, error, _OUTCOME_UNKNOWN) from error
         finally:

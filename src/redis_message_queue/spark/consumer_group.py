@@ -25,6 +25,7 @@ from redis_message_queue.errors import (
     LuaScriptError,
 )
 from redis_message_queue.keys import script_keys
+from redis_message_queue.protocol.claim import log_dead, read_dead, read_trimming
 from redis_message_queue.protocol.port import Argument, Command, finish
 from redis_message_queue.scripts import script
 from redis_message_queue.spark.connection import RedisReader, not_a_single_server
@@ -35,7 +36,7 @@ log = logging.getLogger("redis_message_queue")
 MESSAGES_A_SCRIPT = 10_000  # that one script moves into a batch: some 20 ms of the server's time
 _RELEASED_A_SCRIPT = 1_000
 _DIGITS = 15  # of a number that a script can count to
-_FIRST_PAGE, _LARGEST_PAGE, _PAGE_BYTES = 16, 5_000, 4_000_000  # messages that one command reads, and their bytes
+_LARGEST_PAGE, _PAGE_BYTES = 5_000, 4_000_000  # messages that one command reads, and their bytes
 _STALE = re.compile(r"STALE epoch \d+ of a consumer group that is at epoch (\d+)")
 _WAIT_SECONDS = 1.0  # the longest wait for a wake-up, which may be lost together with another consumer
 
@@ -184,7 +185,7 @@ class ConsumerGroup:
         """Fill the open batch up to ``limit`` messages, in bounded scripts. Returns how many it has."""
         length = self.batch_size(self.sealed + 1) or 0
         while length < limit:
-            part, added, length, again = self._send(
+            part, added, length, again, dead, trimming = self._send(
                 self._fill,
                 self.epoch,
                 self.sealed + 1,
@@ -193,13 +194,21 @@ class ConsumerGroup:
                 batch=self.sealed + 1,
             )
             self._part = part
+            self._report_dead(dead, trimming)
             if not added and not again:
                 break
         return int(length)
 
+    def _report_dead(self, dead: list[Any], trimming: bytes) -> None:
+        """Log the messages that could not be delivered, as a consumer does, and how their list was trimmed."""
+        trim_error, cut = read_trimming(trimming)
+        log_dead(self.queue, read_dead(dead), cut)
+        if trim_error is not None:
+            log.warning("%s: the dead-letter list could not be trimmed (%s)", self.queue, trim_error)
+
     def seal_batch(self) -> int:
         """Make the open batch an offset, unless it is empty. Returns the number of the last sealed batch."""
-        sealed: int = self._send(self._seal, self.epoch, self.sealed + 1)
+        sealed: int = self._send(self._seal, self.epoch, self.sealed + 1, self._part)
         if sealed != self.sealed:
             self._part = 0
         self.sealed = sealed
@@ -210,6 +219,12 @@ class ConsumerGroup:
         (counts,) = self._reader.read(("HGET", self.keys.group(self.name), number))
         return None if counts is None else self._number(counts)
 
+    def _page_size(self, number: int) -> int:
+        """Return how many messages of a batch to read at once: as many as fit if each is as large as the largest."""
+        (counts,) = self._reader.read(("HGET", self.keys.group(self.name), number))
+        largest = _count((counts or b"").rpartition(b":")[2]) or _PAGE_BYTES
+        return max(1, min(_LARGEST_PAGE, _PAGE_BYTES // largest))
+
     def read_batch(self, number: int, start: int, stop: int) -> list[bytes]:
         """Return the stored messages of a batch from one index up to another."""
         (members,) = self._reader.read(("LRANGE", self.keys.members(self.name, number), start, stop - 1))
@@ -217,16 +232,13 @@ class ConsumerGroup:
 
     def read_pages(self, number: int, start: int, stop: int) -> Iterator[list[bytes]]:
         """Return the same in pages of about 4 MB, so that large messages do not block the server or fill the memory."""
-        count = _FIRST_PAGE
+        count = self._page_size(number)
         while start < stop:
             page = self.read_batch(number, start, min(start + count, stop))
             if not page:
                 break
             yield page
             start += len(page)
-            # A list does not say how large its elements are: expect some as large as the largest of this page.
-            largest = max(1, *map(len, page))
-            count = max(1, min(_LARGEST_PAGE, 8 * count, _PAGE_BYTES // largest))
 
     def ack_batch(self, number: int) -> None:
         """Remove this batch and all before it: their messages are handled."""

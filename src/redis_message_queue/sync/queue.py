@@ -327,8 +327,8 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
             wait_for_retries: With ``until_empty``, also wait for the next attempts of messages that this loop retries.
 
         Returns:
-            RunSummary: How many messages were handled, failed, discarded and requeued, and how many attempts that
-                took.
+            RunSummary: How many messages were handled, failed, discarded, requeued and dead-lettered, and how many
+                attempts that took.
 
         Raises:
             ConfigurationError: An argument cannot be used.

@@ -16,6 +16,7 @@ from redis import exceptions
 
 from redis_message_queue import checks
 from redis_message_queue.errors import FaultInjectionError
+from redis_message_queue.keys import REGISTRY_KEY
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.scripts import all_names, script
 from redis_message_queue.testing.queue_internals import Client, Queue, client_of
@@ -28,8 +29,9 @@ OPERATIONS = {
     "retry": {"retry_later"},
     "complete": {"settle", "hand_off"},
 }
-# What a client sends to set up or check a connection. The last one is our own, at the first use of a queue.
-_HANDSHAKE = {"HELLO", "AUTH", "SELECT", "CLIENT", "READONLY", "PING", "SCRIPT", "open_queue"}
+_REGISTRATION = "register"
+# What a client sends to set up or check a connection. The last two are our own, at the first use of a queue.
+_HANDSHAKE = {"HELLO", "AUTH", "SELECT", "CLIENT", "READONLY", "PING", "SCRIPT", "open_queue", _REGISTRATION}
 
 
 class Loss:
@@ -293,6 +295,8 @@ def _commands_in(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _name_of(command: bytes, argument: bytes) -> str:
     name = command.decode(errors="replace").upper()
+    if (name, argument) == ("SADD", REGISTRY_KEY.encode()):
+        return _REGISTRATION
     if name == "EVAL":
         argument = hashlib.sha1(argument, usedforsecurity=False).hexdigest().encode()
     return _scripts().get(argument, name) if name in ("EVAL", "EVALSHA") else name

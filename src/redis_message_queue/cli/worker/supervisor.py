@@ -112,7 +112,8 @@ class Supervisor:
             return self._mistake[1]
         if self._abandoned_at is not None:
             return self._stop.status
-        failed = self._settings.run["until_empty"] and self.summary["failed"]
+        # A batch that fails is requeued, and counts as failed only when its messages were delivered too often.
+        failed = self._settings.run["until_empty"] and (self.summary["failed"] or self.summary["dead_lettered"])
         return ExitStatus.FAILED if self._bad_exits or failed else ExitStatus.OK
 
     def _start_children(self) -> None:

@@ -25,10 +25,11 @@ local function recount_members()
   redis.call('HSET', groups, '', string.format('%d', total))
 end
 
--- A claim now holds `count` messages, `known` of them with an entry: `change` more than before, or fewer.
-local function count_members(number, count, known, change)
+-- A claim now holds `count` messages, `known` of them with an entry, the largest with `widest` bytes: `change` more
+-- than before, or fewer.
+local function count_members(number, count, known, widest, change)
   if count > 0 then
-    redis.call('HSET', group, number, string.format('%d:%d', count, known))
+    redis.call('HSET', group, number, string.format('%d:%d:%d', count, known, widest))
   else
     redis.call('HDEL', group, number)
   end

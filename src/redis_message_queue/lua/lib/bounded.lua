@@ -1,17 +1,23 @@
 -- lib/bounded.lua: a budget of bytes for what a script reads.
 -- Makes  new_budget
 -- Everything that a script reads is copied while other clients wait: 200 messages of 1 MB took 4 s. A list does not
--- say how large its elements are, so a script reads pieces: first one element, then more, fewer if one was large.
+-- say how large its elements are, so a script reads pieces: first one element, then more, but no more than fit if each
+-- is as large as the largest message of the queue. (Only what somebody else wrote into the list can be larger.)
 local MAX_BYTES, MAX_PIECE = 4000000, 64
 
-local function new_budget()
-  local bytes, largest, piece = 0, 1, 1
+-- `known` is the size of the largest element, 0 if none is larger than 1/64 of the budget.
+local function new_budget(known)
+  local bytes, widest, largest, piece = 0, 0, math.max(known, MAX_BYTES / MAX_PIECE), 1
   return {
     bytes = function() return bytes end,
+    widest = function() return widest end,
     is_spent = function() return bytes >= MAX_BYTES end,
     count = function(stored)
       bytes = bytes + #stored
-      if #stored > largest then largest = #stored end
+      if #stored > widest then
+        widest = #stored
+        largest = math.max(largest, widest)
+      end
     end,
     -- How many of `wanted` elements to read next.
     next_piece = function(wanted)

@@ -3,6 +3,7 @@
 -- Needs  now, limit, tenant_limit, drops, stored_event, journaled, hex, record_event
 -- Needs  is_message, id_of, tenant_of, payload_of, extras_of, has_entry
 -- Needs  pending_of, leave_ring, check_queues, push_pending, reduce_backlog, delay_messages, new_budget
+-- Needs  largest, remember_largest
 -- Makes  read_messages, plan_messages, store_messages
 -- First `plan_messages`, which only reads, then `store_messages`: between the two a script can read other things.
 -- Above a limit the queue refuses, or drops its oldest messages if `drops`; `longest` remembers which tenant waits
@@ -102,6 +103,7 @@ local function plan_messages(new_messages)
   local stamp = struct.pack('>I8', now)
   local marks, seen = {}, {}
   local plan = {messages = {}, order = {}, due_times = {}, bodies = {}, markers = {}, leaving = {}, duplicates = {}}
+  plan.largest = 0
   plan.neighbours, plan.emptied = {}, {} -- other tenants that give way, and those with no message left then
   for place, one in ipairs(new_messages) do
     local marker = one.marker
@@ -116,6 +118,7 @@ local function plan_messages(new_messages)
         table.insert(plan.markers, {marker, one.id})
       end
       local stored = one.flags .. one.id .. stamp .. one.body
+      plan.largest = math.max(plan.largest, #stored)
       local due = string.sub(one.due, 1, 1) == '+' and now + tonumber(one.due) or tonumber(one.due)
       if due and due > now then
         local nth = #plan.bodies
@@ -204,12 +207,13 @@ end
 local function store_messages(plan, window_ms)
   local wakes, dropped, known = false, {}, {}
   if journaled then record_stored(plan) end
+  remember_largest(plan.largest)
   for _, tenant in ipairs(plan.order) do
     wakes = push_pending('LPUSH', tenant, plan.messages[tenant]) or wakes
   end
   if #plan.bodies > 0 then wakes = delay_messages(plan.due_times, plan.bodies) or wakes end
   for _, one in ipairs(plan.markers) do redis.call('PSETEX', one[1], window_ms, one[2]) end
-  local budget = new_budget()
+  local budget = new_budget(largest)
   local function note_dropped(stored, tenant)
     budget.count(stored)
     if not is_message(stored) then return end

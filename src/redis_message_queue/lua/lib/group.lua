@@ -18,9 +18,9 @@ do
   end
 end
 
--- How many messages a claim holds, and how many of them have an entry in `deliveries`.
+-- How many messages a claim holds, how many of them have an entry in `deliveries`, and how many bytes the largest has.
 local function size_of(number)
-  local count, known = string.match(redis.call('HGET', group, number) or '0:0', '^(%d+):(%d+)$')
+  local count, known, widest = string.match(redis.call('HGET', group, number) or '0:0:0', '^(%d+):(%d+):(%d+)$')
   if not count then error('the group holds a foreign value', 0) end
-  return tonumber(count), tonumber(known)
+  return tonumber(count), tonumber(known), tonumber(widest)
 end

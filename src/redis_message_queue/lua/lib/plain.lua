@@ -1,5 +1,5 @@
 -- lib/plain.lua: reads the head of a list as long as its messages are plain.
--- Needs  now, ttl_us, new_budget
+-- Needs  now, ttl_us, new_budget, largest
 -- Makes  read_plain
 -- A message is plain if it was never delivered, has no extras and is not too old. Most claims meet no other, and cost
 -- half as much that way. (See lib/envelope.lua for the bytes.)
@@ -9,26 +9,26 @@ local function is_plain(stored, flags)
     and (ttl_us == 0 or struct.unpack('>I8', string.sub(stored, 18, 25)) + ttl_us > now)
 end
 
--- Returns at most `count` messages, whether it met no other kind, and how many bytes they have. `flags` is the first
--- byte of a plain message in this list: 0x80, or 0x81 with a tenant.
+-- Returns at most `count` messages, whether it met no other kind, how many bytes they have, and the largest of them.
+-- `flags` is the first byte of a plain message in this list: 0x80, or 0x81 with a tenant.
 local function read_plain(key, flags, count)
   if count == 1 then
     local stored = redis.call('LINDEX', key, -1)
-    if not stored then return {}, true, 0 end
-    if not is_plain(stored, flags) then return {}, false, 0 end
-    return {stored}, true, #stored
+    if not stored then return {}, true, 0, 0 end
+    if not is_plain(stored, flags) then return {}, false, 0, 0 end
+    return {stored}, true, #stored, #stored
   end
-  local budget, messages = new_budget(), {}
+  local budget, messages = new_budget(largest), {}
   while #messages < count and not budget.is_spent() do
     local wanted = budget.next_piece(count - #messages)
     local head = redis.call('LRANGE', key, -#messages - wanted, -#messages - 1)
     for place = #head, 1, -1 do
       if budget.is_spent() then break end
-      if not is_plain(head[place], flags) then return messages, false, budget.bytes() end
+      if not is_plain(head[place], flags) then return messages, false, budget.bytes(), budget.widest() end
       budget.count(head[place])
       messages[#messages + 1] = head[place]
     end
     if #head < wanted then break end
   end
-  return messages, true, budget.bytes()
+  return messages, true, budget.bytes(), budget.widest()
 end

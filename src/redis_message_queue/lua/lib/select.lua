@@ -4,7 +4,7 @@
 -- Needs  has_outlived, is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
 -- Needs  pending_of, check_tenant, leave_ring
 -- Needs  check_queues, stride_of, place_in_ring, join_ring, rebase_ring, push_pending, reduce_backlog
--- Needs  new_budget
+-- Needs  new_budget, largest
 -- Makes  taken, dead, try_call, select_messages, found_nothing, has_more, remove_selected, record_selected, set_alarms
 -- `select_messages` moves delayed messages that are due, and otherwise only reads: it fills `taken` and `dead`. The
 -- script then stores what was taken, and after that calls `remove_selected`.
@@ -14,7 +14,7 @@ local wanted -- how many messages the script wants
 local taken, dead = {}, {} -- what it gets, and what becomes a dead letter instead
 local gone, left_leases = {}, {} -- ids of messages that are no more, and members of `leases`
 local unfinished = false -- whether there was more housekeeping than one script may do
-local steps, from_pending, budget = 0, 0, new_budget()
+local steps, from_pending, budget = 0, 0, new_budget(largest)
 local turns = {} -- the tenants that had a turn
 
 -- In a slot that is leaving its node, a key that this script has emptied counts as moved: so an error means empty.
@@ -343,9 +343,11 @@ local function remove_selected()
   return trimming
 end
 
-local function record_selected()
+-- `by` is who claims them: the host and the process of the consumer.
+local function record_selected(by)
   for _, one in ipairs(taken) do
-    record_event(one.origin == 'queue' and 'claimed' or 'reclaimed', one.id, tenant_of(one.stored), 'count', one.times)
+    local event = one.origin == 'queue' and 'claimed' or 'reclaimed'
+    record_event(event, one.id, tenant_of(one.stored), 'count', one.times, 'by', by)
   end
   for _, one in ipairs(dead) do
     local event, tenant = one.reason == 'expired' and 'expired' or 'dead', one.stored and tenant_of(one.stored) or ''

@@ -1,17 +1,28 @@
 -- lib/state.lua: refuses a queue whose stored state has another version, and tells what kind of queue it is.
 -- Needs  meta, journal
--- Makes  journaled, uses_tenants, paused
+-- Makes  journaled, uses_tenants, paused, largest, remember_largest
 -- `journaled` is '1' if the journal also holds payloads, '0' if it does not, and false for a queue without a journal.
 -- A queue has a journal if `meta` says so: every client writes it, whatever its own options are.
 -- `uses_tenants` is '1' once a message of a tenant has waited in a list or has been delayed, and false before.
 -- `paused` is when an operator paused the queue, and false otherwise.
-local journaled, uses_tenants, paused
+-- `largest` is the size of the largest message since the queue was empty, 0 if no message has been large: a script that
+-- reads a piece of a list cannot ask how large its elements are. See lib/bounded.lua.
+local LARGE = 62500 -- bytes: a piece has at most 64 messages, and 4 MB
+local journaled, uses_tenants, paused, largest
 do
   local version
-  version, journaled, uses_tenants, paused
-    = unpack(redis.call('HMGET', meta, 'version', 'journal', 'tenants', 'paused'))
+  version, journaled, uses_tenants, paused, largest
+    = unpack(redis.call('HMGET', meta, 'version', 'journal', 'tenants', 'paused', 'largest'))
   -- The first contact, or somebody flushed the server. By its hash: a name may have characters that an error cannot.
   if not version then error('NOSTATE ' .. redis.sha1hex(meta), 0) end
   if version ~= '1' then error('STATEVERSION ' .. version .. ' in ' .. meta, 0) end
   if journaled then redis.call('XLEN', journal) end -- a key of a wrong type fails here
+  -- A foreign value counts as a size that leaves room for one message.
+  if largest then largest = string.match(largest, '^%d+$') and #largest < 16 and tonumber(largest) or 1e15 end
+  largest = largest or 0
+end
+
+-- Before messages enter the queue, the largest of them with so many bytes. A full server refuses it.
+local function remember_largest(bytes)
+  if bytes > LARGE and bytes > largest then redis.call('HSET', meta, 'largest', bytes) end
 end

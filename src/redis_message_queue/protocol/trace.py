@@ -1,0 +1,154 @@
+"""Finds one message by its id: where it is now, and what the journal tells of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from redis_message_queue import envelope
+from redis_message_queue.checks import whole_number
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, JournalError
+from redis_message_queue.identity import consumer_name
+from redis_message_queue.messages import MessageRecord, TraceEntry, moment
+from redis_message_queue.plain_values import brief, is_text, plain
+from redis_message_queue.protocol.pages import FIRST_SCAN, PAGE, PageReader, scanned_pairs
+from redis_message_queue.protocol.records import record_of_stored
+
+_ENTERED = (b"published", b"redriven", b"duplicate")  # the first that happens to a message
+_NAMED = ("n", "at", "event", "id", "tenant", "payload", "by")  # what an entry has fields for, or does not show
+
+
+class MessageFinder:
+    """Finds one message of a queue. Each step reads a bounded part of it."""
+
+    def __init__(self, pages: PageReader, *, decode: bool, leased: bool) -> None:
+        self._pages = pages
+        self._keys = pages.keys
+        self._decode = decode
+        self._leased = leased
+
+    async def trace(self, message_id: str, max_entries: int) -> list[TraceEntry]:
+        """Return what happened to a message, the oldest first, as far as the newest entries of the journal tell."""
+        wanted = check_id(message_id).hex().encode()
+        whole_number("max_entries", max_entries)
+        (length,) = await self._pages.send(("XLEN", self._keys.journal))
+        if not length:
+            raise JournalError(
+                "this queue has no journal, which is where the history of a message is; make the queue with "
+                "journal=True before you publish"
+            )
+        found: list[TraceEntry] = []
+        end, left = b"+", max_entries
+        while left > 0:
+            count = min(PAGE, left)
+            (entries,) = await self._pages.send(("XREVRANGE", self._keys.journal, end, "-", "COUNT", count))
+            for _, fields in entries:
+                entry = dict(zip(fields[::2], fields[1::2], strict=False))
+                if entry.get(b"id") == wanted:
+                    found.append(_trace_entry(entry))
+                    if entry.get(b"event") in _ENTERED:
+                        return found[::-1]
+            left -= count
+            if len(entries) < count:
+                break
+            end = b"(" + entries[-1][0]
+        return found[::-1]
+
+    async def get(self, message_id: str, max_messages: int) -> MessageRecord | None:
+        """Return what is known of a message that is in the queue, and where it is; None if it was not found."""
+        wanted = check_id(message_id)
+        whole_number("max_messages", max_messages)
+        keys, send = self._keys, self._pages.send
+        (held,) = await self._pages.read_fields(keys.processing, [wanted])
+        (delayed,) = await self._pages.read_fields(keys.delayed_messages, [wanted])
+        (entry,), due = await send(("HMGET", keys.deliveries, wanted), ("ZSCORE", keys.delayed, wanted))
+        token = None if self._leased else await self._unleased(wanted)
+        if token is not None:
+            (held,) = await self._pages.read_fields(keys.processing, [token])
+        if held is not None:
+            token = token or await self._lease_of(wanted)
+            consumer = None if token is None else consumer_name(token[envelope.ID_BYTES :])
+            return self._record(held, "processing", _count(entry, 1), consumer=consumer)
+        if delayed is not None:
+            return self._record(delayed, "delayed", _count(entry, 0), due_us=None if due is None else float(due))
+        waiting = await self._waiting(wanted, max_messages)
+        return None if waiting is None else self._record(waiting, "pending", _count(entry, 0))
+
+    def _record(
+        self, stored: bytes, state: str, count: int, *, consumer: str | None = None, due_us: float | None = None
+    ) -> MessageRecord:
+        record = record_of_stored(stored, decode=self._decode, due_us=due_us)
+        return replace(record, state=state, delivery_count=count, consumer=consumer)
+
+    async def _lease_of(self, wanted: bytes) -> bytes | None:
+        """Return the token of the lease, None if it has expired."""
+        return await self._scan("ZSCAN", self._keys.leases, wanted, PAGE)
+
+    async def _unleased(self, wanted: bytes) -> bytes | None:
+        """Return the token of a message that was claimed without a lease."""
+        return await self._scan("HSCAN", self._keys.processing, wanted, FIRST_SCAN)
+
+    async def _scan(self, verb: str, key: str, wanted: bytes, page: int) -> bytes | None:
+        cursor = b"0"
+        while True:
+            ((cursor, scanned),) = await self._pages.send((verb, key, cursor, "COUNT", page))
+            for member, _ in scanned_pairs(scanned):
+                if len(member) == envelope.TOKEN_BYTES and member.startswith(wanted):
+                    return member
+            if cursor == b"0":
+                return None
+
+    async def _waiting(self, wanted: bytes, max_messages: int) -> bytes | None:
+        """Search the messages that wait, from the next one on: those without a tenant, then tenant by tenant."""
+        (ring,) = await self._pages.send(("ZRANGE", self._keys.tenant_ring, 0, -1))
+        queues: list[Any] = [self._keys.pending, *(self._pages.tenant_queue(name) for name in ring if name)]
+        for key in queues:
+            first = 0
+            while max_messages > 0:
+                page = await self._pages.read_list(key, "right", first, min(PAGE, max_messages))
+                for stored in page:
+                    if stored[1 : envelope.TIME_AT] == wanted:
+                        return stored
+                first, max_messages = first + len(page), max_messages - len(page)
+                if len(page) < PAGE:
+                    break
+        return None
+
+
+def check_id(message_id: Any) -> bytes:
+    """Return the bytes of a message id; raise for what cannot be one."""
+    if not is_text(message_id):
+        raise ConfigurationTypeError(f"message_id must be a str of 32 hexadecimal digits, not {brief(message_id)}")
+    try:
+        found = bytes.fromhex(plain(message_id))
+    except ValueError:
+        found = b""
+    if len(found) != envelope.ID_BYTES:
+        raise ConfigurationError(f"message_id must be 32 hexadecimal digits, not {brief(message_id)}")
+    return found
+
+
+def _count(entry: bytes | None, usual: int) -> int:
+    """Return all deliveries of an entry; without one, or if it is damaged, what is usual."""
+    attempts = (entry or b"").partition(b":")[0]
+    return int(attempts) if attempts.isdigit() and len(attempts) < 16 else usual
+
+
+def _trace_entry(entry: dict[bytes, bytes]) -> TraceEntry:
+    texts = {_text(name): _text(value) for name, value in entry.items()}
+    at, by = texts.get("at", ""), texts.get("by", "")
+    try:
+        consumer = consumer_name(bytes.fromhex(by)) if by else None
+    except ValueError:  # another program wrote it
+        consumer = None
+    return TraceEntry(
+        event=texts.get("event", ""),
+        at=moment(int(at) / 1_000_000) if at.isdigit() else None,
+        tenant=texts.get("tenant") or None,
+        consumer=consumer,
+        details={name: value for name, value in texts.items() if name not in _NAMED and value},
+    )
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")
