@@ -144,8 +144,13 @@ def test_a_session_of_spark_connect_is_refused():
     replaying = ReplayOptions(url="redis://localhost:1", queue="orders")
     filling = BackfillOptions(url="redis://localhost:1", queue="orders", source="x", format="json")
     reporting = ReportOptions(path="x", queue="orders", output="y")
-    jobs: dict[Callable[..., Any], Any] = {archive: archiving, replay: replaying, backfill: filling, report: reporting}
-    for job, options in jobs.items():
+    jobs: list[tuple[Any, Any]] = [
+        (archive, archiving),
+        (replay, replaying),
+        (backfill, filling),
+        (report, reporting),
+    ]
+    for job, options in jobs:
         with pytest.raises(ConfigurationError, match="needs a classic Spark session, and this is one of Spark Connect"):
             job(SparkSession(), options)
 

@@ -11,6 +11,7 @@ import redis.asyncio
 from redis.crc import key_slot
 
 from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.keys import REGISTRY_KEY
 from tests.concurrency import until
 from tests.topologies.replication import await_copy
 
@@ -151,7 +152,7 @@ class Cluster:
         records = {queue.key.records(key.decode()).encode() for key in keys}
         words = ("wakeup", "meta", f"reply{queue.key.separator}")
         spared = tuple(f"{prefix}{word}".encode() for word in words)
-        return {key for key in keys if not key.startswith(spared)} - records
+        return {key for key in keys if not key.startswith(spared)} - records - {REGISTRY_KEY.encode()}
 
     def dump(self) -> Dump:
         """All data in the cluster, by port."""
