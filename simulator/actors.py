@@ -22,6 +22,7 @@ from redis_message_queue.errors import (
     ConfigurationError,
     ConsumerGroupBusyError,
     ConsumerGroupLostError,
+    DataLossError,
     LeaseLostError,
     LuaScriptError,
     PublishNotConfirmedError,
@@ -379,6 +380,11 @@ class Life:
             except (ConsumerGroupLostError, ConsumerGroupBusyError, RetryBudgetExhaustedError) as error:
                 world.trace("query stops", self.process, type(error).__name__)
                 await asyncio.sleep(0.5)
+            except DataLossError as error:
+                if not world.has_lost_data:
+                    raise
+                world.trace("query stops", self.process, type(error).__name__)
+                await asyncio.sleep(0.5)
             except LuaScriptError as error:
                 # A server that lost its last writes has not heard of the parts that this query has filled.
                 if not world.has_lost_data or "OVERTAKEN" not in str(error):
@@ -431,7 +437,7 @@ class Query:
             if group.epoch:
                 try:
                     await run_blocking(group.renew_lease)
-                except (ConsumerGroupLostError, RetryBudgetExhaustedError):
+                except (ConsumerGroupLostError, DataLossError, RetryBudgetExhaustedError):
                     return
 
     def work(self) -> None:

@@ -432,10 +432,10 @@ class Ledger:
         self._check_claims(step, _read(step.reply, 0.0, nonce), moved)
 
     def _after_take(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
-        if step.reply == 0:
-            self._check_untouched(step, moved)
-        else:
+        if isinstance(step.reply, bytes):
             self._check_claims(step, _read(step.reply, 0.0, named_arguments(step)["nonce"]), moved)
+        else:
+            self._check_untouched(step, moved)
 
     def _check_untouched(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
         """A script that says that this is not its case has changed nothing."""
@@ -764,7 +764,7 @@ class Ledger:
                 self._leases_known[process.name, claim.envelope.payload] = (claim.token, sent_at + lease)
         elif name == "take":
             given = _by_name(command.script, (*command.settings, *arguments))
-            for claim in _read(answer, 0.0, given["nonce"]).claims if answer != 0 else ():
+            for claim in _read(answer, 0.0, given["nonce"]).claims if isinstance(answer, bytes) else ():
                 known = (claim.token, sent_at + given["lease_us"] / 1_000_000)
                 self._leases_known[process.name, claim.envelope.payload] = known
         elif name == "ack_one" and answer == b"1":

@@ -58,7 +58,7 @@ RECORD: Mapping[str, Kind] = {
     "replay_of": Kind.TEXT,
     "headers": Kind.ANY,
 }
-WAITING: Mapping[str, Kind] = {**RECORD, "due_at": Kind.TIME}
+WAITING: Mapping[str, Kind] = {**RECORD, "due_at": Kind.TIME, "consumer": Kind.TEXT}
 
 _ORDERS: Mapping[type[ast.cmpop], str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {

@@ -127,14 +127,16 @@ class MemoryRedis:
         return answer
 
     def take(self, keys: Any, given: Any) -> Any:
-        """Lease the first message to the caller in the usual case; 0 in any other, and nothing has changed."""
+        """Lease the first message to the caller in the usual case; None if there is none, 0 in any other case."""
         if self._remembered(keys, given) is not None:
             return 0
         queue, waiting = keys.pending.removesuffix("pending"), self.lists[keys.pending]
         # Alarms among the leases tell the script of delays and turns.
         times = (*self.zsets[keys.leases].values(), *self.zsets[queue + "delayed"].values())
-        if self.zsets[queue + "tenant_ring"] or any(when <= self.clock_us for when in times) or not waiting:
+        if self.zsets[queue + "tenant_ring"] or any(when <= self.clock_us for when in times):
             return 0
+        if not waiting:
+            return None
         if not self._is_usual(queue, waiting[-1], (PLAIN,)):
             return 0
         stored = waiting.pop()

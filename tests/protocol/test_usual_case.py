@@ -24,18 +24,23 @@ def queue_on(setup: Setup, port: MemoryPort) -> QueueProtocol:
     return setup.queue(port, enable_completed_queue=False)
 
 
-def calls_of(port: MemoryPort, verb: str) -> list[bytes]:
-    """The numbers of these calls."""
-    return [sent.given["call"] for sent in port.sent if sent.verb == verb]
-
-
 def test_a_claim_after_a_usual_one_takes_the_short_way():
     setup = Setup()
     filled(setup, "a", "b", "c")
     port = setup.port()
     assert process_all(queue_on(setup, port)) == [b"a", b"b", b"c"]
-    assert port.verbs() == ["claim", "ack_one", "take", "ack_one", "take", "ack_one", "take", "claim"]
-    assert calls_of(port, "take")[-1] == calls_of(port, "claim")[-1]
+    assert port.verbs() == ["claim", "ack_one", "take", "ack_one", "take", "ack_one", "take"]
+
+
+def test_a_claim_that_waits_asks_the_long_script_when_there_is_nothing():
+    """Under the same number: only claim.lua knows until when to wait."""
+    setup = Setup(message_wait_interval_seconds=5)
+    filled(setup, "a", "b")
+    port = setup.port()
+    assert process_all(queue_on(setup, port)) == [b"a", b"b"]
+    short = port.verbs().index("take", 3)
+    assert port.verbs()[short + 1] == "claim"
+    assert port.sent[short].given["call"] == port.sent[short + 1].given["call"]
 
 
 def test_an_idle_consumer_sends_no_more_than_before():

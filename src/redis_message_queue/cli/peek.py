@@ -37,7 +37,8 @@ def peek(
     Pending messages come in the order of delivery, messages in processing by the end of their lease, and delayed ones
     by their due time. With --json, each line is a message with everything that is known of it.
 
-    A condition is written as for `rmq redrive` and can also use due_at. It searches the first 10,000 messages.
+    A condition is written as for `rmq redrive` and can also use due_at and consumer. It searches the first 10,000
+    messages.
     """
     from redis_message_queue.condition import WAITING, condition
 

@@ -2,16 +2,17 @@
 -- KEYS  pending | processing | leases | journal | meta | reply
 -- ARGV  hold_ms: how long the answer is kept | lease_us (number): length of a lease
 --       call | nonce: 20 bytes that no other claim has, see claim.lua
--- Returns the stored message; or 0 if this is another case, and nothing has changed: claim.lua knows them all. A queue
---       without leases, or with a limit on the age of its messages, is one of them.
+-- Returns the stored message; nil if no message waits; or 0 if this is another case: claim.lua knows them all. A queue
+--       without leases, or with a limit on the age of its messages, is one of them. Without a message nothing changes.
 --@include reply
 --@include state
 if answer or journaled or paused then return 0 end
 --@include clock
 if redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then return 0 end
 local stored = redis.call('LINDEX', pending, -1)
+if not stored then return false end
 -- As in lib/plain.lua: never delivered, no tenant, no extras.
-if not stored or string.byte(stored, 1) ~= 0x80 or string.byte(stored, 18) ~= 0 or #stored < 25 then return 0 end
+if string.byte(stored, 1) ~= 0x80 or string.byte(stored, 18) ~= 0 or #stored < 25 then return 0 end
 local id = string.sub(stored, 2, 17)
 -- A full server refuses this: claim.lua goes on there.
 if type(redis.pcall('HSET', processing, id, stored)) ~= 'number' then return 0 end

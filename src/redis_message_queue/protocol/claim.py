@@ -309,7 +309,7 @@ class Claimer:
         started, tries = port.now(), 0
         while True:
             sent_at = port.now() if tries else started
-            call, count, _, origin = request
+            call, count, slice_us, origin = request
             nonce = slot.nonce_of(call)
             is_one = count == 1 and origin == _FRESH and self._may_take
             # The first request of a claim usually begins so early that the client itself ends in time.
@@ -332,9 +332,13 @@ class Claimer:
                             piggyback.sent(ack)
                             if isinstance(reply, Exception):
                                 raise reply
-                if not takes or reply != 0:
+                if not takes or isinstance(reply, bytes):
                     break
-                self._takes = False  # another case: the same call goes to the script that knows them all
+                # Nothing is there, or this is another case: then the same call goes to the script that knows them all.
+                self._takes = False
+                if reply is None and slice_us == 0:
+                    self._failing_since = None
+                    return ClaimResult()
                 continue
             except StateMissingError:
                 await calls.write_state(limit, drains=True)

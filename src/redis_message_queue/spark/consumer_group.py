@@ -374,7 +374,7 @@ class ConsumerGroup:
         if epoch < self.epoch:
             return DataLossError(
                 f"the state of {where} is gone from Redis (it is {how}): the server was flushed, or restored from an "
-                "older state, and the messages that this query had claimed are lost. Start the query again; if its "
+                "older state, and the messages that this query had claimed may be lost. Start the query again; if its "
                 "checkpoint names lost messages, start with a new one, or set failOnDataLoss to false.",
                 queue=self.queue,
             )

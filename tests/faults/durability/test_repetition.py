@@ -14,6 +14,7 @@ from redis_message_queue import (
 )
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.envelope import ID_BYTES, Envelope
+from redis_message_queue.keys import REGISTRY_KEY
 from tests.concurrency import LIMIT_SECONDS, until
 from tests.contract.shells import Sent
 from tests.faults.durability.replicas import (
@@ -257,7 +258,7 @@ def test_errors_that_are_thrown_away_leave_nothing_that_stays(family, shell):
     assert all(0 < family.redis.pttl(key) <= longest for key in family.replies())
     assert [shell.process(queue) for _ in range(6)] == [b"message"] * 5 + [None]
     left = set(family.redis.keys("*")) - set(family.replies())
-    assert left <= {KEY.wakeup.encode(), KEY.meta.encode()}
+    assert left <= {KEY.wakeup.encode(), KEY.meta.encode(), REGISTRY_KEY.encode()}
 
 
 def test_publishes_that_are_confirmed_in_the_end_share_one_key(family, shell):
