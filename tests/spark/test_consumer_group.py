@@ -117,6 +117,26 @@ def test_an_empty_batch_is_not_sealed(queue, client):
     assert groups.seal_batch() == 0
 
 
+@pytest.mark.promise("A streaming query claims nothing from a paused queue, and goes on when it is resumed.")
+def test_a_paused_queue_gives_a_query_nothing(queue, client):
+    groups = holding(client)
+    queue.publish_many(numbered(3))
+    queue.pause()
+    assert groups.fill_batch(10) == 0
+    queue.resume()
+    assert groups.fill_batch(10) == 3
+
+
+def test_a_request_that_arrives_twice_does_not_keep_its_batch_open(queue, client):
+    """The first one found nothing; the second one filled the batch when its answer was no longer awaited."""
+    groups = holding(client)
+    assert groups.fill_batch(3) == 0
+    queue.publish_many(numbered(3))
+    groups._send(groups._fill, groups.epoch, groups.sealed + 1, 1, 3, batch=groups.sealed + 1)
+    assert (groups.fill_batch(3), groups.seal_batch()) == (3, 1)
+    assert payloads(groups, 1) == numbered(3)
+
+
 def test_numbers_go_on_after_everything_is_gone(queue, client):
     groups = holding(client)
     for number in (1, 2, 3):

@@ -27,7 +27,7 @@ if part == tonumber(done) then
   return {part, tonumber(done_added), length, tonumber(done_again), letters, trimming}
 end
 --@include state
-if paused then return {part - 1, 0, length, 0} end
+if paused then return {part - 1, 0, length, 0, {}, ''} end
 --@include clock
 local silent = redis.call('LLEN', wakeup) == 0
 redis.call('LLEN', members)

@@ -183,7 +183,10 @@ class ConsumerGroup:
 
     def fill_batch(self, limit: int) -> int:
         """Fill the open batch up to ``limit`` messages, in bounded scripts. Returns how many it has."""
-        length = self.batch_size(self.sealed + 1) or 0
+        ((counts, part),) = self._reader.read(("HMGET", self.keys.group(self.name), self.sealed + 1, "part"))
+        length = self._number(counts or b"0")
+        # A request that arrives a second time may fill the batch after we were told that there was nothing to take.
+        self._part = max(self._part, self._number(part or b"0"))
         while length < limit:
             part, added, length, again, dead, trimming = self._send(
                 self._fill,
