@@ -39,6 +39,7 @@ _FIELDS: tuple[tuple[str, str, pa.DataType], ...] = (
     ("started", "started", pa.timestamp("us", tz="UTC")),
     ("handled", "handled", pa.int64()),
     ("headers", "headers", pa.map_(pa.string(), pa.string())),
+    ("by", "by", pa.string()),
 )
 SCHEMA = pa.schema(
     [pa.field(column, kind) for _, column, kind in _FIELDS]
