@@ -12,8 +12,13 @@ from urllib.parse import quote
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import NoAlertPresentException
+from selenium.common.exceptions import (
+    NoAlertPresentException,
+    NoSuchElementException,
+    StaleElementReferenceException,
+)
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
@@ -26,6 +31,8 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
+# What a page that is just being replaced answers.
+LEAVING = (NoSuchElementException, StaleElementReferenceException)
 SCREENSHOTS = Path(__file__).parents[2] / ".browser" / "screenshots"
 PAGES = {
     "overview": "/",
@@ -94,7 +101,12 @@ class Page:
         return self.driver.execute_script(f"return {script}")
 
     def press(self, keys: str) -> None:
-        self.driver.switch_to.active_element.send_keys(keys)
+        """Type, as soon as the page has loaded: before that, nobody listens to the keys."""
+        self.wait(lambda: self.run("document.readyState") == "complete")
+        ActionChains(self.driver).send_keys(keys).perform()
+
+    def click(self, selector: str) -> None:
+        self.wait(lambda: self.one(selector).click() is None)
 
     def one(self, selector: str):
         return self.driver.find_element(By.CSS_SELECTOR, selector)
@@ -108,7 +120,7 @@ class Page:
         return str(self.run("document.activeElement.textContent || document.activeElement.id"))
 
     def wait(self, condition) -> None:
-        WebDriverWait(self.driver, MOST_SECONDS, 0.1).until(lambda _: condition())
+        WebDriverWait(self.driver, MOST_SECONDS, 0.1, ignored_exceptions=LEAVING).until(lambda _: condition())
 
     def complaints(self) -> list[str]:
         """What the browser has to say: blocked scripts and styles, errors, missing files."""
@@ -186,7 +198,7 @@ def test_hostile_content_runs_nothing(page):
         assert page.run("document.querySelectorAll('main img, main script').length") == 0
         assert page.run("document.querySelectorAll('script').length") == 1
     page.open(paths[2])
-    page.one("tbody th a").click()
+    page.click("tbody th a")
     assert "<script>alert(1)</script>" in page.one("pre").text
     assert page.complaints() == []
 
@@ -255,14 +267,14 @@ def test_everything_can_be_reached_with_the_keyboard(page):
 
 def test_a_person_redrives_and_purges(page, server):
     page.open("/messages?name=payments&source=failed")
-    page.one("tbody input[type=checkbox]").click()
-    page.one("#chosen button").click()
+    page.click("tbody input[type=checkbox]")
+    page.click("#chosen button")
     page.wait(lambda: "Publish 1 message from failed of payments again?" in page.text)
-    page.one("main button").click()
+    page.click("main button")
     page.wait(lambda: "Published 1 message again." in page.text)
     page.open("/queue?name=payments")
-    page.one("summary").click()
-    page.one("details a").click()
+    page.click("summary")
+    page.click("details a")
     page.wait(lambda: "Delete 1 message (waiting) of payments for good?" in page.text)
     page.press("payments" + Keys.ENTER)
     page.wait(lambda: "Deleted 1 message." in page.text)
