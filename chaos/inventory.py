@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from chaos.evidence import StoredKey
-from redis_message_queue.keys import KEY_MAP, KeyKind
+from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, KeyKind
 
 # What holds messages that are under way: nothing of it is left when everything is handled.
 TRANSIENT = frozenset(
@@ -22,6 +22,8 @@ def check_keys(keys: Iterable[StoredKey], queues: Sequence[str]) -> Iterator[str
     """Say what is wrong with each key that should not be there, or not like this."""
     names = sorted(queues, key=len, reverse=True)
     for key in keys:
+        if (key.name, key.type) == (REGISTRY_KEY, "set"):
+            continue
         queue = next((name for name in names if key.name.startswith(f"{name}::")), None)
         if queue is None:
             yield f"{key.name} belongs to no queue"

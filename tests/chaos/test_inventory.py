@@ -21,6 +21,7 @@ QUEUES = ["orders", "{transfers}", "{transfers}.results"]
         StoredKey("orders::meta", "hash", None, 4),
         StoredKey("orders::group::reports", "hash", None, 8),
         StoredKey("{transfers}.results::meta", "hash", None, 4),
+        StoredKey("redis_message_queue::queues", "set", None, 3),
     ],
     ids=lambda key: key.name,
 )
@@ -32,6 +33,7 @@ def test_what_the_design_keeps_may_stay(key: StoredKey) -> None:
     ("key", "complaint"),
     [
         (StoredKey("others::pending", "list", None, 1), "belongs to no queue"),
+        (StoredKey("redis_message_queue::queues", "list", None, 3), "belongs to no queue"),
         (StoredKey("orders::unheard-of", "string", None, 1), "is not in the key map"),
         (StoredKey("orders::completed", "set", None, 1), "is a set, and the key map says LIST"),
         (StoredKey("orders::reply::AAAA", "string", None, 20), "has no TTL"),
