@@ -13,6 +13,7 @@ import redis
 
 from redis_message_queue.embedded import EmbeddedRedis, EmbeddedServerError, ServerBinary, find_server
 from redis_message_queue.server_binary import SETTING
+from redis_message_queue.testing.fast_forward import _clock
 from tests import depth
 
 SERVER = pytest.StashKey[ServerBinary]()
@@ -59,6 +60,12 @@ def pytest_collection_finish() -> None:
     """Tell the garbage collector that ten thousand tests stay: to look at them all takes it 0.2 seconds each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Give the next test of this process a clock that no `fast_forward` has moved."""
+    _clock._skipped_seconds = 0.0
 
 
 def pytest_report_header(config: pytest.Config) -> str:
