@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from redis import exceptions
@@ -64,9 +64,14 @@ class ClientPort:
     def _attempt(self) -> AttemptLimits:
         """Return a block in which the client keeps the limits of one attempt of ours."""
         until = attempt_ends_at()
-        if until is None and not self._usual.is_timed:
-            return self._usual
-        return AttemptLimits(self._client_retries, math.inf if until is None else until, self._read_seconds)
+        if until is None:
+            if not self._usual.is_timed:
+                return self._usual
+            until = math.inf
+        else:
+            # Sockets have the real clock: tests move only that of the queues.
+            until += time.monotonic() - cast(Any, self).now()
+        return AttemptLimits(self._client_retries, until, self._read_seconds)
 
     @staticmethod
     def _has_answered(error: exceptions.RedisError) -> bool:

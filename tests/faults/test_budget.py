@@ -8,6 +8,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from redis_message_queue import CleanupFailedError, RetryBudgetExhaustedError
+from redis_message_queue.testing import fast_forward
 from tests.concurrency import until
 from tests.faults.proxy import ARRIVE_LATE, BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS, delayed
 
@@ -270,6 +271,16 @@ def test_retries_of_redis_py_after_a_timeout_duplicate_nothing(proxy, truth, she
     until(lambda: shell.process(queue) == b"message")
     assert shell.process(queue) is None
     assert truth.completed == [b"message"]
+    assert truth.is_empty
+
+
+def test_a_lost_reply_is_given_up_in_time_after_fast_forward(proxy, truth, shell):
+    """It moves the clock of the queues, and not that of their sockets."""
+    queue = shell.queue(shell.client(socket_timeout=0.1))
+    shell.publish(queue, "message")
+    fast_forward(truth.client, 86_400)
+    proxy.meet("claim", BLACK_HOLE)
+    until(lambda: shell.process(queue) == b"message")
     assert truth.is_empty
 
 
