@@ -107,6 +107,19 @@ async def test_the_history_of_a_message(shell: Shell) -> None:
     assert await operator.trace("ab" * 16) == []
 
 
+async def test_a_journal_with_large_payloads_is_read_in_small_steps(shell: Shell) -> None:
+    queue = shell.queue(journal="payload", wait=0)
+    one = await Awaited(queue).submit("m")
+    await queue.publish_many(["x" * 100_000] * 200)
+
+    def reads() -> int:
+        return int(shell.redis.info("commandstats").get("cmdstat_xrevrange", {"calls": 0})["calls"])
+
+    before = reads()
+    assert [entry.event for entry in await Awaited(queue).trace(one.id)] == ["published"]
+    assert reads() - before >= 4  # 50 entries, and then about 4 MB at once
+
+
 async def test_without_a_journal_there_is_no_history(shell: Shell) -> None:
     queue = Awaited(shell.queue())
     one = await queue.submit("m")

@@ -42,6 +42,7 @@ PAGES = {
     "hostile": f"/queue?name={quote(HOSTILE)}",
     "failed": "/messages?name=payments&source=failed",
     "hostile-messages": f"/messages?name={quote(HOSTILE)}&source=failed",
+    "message": "",  # its id is known later
     "purge": "/change?name=orders&action=purge&source=pending",
     "problem": "/queue?name=a::pending::b",
 }
@@ -52,6 +53,8 @@ def running(server: EmbeddedRedis) -> Iterator[Running]:
     with server.client() as client:
         client.flushall()
         fill(client)
+        (shipment,) = open_queue(client, "shipments").records("failed")
+    PAGES["message"] = f"/message?name=shipments&source=failed&id={shipment.id}"
     with dashboard(*QUEUES, "--allow-changes", url=server.url) as started:
         yield started
 
@@ -157,7 +160,7 @@ def test_text_can_be_read_in_both_schemes(page):
     """The contrast of every text and its background is 4.5 or more, as the guidelines for accessible pages want."""
     for scheme in ("light", "dark"):
         page.look(1400, scheme)
-        for path in ("/", "/queue?name=thumbnails", "/messages?name=payments&source=failed", PAGES["purge"]):
+        for path in (PAGES[name] for name in ("overview", "tenants", "failed", "message", "purge")):
             page.open(path)
             assert page.run(f"({LOW_CONTRAST})()") == [], (scheme, path)
 

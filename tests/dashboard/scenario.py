@@ -5,12 +5,12 @@ from typing import Any
 
 import redis
 
-from redis_message_queue import RedisMessageQueue
+from redis_message_queue import RedisMessageQueue, RetryLater
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.testing.fast_forward import fast_forward
 
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202eevil{{7*7}}"
-QUEUES = ["orders", "emails", "thumbnails", "payments", "reports", "invoices", HOSTILE]
+QUEUES = ["orders", "emails", "thumbnails", "payments", "reports", "invoices", "shipments", HOSTILE]
 
 
 class Crash(BaseException):
@@ -74,10 +74,22 @@ def fill(client: redis.Redis) -> None:
     invoices.publish("one")
     invoices.process_message_callback(len)
 
-    hostile = open_queue(client, HOSTILE, enable_failed_queue=True)
+    hostile = open_queue(client, HOSTILE, enable_failed_queue=True, journal=True)
     for _ in range(2):
         hostile.publish(HOSTILE, tenant=HOSTILE)
         fail(hostile, ValueError(HOSTILE))
     hostile.publish(HOSTILE, tenant=HOSTILE)
     hostile.publish({HOSTILE: HOSTILE})
     crash_with(hostile, 1)
+    # Somebody else writes to the journal, too.
+    for record in hostile.peek(10, source="failed"):
+        client.xadd(hostile.key.journal, {"event": HOSTILE, "id": str(record.id), "of": HOSTILE, HOSTILE: HOSTILE})
+
+    shipments = open_queue(client, "shipments", journal=True, enable_failed_queue=True)
+    shipments.publish({"shipment": 1, "to": "Zürich"}, tenant="acme")
+    crash_with(shipments, 1)
+    fast_forward(client, 301, shipments)
+    with shipments.process_message():
+        raise RetryLater(60) from TimeoutError("the carrier does not answer")
+    fast_forward(client, 61, shipments)
+    fail(shipments, ValueError("no such street"))

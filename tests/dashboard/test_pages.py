@@ -1,11 +1,14 @@
 """The pages say what is stuck and why, and show the messages."""
 
 import json
+import os
 import re
+import socket
 
 import httpx
 import pytest
 
+from redis_message_queue import RedisMessageQueue
 from redis_message_queue.permissions import OPERATOR
 from redis_message_queue.testing.fast_forward import fast_forward
 from tests.dashboard.pages import Page
@@ -47,7 +50,7 @@ def every_page(browser: httpx.Client) -> dict[str, httpx.Response]:
 @pytest.mark.promise("The dashboard says in plain words which queue is stuck and why, the worst first.")
 def test_the_first_page_says_what_is_stuck_and_why(browser):
     page = Page(browser.get("/"))
-    assert "2 of 7 queues are stuck" in page.words
+    assert "2 of 8 queues are stuck" in page.words
     assert re.search(
         r"3 messages are in flight with no consumer renewing: the first lease ended \d+ min ago", page.words
     )
@@ -55,16 +58,16 @@ def test_the_first_page_says_what_is_stuck_and_why(browser):
     assert "6 new failed messages in the last 5 min: most often ValueError: no such customer." in page.words
     assert "Consumer group nightly holds 300 messages, and no query is running." in page.words
     rows = [attributes for attributes in page.all("tr") if "data-row" in attributes]
-    assert [row["class"] for row in rows] == ["stuck"] * 2 + ["warning"] * 3 + ["working", "idle"]
+    assert [row["class"] for row in rows] == ["stuck"] * 2 + ["warning"] * 4 + ["working", "idle"]
 
 
 def test_a_queue_has_its_counts_consumers_tenants_and_throughput(browser, client):
     page = Page(browser.get("/queue", params={"name": "thumbnails"}))
     assert "144 waiting" in page.words
-    assert re.search(r"process \d+ on host [0-9a-f]{8} 4 \d", page.words)
+    assert re.search(rf"{re.escape(socket.gethostname())}:{os.getpid()} 4 \d", page.words)
     assert re.search(r"acme 1\d\d 8\d % 8\d % \d", page.words)
     assert "From the journal." in page.words
-    assert "nightly not running 300 2 2" in Page(browser.get("/queue", params={"name": "reports"})).words
+    assert "nightly not running 300 2 0 ms 2" in Page(browser.get("/queue", params={"name": "reports"})).words
     assert "From the completed list." in Page(browser.get("/queue", params={"name": "invoices"})).words
     assert "Throughput and latency need a journal" in Page(browser.get("/queue", params={"name": "orders"})).words
 
@@ -158,6 +161,81 @@ def test_a_message_in_flight_or_waiting_can_be_opened(browser):
         assert ("Held by" in page.words) == (source == "processing")
 
 
+@pytest.mark.promise("The dashboard tells the whole history of a message: who claimed it, and what became of it.")
+def test_a_message_has_its_whole_history_from_the_journal(browser, client):
+    (record,) = open_queue(client, "shipments").records("failed")
+    page = Page(browser.get("/message", params={"name": "shipments", "source": "failed", "id": record.id}))
+    here = rf"{re.escape(socket.gethostname())}:{os.getpid()}"
+    told = (
+        *("Published", f"Claimed by {here} attempt 1", f"lease before had expired by {here} attempt 2"),
+        *("Failed, to be retried TimeoutError", "due 20", f"Claimed by {here} attempt 3", "Failed for good ValueError"),
+    )
+    assert re.search(".*".join(told), page.words), page.words
+    assert page.words.count(" later") == 5
+    assert "needs a journal" not in page.words
+
+
+def test_a_message_is_found_by_its_id_wherever_it_is(browser, text_client):
+    queue = open_queue(text_client, "shipments", journal=True, enable_failed_queue=True)
+    acked, waiting, delayed = queue.submit("a"), queue.submit("b"), queue.submit("c", delay_seconds=60)
+    (failed,) = queue.records("failed")
+
+    def place(message_id: str | None, **asked: str) -> str:
+        page = Page(browser.get("/message", params={"name": "shipments", "id": message_id} | asked))
+        return page.words.partition(f"{message_id} ")[2].partition(" History")[0]
+
+    assert place(acked.id).startswith("Waiting")
+    queue.process_message_callback(len)
+    assert place(acked.id, source="pending").startswith("Acknowledged It is not among")
+    assert place(waiting.id).startswith("Waiting")
+    pasted = {"name": "shipments", "id": f" {waiting.id.upper()} "}
+    assert waiting.id in Page(browser.get("/message", params=pasted)).words
+    assert place(delayed.id).startswith("Delayed")
+    assert place(failed.id, source="pending").startswith("Failed ValueError: no such street")
+    assert queue.redrive_failed().redriven == 1
+    (again,) = (record.id for record in queue.peek() if record.replay_of)
+    assert "Published again" in Page(browser.get("/message", params={"name": "shipments", "id": again})).words
+    page = Page(browser.get("/message", params={"name": "shipments", "id": again}))
+    assert f"/message?name=shipments&id={failed.id}" in page.links
+    assert browser.get("/message", params={"name": "shipments", "id": "0" * 32}).status_code == 404
+
+
+def test_the_history_of_an_old_message_is_found_in_a_long_journal(browser, client):
+    """Its record says where to look, so that a page costs little."""
+    queue = open_queue(client, "shipments")
+    (record,) = queue.records("failed")
+
+    def lengthen_journal(queue: RedisMessageQueue) -> None:
+        """Add more than one page reads, a second later."""
+        last = int(client.xinfo_stream(queue.key.journal)["last-generated-id"].partition(b"-")[0])
+        pipe = client.pipeline(transaction=False)
+        for place in range(12_000):
+            pipe.xadd(queue.key.journal, {"event": "acked", "id": "f" * 32}, id=f"{last + 1_000}-{place}")
+        pipe.execute()
+
+    lengthen_journal(queue)
+    asked = {"name": "shipments", "source": "failed", "id": record.id}
+    page = Page(browser.get("/message", params=asked))
+    assert "Claimed by" in page.words and "Failed for good" in page.words
+    assert "something may be missing" not in page.words
+    # The latest of a message in flight is at the end of the journal, and its beginning where it was published.
+    thumbnails = open_queue(client, "thumbnails")
+    held = thumbnails.peek(source="processing")[0]
+    lengthen_journal(thumbnails)
+    page = Page(browser.get("/message", params={"name": "thumbnails", "source": "processing", "id": held.id}))
+    assert re.search("Published .* Claimed by .* something may be missing", page.words), page.words
+    # Without a record, the search has to start at the end of the journal, and gives up.
+    queue.purge("failed")
+    assert browser.get("/message", params=asked).status_code == 404
+
+
+def test_without_a_journal_the_record_tells_its_times(browser, client):
+    (record, *_) = open_queue(client, "payments").records("failed")
+    page = Page(browser.get("/message", params={"name": "payments", "source": "failed", "id": record.id}))
+    assert "needs a journal (journal=True)" in page.words
+    assert re.search("Published .* Left the queue", page.words)
+
+
 def test_bytes_that_are_no_text_and_values_that_are_not_ours_are_shown(browser, client):
     client.lpush("orders::pending", b"\xff\xfe foreign", b"")
     client.lpush("orders::dlq", b"\xff\xfe foreign")
@@ -211,6 +289,13 @@ def test_a_user_with_the_permissions_of_an_operator_can_look(scene, client, clea
         with start_dashboard("orders", url=url).browser() as browser:
             assert "3 messages are in flight" in Page(browser.get("/queue", params={"name": "orders"})).words
             assert browser.get("/messages", params={"name": "orders", "source": "processing"}).status_code == 200
+        # Without a permission to read the journal, the page tells what the record does.
+        client.execute_command("ACL", "SETUSER", "looker", *OPERATOR.rules("shipments").split(), "-xrevrange")
+        (record,) = open_queue(client, "shipments").records("failed")
+        with start_dashboard("shipments", url=url).browser() as browser:
+            page = Page(browser.get("/message", params={"name": "shipments", "source": "failed", "id": record.id}))
+            assert "the journal cannot be read with this Redis user" in page.words
+            assert "Published" in page.words
     finally:
         client.execute_command("ACL", "DELUSER", "looker")
 

@@ -132,8 +132,19 @@ def test_new_dead_letters_are_news_and_old_ones_are_not():
 def test_a_streaming_query_that_is_gone():
     group = GroupLag("nightly", messages=300, batches=2, has_query=False)
     assert verdict(sample(processing=300, groups=(group,)))[0] is Level.WARNING
-    running = GroupLag("nightly", messages=300, batches=2, has_query=True)
+    running = GroupLag("nightly", messages=300, batches=2, has_query=True, since=NOW)
     assert verdict(sample(processing=300, groups=(running,)))[0] is Level.WORKING
+
+
+def test_a_query_that_finishes_no_batch_needs_attention():
+    def at(seconds: float, acked: int = 7) -> Sample:
+        group = GroupLag("nightly", 300, batches=2, has_query=True, acked=acked, since=NOW + seconds)
+        return sample(NOW + seconds, processing=300, groups=(group,))
+
+    level, text = verdict(at(0), at(100), at(200), at(310))
+    assert level is Level.WARNING
+    assert text == "Consumer group nightly holds 300 messages, and its query has not finished a batch for 5 min."
+    assert verdict(at(0), at(100), at(200, acked=8), at(310, acked=8))[0] is Level.WORKING
 
 
 def test_messages_that_stay_without_a_lease():

@@ -28,12 +28,13 @@ from redis_message_queue.checks import flag
 from redis_message_queue.dashboard import text
 from redis_message_queue.dashboard.access import HEADERS, Access
 from redis_message_queue.dashboard.changes import MOST_IDS, Change
-from redis_message_queue.dashboard.search import REDRIVEN, SOURCES, find, matcher, messages_of
+from redis_message_queue.dashboard.history import history_of
+from redis_message_queue.dashboard.search import REDRIVEN, SEARCHED_MESSAGES, SOURCES, locate, matcher, messages_of
 from redis_message_queue.dashboard.verdict import Level
 from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, Pace, QueueWatch, Watches
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.messages import RegisteredQueue
+from redis_message_queue.messages import MessageRecord, RegisteredQueue
 from redis_message_queue.plain_values import brief, is_text
 from redis_message_queue.version import __version__
 
@@ -243,31 +244,38 @@ class Dashboard:
         )
 
     async def _message(self, request: Request) -> Response:
-        watch, source, record = await self._found(request)
-        lease = next((one for one in watch.now.leases if one.id == record.id), None) if watch.now else None
-        views = text.payload_views(record.payload)
+        """Show a message, wherever it is now, or what the journal tells of one that has left the queue."""
+        watch, message_id = self._watch(request), _message_id(request)
+        await watch.look()
+        place = await locate(watch.sampler, message_id, _source(request))
+        source, record = place or (None, None)
+        history = await history_of(watch.queue, message_id, record)
+        if record is None and not history.steps:
+            raise HTTPException(404, f"No such message among the first {SEARCHED_MESSAGES:,} of each list.")
+        lease = next((one for one in watch.now.leases if one.id == message_id), None) if watch.now else None
         return self._render(
-            request, "message.html", watch=watch, source=source, record=record, lease=lease, views=views
+            request,
+            "message.html",
+            watch=watch,
+            id=message_id,
+            source=source,
+            record=record or MessageRecord(payload=None),
+            lease=lease,
+            history=history,
+            views=text.payload_views(record.payload) if record else [],
         )
 
     async def _payload(self, request: Request) -> Response:
-        _, _, record = await self._found(request)
-        payload = record.payload or b""
+        watch, message_id = self._watch(request), _message_id(request)
+        place = await locate(watch.sampler, message_id, _source(request))
+        if place is None:
+            raise HTTPException(404, "The message has left the queue.")
+        payload = place[1].payload or b""
         return Response(
             payload if isinstance(payload, bytes) else payload.encode(),
             media_type="application/octet-stream",
-            headers={"Content-Disposition": f'attachment; filename="{record.id}.bin"'},
+            headers={"Content-Disposition": f'attachment; filename="{message_id}.bin"'},
         )
-
-    async def _found(self, request: Request) -> tuple[QueueWatch, str, Any]:
-        watch, source, message_id = self._watch(request), _source(request), request.query_params.get("id", "")
-        if len(message_id) != 32 or not set(message_id) <= set("0123456789abcdef"):
-            raise HTTPException(400, "An id has 32 hexadecimal digits.")
-        await watch.look()
-        record = await find(watch.sampler, source, message_id)
-        if record is None:
-            raise HTTPException(404, f"The message is not, or no longer, among the first {SOURCES[source].lower()}.")
-        return watch, source, record
 
     async def _tenants(self, request: Request) -> Response:
         watch, wanted = self._watch(request), request.query_params.get("q", "")
@@ -411,6 +419,13 @@ def _source(request: Request) -> str:
     if source not in SOURCES:
         raise HTTPException(400, f"source must be one of {', '.join(SOURCES)}.")
     return source
+
+
+def _message_id(request: Request) -> str:
+    message_id = request.query_params.get("id", "").strip().lower()
+    if len(message_id) != 32 or not set(message_id) <= set("0123456789abcdef"):
+        raise HTTPException(400, "An id has 32 hexadecimal digits.")
+    return message_id
 
 
 def _number(request: Request, name: str, otherwise: int = 0) -> int:

@@ -12,6 +12,7 @@ from redis_message_queue import envelope
 from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard.rates import Rates, rates_of_journal, rates_of_records
 from redis_message_queue.envelope import tenant_text
+from redis_message_queue.identity import consumer_name
 from redis_message_queue.messages import MessageRecord, QueueStats, moment
 from redis_message_queue.protocol.pages import ListPart, PageReader, members_with_scores, scanned_pairs
 from redis_message_queue.protocol.records import pair, record_of, record_of_stored
@@ -37,9 +38,8 @@ class Lease:
 
     @property
     def consumer(self) -> str:
-        """The process id, and four bytes that stand for its host: see `identity.py`."""
-        holder = self.token[envelope.ID_BYTES :]
-        return f"process {int.from_bytes(holder[4:8], 'big')} on host {holder[:4].hex()}"
+        """The name of the process: its host and its process id."""
+        return consumer_name(self.token[envelope.ID_BYTES :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class GroupLag:
     messages: int
     batches: int
     has_query: bool
+    acked: int = 0
+    since: float = 0.0  # when it last finished a batch, or was first seen with these messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,14 @@ class Sample:
             or not {one.token for one in self.leases} <= {one.token for one in before.leases}
             or (ages[0] is not None and ages[1] is not None and ages[1] < ages[0])
         )
-        return replace(self, saw_claim=saw_claim)
+        last = {group.name: group for group in before.groups if group.messages}
+        groups = tuple(
+            replace(group, since=last[group.name].since)
+            if group.name in last and group.acked == last[group.name].acked
+            else group
+            for group in self.groups
+        )
+        return replace(self, saw_claim=saw_claim, groups=groups)
 
     def without_messages(self) -> Sample:
         """Return what the history keeps: a thousand queues must fit into memory."""
@@ -167,6 +176,8 @@ class Sampler:
                 messages=claimed[name],
                 batches=max(0, _number(sealed) - _number(acked)),
                 has_query=_number(deadline) / 1e6 > at,
+                acked=_number(acked),
+                since=at,
             )
             for name, (sealed, acked, deadline) in zip(names, states, strict=True)
         )

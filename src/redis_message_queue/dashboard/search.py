@@ -87,7 +87,7 @@ async def messages_of(
 
 
 async def find(sampler: Sampler, source: str, message_id: str) -> MessageRecord | None:
-    """Return one message by its id: at once in flight and delayed, else among the first 10,000."""
+    """Return one message of a source by its id: at once in flight and delayed, else among the first 10,000."""
     queue = sampler.queue
     fields = {"processing": queue.key.processing, "delayed": queue.key.delayed_messages}
     if source in fields:
@@ -96,3 +96,12 @@ async def find(sampler: Sampler, source: str, message_id: str) -> MessageRecord 
             return record_of_stored(stored, decode=False)
     found = await messages_of(queue, source, lambda record: record.id == message_id, 1)
     return found.records[0] if found.records else None
+
+
+async def locate(sampler: Sampler, message_id: str, likely: str) -> tuple[str, MessageRecord] | None:
+    """Return where a message is, and the message: in the likely source, or in whichever has it now."""
+    for source in sorted(SOURCES, key=lambda one: one != likely):
+        record = await find(sampler, source, message_id)
+        if record is not None:
+            return source, record
+    return None

@@ -116,6 +116,13 @@ def _stuck(history: Sequence[Sample]) -> Iterator[Finding]:
                 f"Consumer group {one_line(group.name)} holds {messages(group.messages)}, and no query is running.",
                 "Start the query with its checkpoint, or return the messages with rmq spark release.",
             )
+        elif group.messages and now.at - group.since >= _SLOW_SECONDS:
+            yield Finding(
+                Level.WARNING,
+                f"Consumer group {one_line(group.name)} holds {messages(group.messages)}, and its query has not "
+                f"finished a batch for {age(now.at - group.since)}.",
+                "Look at the query in the Spark UI: a task is slow, or it fails and is tried again.",
+            )
     if now.unleased and len(history) > 1 and min(one.unleased for one in history) > 0:
         held = now.at - history[0].at
         if held >= _QUIET_SECONDS:

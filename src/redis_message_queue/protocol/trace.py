@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis_message_queue import envelope
@@ -11,11 +11,23 @@ from redis_message_queue.errors import ConfigurationError, ConfigurationTypeErro
 from redis_message_queue.identity import consumer_name
 from redis_message_queue.messages import MessageRecord, TraceEntry, moment
 from redis_message_queue.plain_values import brief, is_text, plain
-from redis_message_queue.protocol.pages import FIRST_SCAN, PAGE, PageReader, scanned_pairs
+from redis_message_queue.protocol.pages import FIRST_SCAN, PAGE, REPLY_BYTES, PageReader, scanned_pairs
 from redis_message_queue.protocol.records import record_of_stored
 
 _ENTERED = (b"published", b"redriven", b"duplicate")  # the first that happens to a message
 _NAMED = ("n", "at", "event", "id", "tenant", "payload", "by")  # what an entry has fields for, or does not show
+_FIRST_ENTRIES = 50  # of a journal, which may contain payloads of any size
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPart:
+    """What a part of the journal tells of a message, the oldest first, each with the id of its entry.
+
+    ``is_whole`` is False if there were more entries than were to be read.
+    """
+
+    entries: list[tuple[bytes, TraceEntry]]
+    is_whole: bool
 
 
 class MessageFinder:
@@ -29,30 +41,47 @@ class MessageFinder:
 
     async def trace(self, message_id: str, max_entries: int) -> list[TraceEntry]:
         """Return what happened to a message, the oldest first, as far as the newest entries of the journal tell."""
-        wanted = check_id(message_id).hex().encode()
+        check_id(message_id)
         whole_number("max_entries", max_entries)
-        (length,) = await self._pages.send(("XLEN", self._keys.journal))
-        if not length:
+        if not await self.has_journal():
             raise JournalError(
                 "this queue has no journal, which is where the history of a message is; make the queue with "
                 "journal=True before you publish"
             )
-        found: list[TraceEntry] = []
-        end, left = b"+", max_entries
+        part = await self.search_journal(message_id, max_entries=max_entries)
+        return [entry for _, entry in part.entries]
+
+    async def has_journal(self) -> bool:
+        """Return whether the journal has entries."""
+        (length,) = await self._pages.send(("XLEN", self._keys.journal))
+        return bool(length)
+
+    async def search_journal(
+        self, message_id: str, *, max_entries: int, first: bytes = b"-", last: bytes = b"+", forward: bool = False
+    ) -> JournalPart:
+        """Return what a part of the journal tells of a message, from entry ``first`` to entry ``last``.
+
+        It reads backwards, until the message entered the queue, or ``forward`` from the beginning of the part.
+        """
+        wanted = check_id(message_id).hex().encode()
+        found: list[tuple[bytes, TraceEntry]] = []
+        count, left = _FIRST_ENTRIES, max_entries
         while left > 0:
-            count = min(PAGE, left)
-            (entries,) = await self._pages.send(("XREVRANGE", self._keys.journal, end, "-", "COUNT", count))
-            for _, fields in entries:
+            count = min(count, left)
+            verb, ends = ("XRANGE", (first, last)) if forward else ("XREVRANGE", (last, first))
+            (entries,) = await self._pages.send((verb, self._keys.journal, *ends, "COUNT", count))
+            for number, fields in entries:
                 entry = dict(zip(fields[::2], fields[1::2], strict=False))
                 if entry.get(b"id") == wanted:
-                    found.append(_trace_entry(entry))
-                    if entry.get(b"event") in _ENTERED:
-                        return found[::-1]
-            left -= count
+                    found.append((number, _trace_entry(entry)))
+                    if entry.get(b"event") in _ENTERED and not forward:
+                        return JournalPart(found[::-1], is_whole=True)
+            left -= len(entries)
             if len(entries) < count:
-                break
-            end = b"(" + entries[-1][0]
-        return found[::-1]
+                return JournalPart(found if forward else found[::-1], is_whole=True)
+            first, last = (b"(" + entries[-1][0], last) if forward else (first, b"(" + entries[-1][0])
+            count = _entries_that_fit(entries)
+        return JournalPart(found if forward else found[::-1], is_whole=False)
 
     async def get(self, message_id: str, max_messages: int) -> MessageRecord | None:
         """Return what is known of a message that is in the queue, and where it is; None if it was not found."""
@@ -126,6 +155,12 @@ def check_id(message_id: Any) -> bytes:
     if len(found) != envelope.ID_BYTES:
         raise ConfigurationError(f"message_id must be 32 hexadecimal digits, not {brief(message_id)}")
     return found
+
+
+def _entries_that_fit(read: list[Any]) -> int:
+    """Return how many entries to read next, if they are as large as those that were read."""
+    size = sum(len(value) for _, fields in read for value in fields)
+    return max(1, min(PAGE, REPLY_BYTES * len(read) // max(size, 1)))
 
 
 def _count(entry: bytes | None, usual: int) -> int:
