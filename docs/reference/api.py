@@ -31,6 +31,11 @@ SECTIONS = (
     Section("What a publisher receives", ("Receipt",)),
     Section("What a handler receives", ("ReceivedMessage",)),
     Section(
+        "Several queues in one process",
+        ("run_queues",),
+        "See [How to run many consumers](../how-to/run-many-consumers.md#several-queues).",
+    ),
+    Section(
         "Failures",
         ("RetryPolicy", "HandlerOutcome", "RetryLater", "Discard", "DeadLetter"),
         "See [How to delay and retry](../how-to/delay-and-retry.md).",

@@ -26,6 +26,7 @@ from redis_message_queue.sync.gateway import RedisGateway
 from redis_message_queue.sync.message import ReceivedMessage
 from redis_message_queue.sync.queue import RedisMessageQueue
 from redis_message_queue.sync.registry import open_registered, queues
+from redis_message_queue.sync.several import run_queues
 from redis_message_queue.version import __version__
 
 __all__ = [
@@ -56,5 +57,6 @@ __all__ = [
     "after_restore",
     "open_registered",
     "queues",
+    "run_queues",
 ]
 __all__ += errors.__all__

@@ -6,6 +6,7 @@ from redis_message_queue.asyncio.gateway import RedisGateway
 from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.queue import RedisMessageQueue
 from redis_message_queue.asyncio.registry import open_registered, queues
+from redis_message_queue.asyncio.several import run_queues
 from redis_message_queue.errors import *  # noqa: F403  its __all__ is ours too
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.identity import after_restore
@@ -56,5 +57,6 @@ __all__ = [
     "after_restore",
     "open_registered",
     "queues",
+    "run_queues",
 ]
 __all__ += errors.__all__

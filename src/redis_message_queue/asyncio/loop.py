@@ -33,6 +33,10 @@ class Loop:
                 self._prefetcher.holding.end_lease()
         return self._prefetcher.summary
 
+    def stop(self) -> None:
+        """Start no new work; handlers that run finish."""
+        self._prefetcher.stop()
+
     async def _work_together(self) -> None:
         workers = [
             asyncio.create_task(self._work_beside(), name=f"redis-message-queue-worker-{number}")
@@ -66,16 +70,19 @@ class Loop:
                 await prefetcher.acks.flush()
 
     async def _next_in_turn(self) -> WorkItem | None:
+        await self._acquire_turn()
+        try:
+            return await self._prefetcher.next_item()
+        finally:
+            self._turn.release()
+
+    async def _acquire_turn(self) -> None:
         try:
             async with asyncio.timeout(TURN_SECONDS):
                 await self._turn.acquire()
         except TimeoutError:
             await self._prefetcher.acks.flush()
             await self._turn.acquire()
-        try:
-            return await self._prefetcher.next_item()
-        finally:
-            self._turn.release()
 
     async def _handle(self, work_item: WorkItem) -> None:
         single = self._options.batch_size is None

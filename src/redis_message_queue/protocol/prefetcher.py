@@ -189,8 +189,11 @@ class Prefetcher:
             return False
         return self._left(work_item) <= self._pace.reserve
 
-    async def next_item(self) -> WorkItem | None:
-        """Return what to work on next; None when the loop should end. Only one caller at a time."""
+    async def next_item(self, *, waits: bool = True) -> WorkItem | None:
+        """Return what to work on next; None when the loop should end. Only one caller at a time.
+
+        Without ``waits``, it asks Redis once and returns None if there is nothing to begin now.
+        """
         until_empty, nap = self._options.until_empty, 0.001
         longest = max(_WAIT_SECONDS, self._queue.store.options.message_wait_interval_seconds)
         while not self._consumer.is_stopped():
@@ -202,12 +205,18 @@ class Prefetcher:
                 if (work_item := self.ready()) is not None:  # another worker may have been quicker
                     return work_item
             elif self._is_one_alone():
+                if not waits:
+                    return None
                 await self._queue.port.sleep(nap)
                 nap = min(_LONGEST_NAP_SECONDS, 2 * nap)
             else:
                 requeued, began = self._requeued, self._queue.port.now()
                 wait = min(longest, self._next_retry_in(began)) if until_empty else longest
-                if await self._refill(self._claim_size(), wait) or not until_empty:
+                if await self._refill(self._claim_size(), wait if waits else 0.0):
+                    continue
+                if not waits:
+                    return None
+                if not until_empty:
                     continue
                 if self._is_retry_left(began):
                     continue
@@ -215,6 +224,21 @@ class Prefetcher:
                     return None
                 await self._queue.port.sleep(0.001)  # what the helper requeues can be claimed again
         return None
+
+    async def put_back(self, work_item: WorkItem) -> None:
+        """Requeue an item that was taken and not begun, and what was claimed with it: others can start it now."""
+        with self._lock:
+            unbegun = [work_item, *self._work_items[self._next :]]
+            self._work_items = [one for one in self._work_items[: self._next] if one is not work_item]
+            self._next = len(self._work_items)
+            self._requeueing += 1
+        await self._requeue_items(unbegun)
+        self._settling.raise_if_cancelled()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no handler should start any more."""
+        return self._consumer.is_stopped()
 
     def _next_retry_in(self, now: float) -> float:
         """How long to wait for the next of this loop's own retries; 0 if there are none, or nobody asked for that."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 from redis_message_queue.checks import flag, number, required_function, whole_number
@@ -26,6 +26,11 @@ class RunSummary:
     retried: int = 0
     attempts: int = 0
     dead_lettered: int = 0  # by its claims, without calling the handler
+
+
+def add(one: RunSummary, other: RunSummary) -> RunSummary:
+    """Return the sum of two summaries."""
+    return RunSummary(**{each.name: getattr(one, each.name) + getattr(other, each.name) for each in fields(one)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

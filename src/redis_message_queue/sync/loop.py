@@ -12,7 +12,7 @@ from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.run_options import RunOptions, RunSummary
 from redis_message_queue.sync.awaitable import refuse_awaitable
 
-_LOOK_SECONDS = 0.1  # how often the main thread looks for signals while the others work
+LOOK_SECONDS = 0.1  # how often the main thread looks for signals while the others work
 
 
 class Loop:
@@ -38,6 +38,10 @@ class Loop:
                 self._prefetcher.holding.end_lease()
         return self._prefetcher.summary
 
+    def stop(self) -> None:
+        """Start no new work; handlers that run finish."""
+        self._prefetcher.stop()
+
     def _work_together(self) -> None:
         threads = [
             threading.Thread(target=self._work_beside, name=f"redis-message-queue-worker-{number}", daemon=True)
@@ -48,7 +52,7 @@ class Loop:
         try:
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(_LOOK_SECONDS)
+                    thread.join(LOOK_SECONDS)
         finally:
             # Ctrl-C: they finish what they have begun. A second one does not wait for that.
             self._prefetcher.stop()
@@ -74,13 +78,16 @@ class Loop:
     def _next_in_turn(self) -> WorkItem | None:
         if self._prefetcher.holding.is_forked:
             return None  # the thread that may have the turn does not exist in a forked child
-        if not self._turn.acquire(timeout=TURN_SECONDS):
-            finish(self._prefetcher.acks.flush())
-            self._turn.acquire()
+        self._acquire_turn()
         try:
             return finish(self._prefetcher.next_item())
         finally:
             self._turn.release()
+
+    def _acquire_turn(self) -> None:
+        if not self._turn.acquire(timeout=TURN_SECONDS):
+            finish(self._prefetcher.acks.flush())
+            self._turn.acquire()
 
     def _handle(self, work_item: WorkItem) -> None:
         handler = self._options.handler

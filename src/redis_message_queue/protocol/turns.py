@@ -1,0 +1,121 @@
+"""Shares the handlers of one process among the loops of several queues, by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redis_message_queue.checks import whole_number
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.plain_values import brief
+from redis_message_queue.protocol.run_options import RunSummary, add
+
+MOST_WEIGHT = 1_000
+# After this long a worker takes a free place out of turn: the worker whose turn it is may wait for its server.
+PATIENCE_SECONDS = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One loop: its weight, and where it stands.
+
+    ``virtual_time`` grows by 1/weight with each handler that starts, so the loop with the smallest one is next.
+    """
+
+    weight: int
+    workers: int  # those that wait for a handler to start, or are about to
+    virtual_time: float = 0.0
+    is_idle: bool = False  # its queue was empty, and one of its workers waits there without a place
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.workers > 0 and not self.is_idle
+
+
+class WeightedTurns:
+    """Decides which loop starts the next handler, while at most ``places`` of them run.
+
+    A worker needs a place before it claims, so a message is claimed only when its handler can start, and no prefetch
+    takes more than its share. A queue without messages gives its turns to the others; it saves none up for later.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._members: list[Member] = []
+        self._now = 0.0  # the virtual time of the last start
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a place is free."""
+        return self._free > 0
+
+    def join(self, weight: int, workers: int) -> Member:
+        """Add a loop with this many workers."""
+        member = Member(weight, workers)
+        self._members.append(member)
+        return member
+
+    def start(self, member: Member, *, whoever_waits: bool = False) -> bool:
+        """Take a place, if one is free and it is this loop's turn; with ``whoever_waits``, if one is free at all."""
+        if member.is_idle:
+            member.is_idle = False
+            member.virtual_time = max(member.virtual_time, self._now)
+        if self._free <= 0 or not (whoever_waits or member is min(self._waiting(), key=_virtual_time)):
+            return False
+        self._free -= 1
+        member.workers -= 1
+        self._now = max(self._now, member.virtual_time)
+        member.virtual_time += 1 / member.weight
+        return True
+
+    def rest(self, member: Member) -> None:
+        """Nothing was there: give the place back unused, and let the others have the turns."""
+        self.done(member)
+        member.virtual_time -= 1 / member.weight
+        member.is_idle = True
+
+    def done(self, member: Member) -> None:
+        """A handler has ended: its worker wants the next place at once, so that no other loop slips in between."""
+        self._free += 1
+        member.workers += 1
+
+    def leave(self, member: Member) -> None:
+        """The loop has ended."""
+        self._members.remove(member)
+
+    def _waiting(self) -> list[Member]:
+        return [member for member in self._members if member.is_waiting]
+
+
+def _virtual_time(member: Member) -> float:
+    return member.virtual_time
+
+
+def checked_weights(queues: Any, kind: type[Any]) -> dict[Any, int]:
+    """Return queues with their weights. Raises for what cannot be served together."""
+    if not isinstance(queues, Mapping) or not queues:
+        raise ConfigurationTypeError(
+            f"queues must be a mapping of queues to weights, such as {{urgent: 3, normal: 1}}, not {brief(queues)}"
+        )
+    for queue, weight in queues.items():
+        if not isinstance(queue, kind):
+            raise ConfigurationTypeError(
+                f"queues must contain objects of {kind.__module__.rpartition('.')[0]}, not {brief(queue)}"
+            )
+        whole_number("a weight in queues", weight)
+        if weight > MOST_WEIGHT:
+            raise ConfigurationError(f"a weight in queues must be at most {MOST_WEIGHT:,}, not {brief(weight)}")
+    return dict(queues)
+
+
+async def run_in_rounds(
+    run_once: Callable[[], Coroutine[Any, Any, list[RunSummary]]], *, until_empty: bool
+) -> list[RunSummary]:
+    """Run the loops, and with ``until_empty`` again until a round finds nothing: a handler may fill another queue."""
+    totals = await run_once()
+    latest = totals
+    while until_empty and any(one.attempts or one.dead_lettered for one in latest):
+        latest = await run_once()
+        totals = [add(total, one) for total, one in zip(totals, latest, strict=True)]
+    return totals

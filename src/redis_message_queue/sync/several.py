@@ -1,0 +1,209 @@
+"""Runs one handler on several queues in one process, with as many messages of each as its weight says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from redis_message_queue.checks import suggests_options
+from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.prefetcher import Prefetcher, WorkItem
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.run_options import RunOptions, RunSummary
+from redis_message_queue.protocol.turns import PATIENCE_SECONDS, Member, WeightedTurns, checked_weights, run_in_rounds
+from redis_message_queue.sync.loop import LOOK_SECONDS, Loop
+from redis_message_queue.sync.queue import RedisMessageQueue
+
+
+@suggests_options
+def run_queues(
+    queues: Mapping[RedisMessageQueue, int],
+    handler: Callable[[Any], Any],
+    *,
+    concurrency: int = 1,
+    prefetch: int = 1,
+    batch_size: int | None = None,
+    batch_seconds: float | None = None,
+    until_empty: bool = False,
+    wait_for_retries: bool = False,
+) -> list[RunSummary]:
+    """Call ``handler`` with messages of several queues, until you stop it with their ``interrupt`` or with `drain`.
+
+    As long as several queues have messages, each gets handlers in proportion to its weight. A queue without messages
+    leaves its share to the others. A message is claimed when its handler can start, or up to ``prefetch`` ahead. The
+    loop ends when all queues are stopped, or with the first error of one of them.
+
+    Args:
+        queues: Each queue and its weight, a whole number from 1 to 1,000. ``message.queue`` tells a handler the name.
+        handler: As in `RedisMessageQueue.run`.
+        concurrency: How many handlers run at the same time, of all queues together.
+        prefetch: How many messages of one queue to claim in one round trip.
+        batch_size: Call the handler with a list of up to this many messages, all of one queue.
+        batch_seconds: How long to wait until a batch is full. Meanwhile the batch counts as being handled.
+        until_empty: Return when no message is waiting in any of the queues.
+        wait_for_retries: With ``until_empty``, also wait for the next attempts of messages that this loop retries.
+
+    Returns:
+        list[RunSummary]: What was done with the messages of each queue, in the order of ``queues``.
+
+    Raises:
+        ConfigurationError: An argument cannot be used.
+        RetryBudgetExhaustedError: Redis could not be reached in time.
+    """
+    weights = checked_weights(queues, RedisMessageQueue)
+    options = RunOptions(
+        handler=handler,
+        concurrency=concurrency,
+        prefetch=prefetch,
+        batch_size=batch_size,
+        batch_seconds=batch_seconds,
+        until_empty=until_empty,
+        wait_for_retries=wait_for_retries,
+    )
+    return finish(run_in_rounds(lambda: _run_once(weights, options), until_empty=until_empty))
+
+
+async def _run_once(weights: Mapping[RedisMessageQueue, int], options: RunOptions[Any]) -> list[RunSummary]:
+    places = _Places(options.concurrency)
+    loops = [SharedLoop(queue._protocol, options, places, weight) for queue, weight in weights.items()]
+    threads = [_LoopThread(loop) for loop in loops]
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(LOOK_SECONDS)
+            if any(thread.error is not None for thread in threads):
+                break
+    finally:
+        for loop in loops:
+            loop.stop()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    for thread in threads:
+        if thread.error is not None:
+            raise thread.error
+    return [thread.summary for thread in threads]
+
+
+class _LoopThread(threading.Thread):
+    """Runs one loop, and keeps what it returns or raises."""
+
+    def __init__(self, loop: SharedLoop) -> None:
+        super().__init__(name="redis-message-queue-loop", daemon=True)
+        self._loop = loop
+        self.summary = RunSummary()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.summary = self._loop.run()
+        except BaseException as error:
+            self.error = error
+
+
+class _Places:
+    """Where the workers of all loops wait until a handler may start."""
+
+    def __init__(self, places: int) -> None:
+        self._turns = WeightedTurns(places)
+        self._changed = threading.Condition()
+
+    def join(self, weight: int, workers: int) -> Member:
+        with self._changed:
+            return self._turns.join(weight, workers)
+
+    def start(self, member: Member) -> bool:
+        """Take a place if it is this loop's turn."""
+        with self._changed:
+            return self._turns.start(member)
+
+    def wait(self, member: Member, prefetcher: Prefetcher) -> bool:
+        """Wait for a place. Returns False if the loop is stopped."""
+        if self.start(member):
+            return True
+        finish(prefetcher.acks.flush())  # they should not wait for a handler of another queue
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with self._changed:
+            while not self._turns.start(member, whoever_waits=time.monotonic() >= deadline):
+                if prefetcher.is_stopped:
+                    return False
+                self._changed.wait(LOOK_SECONDS)
+                if not self._turns.has_room:
+                    deadline = time.monotonic() + PATIENCE_SECONDS
+        return True
+
+    def give_back(self, give: Callable[[Member], None], member: Member) -> None:
+        with self._changed:
+            give(member)
+            self._changed.notify_all()
+
+    def rest(self, member: Member) -> None:
+        self.give_back(self._turns.rest, member)
+
+    def done(self, member: Member) -> None:
+        self.give_back(self._turns.done, member)
+
+    def leave(self, member: Member) -> None:
+        self.give_back(self._turns.leave, member)
+
+
+class SharedLoop(Loop):
+    """A loop that needs a place before each claim, and shares the places with the loops of other queues."""
+
+    def __init__(self, protocol: QueueProtocol, options: RunOptions[Any], places: _Places, weight: int) -> None:
+        super().__init__(protocol, options)
+        self._places = places
+        self._member = places.join(weight, options.concurrency)
+
+    def run(self) -> RunSummary:
+        try:
+            return super().run()
+        finally:
+            if not self._prefetcher.holding.is_forked:
+                self._places.leave(self._member)
+
+    def _work(self) -> None:
+        prefetcher = self._prefetcher
+        while item := self._next_shared():
+            try:
+                self._handle(item)
+            finally:
+                if not prefetcher.holding.is_forked:
+                    self._places.done(self._member)
+            if prefetcher.acks.is_late:
+                finish(prefetcher.acks.flush())
+
+    def _next_shared(self) -> WorkItem | None:
+        while not self._prefetcher.is_stopped:
+            self._acquire_turn()
+            try:
+                item, is_over = self._take()
+            finally:
+                self._turn.release()
+            if item is not None or is_over:
+                return item
+        return None
+
+    def _take(self) -> tuple[WorkItem | None, bool]:
+        """Return an item that has a place, or None and whether the loop is over."""
+        places, prefetcher = self._places, self._prefetcher
+        if not places.wait(self._member, prefetcher):
+            return None, True
+        item = None
+        try:
+            item = prefetcher.ready() or finish(prefetcher.next_item(waits=False))
+        finally:
+            if item is None:
+                places.rest(self._member)
+        if item is not None:
+            return item, False
+        if (item := finish(prefetcher.next_item())) is None:  # waits without a place
+            return None, True
+        if places.start(self._member):
+            return item, False
+        finish(prefetcher.put_back(item))  # all handlers are busy with other queues: another process may have time
+        return None, False
