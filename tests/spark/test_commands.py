@@ -170,6 +170,7 @@ def test_groups_are_shown_and_released(rmq, client, queue):
     assert shown.pop("oldest_seconds") >= 0
     assert (status, shown) == (0, {"group": "reports", "messages": 1, "lag": 0, "sealed": 1, "acked": 0, "epoch": 1})
     assert queue.stats().processing == 1
+    assert ".option('table', 'claimed')" in rmq("groups", "orders")[2]
 
     status, out, err = rmq("release", "orders", "reports")
     assert (status, out, "add --yes" in err) == (ExitStatus.USAGE, "", True)  # nobody is here to be asked

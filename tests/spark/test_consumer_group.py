@@ -19,9 +19,8 @@ from redis_message_queue.errors import (
     ConsumerGroupLostError,
 )
 from redis_message_queue.spark import consumer_group as module
-from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal
+from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal, split_members
 from redis_message_queue.spark.options import SourceOptions
-from redis_message_queue.spark.source import split_members
 
 pytestmark = pytest.mark.topic("Streaming queries in Spark")
 

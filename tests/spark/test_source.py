@@ -16,9 +16,9 @@ from pyspark.sql.types import StructType
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConsumerGroupLostError, DataLossError
-from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.consumer_group import ConsumerGroup, split_members
 from redis_message_queue.spark.options import SourceOptions
-from redis_message_queue.spark.source import BatchSlice, QueueStreamReader, split, split_members
+from redis_message_queue.spark.source import BatchSlice, QueueStreamReader, split
 from tests.depth import FULL
 from tests.spark.streaming_query import doubled, numbered, start, wait_for, written
 

@@ -9,9 +9,12 @@ from pyspark.sql import types as t
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.spark import tables
-from redis_message_queue.spark.options import TableOptions
+from redis_message_queue.spark import consumer_group, tables
+from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.options import SourceOptions, TableOptions
 from redis_message_queue.spark.tables import TableReader, table_schema
+
+pytestmark = pytest.mark.topic("Data pipeline")
 
 
 @pytest.fixture
@@ -108,6 +111,54 @@ def test_many_that_are_due_at_the_same_time_are_all_there(queue, read, page):
     due = datetime.now(UTC) + timedelta(days=1)
     queue.publish_many((f"order {number}" for number in range(10)), at=due)
     assert {row["payload"] for row in read("delayed", minPartitions="4")} == {f"order {number}" for number in range(10)}
+
+
+def claim_batch(client, group, count, *, seal=True, ack=False):
+    """A batch of a query that does not run any more."""
+    query = ConsumerGroup(client, SourceOptions(url="redis://unused", queue="orders", consumer_group=group))
+    query.acquire_group()
+    query.recover()
+    assert query.fill_batch(count) == count
+    if seal:
+        query.seal_batch()
+    if ack:
+        query.ack_batch(query.sealed)
+    query.release_lease()
+
+
+@pytest.mark.promise("An operator sees what a streaming query has claimed and can requeue it.")
+def test_what_streaming_queries_have_claimed_is_a_table(queue, read, client, monkeypatch):
+    queue.publish_many((f"order {number}" for number in range(10)), headers={"trace": "7"})
+    claim_batch(client, "reports", 1, ack=True)
+    claim_batch(client, "reports", 5)
+    claim_batch(client, "reports", 3, seal=False)
+    claim_batch(client, "audit", 1)
+    before = everything(client)
+    monkeypatch.setattr(consumer_group, "_LARGEST_PAGE", 2)
+    rows = read("claimed", minPartitions="4")
+    seen = [(row["consumer_group"], row["batch"], row["sealed"], row["payload"]) for row in rows]
+    assert seen == [
+        ("audit", 1, True, "order 9"),
+        *(("reports", 2, True, f"order {number}") for number in range(1, 6)),
+        *(("reports", 3, False, f"order {number}") for number in range(6, 9)),
+    ]
+    assert {tuple(row["headers"][0]) for row in rows} == {("trace", "7")}
+    assert [row["payload"] for row in read("claimed", consumerGroup="audit")] == ["order 9"]
+    assert read("claimed", consumerGroup="nobody") == []
+    assert everything(client) == before
+
+
+def test_a_claimed_message_has_its_delivery_count(queue, read, client):
+    queue.publish("again")
+    with pytest.raises(ValueError), queue.process_messages(1):
+        raise ValueError
+    claim_batch(client, "reports", 1)
+    assert [(row["payload"], row["delivery_count"]) for row in read("claimed")] == [("again", 2)]
+
+
+def test_only_claimed_messages_have_a_consumer_group(clean_server):
+    with pytest.raises(ConfigurationError, match="consumerGroup has no effect on the table pending"):
+        reader_of(clean_server.url, "pending", consumerGroup="reports")
 
 
 # Lists and records

@@ -15,9 +15,8 @@ from redis_message_queue import ConfigurationError, ConfigurationTypeError, Redi
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.envelope import Envelope
 from redis_message_queue.keys import KEY_MAP
-from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.consumer_group import ConsumerGroup, split_members
 from redis_message_queue.spark.options import SourceOptions
-from redis_message_queue.spark.source import split_members
 from redis_message_queue.testing import fast_forward as fast_forward_by_client
 from redis_message_queue.testing.fast_forward import AGEING
 

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -67,10 +67,26 @@ class GroupHolder(NamedTuple):
     lag: int  # messages that wait and are not claimed
 
 
-def _without_count(member: bytes) -> bytes:
-    """Return the message of a member of a batch: see lua/lib/batch.lua."""
-    count, colon, message = member.partition(b":")
-    return message if colon and count.isdigit() else member
+def split_members(members: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+    """Return stored messages and delivery counts from the members of a batch: see lua/lib/batch.lua."""
+    stored, counts = list(members), [1] * len(members)
+    for place, member in enumerate(members):
+        if member[:1] < b"\x80":
+            count, _, message = member.partition(b":")
+            if count.isdigit() and len(count) < 16:  # else another program wrote it, and it is shown as it is
+                counts[place], stored[place] = int(count), message
+    return stored, counts
+
+
+def page_size(counts: bytes | None) -> int:
+    """Return how many messages of a batch to read at once: as many as fit if each is as large as the largest."""
+    largest = _count((counts or b"").rpartition(b":")[2]) or _PAGE_BYTES
+    return max(1, min(_LARGEST_PAGE, _PAGE_BYTES // largest))
+
+
+def batch_length(counts: bytes | None) -> int:
+    """Return how many messages a batch has, 0 for what is no number of messages."""
+    return _count((counts or b"").partition(b":")[0])
 
 
 class ConsumerGroup:
@@ -160,7 +176,7 @@ class ConsumerGroup:
         (fields, clock) = self._reader.read(("HMGET", self.keys.group(self.name), "holder", "deadline"), ("TIME",))
         now = int(clock[0]) * 1_000_000 + int(clock[1])
         left = (_count(fields[1]) - now) / 1_000_000
-        oldest = [_without_count(member) for member in self.read_batch(self.state().acked + 1, 0, 1)]
+        oldest, _ = split_members(self.read_batch(self.state().acked + 1, 0, 1))
         published = [Envelope(stored).published_at for stored in oldest if is_message(stored)]
         return GroupHolder(
             holder=None if left <= 0 or not fields[0] else fields[0].decode("utf-8", "replace"),
@@ -222,12 +238,6 @@ class ConsumerGroup:
         (counts,) = self._reader.read(("HGET", self.keys.group(self.name), number))
         return None if counts is None else self._number(counts)
 
-    def _page_size(self, number: int) -> int:
-        """Return how many messages of a batch to read at once: as many as fit if each is as large as the largest."""
-        (counts,) = self._reader.read(("HGET", self.keys.group(self.name), number))
-        largest = _count((counts or b"").rpartition(b":")[2]) or _PAGE_BYTES
-        return max(1, min(_LARGEST_PAGE, _PAGE_BYTES // largest))
-
     def read_batch(self, number: int, start: int, stop: int) -> list[bytes]:
         """Return the stored messages of a batch from one index up to another."""
         (members,) = self._reader.read(("LRANGE", self.keys.members(self.name, number), start, stop - 1))
@@ -235,7 +245,8 @@ class ConsumerGroup:
 
     def read_pages(self, number: int, start: int, stop: int) -> Iterator[list[bytes]]:
         """Return the same in pages of about 4 MB, so that large messages do not block the server or fill the memory."""
-        count = self._page_size(number)
+        (counts,) = self._reader.read(("HGET", self.keys.group(self.name), number))
+        count = page_size(counts)
         while start < stop:
             page = self.read_batch(number, start, min(start + count, stop))
             if not page:

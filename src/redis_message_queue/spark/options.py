@@ -24,7 +24,9 @@ from redis_message_queue.protocol.reader import RecordSource
 from redis_message_queue.spark.connection import connect
 
 PayloadFormat = Literal["string", "binary"]
-Table = Literal["pending", "processing", "delayed", "completed", "failed", "dead_letters", "records", "journal"]
+Table = Literal[
+    "pending", "processing", "delayed", "claimed", "completed", "failed", "dead_letters", "records", "journal"
+]
 Check = Callable[[str, Any], None]
 
 # What Spark itself puts among the options of a source or a sink.
@@ -320,10 +322,20 @@ class TableOptions(QueueAddress):
         one_of(RecordSource),
         f"With table=records: whose records to read, one of {', '.join(get_args(RecordSource))}.",
     ] = "dead_letters"
+    consumer_group: Annotated[
+        str | None, text, "With table=claimed: the consumer group whose messages to read. Without it: all groups."
+    ] = None
     min_partitions: Annotated[
         int | None, whole_number, "The smallest number of tasks that read the table, if it has that many rows."
     ] = None
     payload_format: _PayloadFormat = "string"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.consumer_group is not None and self.table != "claimed":
+            raise ConfigurationError(
+                f"option consumerGroup has no effect on the table {self.table}; only claimed has consumer groups"
+            )
 
 
 _ROLES: tuple[type[QueueAddress], ...] = (SourceOptions, SinkOptions, TableOptions)

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from redis_message_queue.errors import DataLossError, RedisMessageQueueError
-from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal
+from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal, split_members
 from redis_message_queue.spark.options import SourceOptions
 
 if TYPE_CHECKING:
@@ -213,17 +213,6 @@ def split(sizes: dict[int, int], wanted: int | None) -> list[BatchSlice]:
         for number, size in sizes.items()
         for at in range(0, size, length)
     ]
-
-
-def split_members(members: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
-    """Return stored messages and delivery counts from the members of a batch: see lua/lib/batch.lua."""
-    stored, counts = list(members), [1] * len(members)
-    for place, member in enumerate(members):
-        if member[:1] < b"\x80":
-            count, _, message = member.partition(b":")
-            if count.isdigit() and len(count) < 16:  # else another program wrote it, and it is shown as it is
-                counts[place], stored[place] = int(count), message
-    return stored, counts
 
 
 def _why_gone(number: int, sealed: int, released: int) -> str:

@@ -29,6 +29,7 @@ from redis_message_queue.protocol.port import Argument
 from redis_message_queue.protocol.records import RecordPair, pair, record_of
 from redis_message_queue.spark import journal
 from redis_message_queue.spark.connection import RedisReader
+from redis_message_queue.spark.consumer_group import batch_length, page_size, split_members
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.rows import ColumnEncoder, message_columns, messages_schema, parse_stored, payload_type
 
@@ -267,6 +268,48 @@ class DelayedTable(QueueTable):
         return [*message_columns(stored, counts, self.options.queue), [at for _, at in there]]
 
 
+class ClaimedTable(QueueTable):
+    """The messages that streaming queries have claimed and not acked, batch by batch."""
+
+    @property
+    def schema(self) -> t.StructType:
+        return (
+            messages_schema(self.options.payload_format)
+            .add("consumer_group", t.StringType())
+            .add("batch", t.LongType())
+            .add("sealed", t.BooleanType())
+        )
+
+    def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
+        batches = [one for group in self._groups(reader) for one in self._batches(reader, group)]
+        size = self._rows_a_slice(sum(length for *_, length in batches))
+        pieces = ((*where, *page) for *where, length in batches for page in _pages(0, length, size))
+        return [TableSlice((piece,)) for piece in pieces]
+
+    def _groups(self, reader: RedisReader) -> list[str]:
+        if self.options.consumer_group is not None:
+            return [self.options.consumer_group]
+        (names,) = reader.read(("HKEYS", self.keys.groups))
+        return sorted(name.decode("utf-8", "replace") for name in names if name)  # '' has the sum of all groups
+
+    def _batches(self, reader: RedisReader, group: str) -> Iterator[tuple[str, int, bool, int, int]]:
+        """Return the batches of a group: whether each is sealed, how much of it to read at once, and its length."""
+        (found,) = reader.read(("HGETALL", self.keys.group(group)))
+        fields = found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
+        acked, sealed = (batch_length(fields.get(name)) for name in (b"acked", b"sealed"))
+        for number in sorted(int(name) for name in fields if name.isdigit() and int(name) > acked):
+            counts = fields[b"%d" % number]
+            yield group, number, number <= sealed, page_size(counts), batch_length(counts)
+
+    def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
+        ((group, number, is_sealed, size, start, stop),) = wanted.pieces
+        for at, end in _pages(start, stop, size):
+            (members,) = reader.read(("LRANGE", self.keys.members(group, number), at, end - 1))
+            stored, counts = split_members(members)
+            rest = ([value] * len(stored) for value in (group, number, is_sealed))
+            yield [*message_columns(stored, counts, self.options.queue), *rest]
+
+
 class ListTable(QueueTable):
     """The messages that have left the queue: payloads, and the record of each."""
 
@@ -367,6 +410,7 @@ TABLES: dict[str, type[QueueTable]] = {
     "pending": PendingTable,
     "processing": ProcessingTable,
     "delayed": DelayedTable,
+    "claimed": ClaimedTable,
     "completed": ListTable,
     "failed": ListTable,
     "dead_letters": ListTable,

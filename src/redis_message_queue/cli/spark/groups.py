@@ -26,12 +26,18 @@ def groups(queue: QueueChoice, output: Output) -> None:
     messages that nobody has claimed.
 
     Batches are numbered. Those up to `acked` are done. Those up to `sealed` belong to a query, or
-    to the next query that you start with the same checkpoint.
+    to the next query that you start with the same checkpoint. The table [bold]claimed[/bold] of the Spark format shows
+    their messages.
     """
     address = address_of(queue)
     with queue.client() as client:
         rows = [_row(_group(client, address, name), messages) for name, messages in _messages_by_group(client, address)]
     output.table(rows, empty=f"no streaming query has read {queue.name!r}")
+    if any(row["messages"] for row in rows):
+        output.say(
+            "To look at these messages: spark.read.format('redis_message_queue').option('table', 'claimed') with url, "
+            f"queue {queue.name!r} and, for one group, consumerGroup."
+        )
 
 
 def release(
