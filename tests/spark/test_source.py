@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import threading
 from collections.abc import Iterator
@@ -10,14 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.errors import ConsumerGroupLostError, DataLossError
+from redis_message_queue.errors import ConfigurationError, ConsumerGroupLostError, DataLossError
+from redis_message_queue.spark import QueueListener, StreamProgress
 from redis_message_queue.spark.consumer_group import ConsumerGroup, split_members
 from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.spark.prometheus import StreamMetrics
 from redis_message_queue.spark.source import BatchSlice, QueueStreamReader, split
 from tests.depth import FULL
 from tests.spark.streaming_query import doubled, numbered, start, wait_for, written
@@ -26,7 +30,7 @@ pytestmark = pytest.mark.topic("Streaming queries in Spark")
 
 
 NOW = {"availableNow": True}
-QUEUE = "orders"
+QUEUE, GROUP = "orders", "reports"
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ class Readers:
         self.running: list[QueueStreamReader] = []
 
     def __call__(self, **options: Any) -> QueueStreamReader:
-        usual: dict[str, Any] = {"url": self.url, "queue": QUEUE, "consumer_group": "reports", "lease_seconds": 0.5}
+        usual: dict[str, Any] = {"url": self.url, "queue": QUEUE, "consumer_group": GROUP, "lease_seconds": 0.5}
         self.running.append(QueueStreamReader(SourceOptions(**usual | options), Told()))
         return self.running[-1]
 
@@ -234,14 +238,42 @@ def test_a_trigger_that_runs_once_takes_everything_that_waits(queue, reader):
     assert rows(one, {"batch": 0}, end) == numbered(12_345)
 
 
-def test_the_report_shows_depth_and_age(queue, reader):
-    queue.publish_many(numbered(15))
-    one = reader()
-    one.latestOffset({"batch": 0}, TEN)
+COUNTS = ("claimed", "replayed", "acked", "released", "lag")
+
+
+def told_by(one: QueueStreamReader) -> dict[str, Any]:
     told = one.reportLatestOffset()
     assert told is not None
-    assert (told["batch"], told["depth"], told["oldest_seconds"] > 0) == (1, 5, True)
     json.dumps(told)
+    return told
+
+
+def counts_of(one: QueueStreamReader) -> dict[str, int]:
+    return {name: told_by(one)[name] for name in COUNTS}
+
+
+@pytest.mark.promise("The progress of a streaming query says what it has claimed, replayed, acked and released.")
+def test_the_report_shows_what_a_run_has_done(queue, reader, client):
+    queue.publish_many(numbered(25))
+    one = reader()
+    assert rows(one, {"batch": 0}, one.latestOffset({"batch": 0}, TEN)) == numbered(10)
+    assert counts_of(one) == {"claimed": 10, "replayed": 0, "acked": 0, "released": 0, "lag": 15}
+    told = told_by(one)
+    assert (told["batch"], told["queue"], told["consumer_group"], told["oldest_seconds"] > 0) == (1, QUEUE, GROUP, True)
+    one.latestOffset({"batch": 1}, TEN)
+    assert counts_of(one) == {"claimed": 20, "replayed": 0, "acked": 10, "released": 0, "lag": 5}
+    one.stop()
+
+    again = reader()  # its checkpoint has batch 2, which Spark may plan more than once
+    for _ in range(2):
+        assert rows(again, {"batch": 1}, {"batch": 2}) == numbered(10, 10)
+    again.latestOffset({"batch": 2}, TEN)
+    assert counts_of(again) == {"claimed": 5, "replayed": 10, "acked": 10, "released": 0, "lag": 0}
+    again.stop()
+
+    lost = reader(fail_on_data_loss=False)  # its checkpoint is ahead of the server, which still has batch 3
+    lost.partitions({"batch": 8}, {"batch": 9})
+    assert counts_of(lost) == {"claimed": 0, "replayed": 0, "acked": 0, "released": 5, "lag": 5}
 
 
 def test_a_batch_that_lost_messages_is_a_data_loss(queue, reader, client):
@@ -317,6 +349,51 @@ def test_a_delivery_count_stands_before_messages_that_came_before():
     assert split_members([b"\x80plain", b"12:\x82often"]) == ([b"\x80plain", b"\x82often"], [1, 12])
 
 
+# The listener
+
+
+def progress_of(**told: Any) -> StreamProgress:
+    counts: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"oldest_seconds": None}
+    return StreamProgress(
+        **{"query": None, "run_id": "1", "queue": "q", "consumer_group": "g", "batch": 1} | counts | told
+    )
+
+
+def test_a_new_run_counts_from_zero_and_the_metrics_go_on():
+    registry = CollectorRegistry()
+    metrics = StreamMetrics(registry=registry)
+    for told in (
+        {"claimed": 5, "acked": 2, "lag": 7, "oldest_seconds": 1.5},
+        {"claimed": 9, "acked": 9},
+        {"claimed": 3, "run_id": "2", "batch": 4},
+    ):
+        metrics.on_progress(progress_of(**told))
+    labels = {"queue": "q", "consumer_group": "g"}
+    values = {one: registry.get_sample_value(f"rmq_stream_{one}", labels) for one in ("claimed_total", "acked_total")}
+    assert values == {"claimed_total": 12, "acked_total": 9}
+    gauges = {one: registry.get_sample_value(f"rmq_stream_{one}", labels) for one in ("lag", "oldest_seconds", "batch")}
+    assert gauges == {"lag": 0, "oldest_seconds": 0, "batch": 4}
+    with pytest.raises(ConfigurationError, match="one StreamMetrics for each registry"):
+        StreamMetrics(registry=registry)
+
+
+def spark_progress(*offsets: str | None) -> Any:
+    sources = [SimpleNamespace(latestOffset=one) for one in offsets]
+    return SimpleNamespace(progress=SimpleNamespace(name="orders", runId="run", sources=sources))
+
+
+def test_other_sources_are_left_out_and_a_callback_that_fails_is_logged(queue, reader, caplog):
+    told = told_by(reader())
+    heard: list[StreamProgress] = []
+    QueueListener(heard.append).onQueryProgress(spark_progress(None, "12", '{"t-0": 5}', json.dumps(told)))
+    assert [(one.query, one.run_id, one.queue) for one in heard] == [("orders", "run", QUEUE)]
+    QueueListener(lambda progress: 1 // 0).onQueryProgress(spark_progress(json.dumps(told)))
+    assert "the callback for the progress of a streaming query failed" in caplog.text
+    with caplog.at_level(logging.INFO):
+        QueueListener().onQueryProgress(spark_progress(json.dumps(told)))
+    assert "orders: consumer group reports has claimed 0 messages" in caplog.text
+
+
 # With Spark
 
 
@@ -337,8 +414,19 @@ def test_available_now_brings_every_column_and_ends(spark, queue, server, tmp_pa
     assert queue.stats().processing == 0  # Spark commits no last batch; but it asks once more, in vain
 
 
+@pytest.mark.promise("The progress of a streaming query says what it has claimed, replayed, acked and released.")
 def test_a_running_query_takes_what_comes_and_shows_its_progress(spark, queue, server, tmp_path):
     queue.publish_many(numbered(20))
+    registry = CollectorRegistry()
+    heard: list[StreamProgress] = []
+    metrics = StreamMetrics(registry=registry)
+
+    def hear(progress: StreamProgress) -> None:
+        metrics.on_progress(progress)
+        heard.append(progress)
+
+    listener = QueueListener(hear)
+    spark.streams.addListener(listener)
     trigger = {"processingTime": "100 milliseconds"}
     options = {"url": server.url, "queue": QUEUE, "maxMessagesPerTrigger": 7}
     query = start(spark, tmp_path, trigger, **options)
@@ -346,10 +434,17 @@ def test_a_running_query_takes_what_comes_and_shows_its_progress(spark, queue, s
         wait_for(lambda: len(written(tmp_path, spark)) == 20, query)
         queue.publish_many(numbered(10, 20))
         wait_for(lambda: len(written(tmp_path, spark)) == 30, query)
-        shown = json.loads(query.lastProgress.json)["sources"][0]["latestOffset"]
-        assert {"batch", "depth", "oldest_seconds"} == (json.loads(shown) if isinstance(shown, str) else shown).keys()
+        wait_for(lambda: heard and heard[-1].claimed == 30, query)
     finally:
         query.stop()
+        spark.streams.removeListener(listener)
+    assert {(one.queue, one.consumer_group, one.run_id) for one in heard} == {(QUEUE, GROUP, query.runId)}
+    assert (heard[-1].replayed, heard[-1].released, heard[-1].lag) == (0, 0, 0)
+    assert heard[-1].acked >= 20  # the last batch is acked when Spark looks for the next one
+    labels = {"queue": QUEUE, "consumer_group": GROUP}
+    assert registry.get_sample_value("rmq_stream_claimed_total", labels) == 30
+    assert registry.get_sample_value("rmq_stream_acked_total", labels) == heard[-1].acked
+    assert registry.get_sample_value("rmq_stream_lag", labels) == 0
     queue.publish_many(numbered(5, 30))
     start(spark, tmp_path, NOW, **options).awaitTermination()
     assert sorted(written(tmp_path, spark)) == sorted(numbered(35))

@@ -16,11 +16,18 @@ from redis_message_queue.errors import MissingExtraError
 if TYPE_CHECKING:
     from redis_message_queue.spark.connector import register
     from redis_message_queue.spark.driver import prepare, session
+    from redis_message_queue.spark.listener import QueueListener, StreamProgress
 
-__all__ = ["prepare", "register", "session"]
+__all__ = ["QueueListener", "StreamProgress", "prepare", "register", "session"]
 
 # The module of each public name. PySpark takes most of a second to import, and may not be installed.
-_MODULES = {"prepare": "driver", "register": "connector", "session": "driver"}
+_MODULES = {
+    "QueueListener": "listener",
+    "StreamProgress": "listener",
+    "prepare": "driver",
+    "register": "connector",
+    "session": "driver",
+}
 _REQUIRED = ("pyspark", "py4j", "pyarrow", "pandas", "jinja2", "deltalake")
 # Since 4.2 Spark gives a stream reader its start and its limit, which the source is built on.
 _OLDEST_PYSPARK = (4, 2)

@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import redis
@@ -35,6 +36,7 @@ log = logging.getLogger("redis_message_queue")
 
 MESSAGES_A_SCRIPT = 10_000  # that one script moves into a batch: some 20 ms of the server's time
 _RELEASED_A_SCRIPT = 1_000
+_COUNTED_BATCHES = 1_000  # that one ack is expected to have: usually it is one batch
 _DIGITS = 15  # of a number that a script can count to
 _LARGEST_PAGE, _PAGE_BYTES = 5_000, 4_000_000  # messages that one command reads, and their bytes
 _STALE = re.compile(r"STALE epoch \d+ of a consumer group that is at epoch (\d+)")
@@ -65,6 +67,15 @@ class GroupHolder(NamedTuple):
     lease_seconds: float  # how long others still wait for it
     oldest_seconds: float | None  # how long ago the oldest claimed message was published
     lag: int  # messages that wait and are not claimed
+
+
+@dataclass
+class RunCounts:
+    """How many messages a run of a query has claimed, acked and released. It starts at 0."""
+
+    claimed: int = 0
+    acked: int = 0
+    released: int = 0
 
 
 def split_members(members: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
@@ -101,6 +112,7 @@ class ConsumerGroup:
         self._epoch_before = -1  # the epoch before ours
         self._part = 0  # how many scripts have filled the open batch
         self.sealed = self.acked = 0
+        self.counts = RunCounts()
         lines = (self.keys.tenant_pending(""), self.keys.expired(""))
         ttl_us = int((options.message_ttl_seconds or 0) * 1_000_000)
         limits = (options.max_delivery_count or 0, options.max_dead_letter_length or 0, ttl_us)
@@ -213,6 +225,7 @@ class ConsumerGroup:
                 batch=self.sealed + 1,
             )
             self._part = part
+            self.counts.claimed += added
             self._report_dead(dead, trimming)
             if not added and not again:
                 break
@@ -274,12 +287,19 @@ class ConsumerGroup:
         return self._release_all()
 
     def _clear(self, upto: int, skip: int = 0) -> None:
-        cleared = self.state().cleared
+        cleared, members = self.state().cleared, self._members_upto(upto)
         while True:
             arguments = (self.epoch, upto, cleared + 1, skip)
             self.acked, cleared = self._send(self._ack, *arguments, batch=cleared + 1)
             if cleared >= self.acked:
                 break
+        self.counts.acked += members
+
+    def _members_upto(self, number: int) -> int:
+        """Return how many messages the batches have that are not acked yet, up to this one."""
+        numbers = range(self.acked + 1, min(number, self.sealed, self.acked + _COUNTED_BATCHES) + 1)
+        (sizes,) = self._reader.read(("HMGET", self.keys.group(self.name), *numbers)) if numbers else ([],)
+        return sum(map(batch_length, sizes))
 
     def _release_all(self) -> int:
         """Release from the last batch to the first, and from the end of each, so that the order stays."""
@@ -295,6 +315,7 @@ class ConsumerGroup:
             keep = max(0, left - _RELEASED_A_SCRIPT)
             number, left = self._send(self._release, self.epoch, number, keep, batch=number)
             released += before - (left if number == current else 0)
+        self.counts.released += released
         self._refresh()
         return released
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -47,6 +47,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     _connected: ConsumerGroup | None = None
     _renewal: LeaseRenewal | None = None
     _left: int | None = None  # how many messages an AvailableNow query may still read
+    _offered = 0  # the last batch that this run has found by itself
+    _replayed_upto = 0  # the last batch that Spark has asked for by its checkpoint
+    _replayed = 0  # messages
 
     def __init__(self, options: SourceOptions, rows: RowEncoder) -> None:
         self._options = options
@@ -74,10 +77,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return the next batch: one that Spark has not seen yet, or a new one, or `start` if there is nothing."""
-        group, committed = self._acquired(), start[_BATCH]
+        self._offered = self._next_batch(start[_BATCH], limit)
+        return {_BATCH: self._offered}
+
+    def _next_batch(self, committed: int, limit: ReadLimit) -> int:
+        group = self._acquired()
         self._ack(group, committed)
         if group.sealed > committed:
-            return {_BATCH: committed + 1}
+            return committed + 1
         wanted = self._wanted(group, limit)
         if wanted > 0 and not group.fill_batch(wanted) and self._left is None:
             # With the default trigger Spark asks 80 times a second.
@@ -89,16 +96,27 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._left = self._left - size if size else 0
             if not size:
                 self._release_lease()
-        return {_BATCH: sealed}
+        return sealed
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return depth and oldest age for the progress. A server that is briefly away does not end the query."""
+        """Return what the progress shows: the lag, and what this run has done: see `StreamProgress`.
+
+        A server that is briefly away does not end the query.
+        """
         try:
-            depth, oldest = self._group.depth_and_age()
-            return {_BATCH: self._group.sealed, "depth": depth, "oldest_seconds": oldest}
+            lag, oldest = self._group.depth_and_age()
         except RedisMessageQueueError as error:
-            log.warning("%s: the depth of the queue could not be read (%s)", self._options.queue, type(error).__name__)
+            log.warning("%s: the lag of the query could not be read (%s)", self._options.queue, type(error).__name__)
             return None
+        return {
+            _BATCH: self._group.sealed,
+            "queue": self._options.queue,
+            "consumer_group": self._options.consumer_group,
+            "replayed": self._replayed,
+            **asdict(self._group.counts),
+            "lag": lag,
+            "oldest_seconds": oldest,
+        }
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the batches after `start` in slices. After a crash this is the first call, with the same batches."""
@@ -110,7 +128,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if lost or end[_BATCH] < start[_BATCH]:
             self._report_data_loss(_why_gone(lost[0] if lost else end[_BATCH], state.sealed, state.released))
         kept = {number: size for number, size in sizes.items() if size and number not in lost}
+        self._count_replayed(kept)
         return split(kept, self._options.min_partitions)
+
+    def _count_replayed(self, sizes: dict[int, int]) -> None:
+        """Count batches that this run did not find itself, each once: Spark may plan one more than once."""
+        known = max(self._offered, self._replayed_upto)
+        self._replayed += sum(size for number, size in sizes.items() if number > known)
+        self._replayed_upto = max(known, *sizes, 0)
 
     def commit(self, end: Offset) -> None:
         """Ack everything up to here: Spark is done with it."""
