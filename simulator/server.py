@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redis_message_queue.protocol.port import Argument
-from redis_message_queue.scripts import Script, all_names, script
+from redis_message_queue.scripts import Script, all_scripts
 from simulator.keyspace import COMMANDS, OUT_OF_MEMORY, Keyspace, RedisError
 from simulator.lua import Interpreter, as_bytes
 
@@ -20,7 +20,7 @@ _SCRIPTS: dict[str, Script] = {}
 def script_of(source: str) -> Script:
     """The script with this text."""
     if not _SCRIPTS:
-        _SCRIPTS.update((one.source, one) for one in map(script, all_names()))
+        _SCRIPTS.update((one.source, one) for one in all_scripts())
     return _SCRIPTS[source]
 
 

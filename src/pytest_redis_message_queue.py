@@ -30,13 +30,13 @@ _QUEUE_OPTIONS = {"message_wait_interval_seconds": 0}
 def rmq_server() -> Iterator[EmbeddedRedis]:
     """A real Redis or Valkey server on a free port: one for the whole run, or one for each pytest-xdist worker."""
     from redis_message_queue.embedded import EmbeddedRedis
-    from redis_message_queue.scripts import all_names, script
+    from redis_message_queue.scripts import all_scripts
 
     with EmbeddedRedis() as server:
         with server.client() as client:
             # With its script loaded, each call of a queue is one request, which lose_reply can count.
-            for name in all_names():
-                client.script_load(script(name).source)
+            for script in all_scripts():
+                client.script_load(script.source)
         yield server
 
 

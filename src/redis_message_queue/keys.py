@@ -79,10 +79,11 @@ KEY_MAP = (
     KeyKind(
         "meta",
         "HASH",
-        "The `version` of the stored format, the number of `partitions`, `tenants` once a message of a tenant has "
-        "waited, the bytes of the `largest` message since the queue was empty, if one was large, and since when the "
-        "queue is `paused`. With a journal also its rules, its identity, the serial number of its last entry and how "
-        "far it is archived.",
+        "The `version` of the stored format, and once more in `version_journal` or the like by clients that ask for a "
+        "journal or weights, the number of `partitions`, `tenants` once a message of a tenant has waited, "
+        "the bytes of the `largest` message since the queue was empty, if one was large, and since when the queue is "
+        "`paused`. With a journal also its rules, its identity, the serial number of its last entry and how far it is "
+        "archived.",
     ),
     KeyKind("timer_owner", "STRING, TTL", "Exists while one consumer is set to wake up when the next lease ends."),
     KeyKind(

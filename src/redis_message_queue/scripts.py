@@ -14,12 +14,21 @@ _INCLUDE = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--[^\n]*")
 _COMMAND = re.compile(r"\(\s*'([A-Z]+)'")
 _PASSED_ON = re.compile(r"(?<!redis\.call)(?<!redis\.pcall)\('([A-Z]+)'")
+_READS_STATE = "--@include state"
 _HEADER = re.compile(r"\A(?:-- .*\n)+")
 _PARAGRAPH = {
     table: re.compile(rf"^-- {table} {{2}}(.*?)^-- (?:ARGV|Returns)", re.M | re.S) for table in ("KEYS", "ARGV")
 }
 _UNPACKED = 4000
 _STANDS_FOR = {"take": "claim", "ack_one": "settle"}
+# Which field of `meta` a script reads the version in: see lua/lib/state.lua. By whether the client asks for a journal,
+# and for weights.
+_VERSION_FIELDS = {
+    (False, False): "version",
+    (True, False): "version_journal",
+    (False, True): "version_weights",
+    (True, True): "version_journal_weights",
+}
 _NAME = re.compile(r"(\w+)(?: \((number|flag)\))?(\.\.\.)?(?::|$)")
 
 
@@ -54,20 +63,27 @@ class Named(NamedTuple):
     repeats: bool
 
 
+def version_field(*, journal: bool = False, weights: bool = False) -> str:
+    """The field of ``meta`` in which a client with these wishes looks for the version of the stored state."""
+    return _VERSION_FIELDS[journal, weights]
+
+
 @cache
-def script(name: str) -> Script:
-    """The script ``lua/<name>.lua``, read once."""
-    source = assembled((_LUA / f"{name}.lua").read_text("utf-8"))
+def script(name: str, version_field: str = "version") -> Script:
+    """The script ``lua/<name>.lua``, read once for each kind of client."""
+    source = assembled((_LUA / f"{name}.lua").read_text("utf-8"), version_field)
     digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     return Script(name, source, digest, key_names(source), commands_of(source))
 
 
-def assembled(text: str) -> str:
+def assembled(text: str, version_field: str = "version") -> str:
     """What the server gets: below the header one line that names keys and arguments, and the text of each include."""
     header = _HEADER.match(text)
     if header is None or not _PARAGRAPH["KEYS"].search(header[0]):
         raise ValueError("a script must name its keys in its header: -- KEYS  name: what it is | ...")
     bindings = " ".join(one for table in _PARAGRAPH for one in _bindings(table, _names(header[0], table)))
+    if _READS_STATE in text:
+        bindings += f" local version_field = '{version_field}'"
     body = _INCLUDE.sub(lambda found: (_LUA / "lib" / f"{found[1]}.lua").read_text("utf-8"), text[header.end() :])
     return f"{header[0]}{bindings}\n{body}"
 
@@ -108,7 +124,8 @@ def argument_names(source: str) -> tuple[str, ...]:
 
 def bound_names(source: str) -> list[str]:
     """The local variables that a script gets from its header."""
-    return [one.name for table in _PARAGRAPH for one in _names(source, table)]
+    names = [one.name for table in _PARAGRAPH for one in _names(source, table)]
+    return [*names, "version_field"] if _READS_STATE in source else names
 
 
 def constant(step: str, name: str) -> int:
@@ -122,6 +139,12 @@ def constant(step: str, name: str) -> int:
 def commands_of(source: str) -> tuple[str, ...]:
     """The Redis commands that are the first argument of a call: of `redis.call`, or of a function that passes it on."""
     return tuple(sorted(set(_COMMAND.findall(_COMMENT.sub("", source)))))
+
+
+def all_scripts() -> list[Script]:
+    """Every script, as each kind of client sends it."""
+    every = (script(name, field) for name in all_names() for field in _VERSION_FIELDS.values())
+    return list({one.sha: one for one in every}.values())
 
 
 def all_names() -> list[str]:

@@ -77,6 +77,47 @@ async def test_after_a_flush_journal_and_weights_are_written_again(
     assert "q is gone from Redis" in caplog.text
 
 
+@pytest.mark.promise("After a flush, a running process logs it and writes version, journal settings and weights again.")
+async def test_after_a_flush_journal_and_weights_are_written_again_behind_a_client_without_them(
+    shell: Shell, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that asks for neither finds the server empty first, and writes the state without them."""
+    queue = shell.queue(wait=0, journal=True, tenant_weights={"a": 3})
+    await queue.publish("before")
+    assert await take(queue) == b"before"
+    shell.redis.flushall()
+    await shell.queue(wait=0).publish("between")
+    await queue.publish("after", tenant="a")
+    told = [entry[b"event"] for _, entry in shell.redis.xrange(queue.key.journal)]
+    assert told == [b"published"]
+    assert shell.redis.hget(queue.key.weights, "a") == b"3"
+    assert "q is gone from Redis" in caplog.text
+
+
+@pytest.mark.promise("After a flush, a running process logs it and writes version, journal settings and weights again.")
+@pytest.mark.parametrize("wish", [{"journal": True}, {"tenant_weights": {"a": 3}}], ids=["journal", "weights"])
+async def test_a_claim_after_a_flush_finds_what_its_options_need(shell: Shell, wish: dict[str, Any]) -> None:
+    """A consumer with one of the wishes, behind a producer that has none."""
+    consumer = shell.queue(wait=0, **wish)
+    assert await take(consumer) is None
+    shell.redis.flushall()
+    await shell.queue(wait=0).publish("after", tenant="a")
+    assert await take(consumer) == b"after"
+    told = [entry[b"event"] for _, entry in shell.redis.xrange(consumer.key.journal)]
+    assert told == ([b"claimed", b"acked"] if "journal" in wish else [])
+    assert shell.redis.hgetall(consumer.key.weights) == ({b"a": b"3"} if "tenant_weights" in wish else {})
+
+
+@pytest.mark.promise("State of a newer version raises `StateVersionError`, and nothing changes.")
+async def test_a_newer_version_is_refused_by_a_client_that_wants_a_journal(shell: Shell) -> None:
+    """Such a client writes its rules first, and must not write them into a state that it does not know."""
+    queue = shell.queue(wait=0, journal=True)
+    shell.redis.hset(queue.key.meta, "version", 2)
+    with pytest.raises(shell.module.StateVersionError, match=r"version '2'.*upgrade"):
+        await queue.publish("a")
+    assert shell.redis.hgetall(queue.key.meta) == {b"version": b"2"}
+
+
 @pytest.mark.promise("`message.attempt` counts every delivery of a message, retries included.")
 async def test_attempts_count_every_delivery(shell: Shell) -> None:
     """Retries and deliveries after a crash; not what was requeued before a handler had it."""

@@ -210,7 +210,7 @@ class Caller:
         lines = [TARGET.tenant_pending(""), TARGET.expired("")]
         rules = [*lines, self.settings.window_ms, limit, self.settings.tenant_limit, self.settings.overload]
         return self._send_words(
-            "hand_off", [sha, own + len(theirs), *words, *rules, fresh_base(), len(results), *details]
+            "hand_off", [sha, own + len(theirs), *words, *rules, fresh_base(), "version", len(results), *details]
         )
 
     def redrive(
@@ -265,8 +265,8 @@ class Caller:
 
     def open_queue(self, *, drains: int = 1, journal: str = "", weights: dict[str, int] | None = None) -> int:
         """What the protocol writes at its first contact."""
-        rules: dict[str, Any] = {"version": 1, "identity": "ab", "journal": journal, "soft": 10, "hard": 100}
-        words = self._words("open_queue", {}, (), drains=drains, **rules)
+        rules: dict[str, Any] = {"version": 1, "version_field": "version_journal", "identity": "ab", "journal": journal}
+        words = self._words("open_queue", {}, (), drains=drains, soft=10, hard=100, **rules)
         return self._send_words("open_queue", [*words, *(part for one in (weights or {}).items() for part in one)])
 
     def notify(self) -> int:

@@ -572,9 +572,9 @@ def _handed_off(rest: Any) -> list[bytes]:
     """The ids of all messages of all targets."""
     ids: list[bytes] = []
     while rest:
-        base, number = rest[6:8]
+        base, _, number = rest[6:9]
         ids += chunk_ids(base, number)
-        rest = rest[8 + 3 * number :]
+        rest = rest[9 + 3 * number :]
     return ids
 
 
@@ -603,7 +603,7 @@ def _worlds(client: redis.Redis, queue: str) -> tuple[MemoryBackend, RedisBacken
     backends = MemoryBackend(options), RedisBackend(options, client)
     for backend in backends:
         for at in range(OBJECTS):
-            finish(backend.slots(at)._write_state())
+            finish(backend.slots(at).write_state())
     return backends
 
 

@@ -35,6 +35,10 @@ from tests.protocol.stored import (
     time_of,
 )
 
+_TARGET_RULES = (
+    *("tenant_pending", "expired", "window_ms", "limit", "tenant_limit", "overload", "base", "version_field"),
+    "number",
+)
 _TARGET_KEYS = (
     *("pending", "wakeup", "deliveries", "leases", "tenant_ring", "tenant_backlog", "weights", "delayed"),
     "delayed_messages",
@@ -204,16 +208,14 @@ class MemoryRedis:
         return b"1" + marks + b"".join((len(gone) // 16).to_bytes(2, "big") + gone for gone in dropped)
 
     def _targets(self, keys: Any, given: Any) -> list[Enqueueing]:
-        """Each has its keys, eight settings and three arguments a message; the markers of all are at the end."""
+        """Each has its keys, nine settings and three arguments a message; the markers of all are at the end."""
         names, rest, settings = (keys.targets, *keys.rest), list(given.rest), []
         while rest:
-            rules = named(
-                ("tenant_pending", "expired", "window_ms", "limit", "tenant_limit", "overload", "base", "number"),
-                rest[:8],
-            )
-            rules.messages = in_groups(rest[8 : 8 + 3 * rules.number], 3)
+            rules = named(_TARGET_RULES, rest[: len(_TARGET_RULES)])
+            rest = rest[len(_TARGET_RULES) :]
+            rules.messages = in_groups(rest[: 3 * rules.number], 3)
             settings.append(rules)
-            rest = rest[8 + 3 * rules.number :]
+            rest = rest[3 * rules.number :]
         markers = (None, *names[len(_TARGET_KEYS) * len(settings) :])
         return [
             Enqueueing(
@@ -278,6 +280,8 @@ class MemoryRedis:
         """Write the version of a queue, and the weights of its tenants."""
         self.hashes[keys.meta].setdefault(b"version", given.version)
         self.hashes[keys.meta].setdefault(b"partitions", 1)
+        if given.version_field:
+            self.hashes[keys.meta].setdefault(given.version_field.encode(), given.version)
         for tenant, weight in in_groups(given.rest, 2):
             if weight == 1:
                 self.hashes[keys.weights].pop(tenant.encode(), None)

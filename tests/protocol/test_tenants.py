@@ -54,7 +54,7 @@ def test_weights_are_written_before_the_first_claim_of_an_object_and_not_again()
     setup = filled({"ann": 9, "bob": 9}, tenant_weights=WEIGHTS)
     port = setup.port()
     taken(setup.queue(port), 1, 1)
-    assert port.verbs() == ["open_queue", "claim", "claim"]
+    assert port.verbs() == ["open_queue", "SADD", "claim", "claim"]
     assert setup.memory.hashes[setup.keys.weights] == {b"ann": 3}
 
 
@@ -71,7 +71,7 @@ def test_weights_whose_writing_was_lost_are_written_again_before_anything_is_cla
         setup = filled({"ann": 1, "bob": 1}, tenant_weights=WEIGHTS)
         port = setup.port({0: first, 1: second})
         assert len(process_all(setup.queue(port))) == 2
-        assert port.verbs()[:4] == ["open_queue"] * 3 + ["claim"]
+        assert port.verbs()[:5] == ["open_queue"] * 3 + ["SADD", "claim"]
 
 
 def test_a_consumer_that_cannot_tell_its_weights_claims_nothing_and_tries_again():
@@ -82,7 +82,7 @@ def test_a_consumer_that_cannot_tell_its_weights_claims_nothing_and_tries_again(
         process_all(queue)
     assert (port.verbs(), len(queue.store.claimer.unconfirmed)) == (["open_queue"], 0)
     assert process_all(queue) == [b"ann0"]
-    assert port.verbs()[1:3] == ["open_queue", "claim"]
+    assert port.verbs()[1:4] == ["open_queue", "SADD", "claim"]
 
 
 def test_a_weight_of_one_takes_back_what_was_written_before():

@@ -6,8 +6,8 @@
 -- ARGV  keep_ms | leased (flag) | tenant_pending | expired
 --       kept_limit (number): length of kept, 0 for any, -1 to keep nothing | note: as in settle.lua
 --       call | tokens: of one message
---       results...: for each target tenant_pending, expired, window_ms, limit, tenant_limit, overload, base, the number
---       of messages, and for each message its due, marker and body, as in enqueue.lua
+--       results...: for each target tenant_pending, expired, window_ms, limit, tenant_limit, overload, base, its
+--       version_field, the number of messages, and for each message its due, marker and body, as in enqueue.lua
 -- Returns '0' if the message is not the caller's; '-' and the number of a target that is full; or '1', for each result
 --       '1' or '0' (stored, or a duplicate there), then for each target in two bytes how many messages it dropped and
 --       their ids, then what went wrong with trimming. In the first two cases nothing was changed.
@@ -19,11 +19,11 @@ end
 --@include clock
 --@include envelope
 --@include bounded
-local KEYS_OF_TARGET, RULES_OF_TARGET = 12, 8
+local KEYS_OF_TARGET, RULES_OF_TARGET = 12, 9
 
 -- The steps of a queue, for a target: its keys and rules have the names that these steps need.
 local function open_target(
-  tenant_pending, expired, limit, tenant_limit, drops,
+  version_field, tenant_pending, expired, limit, tenant_limit, drops,
   pending, wakeup, deliveries, leases, tenant_ring, tenant_backlog, weights, delayed, delayed_messages, journal, meta,
   longest
 )
@@ -70,7 +70,7 @@ check_tenant(tenant)
 
 local queues, at, messages = {}, 1, 0
 while at <= #results do
-  local one = {at = at + RULES_OF_TARGET, count = tonumber(results[at + 7])}
+  local one = {at = at + RULES_OF_TARGET, count = tonumber(results[at + 8])}
   one.rules = {unpack(results, at, at + RULES_OF_TARGET - 1)}
   queues[#queues + 1] = one
   at, messages = one.at + 3 * one.count, messages + one.count
@@ -79,9 +79,9 @@ if messages > 1000 then error('at most 1,000 messages in one call', 0) end
 local markers = {unpack(targets, KEYS_OF_TARGET * #queues + 1)}
 local marks = {}
 for nth, one in ipairs(queues) do
-  local prefix, prefix_expired, window_ms, limit, tenant_limit, overload, base = unpack(one.rules)
+  local prefix, prefix_expired, window_ms, limit, tenant_limit, overload, base, field = unpack(one.rules)
   local target = open_target(
-    prefix, prefix_expired, tonumber(limit), tonumber(tenant_limit), overload == 'drop',
+    field, prefix, prefix_expired, tonumber(limit), tonumber(tenant_limit), overload == 'drop',
     unpack(targets, KEYS_OF_TARGET * (nth - 1) + 1, KEYS_OF_TARGET * nth)
   )
   local target_marks, plan = target.plan(target.read(results, one.at, one.count, base, markers))

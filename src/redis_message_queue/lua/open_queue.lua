@@ -1,12 +1,14 @@
 -- open_queue.lua: writes what a queue must have before its first message: its version, journal and tenant weights.
 -- KEYS  meta | weights
 -- ARGV  drains (flag): 1 for a caller that takes messages out, and must be able to begin on a full server
---       version | identity: of a new journal
+--       version | version_field: see lib/state.lua; '' if more weights follow in another call
+--       identity: of a new journal
 --       journal: '1' if the journal also holds payloads, '0' if it does not, '' for a queue without one
 --       soft: the length of the journal | hard: its length with entries that no archive has read
 --       changes...: tenants and their weights, in pairs
 -- Returns 1. It needs no reply cache: a repetition does the same.
-redis.call('HLEN', meta)
+local found = redis.call('HGET', meta, 'version')
+if found and found ~= version then error('STATEVERSION ' .. found .. ' in ' .. meta, 0) end
 redis.call('HLEN', weights)
 if drains then redis.call('HDEL', meta, '') end -- see rule 2 of README.md
 redis.call('HSETNX', meta, 'version', version)
@@ -23,4 +25,6 @@ for at = 1, #changes, 2 do
     redis.call('HSET', weights, changes[at], changes[at + 1])
   end
 end
+-- Last: a client that finds this field finds everything else.
+if version_field ~= '' then redis.call('HSETNX', meta, version_field, version) end
 return 1

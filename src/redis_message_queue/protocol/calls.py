@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from redis_message_queue.errors import RetryBudgetExhaustedError
@@ -14,7 +14,7 @@ from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.claim_attempt import HANDED_OVER, OFFERED, ClaimAttempt
 from redis_message_queue.protocol.port import Argument, AttemptEnd, Command, Port, StateMissingError
 from redis_message_queue.protocol.retry import RetryPlan
-from redis_message_queue.scripts import script
+from redis_message_queue.scripts import Script, script, version_field
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ STATE_VERSION = 1  # of everything that is stored; lua/lib/state.lua compares it
 _MISSED_STATES = 2  # how often a call writes the state of its queue before it gives up
 _DAY_MS = 86_400_000
 _UNREAD = 10  # how many times its length a journal may have, while an archive has not read it
-_WEIGHTS_A_SCRIPT = 1_000
+_WEIGHTS_A_SCRIPT = 2_000  # tenants and their weights, so half as many tenants
 _BRINGING_IN = {"publish", "enqueue", "redrive", "hand_off"}  # what a full server refuses before anything is written
 _NAP_SECONDS = 0.5  # the longest sleep between two looks at a stop signal
 _FIRST_CONTACT_SECONDS = 5.0  # how long a server that was never reached is waited for
@@ -55,11 +55,13 @@ class ReplySlot:
         self.key = key = keys.reply(base64.urlsafe_b64encode(holder).decode())
         self.process = process
         self.number = 0
+        field = _version_field(options)
         lease_us = int((options.message_visibility_timeout_seconds or 0) * 1_000_000)
         prefixes = (keys.tenant_pending(""), keys.expired(""))
 
         def command(verb: str, *settings: Argument, **given: str) -> Command:
-            return Command(script(verb), script_keys(keys, script(verb).keys, reply=key, **given), settings)
+            one = script(verb, field)
+            return Command(one, script_keys(keys, one.keys, reply=key, **given), settings)
 
         self.publish = command("publish", keep_ms)
         self.enqueue = command("enqueue", keep_ms, *prefixes, *publishing_rules(options))
@@ -100,6 +102,10 @@ def publishing_rules(options: GatewayOptions) -> tuple[Argument, ...]:
     return (window_ms, options.max_pending_length or 0, options.max_pending_per_tenant or 0, overload)
 
 
+def _version_field(options: GatewayOptions) -> str:
+    return version_field(journal=bool(options.journal), weights=bool(options.tenant_weights))
+
+
 def never_stop() -> bool:
     """Return False: nothing stops this call but its own end."""
     return False
@@ -122,18 +128,22 @@ class Calls:
         self.has_connected = (
             self.plan.budget_seconds == 0
         )  # whether Redis was ever reached; without retries it does not matter
+        self.version_field = _version_field(options)
         self._open = Command(script("open_queue"), script_keys(keys, script("open_queue").keys))
-        self.needs_journal = bool(options.journal)  # whether the journal of the queue is not known to exist
-        self._weights_written = not options.tenant_weights
-        self.is_prepared = self._weights_written and not self.needs_journal  # whether a claim can be sent
+        # Whether the journal and the weights of these options, if any, have been written.
+        self.is_prepared = not (options.journal or options.tenant_weights)
         self._has_called = False  # whether a call was answered before
         # The process, and the slots that are free in it: replaced together, so that no thread sees half of it.
         self._free: tuple[int, deque[ReplySlot]] = (0, deque())
         self._offered: deque[ClaimAttempt] = deque()
 
-    async def open_journal(self, limit: float | None = None, *, drains: bool = False) -> None:
-        """Make sure that the queue has its journal, before anything happens that belongs into it."""
-        if self.needs_journal:
+    def script(self, name: str) -> Script:
+        """The script with this name, as a client with these options sends it."""
+        return script(name, self.version_field)
+
+    async def prepare(self, limit: float | None = None, *, drains: bool = False) -> None:
+        """Write the rules of the journal and the weights of tenants before the first call, if the options have any."""
+        if not self.is_prepared:
             await self._write_state(limit, drains)
 
     async def write_state(self, limit: float | None = None, *, drains: bool = False) -> None:
@@ -147,13 +157,15 @@ class Calls:
                 "are written again",
                 self.keys.prefix,
             )
-        self._weights_written = self.is_prepared = not self.options.tenant_weights
         await self._write_state(limit, drains)
 
-    async def _write_state(self, limit: float | None = None, drains: bool = False) -> None:
-        await self._open_queue(limit, drains, ())
-        self.needs_journal = False
-        self.is_prepared = self._weights_written
+    async def _write_state(self, limit: float | None, drains: bool) -> None:
+        weights = [part for one in (self.options.tenant_weights or {}).items() for part in one]
+        last = max(0, len(weights) - 1) // _WEIGHTS_A_SCRIPT * _WEIGHTS_A_SCRIPT
+        for first in range(0, last + 1, _WEIGHTS_A_SCRIPT):
+            field = self.version_field if first == last else ""
+            await self._open_queue(limit, drains, field, weights[first : first + _WEIGHTS_A_SCRIPT])
+        self.is_prepared = True
         await self._register(limit)
 
     async def _register(self, limit: float | None) -> None:
@@ -166,23 +178,12 @@ class Calls:
         if isinstance(answer, Exception):
             log.debug("%s was not added to the registry of queues: %s", self.keys.prefix, type(answer).__name__)
 
-    async def write_weights(self, limit: float | None = None) -> None:
-        """Store the weights of tenants, before this object claims its first message."""
-        if self._weights_written:
-            return
-        weights = list((self.options.tenant_weights or {}).items())
-        for first in range(0, len(weights), _WEIGHTS_A_SCRIPT):
-            changes = [part for one in weights[first : first + _WEIGHTS_A_SCRIPT] for part in one]
-            await self._open_queue(limit, True, tuple(changes))
-        self._weights_written = True
-        self.is_prepared = not self.needs_journal
-
-    async def _open_queue(self, limit: float | None, drains: bool, weights: tuple[Argument, ...]) -> None:
+    async def _open_queue(self, limit: float | None, drains: bool, field: str, weights: Sequence[Argument]) -> None:
         soft = self.options.max_journal_length
         journal: tuple[Argument, ...] = ("", "")
         if self.options.journal:
             journal = (self.port.new_id().hex(), int(self.options.journal == "payload"))
-        rules = (int(drains), STATE_VERSION, *journal, soft, _UNREAD * soft)
+        rules = (int(drains), STATE_VERSION, field, *journal, soft, _UNREAD * soft)
         await self.retry(lambda: self.port.call(self._open, (), (*rules, *weights)), "open the queue", limit=limit)
 
     def acquire_slot(self) -> ReplySlot:

@@ -268,8 +268,7 @@ class Claimer:
     async def _prepare(self, started: float, limit: float | None) -> bool:
         """Write what the queue must have before its first claim; False if the time was up."""
         try:
-            await self._calls.open_journal(limit, drains=True)
-            await self._calls.write_weights(limit)
+            await self._calls.prepare(limit, drains=True)
             return True
         except RetryBudgetExhaustedError:
             if self._failing_since is None:

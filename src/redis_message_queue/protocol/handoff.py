@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis_message_queue import envelope
@@ -21,12 +22,10 @@ from redis_message_queue.protocol.confirm import dropped_ids
 from redis_message_queue.protocol.port import Argument, Command, StateMissingError
 from redis_message_queue.protocol.sender import OutgoingMessage, Published, chunk_ids
 from redis_message_queue.protocol.settle import SettleReason
-from redis_message_queue.scripts import script
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
 
-_HAND_OFF = Command(script("hand_off"), ())
 _TARGET_KEYS = (
     *("pending", "wakeup", "deliveries", "leases", "tenant_ring", "tenant_backlog", "weights"),
     *("delayed", "delayed_messages", "journal", "meta", "longest"),
@@ -58,7 +57,8 @@ class HandOffTarget:
         store = self.queue.store
         base = self._new_id[: envelope.BASE_BYTES]
         prefixes = (store.keys.tenant_pending(""), store.keys.expired(""))
-        parts: list[Argument] = [*prefixes, *publishing_rules(store.options), base, len(self.messages)]
+        rules = (*publishing_rules(store.options), base, store.calls.version_field)
+        parts: list[Argument] = [*prefixes, *rules, len(self.messages)]
         for one in self.messages:
             place = 0 if one.marker is None else markers.setdefault(one.marker, len(markers) + 1)
             parts += [one.due, place, envelope.body(one.payload, one.tenant, one.extras, one.ttl_us)]
@@ -72,6 +72,7 @@ class HandOff:
         queue.store.capabilities.require("hand_off")
         self._queue = queue
         self._calls = queue.store.calls
+        self._command = Command(self._calls.script("hand_off"), ())
 
     async def targets(self, publish: Sequence[Any]) -> list[HandOffTarget]:
         """Return the results by queue, checked as `publish` would check each of them."""
@@ -84,7 +85,7 @@ class HandOff:
             try:
                 await self._refuse_elsewhere(queue)
                 queue.gate.refuse_if_shut()
-                await queue.store.calls.open_journal()
+                await queue.store.calls.prepare()
                 outgoing = await queue.builder.build(message, **details)
             except RedisMessageQueueError as error:
                 error.locate(queue.options.name, "complete")
@@ -179,11 +180,14 @@ class HandOff:
                 *(-1 if terminal_list is None else terminal_list.limit or 0, reason.as_json()),
                 *(slot.next_call(), claim.token, *details),
             )
+            send = partial(
+                self._calls.call, self._command, arguments, extra_keys=extra_keys, cancellations=cancellations
+            )
             try:
-                reply = await self._calls.call(_HAND_OFF, arguments, extra_keys=extra_keys, cancellations=cancellations)
+                reply = await send()
             except StateMissingError:
                 await self._write_state(targets)
-                reply = await self._calls.call(_HAND_OFF, arguments, extra_keys=extra_keys, cancellations=cancellations)
+                reply = await send()
         finally:
             self._calls.release_slot(slot)
         return self._read(reply, claim, targets)

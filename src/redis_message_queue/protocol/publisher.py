@@ -72,8 +72,8 @@ class Publisher:
             calls, message_id = store.calls, first_id(self._port.new_id())
             started = self._port.now() if emitter.wanted else 0.0
             try:
-                if calls.needs_journal:
-                    await calls.open_journal()
+                if not calls.is_prepared:
+                    await calls.prepare()
                 slot = calls.acquire_slot()
                 try:
                     command, extra_keys, arguments = sender.choose_for_one(slot, message_id, outgoing)

@@ -25,7 +25,6 @@ from redis_message_queue.protocol.pages import (
     scanned_pairs,
 )
 from redis_message_queue.protocol.port import Argument, Command
-from redis_message_queue.scripts import script
 
 PurgeTarget = Literal["pending", "delayed", "completed", "failed", "dead_letters", "orphans"]
 
@@ -124,9 +123,10 @@ class Purger:
 
         Returns how many messages were removed, and what the script says about the next step.
         """
-        keys = script_keys(self._keys, script("sweep").keys, reply=slot.key)
+        sweep = self._calls.script("sweep")
+        keys = script_keys(self._keys, sweep.keys, reply=slot.key)
         settings = (int(self._calls.keep_seconds * 1000), self._keys.tenant_pending(""), self._keys.expired(""))
-        command = Command(script("sweep"), keys, settings)
+        command = Command(sweep, keys, settings)
         reply = await self._calls.call(command, (slot.next_call(), *arguments), extra_keys=lists)
         count, _, more_to_do = reply.partition(b" ")
         return int(count), more_to_do

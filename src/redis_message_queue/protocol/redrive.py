@@ -23,7 +23,6 @@ from redis_message_queue.protocol.port import Argument, Command, split
 from redis_message_queue.protocol.records import RecordPair, digest, pair, record_of, tenant_bytes
 from redis_message_queue.protocol.sender import chunk_ids
 from redis_message_queue.protocol.store import Store
-from redis_message_queue.scripts import script
 
 # A script that removes elements deep in a list walks to each of them, and once more over everything on the way.
 _DEEP = 10_000
@@ -160,9 +159,9 @@ class Redriver:
 
     def _command(self, source: str, slot: ReplySlot) -> Command:
         messages, records = self._pages.lists[source]
-        names = script("redrive").keys
-        keys = script_keys(self._calls.keys, names, dlq=messages, records=records, reply=slot.key)
-        return Command(script("redrive"), keys)
+        redrive = self._calls.script("redrive")
+        keys = script_keys(self._calls.keys, redrive.keys, dlq=messages, records=records, reply=slot.key)
+        return Command(redrive, keys)
 
     async def _details(
         self, chosen: Sequence[_Chosen], respect_deduplication: bool

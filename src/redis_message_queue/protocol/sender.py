@@ -99,7 +99,7 @@ class Sender:
         """Add a chunk to the queue; when the queue is full raise, wait or drop the oldest, as its policy says."""
         calls = self._calls
         await self._confirmer.refuse_if_impossible()
-        await calls.open_journal()
+        await calls.prepare()
         slot = calls.acquire_slot()
         sent: Sent | None = None
         try:

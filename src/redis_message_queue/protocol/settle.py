@@ -11,7 +11,6 @@ from redis_message_queue.keys import script_keys
 from redis_message_queue.protocol.calls import Calls, ReplySlot, never_stop
 from redis_message_queue.protocol.claim import Claim, read_trimming
 from redis_message_queue.protocol.port import Argument, Call, Command, split
-from redis_message_queue.scripts import script
 
 _MOST_AT_ONCE = 1_000  # messages in one script
 _MOST_BYTES = 4_000_000  # of these messages together
@@ -123,7 +122,7 @@ class Settler:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         lease_us = int((calls.options.message_visibility_timeout_seconds or 0) * 1_000_000)
-        keys, renew = calls.keys, script("renew")
+        keys, renew = calls.keys, calls.script("renew")
         prefixes = (keys.tenant_pending(""), keys.expired(""))
         self._renew = Command(renew, script_keys(keys, renew.keys), (lease_us, *prefixes))
 

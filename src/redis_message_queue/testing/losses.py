@@ -18,7 +18,7 @@ from redis_message_queue import checks
 from redis_message_queue.errors import FaultInjectionError
 from redis_message_queue.keys import REGISTRY_KEY
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.scripts import all_names, script
+from redis_message_queue.scripts import all_names, all_scripts
 from redis_message_queue.testing.queue_internals import Client, Queue, client_of
 
 # What a queue does, and the scripts that do it; any other name is that of a script or of a Redis command.
@@ -304,4 +304,4 @@ def _name_of(command: bytes, argument: bytes) -> str:
 
 @functools.cache
 def _scripts() -> dict[bytes, str]:
-    return {script(name).sha.encode(): script(name).verb for name in all_names()}
+    return {one.sha.encode(): one.verb for one in all_scripts()}

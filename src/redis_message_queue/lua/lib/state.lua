@@ -1,6 +1,8 @@
 -- lib/state.lua: refuses a queue whose stored state has another version, and tells what kind of queue it is.
--- Needs  meta, journal
+-- Needs  meta, journal, version_field
 -- Makes  journaled, uses_tenants, paused, largest, remember_largest
+-- `version_field` is 'version'. A client that asks for a journal or weights reads the version in a field that only such
+-- a client writes: so it notices if the state was lost and another client, without these wishes, has written it anew.
 -- `journaled` is '1' if the journal also holds payloads, '0' if it does not, and false for a queue without a journal.
 -- A queue has a journal if `meta` says so: every client writes it, whatever its own options are.
 -- `uses_tenants` is '1' once a message of a tenant has waited in a list or has been delayed, and false before.
@@ -12,7 +14,7 @@ local journaled, uses_tenants, paused, largest
 do
   local version
   version, journaled, uses_tenants, paused, largest
-    = unpack(redis.call('HMGET', meta, 'version', 'journal', 'tenants', 'paused', 'largest'))
+    = unpack(redis.call('HMGET', meta, version_field, 'journal', 'tenants', 'paused', 'largest'))
   -- The first contact, or somebody flushed the server. By its hash: a name may have characters that an error cannot.
   if not version then error('NOSTATE ' .. redis.sha1hex(meta), 0) end
   if version ~= '1' then error('STATEVERSION ' .. version .. ' in ' .. meta, 0) end
