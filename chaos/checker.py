@@ -17,7 +17,7 @@ from chaos.ledger import Entry, read_ledgers
 
 # Where a campaign keeps its ledgers, and what the checker has to know about it.
 LEDGERS, RULES_FILE = "ledgers", "rules.json"
-ENDS = frozenset({"acked", "failed", "dead", "expired", "handed_off", "dropped"})
+ENDS = frozenset({"acked", "failed", "dead", "expired", "handed_off", "dropped", "cancelled"})
 _CLAIMS = frozenset({"claimed", "reclaimed"})
 # A server's clock may differ by this much between two readings of one script and its expiry, in seconds.
 _CLOCK_TOLERANCE = 0.1

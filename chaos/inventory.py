@@ -11,7 +11,7 @@ from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, KeyKind
 # What holds messages that are under way: nothing of it is left when everything is handled.
 TRANSIENT = frozenset(
     {
-        *("pending", "processing", "leases", "deliveries", "delayed", "delayed_messages"),
+        *("pending", "processing", "leases", "deliveries", "delayed", "delayed_messages", "cancelled"),
         *("tenant_ring", "tenant_pending", "expired", "tenant_backlog"),
     }
 )

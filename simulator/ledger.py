@@ -113,6 +113,7 @@ _JOURNALED: dict[str, tuple[tuple[str, ...], str]] = {  # where a message is bef
     "dead": ((WAITING, DELAYED, PROCESSING), NOWHERE),
     "expired": ((WAITING, DELAYED, PROCESSING), NOWHERE),
     "dropped": ((WAITING, DELAYED), NOWHERE),
+    "cancelled": ((WAITING, DELAYED), NOWHERE),
     "retried": ((PROCESSING,), DELAYED),
     "requeued": ((PROCESSING, BATCH), WAITING),
 }

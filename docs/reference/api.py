@@ -131,6 +131,7 @@ FIELD_SENTENCES = {
         "headers": "the headers that `get_headers` returned for it, None without headers",
         "state": "where `get()` found it: `pending`, `delayed` or `processing`",
         "consumer": "who works on it, host and process id; for messages in processing",
+        "cancelled": "whether `cancel()` has marked it, so that the claim that meets it drops it; for pending messages",
     },
     "TraceEntry": {
         "event": "what happened, as the [journal](../how-to/keep-a-journal.md#what-an-entry-contains) calls it",

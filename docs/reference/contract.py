@@ -40,6 +40,7 @@ TOPICS = (
     "Tenants",
     "Interrupts",
     "Pausing",
+    "Cancelling a message",
     "Draining",
     "Cancellation",
     "Killed and interrupted consumers",

@@ -118,6 +118,14 @@ EVENT_ROWS: dict[EventOperation, tuple[EventRow, ...]] = {
     EventOperation.DISCARDED: (
         EventRow("the handler raised `Discard`, and the message was removed", _SUCCESS, (*_TIMED, *_ERROR)),
     ),
+    EventOperation.CANCELLED: (
+        EventRow("`cancel()` removed a delayed message", _SUCCESS, ("message_id",)),
+        EventRow(
+            "a claim met a message that `cancel()` has marked, and dropped it",
+            _SUCCESS,
+            ("message_id", "delivery_count"),
+        ),
+    ),
     EventOperation.REQUEUED: (
         EventRow(
             "a loop ended and returned a message that it had not started to the front of its queue", _SUCCESS, _TIMED

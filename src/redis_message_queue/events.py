@@ -21,6 +21,7 @@ class EventOperation(StrEnum):
     FAILED = "failed"
     RETRIED = "retried"
     DISCARDED = "discarded"
+    CANCELLED = "cancelled"
     REQUEUED = "requeued"
     REDRIVEN = "redriven"
     HANDED_OFF = "handed_off"

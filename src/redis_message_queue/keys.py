@@ -40,6 +40,12 @@ KEY_MAP = (
     ),
     KeyKind("delayed", "ZSET", "Ids of messages that wait for their time or their next attempt, scored by that time."),
     KeyKind("delayed_messages", "HASH", "Message id to the stored message, for every id in `delayed`."),
+    KeyKind(
+        "cancelled",
+        "ZSET, TTL",
+        "Ids of waiting messages that are cancelled, scored by the time of the call in microseconds of the server's "
+        "clock. The claim that meets such a message drops it.",
+    ),
     KeyKind("tenant_ring", "ZSET", "Tenants that have messages waiting, scored by virtual time."),
     KeyKind("tenant_pending::<tenant>", "LIST", "The waiting messages of one tenant, ordered as in `pending`."),
     KeyKind(
@@ -81,9 +87,9 @@ KEY_MAP = (
         "HASH",
         "The `version` of the stored format, and once more in `version_journal` or the like by clients that ask for a "
         "journal or weights, the number of `partitions`, `tenants` once a message of a tenant has waited, "
-        "the bytes of the `largest` message since the queue was empty, if one was large, and since when the queue is "
-        "`paused`. With a journal also its rules, its identity, the serial number of its last entry and how far it is "
-        "archived.",
+        "the bytes of the `largest` message since the queue was empty, if one was large, since when the queue is "
+        "`paused`, and `cancels` while messages are marked as cancelled. With a journal also its rules, its identity, "
+        "the serial number of its last entry and how far it is archived.",
     ),
     KeyKind("timer_owner", "STRING, TTL", "Exists while one consumer is set to wake up when the next lease ends."),
     KeyKind(
@@ -141,6 +147,7 @@ class QueueKeys:
     timer_owner: str
     delayed: str
     delayed_messages: str
+    cancelled: str
     tenant_ring: str
     tenant_backlog: str
     weights: str

@@ -128,6 +128,7 @@ class MessageRecord:
     headers: Mapping[str, str] | None = field(default=None, hash=False)
     state: str | None = None
     consumer: str | None = None
+    cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,9 +44,9 @@ CONSUMER = Role(
 )
 OPERATOR = Role(
     "operator",
-    "reads, redrives, purges and pauses a queue",
-    ("stats", "redrive", "sweep", "read_page", "open_queue", "notify"),
-    (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZRANGE", "ZSCAN"),
+    "reads, redrives, purges and pauses a queue, and cancels messages",
+    ("stats", "redrive", "sweep", "cancel", "read_page", "open_queue", "notify"),
+    (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCAN"),
 )
 JOURNAL = Role(
     "journal",

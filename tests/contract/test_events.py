@@ -21,7 +21,7 @@ OPERATIONS = {
     *("publish", "publish_dedup_hit", "dropped"),
     *("claim", "claim_empty", "claim_reclaim"),
     *("ack", "nack", "completed", "failed", "retried", "requeued", "redriven", "handed_off", "dlq"),
-    "discarded",
+    *("discarded", "cancelled"),
     *("lease_renew", "stale_lease_ack", "stale_lease_nack", "stale_lease_renew"),
     *("cleanup_failed", "trim_failed", "retry_attempt", "retry_exhausted"),
 }

@@ -127,6 +127,7 @@ async def operate(shell: Shell, client: Any) -> None:
     shell.redis.lpush(queue.key.dead_letter, "letter")
     await call("redrive_dead_letters")
     await call("tenants")
+    await call("cancel", "ab" * 16)
     for target in ("pending", "completed", "orphans", "dead_letters", "delayed"):
         with contextlib.suppress(ValueError):
             await call("purge", target=target)

@@ -100,6 +100,7 @@ def test_the_page_lists_exactly_the_events_that_are_emitted(
     fail_to_clean_up(queue, client, clean_server)
     try_again(queue)
     discard(queue)
+    cancel(queue)
     requeue(queue)
     hand_on(queue)
     lose_the_server(recorder)
@@ -234,6 +235,13 @@ def discard(queue: MakeQueue) -> None:
     discarding.publish("a")
     with discarding.process_message():
         raise Discard("not wanted")
+
+
+def cancel(queue: MakeQueue) -> None:
+    cancelling = queue("cancelled")
+    cancelling.cancel(cancelling.submit("a", delay_seconds=60).id)
+    cancelling.cancel(cancelling.submit("b").id)
+    take(cancelling)
 
 
 def requeue(queue: MakeQueue) -> None:

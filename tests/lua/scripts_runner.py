@@ -98,6 +98,7 @@ class Settings:
     window_ms: int = 60_000
     dlq_limit: int = 0
     keep_ms: int = 60_000
+    mark_ms: int = 3_600_000
     hold_ms: int = 60_000
     tenant_pending: str = KEYS.tenant_pending("")
     expired: str = KEYS.expired("")
@@ -259,6 +260,9 @@ class Caller:
         began = self.now_us() if began is None else began
         words = self._words("sweep", keys, (), **told, call=self._numbered(call), what=what, whose=whose, began=began)
         return self._send_words("sweep", [*words, *others])
+
+    def cancel(self, id: bytes, *, call: int | None = None) -> bytes:
+        return self._send("cancel", {}, id=id, call=self._numbered(call))
 
     def renew(self, held: Held) -> bytes:
         return self._send("renew", {}, held)

@@ -6,7 +6,18 @@ from typing import Any
 
 from redis_message_queue.envelope import HEADER_BYTES, TIME_AT
 from redis_message_queue.scripts import all_names
-from tests.lua.scripts_runner import HOUR_US, KEYS, TIMER_OWNER, WOKEN, Caller, New, Taken, new_id
+from tests.lua.scripts_runner import (
+    HOUR_US,
+    KEYS,
+    TIMER_OWNER,
+    WOKEN,
+    Caller,
+    New,
+    Taken,
+    chunk_ids,
+    fresh_base,
+    new_id,
+)
 
 Call = Callable[..., Any]
 Situation = Callable[[Caller], Call]
@@ -373,6 +384,45 @@ def claim_in_vain_beside_a_delay(caller: Caller) -> Call:
     return partial(caller.claim, slice_us=2 * HOUR_US)
 
 
+def cancel_first(caller: Caller, *messages: New | bytes) -> None:
+    """Enqueue these, and mark the first one."""
+    base = fresh_base()
+    caller.enqueue(*messages, base=base)
+    assert caller.cancel(chunk_ids(base, 1)[0]) == b"marked"
+
+
+def take_past_a_cancelled_one(caller: Caller) -> Call:
+    cancel_first(caller, b"first", b"second")
+    return caller.take
+
+
+def claim_past_a_cancelled_one(caller: Caller) -> Call:
+    cancel_first(caller, b"first", b"second", b"third")
+    return partial(caller.claim, 2)
+
+
+def claim_past_a_cancelled_one_without_leases(caller: Caller) -> Call:
+    caller.settings.lease_us = 0
+    return claim_past_a_cancelled_one(caller)
+
+
+def claim_nothing_but_a_cancelled_one(caller: Caller) -> Call:
+    cancel_first(caller, b"first")
+    return caller.claim
+
+
+def claim_in_turns_past_a_cancelled_one(caller: Caller) -> Call:
+    cancel_first(caller, New(b"first", b"acme"), New(b"second", b"acme"), New(b"third", b"zeta"))
+    return partial(caller.claim, 2)
+
+
+def claim_in_vain_beside_a_mark_of_nobody(caller: Caller) -> Call:
+    caller.publish(b"first")
+    assert caller.cancel(new_id()) == b"marked"
+    caller.sweep("pending")
+    return caller.claim
+
+
 def leave_messages_of_every_kind(caller: Caller) -> None:
     """Over the limit, under it, foreign, never delivered, due by now; with a tenant and without."""
     caller.settings.most = 2
@@ -383,6 +433,7 @@ def leave_messages_of_every_kind(caller: Caller) -> None:
     caller.expire()
     caller.client.rpush(KEYS.pending, b"foreign")
     caller.publish(b"never delivered")
+    cancel_first(caller, b"cancelled")
     caller.enqueue(New(b"due by now", b"acme", due="+1000000000"), New(b"due by now too", b"zeta", due="+1000000000"))
     caller.pass_delays()
     caller.take_token()
@@ -636,6 +687,44 @@ def sweep_orphans(caller: Caller) -> Call:
     return partial(caller.sweep, "orphans", b"".join(one.token for one in held))
 
 
+def cancel_what_is_delayed(caller: Caller) -> Call:
+    base = fresh_base()
+    caller.enqueue(New(b"first", b"acme", due="+1000000000"), base=base)
+    return partial(caller.cancel, chunk_ids(base, 1)[0])
+
+
+def cancel_what_waits_for_its_next_attempt(caller: Caller) -> Call:
+    (held,) = caller.hold(b"first")
+    caller.retry_later([held])
+    caller.enqueue(New(b"second", due="+1000000000"))
+    return partial(caller.cancel, held.id)
+
+
+def cancel_what_waits(caller: Caller) -> Call:
+    return partial(caller.cancel, caller.publish_all([b"first", b"second"])[1])
+
+
+def cancel_what_waits_of_a_tenant(caller: Caller) -> Call:
+    cancel_first(caller, New(b"first", b"zeta"))
+    return partial(caller.cancel, caller.enqueue_for("acme", b"first")[0])
+
+
+def cancel_again(caller: Caller) -> Call:
+    (id,) = caller.publish_all([b"first"])
+    caller.cancel(id)
+    return partial(caller.cancel, id)
+
+
+def cancel_what_is_in_flight(caller: Caller) -> Call:
+    caller.publish(b"second")
+    return partial(caller.cancel, caller.hold(b"first")[0].id)
+
+
+def cancel_in_vain(caller: Caller) -> Call:
+    caller.hold(b"first")
+    return partial(caller.cancel, new_id())
+
+
 def renew(caller: Caller) -> Call:
     return partial(caller.renew, caller.hold(b"first", b"second"))
 
@@ -729,6 +818,12 @@ CLAIMS: tuple[Situation, ...] = (
     claim_what_is_due_without_leases,
     claim_what_is_due_in_turns,
     claim_in_vain_beside_a_delay,
+    take_past_a_cancelled_one,
+    claim_past_a_cancelled_one,
+    claim_past_a_cancelled_one_without_leases,
+    claim_nothing_but_a_cancelled_one,
+    claim_in_turns_past_a_cancelled_one,
+    claim_in_vain_beside_a_mark_of_nobody,
     claim_everything_at_once,
 )
 SETTLEMENTS: tuple[Situation, ...] = (
@@ -793,7 +888,19 @@ SWEEPS: tuple[Situation, ...] = (
     sweep_a_list,
     sweep_orphans,
 )
-NUMBERED = (*PUBLISHES, *ENQUEUES, *CLAIMS, *SETTLEMENTS, *RETURNS, *PUT_OFFS, *HAND_OFFS, *REDRIVES, *SWEEPS)
+CANCELS: tuple[Situation, ...] = (
+    cancel_what_is_delayed,
+    cancel_what_waits_for_its_next_attempt,
+    cancel_what_waits,
+    cancel_what_waits_of_a_tenant,
+    cancel_again,
+    cancel_what_is_in_flight,
+    cancel_in_vain,
+)
+NUMBERED = (
+    *(*PUBLISHES, *ENQUEUES, *CLAIMS, *SETTLEMENTS, *RETURNS, *PUT_OFFS, *HAND_OFFS, *REDRIVES, *SWEEPS),
+    *CANCELS,
+)
 EVERY = (*NUMBERED, *RENEWALS, stats, read_page, open_queue, notify)
 
 

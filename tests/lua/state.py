@@ -33,6 +33,8 @@ class State:
     size: int | None = None
     tokens: int = 0
     claims: list[bytes] = field(default_factory=list)  # what streaming queries hold
+    cancelled: set[bytes] = field(default_factory=set)  # ids that are marked
+    cancels: bytes | None = None  # what the state of the queue says of marks
     lists: dict[str, tuple[list[bytes], list[bytes]]] = field(default_factory=dict)
     journal: list[dict[bytes, bytes]] = field(default_factory=list)
     serial: int | None = None  # of the journal's last entry; None without a journal
@@ -78,6 +80,8 @@ def read(client: redis.Redis) -> State:
         size=None if size is None else int(size),
         tokens=len(get(KEYS.wakeup, [])),
         claims=[_without_count(one) for claim in members for one in claim],
+        cancelled={id for id, _ in get(KEYS.cancelled, [])},
+        cancels=get(KEYS.meta, {}).get(b"cancels"),
         lists={kept: (get(kept, []), get(records_beside(kept), [])) for kept in LISTS},
         journal=[entry for _, entry in get(KEYS.journal, [])],
         serial=int(get(KEYS.meta, {}).get(b"journal_serial", 0)) if b"journal" in get(KEYS.meta, {}) else None,
@@ -106,6 +110,7 @@ def faults(client: redis.Redis, *, leased: bool = True) -> list[str]:
         *_alarmed(state),
         *_recorded(state),
         *_told(state),
+        *_marked(state, leased),
     ]
 
 
@@ -172,6 +177,13 @@ def _alarmed(state: State) -> list[str]:
     return wrong + [f"a stranger among the leases: {alarm!r}" for alarm in state.alarms.keys() - {b"r", b"d"}]
 
 
+def _marked(state: State, leased: bool) -> list[str]:
+    wrong = ["messages are marked, and claims do not look for marks"] if state.cancelled and not state.cancels else []
+    # Without leases, or in the claim of a streaming query, a message can be marked in flight: it may come back.
+    known = state.processing.keys() | state.later.keys() if leased and not state.claims else set()
+    return wrong + [f"{id.hex()} is marked, and does not wait" for id in state.cancelled & known]
+
+
 def _recorded(state: State) -> list[str]:
     wrong = []
     for kept, (payloads, records) in state.lists.items():
@@ -189,7 +201,7 @@ _AFTER = {
     **dict.fromkeys((b"published", b"redriven", b"requeued"), "queue"),
     **dict.fromkeys((b"delayed", b"retried"), "later"),
     **dict.fromkeys((b"claimed", b"reclaimed"), "processing"),
-    **dict.fromkeys((b"acked", b"failed", b"dead", b"expired", b"dropped", b"handed_off"), None),
+    **dict.fromkeys((b"acked", b"failed", b"dead", b"expired", b"dropped", b"handed_off", b"cancelled"), None),
 }
 
 

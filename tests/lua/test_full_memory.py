@@ -43,9 +43,18 @@ REFUSED = (
     situations.redrive_duplicates,
     situations.redrive_everything_at_once,
     situations.redrive_what_has_no_records,
+    situations.cancel_what_waits,
+    situations.cancel_what_waits_of_a_tenant,
+    situations.cancel_again,
 )
 
 
+FREEING = (
+    situations.cancel_what_is_delayed,
+    situations.cancel_what_waits_for_its_next_attempt,
+    situations.cancel_what_is_in_flight,
+    situations.cancel_in_vain,
+)
 CLAIMS = (
     situations.take_the_usual_way,
     situations.take_what_has_expired,
@@ -76,6 +85,11 @@ CLAIMS = (
     situations.claim_what_is_due,
     situations.claim_what_is_due_without_leases,
     situations.claim_what_is_due_in_turns,
+    situations.take_past_a_cancelled_one,
+    situations.claim_past_a_cancelled_one,
+    situations.claim_past_a_cancelled_one_without_leases,
+    situations.claim_nothing_but_a_cancelled_one,
+    situations.claim_in_turns_past_a_cancelled_one,
     situations.claim_everything_at_once,
 )
 
@@ -140,7 +154,7 @@ def test_what_waits_can_be_claimed(situation: Situation, caller: Caller):
 
 
 @pytest.mark.promise("Scripts write before they remove, so a server that runs out of memory loses no message.")
-@pytest.mark.parametrize("situation", [*SETTLEMENTS, *RETURNS, *PUT_OFFS, *RENEWALS, *SWEEPS], ids=title)
+@pytest.mark.parametrize("situation", [*SETTLEMENTS, *RETURNS, *PUT_OFFS, *RENEWALS, *SWEEPS, *FREEING], ids=title)
 def test_what_a_holder_does_succeeds(situation: Situation, caller: Caller):
     """It settles, into a list too, requeues, retries later and renews, with the same outcome as ever."""
     expected = situation(caller)()

@@ -247,7 +247,12 @@ def test_dead_letters_on_the_way_are_recorded_once(caller: Caller):
     part, added, length, again, dead, trimming = call()
     assert (part, added, length, again) == (1, 4, 4, 0)
     assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"foreign", b"over the limit"]
-    assert (dead[1:3], dead[3:], trimming) == ([2, b"deliveries"], [b"", 0, b"foreign"], b"")
+    assert (dead[1:3], dead[3:6], dead[7:], trimming) == (
+        [2, b"deliveries"],
+        [b"", 0, b"foreign"],
+        [0, b"cancelled"],
+        b"",
+    )
     assert dead[0].hex() == caller.records(KEYS.dead_letter)[1]["id"]
 
 
@@ -392,7 +397,9 @@ def test_a_server_without_memory_can_be_drained_by_a_query(situation: Situation,
     call = situation(tight)
     tight.client.config_set("maxmemory", 1)
     *found, dead_here, trimming_here = call()
-    assert (found, dead_here[1:], trimming_here) == (expected, dead[1:], trimming)  # another id
+    ids = slice(0, None, 3)
+    dead[ids] = dead_here[ids]  # other messages
+    assert (found, dead_here, trimming_here) == (expected, dead, trimming)
     assert faults(tight.client) == []
 
 

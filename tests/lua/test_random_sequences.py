@@ -18,7 +18,7 @@ TENANTS = [b"", b"", b"acme", b"zeta", b"b", b"B", b"r", b"d"]
 RARE = ("sweep",)
 VERBS = (
     *("publish", "enqueue", "enqueue", "claim", "claim", "claim", "settle", "requeue", "retry_later", "renew"),
-    *("hand_off", "redrive", "repeat", "expire", "pass_delays", "weigh", "forget_keys"),
+    *("hand_off", "redrive", "cancel", "repeat", "expire", "pass_delays", "weigh", "forget_keys"),
 )
 KINDS = {
     "plain": {},
@@ -133,6 +133,19 @@ class World:
         for id in (*waiting, *came_back):
             self._leaves(id)
 
+    def cancel(self, caller: Caller) -> None:
+        """Some message, wherever it is, or one that is gone."""
+        state = read(self.client)
+        id = self.chance.choice(sorted(self.alive | self.gone) or [new_id()])
+        outcome = caller.cancel(id)
+        assert caller.repeat() == outcome
+        waits = any(state.lines.values()) or state.ring or state.claims or (not self.leased and state.processing)
+        in_flight = self.leased and id in state.processing
+        expected = b"cancelled" if id in state.later else b"in_flight" if in_flight else b"marked"
+        assert outcome == (expected if waits or expected != b"marked" else b"unknown")
+        if outcome == b"cancelled":
+            self._leaves(id)
+
     def renew(self, caller: Caller) -> None:
         if self.leased:
             held = self._some_held()
@@ -219,7 +232,7 @@ class World:
         due = [id for id, due in state.delayed.items() if due <= now]
         came_back = [id for ids in state.returned.values() for id in ids]
         waiting = [Envelope(stored).id for line in state.lines.values() for stored in line]
-        found = {*expired, *due, *came_back, *waiting}
+        found = {*expired, *due, *came_back, *waiting} - state.cancelled
         most = self.callers[0].settings.most
         if most:
             found = {id for id in found if int(state.deliveries.get(id, b"0:0").split(b":")[1]) < most}

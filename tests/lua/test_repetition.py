@@ -52,6 +52,13 @@ ANSWERS = {
     "sweep_what_waits_for_its_time": b"2 ",
     "sweep_a_list": b"2 ",
     "sweep_orphans": b"2 ",
+    "cancel_what_is_delayed": b"cancelled",
+    "cancel_what_waits_for_its_next_attempt": b"cancelled",
+    "cancel_what_waits": b"marked",
+    "cancel_what_waits_of_a_tenant": b"marked",
+    "cancel_again": b"marked",
+    "cancel_what_is_in_flight": b"in_flight",
+    "cancel_in_vain": b"unknown",
     "renew": b"11",
     "renew_in_vain": b"0",
 }

@@ -31,6 +31,8 @@ FULLEST: list[tuple[Situation, set[str]]] = [
     (situations.read_page, set()),
     (situations.sweep_a_line_of_a_tenant, {"pending", "kept", "records"}),
     (situations.sweep_a_list, {"pending", "tenant_pending", "expired"}),
+    (situations.cancel_what_waits_for_its_next_attempt, set()),
+    (situations.cancel_what_waits, set()),
     (situations.renew_what_came_back, {"pending", "tenant_ring"}),
     (situations.open_queue, set()),
     (situations.notify, set()),
@@ -66,7 +68,7 @@ RIGHT = {
     **dict.fromkeys(("processing", "deliveries", "delayed_messages", "weights", "group", "groups", "meta"), "hash"),
     "journal": "stream",
     **dict.fromkeys(("reply", "marker", "markers", "tenant_backlog", "longest"), "string"),
-    **dict.fromkeys(("leases", "expired", "delayed", "tenant_ring"), "zset"),
+    **dict.fromkeys(("leases", "expired", "delayed", "tenant_ring", "cancelled"), "zset"),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from redis_message_queue.asyncio.tenant import Tenant
 from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary, TraceEntry
+from redis_message_queue.protocol.cancel import CancelOutcome
 from redis_message_queue.protocol.purge import PurgeTarget
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.reader import PeekSource, RecordSource
@@ -79,6 +80,31 @@ class OperatorMethods:
             GatewayContractError: The queue has a custom gateway.
         """
         return await self._protocol.operator.finder.get(message_id, max_messages)
+
+    async def cancel(self, message_id: str) -> CancelOutcome:
+        """Cancel a message by its id, and return what became of it. No list is searched: it takes constant time.
+
+        - ``cancelled``: the message was delayed, or waited for its next attempt. It is gone.
+        - ``marked``: the message is marked. It stays in its place, and the claim that meets it drops it.
+        - ``in_flight``: a consumer has it, and nothing has changed. If its handler fails, you can cancel the retry.
+        - ``unknown``: no such message is in the queue.
+
+        A list does not tell whether it has an id, so an id that does not exist is ``marked`` too while other messages
+        wait; such a mark is forgotten when the queue is empty, after 30 days at the latest. A message that is gone has
+        an event ``cancelled``, a log line and, if the queue has a journal, an entry there. Its deduplication key still
+        suppresses duplicates. Without a visibility timeout, a message in flight is ``marked``, too: the mark is for the
+        case that it comes back.
+
+        Args:
+            message_id: The id of the message, as a receipt, an event or a log line has it.
+
+        Raises:
+            ConfigurationError: This cannot be an id.
+            GatewayContractError: The queue has a custom gateway.
+            LuaScriptError: Redis has no memory left for the mark; nothing has changed.
+            RetryBudgetExhaustedError: Redis could not be reached in time.
+        """
+        return await self._protocol.operator.canceller.cancel(message_id)
 
     async def trace(self, message_id: str, *, max_entries: int = 1_000_000) -> list[TraceEntry]:
         """Return the history of a message from the journal, the oldest first.

@@ -35,6 +35,7 @@ COMMANDS: dict[str, str] = {
     "peek": "peek",
     "records": "peek",
     "trace": "trace",
+    "cancel": "cancel",
     "redrive": "redrive",
     "purge": "purge",
     "pause": "pause",

@@ -1,6 +1,6 @@
 -- claim.lua: leases messages to the caller: expired ones first, then the heads of the lists, tenants in turn.
 -- KEYS  pending | processing | leases | deliveries | wakeup | timer_owner | dlq | records: those of dlq | tenant_ring
---       tenant_backlog | weights | delayed | delayed_messages | journal | meta | reply
+--       tenant_backlog | weights | delayed | delayed_messages | cancelled | journal | meta | reply
 -- ARGV  keep_ms | hold_ms: how long an answer with messages is kept | holder: 15 bytes that name the caller's slot
 --       lease_us (number): length of a lease, 0 for none
 --       most (number): how often a message may be delivered, 0 for any number
@@ -13,7 +13,8 @@
 --       otherwise {again, wait_us, dead, trimming, stored, ticket, stored, ticket, ...}
 --       again: 1 if there was more housekeeping than one script may do: call again immediately
 --       wait_us: when the next lease or delay ends, if the caller is to be awake then, else -1
---       dead: id, count and reason, ... of messages that became dead letters
+--       dead: id, count and reason, ... of messages that became dead letters, or were dropped because they are
+--       cancelled
 --       trimming: what went wrong with it, 'cut N' if N older dead letters were cut off to stay within the limit, or ''
 --       ticket: 'attempts:count:origin:failures'; origin is 'queue' for one that waited, 'lease' for an expired one
 if count > 1000 then error('at most 1,000 messages in one call', 0) end
@@ -65,7 +66,7 @@ end
 -- The usual case, at half the price: nothing is due, and the messages at the head of one list are plain. A caller that
 -- was woken looks ahead: the wake-up may be that of a timer owner that left, and then somebody else must be awake soon.
 local SOON_US = 1000000
-local is_usual = wanted_now > 0 and woken < '2' and not answer and not journaled
+local is_usual = wanted_now > 0 and woken < '2' and not answer and not journaled and not cancels
 local due_by = woken == '1' and now + SOON_US or now
 local due = is_usual and leased and redis.call('ZRANGEBYSCORE', leases, '-inf', due_by, 'LIMIT', 0, 2) or {}
 if is_usual and not due[1] and (leased or redis.call('EXISTS', tenant_ring, delayed) == 0) then
@@ -184,7 +185,7 @@ end
 -- The chained wake-up: a consumer that was woken, or would have been, and leaves work behind wakes the next one. It
 -- also does so if work will soon be there and nobody is the timer owner: then it may have the wake-up of one that left.
 local again = wanted_now > 0 and #taken == 0 and (has_more() or in_ring > 0) and 1 or 0
-if #taken == 0 then forget_largest() end
+if #taken == 0 then forget_emptied() end
 local leaves_work = #taken > 0
   and ((next_us and next_us <= 0) or in_ring > 0 or (try_call('LLEN', pending) or 0) > 0)
 if woken == '2' then redis.call('UNLINK', timer_owner) end

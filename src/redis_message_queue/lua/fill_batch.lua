@@ -1,6 +1,7 @@
 -- fill_batch.lua: moves the next messages to the open claim of a consumer group, in the order of claim.lua.
 -- KEYS  pending | processing | leases | deliveries | wakeup | dlq | records: those of dlq | tenant_ring
---       tenant_backlog | weights | delayed | delayed_messages | group | members: the messages of the open claim
+--       tenant_backlog | weights | delayed | delayed_messages | cancelled | group
+--       members: the messages of the open claim
 --       groups | journal | meta
 -- ARGV  tenant_pending | expired | most (number): how often a message may be delivered, 0 for any number
 --       dlq_limit (number): length of dlq, 0 for any | ttl_us (number): how old a message may be, 0 for any age
@@ -50,10 +51,10 @@ end
 --@include plain
 --@include emptied
 -- The usual case: nothing is due, no tenant waits, there is no journal, and the head of `pending` is plain.
-if not journaled and not redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then
+if not journaled and not cancels and not redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then
   local plain, all_plain, _, largest_plain = read_plain(pending, 0x80, count)
   if #plain == 0 and all_plain then
-    forget_largest()
+    forget_emptied()
     return {part - 1, 0, length, 0, {}, ''}
   end
   if #plain > 0 then
@@ -99,7 +100,7 @@ local again = #taken == 0 and (has_more() or in_ring > 0) and 1 or 0
 local others = in_ring > 0 or (try_call('LLEN', pending) or 0) > 0
 if #taken > 0 and silent and others then redis.pcall('LPUSH', wakeup, '1') end
 if found_nothing() then
-  forget_largest()
+  forget_emptied()
   return {part - 1, 0, length, again, {}, ''}
 end
 if #messages == 0 then add_members(messages, 0, again, 0) end

@@ -6,7 +6,7 @@
 --       without leases, or with a limit on the age of its messages, is one of them. Without a message nothing changes.
 --@include reply
 --@include state
-if answer or journaled or paused then return 0 end
+if answer or journaled or paused or cancels then return 0 end
 --@include clock
 if redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then return 0 end
 local stored = redis.call('LINDEX', pending, -1)

@@ -82,11 +82,18 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that a claim moved to the dead letters; without an id it was not ours to begin with."""
+    """A message that a claim moved to the dead letters; without an id it was not ours to begin with.
+
+    A cancelled message is reported in the same way, but it is gone.
+    """
 
     message_id: str | None
     delivery_count: int
     reason: str
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.reason == "cancelled"
 
 
 @dataclass(slots=True, eq=False)
@@ -125,9 +132,17 @@ def log_cut(queue_name: str, what: tuple[str, str], cut: int) -> None:
     )
 
 
+def log_cancelled(queue_name: str, message_id: str | None) -> None:
+    """Say that a cancelled message is gone."""
+    log.info("%s: message %s was cancelled, and nobody has handled it", queue_name, message_id)
+
+
 def log_dead(queue_name: str, dead: list[DeadLetter], cut: int) -> None:
     """Say which messages went to the dead letters, and how many older ones were deleted to stay within the limit."""
     for one in dead:
+        if one.is_cancelled:
+            log_cancelled(queue_name, one.message_id)
+            continue
         name = one.message_id or "(foreign)"
         log.warning("%s: message %s went to the dead letters (%s)", queue_name, name, one.reason)
     if cut:

@@ -187,11 +187,10 @@ class Consumer(Claimant):
 
     async def on_dead(self, result: ClaimResult) -> None:
         await super().on_dead(result)
-        self.dead_lettered += len(result.dead)
         for dead in result.dead:
-            await self.queue.emitter.emit(
-                EventOperation.DLQ, message_id=dead.message_id, delivery_count=dead.delivery_count
-            )
+            self.dead_lettered += not dead.is_cancelled
+            operation = EventOperation.CANCELLED if dead.is_cancelled else EventOperation.DLQ
+            await self.queue.emitter.emit(operation, message_id=dead.message_id, delivery_count=dead.delivery_count)
         if result.trim_error is not None:
             await self.settling.emit_trim_failed(result.trim_error)
 

@@ -110,7 +110,18 @@ class QueueReader:
             stored = await self._pages.read_list(key, "right", 0, count)
         else:
             stored = await self._next_in_turn(count)
-        return [record_of_stored(one, decode=self._decode) for one in stored]
+        return await self._waiting(stored)
+
+    async def _waiting(self, stored: list[bytes]) -> list[MessageRecord]:
+        """Return what is known of messages that wait, and whether they are cancelled."""
+        if not stored:
+            return []
+        ids = (one[1 : envelope.TIME_AT] for one in stored)
+        (marks,) = await self._pages.send(("ZMSCORE", self._keys.cancelled, *ids))
+        return [
+            replace(record_of_stored(one, decode=self._decode), cancelled=mark is not None)
+            for one, mark in zip(stored, marks, strict=True)
+        ]
 
     async def _next_in_turn(self, count: int) -> list[bytes]:
         """Return what claims would take if nothing else happened, without messages whose leases expire meanwhile."""

@@ -101,7 +101,10 @@ class MessageFinder:
         if delayed is not None:
             return self._record(delayed, "delayed", _count(entry, 0), due_us=None if due is None else float(due))
         waiting = await self._waiting(wanted, max_messages)
-        return None if waiting is None else self._record(waiting, "pending", _count(entry, 0))
+        if waiting is None:
+            return None
+        ((mark,),) = await send(("ZMSCORE", keys.cancelled, wanted))
+        return replace(self._record(waiting, "pending", _count(entry, 0)), cancelled=mark is not None)
 
     def _record(
         self, stored: bytes, state: str, count: int, *, consumer: str | None = None, due_us: float | None = None

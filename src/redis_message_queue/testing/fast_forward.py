@@ -29,6 +29,7 @@ AGEING: dict[str, str | None] = {
     "deliveries": None,
     "delayed": "scores",
     "delayed_messages": "message_hash",
+    "cancelled": "scores",
     "tenant_ring": None,
     "tenant_pending::": "message_list",
     "expired::": "scores",

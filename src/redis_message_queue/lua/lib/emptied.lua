@@ -1,9 +1,16 @@
--- lib/emptied.lua: forgets how large messages were when a queue is empty.
--- Needs  pending, processing, tenant_ring, delayed, meta, largest
--- Makes  forget_largest
--- One large message makes scripts read smaller pieces, until a consumer finds the queue empty.
-local function forget_largest()
-  if largest == 0 then return end
+-- lib/emptied.lua: forgets what only concerns messages of a queue when it is empty.
+-- Needs  pending, processing, tenant_ring, delayed, cancelled, meta, largest, cancels
+-- Makes  forget_emptied
+-- One large message makes scripts read smaller pieces, until a consumer finds the queue empty. The mark of a cancelled
+-- message whose list was purged would stay for its whole life: no claim meets it. But a batch of a streaming query may
+-- still bring back a message that was marked meanwhile ('g').
+local function forget_emptied()
+  if largest == 0 and cancels ~= '1' then return end
   local waiting = redis.pcall('EXISTS', pending, processing, tenant_ring, delayed)
-  if waiting == 0 then redis.call('HDEL', meta, 'largest') end
+  if waiting ~= 0 then return end
+  redis.call('HDEL', meta, 'largest')
+  if cancels == '1' then
+    redis.call('UNLINK', cancelled)
+    redis.call('HDEL', meta, 'cancels')
+  end
 end

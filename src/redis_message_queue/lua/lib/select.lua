@@ -1,11 +1,12 @@
 -- lib/select.lua: selects the next messages: expired ones first, then the heads of the lists, tenants in turn.
 -- Needs  pending, processing, leases, deliveries, dlq, records, tenant_ring, delayed, delayed_messages, expired
--- Needs  now, leased, uses_tenants, most, ttl_us, dlq_limit, hex, record_event
+-- Needs  cancelled, meta, cancels, now, leased, uses_tenants, most, ttl_us, dlq_limit, hex, record_event
 -- Needs  has_outlived, is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
 -- Needs  pending_of, check_tenant, leave_ring
 -- Needs  check_queues, stride_of, place_in_ring, join_ring, rebase_ring, push_pending, reduce_backlog
 -- Needs  new_budget, largest
 -- Makes  taken, dead, try_call, select_messages, found_nothing, has_more, remove_selected, record_selected, set_alarms
+-- A cancelled message is among `dead`, with that reason, but becomes no dead letter: it is gone.
 -- `select_messages` moves delayed messages that are due, and otherwise only reads: it fills `taken` and `dead`. The
 -- script then stores what was taken, and after that calls `remove_selected`.
 local STEPS = 1000 -- of each kind of housekeeping in one script: 200,000 dead letters at once took 1.2 s
@@ -16,6 +17,7 @@ local gone, left_leases = {}, {} -- ids of messages that are no more, and member
 local unfinished = false -- whether there was more housekeeping than one script may do
 local steps, from_pending, budget = 0, 0, new_budget(largest)
 local turns = {} -- the tenants that had a turn
+local marked, dropped = 0, {} -- how many messages are marked as cancelled, and those of them that it has met
 
 -- In a slot that is leaving its node, a key that this script has emptied counts as moved: so an error means empty.
 local function try_call(...)
@@ -121,7 +123,9 @@ end
 
 local function classify(id, stored, usual, origin, member)
   local attempts, times, failures, damaged = read_entry(id, stored, usual)
-  local reason = damaged and 'damaged' or most > 0 and times >= most and 'deliveries'
+  local is_cancelled = marked > 0 and redis.call('ZSCORE', cancelled, id)
+  if is_cancelled then dropped[#dropped + 1] = id end
+  local reason = is_cancelled and 'cancelled' or damaged and 'damaged' or most > 0 and times >= most and 'deliveries'
     or (ttl_us > 0 and time_of(stored) + ttl_us <= now or has_outlived(stored, now)) and 'expired'
   budget.count(stored)
   if reason then
@@ -283,6 +287,7 @@ local function select_messages(count)
   redis.call('HLEN', delayed_messages)
   redis.call('LLEN', dlq)
   redis.call('LLEN', records)
+  if cancels then marked = redis.call('ZCARD', cancelled) end
   -- First a write that a full server accepts and that empties no key: see rules 1 and 2 of README.md.
   redis.call('ZREM', leases, '')
   if wanted == 0 then return end
@@ -315,13 +320,17 @@ local function remove_selected()
   local trimming = ''
   if #dead > 0 then
     local letters, notes = {}, {}
-    for place, one in ipairs(dead) do
-      letters[place] = one.payload
-      local note = {reason = one.reason, id = one.id ~= '' and hex(one.id) or nil}
-      notes[place] = to_record(one.stored, one.payload, one.times, note)
+    for _, one in ipairs(dead) do
+      if one.reason ~= 'cancelled' then
+        letters[#letters + 1] = one.payload
+        local note = {reason = one.reason, id = one.id ~= '' and hex(one.id) or nil}
+        notes[#notes + 1] = to_record(one.stored, one.payload, one.times, note)
+      end
     end
-    local trim_error, cut = push_terminal(dlq, records, letters, notes, dlq_limit)
-    trimming = cut > 0 and 'cut ' .. cut or trim_error
+    if #letters > 0 then
+      local trim_error, cut = push_terminal(dlq, records, letters, notes, dlq_limit)
+      trimming = cut > 0 and 'cut ' .. cut or trim_error
+    end
   end
   if from_pending > 0 then redis.call('RPOP', pending, from_pending) end
   for _, turn in ipairs(turns) do
@@ -340,6 +349,9 @@ local function remove_selected()
     redis.call('HDEL', deliveries, unpack(gone))
   end
   if #left_leases > 0 then redis.call('ZREM', leases, unpack(left_leases)) end
+  -- A mark goes with its message; with the last one, or if all have expired, claims are quick again.
+  if #dropped > 0 then redis.call('ZREM', cancelled, unpack(dropped)) end
+  if cancels and #dropped >= marked then redis.call('HDEL', meta, 'cancels') end
   return trimming
 end
 
@@ -350,7 +362,8 @@ local function record_selected(by)
     record_event(event, one.id, tenant_of(one.stored), 'count', one.times, 'by', by)
   end
   for _, one in ipairs(dead) do
-    local event, tenant = one.reason == 'expired' and 'expired' or 'dead', one.stored and tenant_of(one.stored) or ''
+    local tenant = one.stored and tenant_of(one.stored) or ''
+    local event = (one.reason == 'expired' or one.reason == 'cancelled') and one.reason or 'dead'
     record_event(event, one.id, tenant, 'reason', one.reason, 'count', one.times)
   end
 end

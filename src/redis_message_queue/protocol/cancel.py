@@ -1,0 +1,45 @@
+"""Cancels one message by its id: a delayed one is removed, a waiting one is marked and dropped by a later claim."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from redis_message_queue.events import EventOperation
+from redis_message_queue.keys import script_keys
+from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.claim import log_cancelled
+from redis_message_queue.protocol.events import EventEmitter
+from redis_message_queue.protocol.port import Command
+from redis_message_queue.protocol.trace import check_id
+
+CancelOutcome = Literal["cancelled", "marked", "in_flight", "unknown"]
+
+# A mark goes with its message, or when a consumer finds the queue empty. This is for what remains: the mark of a
+# message that was purged or dropped, in a queue that is never empty.
+_MARK_SECONDS = 30 * 86_400
+
+
+class Canceller:
+    """Cancels messages, each in constant time: it reads no list."""
+
+    def __init__(self, calls: Calls, emitter: EventEmitter) -> None:
+        self._calls = calls
+        self._emitter = emitter
+
+    async def cancel(self, message_id: str) -> CancelOutcome:
+        """Cancel a message with a numbered call, so that a repetition answers what the first one did."""
+        wanted, calls = check_id(message_id), self._calls
+        slot = calls.acquire_slot()
+        try:
+            script = calls.script("cancel")
+            keys = script_keys(calls.keys, script.keys, reply=slot.key)
+            leased = int(calls.options.message_visibility_timeout_seconds is not None)
+            settings = (int(calls.keep_seconds * 1000), leased, _MARK_SECONDS * 1000)
+            reply = await calls.call(Command(script, keys, settings), (slot.next_call(), wanted))
+        finally:
+            calls.release_slot(slot)
+        outcome = cast(CancelOutcome, reply.decode())
+        if outcome == "cancelled":
+            log_cancelled(calls.keys.prefix, wanted.hex())
+            await self._emitter.emit(EventOperation.CANCELLED, message_id=wanted.hex())
+        return outcome
