@@ -15,6 +15,7 @@ import pytest
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.__main__ import main
 from redis_message_queue.embedded import EmbeddedRedis
+from tests.cli.workers import HANDLERS, QUEUES
 
 
 @dataclass
@@ -72,3 +73,15 @@ def start_rmq(clean_server: EmbeddedRedis, tmp_path: Path) -> Iterator[Callable[
 def queue(text_client: Any) -> RedisMessageQueue:
     """The queue that the commands of these tests work on."""
     return RedisMessageQueue("orders", client=text_client, message_wait_interval_seconds=0)
+
+
+@pytest.fixture
+def worker(start_rmq: Callable[..., "subprocess.Popen[str]"], tmp_path: Path) -> Callable[..., "subprocess.Popen[str]"]:
+    """Starts a worker in a directory with these modules."""
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    (tmp_path / "queues.py").write_text(QUEUES)
+
+    def start(*arguments: str) -> "subprocess.Popen[str]":
+        return start_rmq("worker", *arguments)
+
+    return start

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,84 +10,10 @@ import pytest
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.worker.process import load_reference
 from redis_message_queue.errors import ConfigurationError, LuaScriptError
+from tests.cli.workers import finish, handled, said
 from tests.embedded.waiting import until
 
 pytestmark = pytest.mark.topic("Command line")
-
-
-HANDLERS = """
-import asyncio, os, pathlib, time
-
-def note(message):
-    with open("handled", "a") as file:
-        file.write(f"{message.payload} {os.getpid()}\\n")
-
-async def note_later(message):
-    await asyncio.sleep(0)
-    note(message)
-
-def note_all(messages):
-    for message in messages:
-        note(message)
-
-def slow(message):
-    pathlib.Path("began").touch()
-    while not os.path.exists("go"):
-        time.sleep(0.02)
-    note(message)
-
-async def slow_later(message):
-    pathlib.Path("began").touch()
-    while not os.path.exists("go"):
-        await asyncio.sleep(0.02)
-    note(message)
-
-def crash_once(message):
-    if message.delivery_count == 1:
-        os._exit(9)
-    note(message)
-
-def crash(message):
-    os._exit(9)
-
-def fail(message):
-    raise ValueError("hunter2")
-"""
-QUEUES = """
-import os, warnings
-warnings.simplefilter("ignore", ResourceWarning)  # the clients are open until the process ends
-import redis, redis.asyncio
-import redis_message_queue, redis_message_queue.asyncio
-
-url = os.environ["REDIS_URL"]
-queue = redis_message_queue.RedisMessageQueue("orders", client=redis.Redis.from_url(url, decode_responses=True))
-
-def awaited():
-    client = redis.asyncio.Redis.from_url(url, decode_responses=True)
-    return redis_message_queue.asyncio.RedisMessageQueue("orders", client=client)
-"""
-
-
-@pytest.fixture
-def worker(start_rmq, tmp_path: Path):
-    """Starts a worker in a directory with these modules."""
-    (tmp_path / "handlers.py").write_text(HANDLERS)
-    (tmp_path / "queues.py").write_text(QUEUES)
-
-    def start(*arguments: str) -> "subprocess.Popen[str]":
-        return start_rmq("worker", *arguments)
-
-    return start
-
-
-def handled(directory: Path) -> list[str]:
-    """The payloads that were handled, in any order."""
-    path = directory / "handled"
-    return sorted(line.split()[0] for line in path.read_text().splitlines()) if path.exists() else []
-
-
-def finish(process: "subprocess.Popen[str]") -> tuple[str, str]:
-    return process.communicate(timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +57,8 @@ def test_a_signal_lets_handlers_finish_and_gives_back_the_rest(worker, queue, tm
     assert until(lambda: not (tmp_path / "ready").exists())
     (tmp_path / "go").touch()
     out, err = finish(process)
-    assert (process.returncode, err.count("\n")) == (ExitStatus.OK, 1)
+    assert process.returncode == ExitStatus.OK
+    assert [line.split()[0] for line in err.splitlines()] == ["rmq", "stopping"]
     assert handled(tmp_path) == ["a"]
     assert (queue.stats().pending, queue.stats().processing) == (2, 0)
     assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2", "0", "0", "1", "0"]
@@ -144,7 +70,7 @@ def test_a_queue_object_of_the_users_is_drained_too(worker, queue, tmp_path):
     process = worker("handlers:slow", "--queue", "queues:queue", "--prefetch", "2")
     assert until((tmp_path / "began").exists)
     process.send_signal(signal.SIGTERM)
-    assert process.stderr.readline().startswith("stopping")
+    assert said(process, "stopping")
     (tmp_path / "go").touch()
     finish(process)
     assert process.returncode == ExitStatus.OK
@@ -159,7 +85,7 @@ def test_the_same_signal_again_does_not_wait(worker, queue, tmp_path, handler):
     process = worker(handler, "orders")
     assert until((tmp_path / "began").exists)
     process.send_signal(signal.SIGTERM)
-    assert process.stderr.readline().startswith("stopping")
+    assert said(process, "stopping")
     process.send_signal(signal.SIGTERM)
     finish(process)
     assert process.returncode == ExitStatus.TERMINATED
@@ -183,7 +109,7 @@ def test_a_process_that_crashed_is_started_again(worker, queue, tmp_path):
     queue.publish("a")
     process = worker("handlers:crash_once", "orders", "--visibility-timeout-seconds", "0.5")
     assert until(lambda: handled(tmp_path) == ["a"])
-    assert process.stderr.readline() == "process 1 exited with status 9; restarting it in 0.5 s\n"
+    assert said(process, "process 1") == "process 1 exited with status 9; restarting it in 0.5 s\n"
     process.send_signal(signal.SIGTERM)
     finish(process)
     assert process.returncode == ExitStatus.OK
@@ -241,6 +167,9 @@ def test_the_url_does_not_stand_on_a_command_line(worker, queue, tmp_path, clean
         (["nowhere:note", "orders"], "there is no module nowhere"),
         (["handlers:nothing", "orders"], "handlers has no nothing"),
         (["handlers:os", "orders"], "cannot be called"),
+        (["handlers:takes_two", "orders"], "handlers:takes_two(message, other) cannot be called with one message"),
+        (["handlers:takes_none", "orders", "--batch-size", "2"], "cannot be called with a list of messages"),
+        (["handlers:yields", "orders"], "handlers:yields has a yield, so that calling it does nothing"),
         (["handlers:note_later", "--queue", "queues:queue"], "is async and queues:queue is a sync queue"),
         (["handlers:note", "--queue", "handlers:note"], "cannot be called without arguments"),
         (["handlers:note", "--queue", "queues:url"], "it must be a RedisMessageQueue"),
@@ -262,6 +191,13 @@ def test_a_mistake_that_a_process_finds_ends_all_of_them_with_one_line(worker, a
         (["handlers:note", "--queue", "queues:queue", "--max-attempts", "3"], ExitStatus.USAGE),
         (["handlers:note", "orders", "--heartbeat-interval-seconds", "900"], ExitStatus.USAGE),
         (["handlers:note", "orders", "--url", "redis://localhost:1"], ExitStatus.SERVER),
+        (["handlers:note", "orders", "mails=0"], ExitStatus.USAGE),
+        (["handlers:note", "orders", "mails=1001"], ExitStatus.USAGE),
+        (["handlers:note", "orders", "orders=2"], ExitStatus.USAGE),
+        (["handlers:note", "orders", "mails", "--dead-letter-queue", "dead"], ExitStatus.USAGE),
+        (["handlers:note", "orders", "--reload", "--until-empty"], ExitStatus.USAGE),
+        (["handlers:note", "orders", "--health-port", "0", "--health-host", "192.0.2.1"], ExitStatus.USAGE),
+        (["handlers:note", "orders", "--log-format", "xml"], ExitStatus.USAGE),
     ],
 )
 def test_what_can_be_seen_before_is_refused_before_a_process_starts(rmq, arguments, status):

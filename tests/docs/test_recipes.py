@@ -222,17 +222,24 @@ def test_a_django_project_publishes_after_the_commit(clean_server: EmbeddedRedis
     assert "1 shipped, 0 failed" in ended.stdout
 
 
-def worker_works(command: list[str], probe: list[str], directory: Path, url: str, client: redis.Redis) -> None:
+def exit_status_of(probe: list[str]) -> Callable[[], bool]:
+    """Whether a command says yes."""
+    return lambda: subprocess.run(probe).returncode == 0
+
+
+def worker_works(
+    command: list[str], is_ready: Callable[[], bool], directory: Path, url: str, client: redis.Redis
+) -> None:
     """The command of a recipe becomes ready by its probe, handles a message, and ends with 0 on SIGTERM."""
     (directory / "shop").mkdir()
     (directory / "shop" / "__init__.py").touch()
     (directory / "shop" / "handlers.py").write_text(HANDLERS, encoding="utf-8")
     RedisMessageQueue("orders", client=client).publish("order 1")
     with running(command, directory, environment(directory, url)) as program:
-        wait_for(lambda: subprocess.run(probe, cwd=directory).returncode == 0, program, directory)
+        wait_for(is_ready, program, directory)
         wait_for(lambda: "shipping order 1" in said(directory), program, directory)
     assert program.returncode == 0
-    assert subprocess.run(probe, cwd=directory).returncode != 0
+    assert not is_ready()
 
 
 def test_the_systemd_unit_is_valid_and_its_command_works(
@@ -246,7 +253,7 @@ def test_the_systemd_unit_is_valid_and_its_command_works(
     grace = re.search(r"--grace-seconds (\d+)", start)
     assert grace and int(settings["TimeoutStopSec"]) > int(grace[1])
     command = shlex.split(start.replace("/srv/shop/venv/bin/rmq", str(BIN / "rmq")))
-    worker_works(command, ["test", "-e", ready], tmp_path, clean_server.url, client)
+    worker_works(command, exit_status_of(["test", "-e", ready]), tmp_path, clean_server.url, client)
 
 
 @pytest.mark.in_full
@@ -274,7 +281,7 @@ def test_the_commands_of_the_image_work(clean_server: EmbeddedRedis, client: red
         json.loads(re.search(r"\[.*\]", line)[0].replace("/tmp/ready", ready))  # type: ignore[index]
         for line in (lines[-1], next(line for line in lines if line.startswith("HEALTHCHECK")))
     )
-    worker_works([str(BIN / command[0]), *command[1:]], check, tmp_path, clean_server.url, client)
+    worker_works([str(BIN / command[0]), *command[1:]], exit_status_of(check), tmp_path, clean_server.url, client)
     services = yaml.safe_load(found["compose.yaml"])["services"]
     grace = int(command[command.index("--grace-seconds") + 1])
     assert int(services["worker"]["stop_grace_period"].rstrip("s")) > grace
@@ -300,13 +307,35 @@ def test_the_manifests_are_valid_and_their_commands_work(
         kubernetes_validate.validate(manifest, "1.31", strict=True)
     pod = worker["spec"]["template"]["spec"]
     container = pod["containers"][0]
-    ready = str(tmp_path / "ready")
-    command = [word.replace("/tmp/ready", ready) for word in [*container["command"], *container["args"]]]
+    port, host = str(free_port()), "127.0.0.1"
+    (served,) = container["ports"]
+    command = [
+        {str(served["containerPort"]): port, "0.0.0.0": host}.get(word, word)
+        for word in [*container["command"], *container["args"]]
+    ]
+    assert port in command
     assert pod["terminationGracePeriodSeconds"] > int(command[command.index("--grace-seconds") + 1])
-    probes = [container[probe]["exec"]["command"] for probe in ("readinessProbe", "livenessProbe")]
-    assert probes[0] == probes[1]
-    probe = [word.replace("/tmp/ready", ready) for word in probes[0]]
-    worker_works([str(BIN / command[0]), *command[1:]], probe, tmp_path, clean_server.url, client)
+    probes = [container[probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe")]
+    assert [probe["port"] for probe in probes] == [served["name"]] * 2
+
+    def is_ready() -> bool:
+        return all(answers_well(host, int(port), probe["path"]) for probe in probes)
+
+    worker_works([str(BIN / command[0]), *command[1:]], is_ready, tmp_path, clean_server.url, client)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def answers_well(host: str, port: int, path: str) -> bool:
+    with contextlib.suppress(OSError), contextlib.closing(http.client.HTTPConnection(host, port, timeout=60)) as ask:
+        ask.request("GET", path)
+        return ask.getresponse().status == 200
+    return False
 
 
 def test_keda_scales_on_a_metric_that_the_exporter_has(
@@ -320,9 +349,7 @@ def test_keda_scales_on_a_metric_that_the_exporter_has(
     query = scale["triggers"][0]["metadata"]["query"]
     metric, queue, states = re.search(r'\((\w+)\{queue="(\w+)", state=~"([\w|]+)"\}', query).groups()
     RedisMessageQueue(queue, client=client).publish_many(["a", "b"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     env = environment(tmp_path, clean_server.url, PORT=str(port))
     exporter = yaml.safe_load(found["depth.yaml"])["spec"]["template"]["spec"]["containers"][0]
     with running([sys.executable, *exporter["command"][1:]], tmp_path, env) as program:

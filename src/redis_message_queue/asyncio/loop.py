@@ -33,6 +33,11 @@ class Loop:
                 self._prefetcher.holding.end_lease()
         return self._prefetcher.summary
 
+    @property
+    def summary(self) -> RunSummary:
+        """What it has done so far."""
+        return self._prefetcher.live_summary()
+
     def stop(self) -> None:
         """Start no new work; handlers that run finish."""
         self._prefetcher.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from redis_message_queue.asyncio.loop import Loop
@@ -14,7 +14,7 @@ from redis_message_queue.checks import suggests_options
 from redis_message_queue.protocol.prefetcher import Prefetcher, WorkItem
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.run_options import RunOptions, RunSummary
-from redis_message_queue.protocol.turns import PATIENCE_SECONDS, Member, WeightedTurns, checked_weights, run_in_rounds
+from redis_message_queue.protocol.turns import PATIENCE_SECONDS, Member, Rounds, WeightedTurns, checked_weights
 
 _LOOK_SECONDS = 0.1  # how often a worker that waits for a place looks whether its loop is stopped
 
@@ -64,12 +64,40 @@ async def run_queues(
         until_empty=until_empty,
         wait_for_retries=wait_for_retries,
     )
-    return await run_in_rounds(lambda: _run_once(weights, options), until_empty=until_empty)
+    return await QueuesRun(weights, options).run()
 
 
-async def _run_once(weights: Mapping[RedisMessageQueue, int], options: RunOptions[Any]) -> list[RunSummary]:
-    places = _Places(options.concurrency)
-    loops = [SharedLoop(queue._protocol, options, places, weight) for queue, weight in weights.items()]
+class QueuesRun:
+    """The loops of several queues, and what they have done so far; one queue needs no places."""
+
+    def __init__(self, weights: Mapping[RedisMessageQueue, int], options: RunOptions[Any]) -> None:
+        self._weights, self._options = weights, options
+        self._rounds = Rounds(len(weights))
+        self.summaries = self._rounds.summaries
+
+    async def run(self) -> list[RunSummary]:
+        """Run until all queues are stopped, or empty if that is wanted."""
+        if len(self._weights) == 1:
+            (queue,) = self._weights
+            loop = Loop(queue._protocol, self._options)
+            self._rounds.begin([loop])
+            await loop.run()
+            self._rounds.end()
+            return self.summaries()
+        while await self._run_once() and self._options.until_empty:
+            pass
+        return self.summaries()
+
+    async def _run_once(self) -> bool:
+        places = _Places(self._options.concurrency)
+        loops = [SharedLoop(one._protocol, self._options, places, weight) for one, weight in self._weights.items()]
+        self._rounds.begin(loops)
+        await _run_beside_each_other(loops)
+        return self._rounds.end()
+
+
+async def _run_beside_each_other(loops: Sequence[SharedLoop]) -> None:
+    """Run until all have ended, or one has failed."""
     tasks = [asyncio.create_task(loop.run(), name="redis-message-queue-loop") for loop in loops]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -81,7 +109,8 @@ async def _run_once(weights: Mapping[RedisMessageQueue, int], options: RunOption
         for loop in loops:
             loop.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return [task.result() for task in tasks]
+    for task in tasks:
+        task.result()
 
 
 class _Places:

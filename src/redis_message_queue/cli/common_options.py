@@ -41,6 +41,7 @@ def queue_option(name: str, panel: str, *flags: str, none: str = "0", **settings
 
 
 KeySeparator = Annotated[str, queue_option("key_separator", _CONNECTION, metavar="TEXT")]
+DeadLetterQueue = Annotated[str | None, queue_option("dead_letter_queue", _CONNECTION, metavar="KEY")]
 HashTag = Annotated[bool | None, queue_option("hash_tag", _CONNECTION, "--hash-tag/--no-hash-tag", none="The default")]
 
 
@@ -76,7 +77,7 @@ class QueueChoice(ServerChoice):
     name: Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.")]
     key_separator: KeySeparator = "::"
     hash_tag: HashTag = None
-    dead_letter_queue: Annotated[str | None, queue_option("dead_letter_queue", _CONNECTION, metavar="KEY")] = None
+    dead_letter_queue: DeadLetterQueue = None
 
     @contextlib.contextmanager
     def open(self, *, text: bool = False, **options: Any) -> Iterator[RedisMessageQueue]:

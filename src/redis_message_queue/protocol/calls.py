@@ -156,6 +156,7 @@ class Calls:
                 "the state of %s is gone from Redis, which was flushed or restored; its version, journal and weights "
                 "are written again",
                 self.keys.prefix,
+                extra={"queue": self.keys.prefix, "address": self.port.address},
             )
         await self._write_state(limit, drains)
 
@@ -355,6 +356,7 @@ class Calls:
             self.port.address,
             pause,
             attempt,
+            extra={"queue": self.keys.prefix, "address": self.port.address},
         )
         if stopped is None:
             await self.port.sleep(pause)

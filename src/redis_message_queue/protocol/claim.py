@@ -129,6 +129,7 @@ def log_cut(queue_name: str, what: tuple[str, str], cut: int) -> None:
     log.warning(
         "%s: the %s is full, so its %d oldest messages were deleted; %s sets how many it keeps, None for all",
         *(queue_name, name, cut, option),
+        extra={"queue": queue_name},
     )
 
 
@@ -144,7 +145,8 @@ def log_dead(queue_name: str, dead: list[DeadLetter], cut: int) -> None:
             log_cancelled(queue_name, one.message_id)
             continue
         name = one.message_id or "(foreign)"
-        log.warning("%s: message %s went to the dead letters (%s)", queue_name, name, one.reason)
+        extra = {"queue": queue_name, "message_id": one.message_id}
+        log.warning("%s: message %s went to the dead letters (%s)", queue_name, name, one.reason, extra=extra)
     if cut:
         log_cut(queue_name, DEAD_LETTERS_ARE_FULL, cut)
 
@@ -404,6 +406,7 @@ class Claimer:
         log.warning(
             "%s: claim got no reply in time (%s, redis at %s); the next claim or a drain recovers what it took",
             *(calls.keys.prefix, type(error).__name__, calls.port.address),
+            extra={"queue": calls.keys.prefix, "address": calls.port.address},
         )
 
     def _is_given_up(self) -> bool:

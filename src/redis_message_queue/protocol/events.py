@@ -56,9 +56,15 @@ class EventEmitter:
         )
         await self.call(self._on_event, event, what="on_event")
 
-    def log(self, level: int, claim: Claim, text: str, *arguments: Any) -> None:
-        """A log line about one message: it names the queue and the message."""
-        log.log(level, f"%s: message %s {text}", self.queue, claim.message_id, *arguments)
+    def log(
+        self, level: int, claim: Claim, text: str, *arguments: Any, handler_error: BaseException | None = None
+    ) -> None:
+        """A log line about one message: it names the queue and the message, also as attributes of its record.
+
+        ``handler_error`` is the exception of a handler. Only its record has it: a traceback may quote the payload.
+        """
+        extra = {"queue": self.queue, "message_id": claim.message_id, "handler_error": handler_error}
+        log.log(level, f"%s: message %s {text}", self.queue, claim.message_id, *arguments, extra=extra)
 
     async def call(self, function: Callable[..., Any], *arguments: Any, what: str) -> None:
         """Call a function of the user's that must not disturb the queue."""

@@ -96,4 +96,5 @@ class Pace:
             self._queue,
             f"{self._size} messages are handled at once" if self._in_batches else f"prefetch is {self._size}",
             *(seconds, self.lease),
+            extra={"queue": self._queue},
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
@@ -235,6 +235,10 @@ class Prefetcher:
         await self._requeue_items(unbegun)
         self._settling.raise_if_cancelled()
 
+    def live_summary(self) -> RunSummary:
+        """What the loop has done so far."""
+        return replace(self.summary, dead_lettered=self._consumer.dead_lettered)
+
     @property
     def is_stopped(self) -> bool:
         """Whether no handler should start any more."""
@@ -463,7 +467,8 @@ class Prefetcher:
 
     async def _requeue_failed_batch(self, claims: Sequence[Claim], error: Exception) -> None:
         text = "and the %d others of its batch are requeued: their handler raised %s"
-        self._queue.emitter.log(WARNING, claims[0], text, len(claims) - 1, type(error).__name__)
+        described = (len(claims) - 1, type(error).__name__)
+        self._queue.emitter.log(WARNING, claims[0], text, *described, handler_error=error)
         if self._times is not None:
             self._times.forget(claims)
         requeued = await self._settling.requeue(claims, error, forgiven=False)

@@ -303,7 +303,8 @@ class Settling:
         if isinstance(error, RetryLater):
             self._queue.emitter.log(INFO, claim, "is retried in %.3g s, after attempt %d%s", pause, attempt, of)
         else:
-            self._warn(claim, "failed (%s) at attempt %d%s, retrying in %.3g s", _described(error), attempt, of, pause)
+            text = "failed (%s) at attempt %d%s, retrying in %.3g s"
+            self._warn(claim, text, _described(error), attempt, of, pause, handler_error=error)
         await self.emit(EventOperation.RETRIED, EventOutcome.SUCCESS, claim)
         return Ending.RETRIED
 
@@ -346,19 +347,20 @@ class Settling:
 
     # -- log lines
 
-    def _warn(self, claim: Claim, text: str, *arguments: Any) -> None:
-        self._queue.emitter.log(WARNING, claim, text, *arguments)
+    def _warn(self, claim: Claim, text: str, *arguments: Any, handler_error: Exception | None = None) -> None:
+        self._queue.emitter.log(WARNING, claim, text, *arguments, handler_error=handler_error)
 
     def _log_failed(self, claim: Claim, terminal_list: TerminalList | None, reason: str, error: Exception) -> None:
         """Say where a message that failed for good is now, or that it is nowhere and how that can be changed."""
         if terminal_list is None:
-            self._queue.emitter.log(ERROR, claim, _REMOVED, _described(error))
+            self._queue.emitter.log(ERROR, claim, _REMOVED, _described(error), handler_error=error)
         elif isinstance(error, DeadLetter):
             self._warn(claim, "went to the dead letters, as its handler decided: %s", error.reason)
         elif terminal_list is self._queue.dead_letters:
-            self._warn(claim, "failed (%s) and went to the dead letters (%s)", _described(error), reason)
+            text = "failed (%s) and went to the dead letters (%s)"
+            self._warn(claim, text, _described(error), reason, handler_error=error)
         else:
-            self._warn(claim, "failed (%s) and went to the failed list", _described(error))
+            self._warn(claim, "failed (%s) and went to the failed list", _described(error), handler_error=error)
 
     async def report_trimming(self, settled: Settled, terminal_list: TerminalList | None, claim: Claim) -> None:
         """Say that a list could not be trimmed, or that messages are gone because it is full."""
@@ -384,7 +386,8 @@ class Settling:
     async def emit_trim_failed(self, trim_error: str, claim: Claim | None = None) -> None:
         """Log and emit that a terminal list could not be trimmed."""
         queue = self._queue
-        log.warning("%s: a list could not be trimmed: %s", queue.options.name, trim_error)
+        name = queue.options.name
+        log.warning("%s: a list could not be trimmed: %s", name, trim_error, extra={"queue": name})
         error = CleanupFailedError(f"trimming failed: {trim_error}", queue=queue.options.name, operation="trim")
         await queue.emitter.emit(EventOperation.TRIM_FAILED, EventOutcome.FAILURE, claim=claim, error=error)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from redis_message_queue.checks import whole_number
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
@@ -31,6 +31,13 @@ class Member:
     @property
     def is_waiting(self) -> bool:
         return self.workers > 0 and not self.is_idle
+
+
+class Loop(Protocol):
+    """What is known of a loop while it runs."""
+
+    @property
+    def summary(self) -> RunSummary: ...
 
 
 class WeightedTurns:
@@ -109,13 +116,24 @@ def checked_weights(queues: Any, kind: type[Any]) -> dict[Any, int]:
     return dict(queues)
 
 
-async def run_in_rounds(
-    run_once: Callable[[], Coroutine[Any, Any, list[RunSummary]]], *, until_empty: bool
-) -> list[RunSummary]:
-    """Run the loops, and with ``until_empty`` again until a round finds nothing: a handler may fill another queue."""
-    totals = await run_once()
-    latest = totals
-    while until_empty and any(one.attempts or one.dead_lettered for one in latest):
-        latest = await run_once()
-        totals = [add(total, one) for total, one in zip(totals, latest, strict=True)]
-    return totals
+class Rounds:
+    """The loops of several queues, in rounds: with ``until_empty`` a handler may fill a queue that was empty before."""
+
+    def __init__(self, count: int) -> None:
+        # In one place, so that another thread sees either a loop that runs or the total that has it.
+        self._state: tuple[list[RunSummary], Sequence[Loop]] = ([RunSummary()] * count, ())
+
+    def begin(self, loops: Sequence[Loop]) -> None:
+        """A round begins."""
+        self._state = self._state[0], loops
+
+    def end(self) -> bool:
+        """A round has ended. Returns whether it found anything."""
+        (_, loops), totals = self._state, self.summaries()
+        self._state = totals, ()
+        return any(loop.summary.attempts or loop.summary.dead_lettered for loop in loops)
+
+    def summaries(self) -> list[RunSummary]:
+        """What was done with the messages of each queue so far."""
+        totals, loops = self._state
+        return [add(total, loop.summary) for total, loop in zip(totals, loops, strict=True)] if loops else totals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from redis_message_queue.checks import suggests_options
@@ -12,7 +12,7 @@ from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.prefetcher import Prefetcher, WorkItem
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.run_options import RunOptions, RunSummary
-from redis_message_queue.protocol.turns import PATIENCE_SECONDS, Member, WeightedTurns, checked_weights, run_in_rounds
+from redis_message_queue.protocol.turns import PATIENCE_SECONDS, Member, Rounds, WeightedTurns, checked_weights
 from redis_message_queue.sync.loop import LOOK_SECONDS, Loop
 from redis_message_queue.sync.queue import RedisMessageQueue
 
@@ -62,12 +62,40 @@ def run_queues(
         until_empty=until_empty,
         wait_for_retries=wait_for_retries,
     )
-    return finish(run_in_rounds(lambda: _run_once(weights, options), until_empty=until_empty))
+    return QueuesRun(weights, options).run()
 
 
-async def _run_once(weights: Mapping[RedisMessageQueue, int], options: RunOptions[Any]) -> list[RunSummary]:
-    places = _Places(options.concurrency)
-    loops = [SharedLoop(queue._protocol, options, places, weight) for queue, weight in weights.items()]
+class QueuesRun:
+    """The loops of several queues, and what they have done so far; one queue needs no places."""
+
+    def __init__(self, weights: Mapping[RedisMessageQueue, int], options: RunOptions[Any]) -> None:
+        self._weights, self._options = weights, options
+        self._rounds = Rounds(len(weights))
+        self.summaries = self._rounds.summaries
+
+    def run(self) -> list[RunSummary]:
+        """Run until all queues are stopped, or empty if that is wanted."""
+        if len(self._weights) == 1:
+            (queue,) = self._weights
+            loop = Loop(queue._protocol, self._options)
+            self._rounds.begin([loop])
+            loop.run()
+            self._rounds.end()
+            return self.summaries()
+        while self._run_once() and self._options.until_empty:
+            pass
+        return self.summaries()
+
+    def _run_once(self) -> bool:
+        places = _Places(self._options.concurrency)
+        loops = [SharedLoop(one._protocol, self._options, places, weight) for one, weight in self._weights.items()]
+        self._rounds.begin(loops)
+        _run_beside_each_other(loops)
+        return self._rounds.end()
+
+
+def _run_beside_each_other(loops: Sequence[SharedLoop]) -> None:
+    """Run until all have ended, or one has failed."""
     threads = [_LoopThread(loop) for loop in loops]
     try:
         for thread in threads:
@@ -86,21 +114,19 @@ async def _run_once(weights: Mapping[RedisMessageQueue, int], options: RunOption
     for thread in threads:
         if thread.error is not None:
             raise thread.error
-    return [thread.summary for thread in threads]
 
 
 class _LoopThread(threading.Thread):
-    """Runs one loop, and keeps what it returns or raises."""
+    """Runs one loop, and keeps what it raises."""
 
     def __init__(self, loop: SharedLoop) -> None:
         super().__init__(name="redis-message-queue-loop", daemon=True)
         self._loop = loop
-        self.summary = RunSummary()
         self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self.summary = self._loop.run()
+            self._loop.run()
         except BaseException as error:
             self.error = error
 

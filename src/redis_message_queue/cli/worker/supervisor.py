@@ -9,18 +9,25 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+import typer
+
 from redis_message_queue import RunSummary
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.cli.output import say
+from redis_message_queue.cli.log_format import say_in
 from redis_message_queue.cli.stop_signals import StopSignals
 from redis_message_queue.cli.worker.command import WorkerSettings
+from redis_message_queue.cli.worker.health import Health, HealthServer, ProcessHealth
+from redis_message_queue.cli.worker.reload import CHECK_SECONDS as _RELOAD_SECONDS
+from redis_message_queue.cli.worker.reload import FileWatch
+from redis_message_queue.version import __version__
 
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 30.0
 _HEALTHY_SECONDS = 60.0  # a process that ran this long is restarted after the first delay again
@@ -39,7 +46,24 @@ class Child:
     started: float = field(default_factory=time.monotonic)
     ready: bool = False
     finished: bool = False  # its loop has ended without an error
+    reloading: bool = False  # it was told to end because its code has changed
     unread: bytes = b""
+    heard_at: float = field(default_factory=time.monotonic)  # when its last report came
+    facts: dict[str, Any] = field(default_factory=dict)  # what it reported last
+
+    def health(self, now: float) -> ProcessHealth:
+        """How it is now. A process that says nothing any more grows old."""
+        silent, activity = now - self.heard_at, self.facts.get("activity", {})
+        is_busy = bool(activity.get("running"))  # then its loop may be inside a handler, for as long as that takes
+        return ProcessHealth(
+            number=self.number,
+            pid=self.process.pid,
+            ready=self.ready,
+            loops_age_seconds=silent + (0.0 if is_busy else self.facts.get("loops_age", 0.0)),
+            redis_age_seconds=silent + (self.facts.get("redis_age") or 0.0),
+            redis_lost=self.facts.get("redis_lost", False),
+            activity=activity,
+        )
 
     @classmethod
     def start(cls, number: int, settings: WorkerSettings, *, stdout: int | None) -> Child:
@@ -78,43 +102,144 @@ class Supervisor:
         processes: int,
         stop: StopSignals,
         *,
-        ready_file: Path | None,
         grace_seconds: float | None,
+        health_at: tuple[str, int] | None,
+        health_seconds: float,
+        quiet: bool,
         stdout: int | None,
     ) -> None:
-        self._settings, self._processes, self._stop = settings, processes, stop
-        self._ready_file, self._grace_seconds, self._stdout = ready_file, grace_seconds, stdout
+        self._settings = replace(settings, supervisor_pid=os.getpid())
+        self._processes, self._stop = processes, stop
+        self._ready_file = None if settings.ready_file is None else Path(settings.ready_file)
+        self._grace_seconds, self._stdout, self._quiet = grace_seconds, stdout, quiet
         self._children: dict[int, Child] = {}
         self._start_at: dict[int, float] = {}  # when to start, or restart, each number
         self._crashes: Counter[int] = Counter()  # in a row
+        self._restarts = 0
         self._stopped_at: float | None = None
         self._abandoned_at: float | None = None
         self._bad_exits = 0
         self._mistake: tuple[str, ExitStatus] | None = None
+        self._files = FileWatch() if settings.reload else None
+        self._is_announced = settings.run["until_empty"] or quiet  # whether the banner was printed, or is not wanted
+        self._turned_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
-        self.summary: Counter[str] = Counter(asdict(RunSummary()))
+        self._sums = threading.Lock()  # no scrape sees a process neither running nor ended
+        self._ended: dict[str, Counter[str]] = {one.name: _nothing() for one in settings.queues}
+        self._ended_handlers: dict[str, Any] = {"buckets": {}, "seconds": {}}
+        self._health_at, self._health_seconds = health_at, health_seconds
+        self._health: HealthServer | None = None
+
+    @property
+    def totals(self) -> dict[str, dict[str, int]]:
+        """What was done with the messages of each queue, as far as the processes could report it."""
+        with self._sums:
+            totals = {queue: Counter(counts) for queue, counts in self._ended.items()}
+            for child in self._children.values():
+                for queue, counts in child.facts.get("summaries", {}).items():
+                    totals.setdefault(queue, _nothing()).update(counts)
+        return {queue: dict(counts) for queue, counts in totals.items()} or {"": dict(_nothing())}
 
     def run(self) -> ExitStatus:
         """Run until all processes have ended, and return the exit status."""
         self._start_at = dict.fromkeys(range(1, self._processes + 1), 0.0)
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)  # of a supervisor that was killed with all of its processes
         try:
+            self._serve_health()
             with self._wake_on_signals():
-                while self._start_at or self._children:
+                while self._start_at or self._children or self._is_waiting_for_a_change():
+                    self._turned_at = time.monotonic()
                     self._start_children()
                     self._wait()
                     self._reap_children()
                     self._update_ready_file()
+                    self._announce()
+                    self._restart_changed()
                     self._handle_signals()
         finally:
             self._kill_children()
+            if self._health is not None:
+                self._health.close()
         if self._mistake is not None:
-            say(f"rmq worker: {self._mistake[0]}")
+            self._say(f"rmq worker: {self._mistake[0]}", "error")
             return self._mistake[1]
+        if self._restarts:
+            self._say("a process that crashes cannot report its last second: the totals may be too small", "warning")
         if self._abandoned_at is not None:
             return self._stop.status
         # A batch that fails is requeued, and counts as failed only when its messages were delivered too often.
-        failed = self._settings.run["until_empty"] and (self.summary["failed"] or self.summary["dead_lettered"])
+        in_all = Counter[str]()
+        for counts in self.totals.values():
+            in_all.update(counts)
+        failed = self._settings.run["until_empty"] and (in_all["failed"] or in_all["dead_lettered"])
         return ExitStatus.FAILED if self._bad_exits or failed else ExitStatus.OK
+
+    def _say(self, text: str, level: str) -> None:
+        say_in(self._settings.log_format, text, level=level, address=self._settings.address)
+
+    def _serve_health(self) -> None:
+        if self._health_at is None:
+            return
+        try:
+            self._health = HealthServer(*self._health_at, self.health, self._health_seconds)
+        except OSError as error:
+            host, port = self._health_at
+            raise typer.BadParameter(
+                f"cannot listen at {host}:{port}: {error.strerror}", param_hint="--health-port"
+            ) from None
+
+    def health(self) -> Health:
+        """How the worker is at this moment; for other threads too."""
+        now = time.monotonic()
+        return Health(
+            wanted_processes=self._processes,
+            processes=[child.health(now) for child in list(self._children.values())],
+            stopping=self._stopped_at is not None,
+            supervisor_age_seconds=now - self._turned_at,
+            restarts=self._restarts,
+            totals={queue: Counter(counts) for queue, counts in self.totals.items()},
+            ended=self._ended_handlers,
+        )
+
+    def _announce(self) -> None:
+        """Print the banner when all processes are ready for the first time."""
+        if self._is_announced or not self._all_ready():
+            return
+        self._is_announced = True
+        settings = self._settings
+        served = ", ".join(
+            queue if weight == 1 else f"{queue}={weight}"
+            for queue, weight in zip(self._ended, settings.weights or [1], strict=True)
+        )
+        processes = "1 process" if self._processes == 1 else f"{self._processes} processes"
+        handlers = settings.run["concurrency"]
+        text = f"rmq worker {__version__}: {settings.handler} serves {served} at {settings.address} in {processes}"
+        text += f" with {handlers} handler{'s' if handlers > 1 else ''}{' each' if self._processes > 1 else ''}"
+        if self._health is not None:
+            text += f"; health at {self._health.url}"
+        self._say(f"{text}; Ctrl-C stops it", "info")
+
+    def _all_ready(self) -> bool:
+        children = list(self._children.values())
+        return len(children) == self._processes and all(child.ready for child in children)
+
+    # -- reloading
+
+    def _is_waiting_for_a_change(self) -> bool:
+        """Whether the code has a mistake that an edit may mend."""
+        return self._files is not None and self._stopped_at is None and self._mistake is None
+
+    def _restart_changed(self) -> None:
+        if self._files is None or self._stopped_at is not None or (path := self._files.changed()) is None:
+            return
+        self._say(f"{os.path.relpath(path)} has changed; restarting", "info")
+        for number in range(1, self._processes + 1):
+            if (child := self._children.get(number)) is None:
+                self._start_at[number] = 0.0
+            else:
+                child.reloading = True
+                child.process.send_signal(signal.SIGTERM)
 
     def _start_children(self) -> None:
         now = time.monotonic()
@@ -141,8 +266,9 @@ class Supervisor:
 
     def _wait(self) -> None:
         now = time.monotonic()
-        soonest = min((due - now for due in self._start_at.values()), default=_CHECK_SECONDS)
-        for key, _ in self._selector.select(min(max(soonest, 0.0), _CHECK_SECONDS)):
+        longest = _CHECK_SECONDS if self._files is None else _RELOAD_SECONDS
+        soonest = min((due - now for due in self._start_at.values()), default=longest)
+        for key, _ in self._selector.select(min(max(soonest, 0.0), longest)):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(key.fd, 4096)
@@ -167,15 +293,25 @@ class Supervisor:
             self._handle_report(child, json.loads(line))
 
     def _handle_report(self, child: Child, report: dict[str, Any]) -> None:
+        child.heard_at = time.monotonic()
+        if self._files is not None:
+            self._files.add(report.get("files", ()))
         if "ready" in report:
             child.ready = True
-        elif "summary" in report:
+            for name in report["queues"]:
+                self._ended.setdefault(name, _nothing())
+            self._settings = replace(self._settings, address=report["address"])
+        elif "summaries" in report:
+            child.facts = report
+        elif "finished" in report:
             child.finished = True
-            self.summary.update(report["summary"])
-        elif report["status"] == ExitStatus.USAGE:
+        elif report["status"] == ExitStatus.USAGE and not (self._files is not None and self._is_announced):
             self._mistake = (report["error"], ExitStatus.USAGE)
         else:
-            say(f"process {child.number}: {report['error']}")
+            child.reloading = report["status"] == ExitStatus.USAGE
+            self._say(f"process {child.number}: {report['error']}", "error")
+            if child.reloading:
+                self._say("waiting until the file is changed", "info")
 
     def _reap_children(self) -> None:
         for child in [child for child in self._children.values() if child.process.poll() is not None]:
@@ -184,8 +320,21 @@ class Supervisor:
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(child.reports)
             child.close()
-            del self._children[child.number]
+            self._keep_facts(child)
             self._handle_exit(child)
+
+    def _keep_facts(self, child: Child) -> None:
+        """Add what a process has done to what was done before it."""
+        with self._sums:
+            del self._children[child.number]
+            for queue, counts in child.facts.get("summaries", {}).items():
+                self._ended.setdefault(queue, _nothing()).update(counts)
+        activity, ended = child.facts.get("activity", {}), self._ended_handlers
+        for queue, counts in activity.get("buckets", {}).items():
+            before = ended["buckets"].get(queue, [0] * len(counts))
+            ended["buckets"][queue] = [one + other for one, other in zip(before, counts, strict=True)]
+        for queue, seconds in activity.get("seconds", {}).items():
+            ended["seconds"][queue] = ended["seconds"].get(queue, 0.0) + seconds
 
     def _handle_exit(self, child: Child) -> None:
         """Restart a process that was not told to end, after a growing delay."""
@@ -196,26 +345,28 @@ class Supervisor:
             return
         if child.finished and status == 0 and self._settings.run["until_empty"]:
             return
+        if child.reloading:
+            if status != ExitStatus.USAGE:  # a mistake in the code waits for the next change
+                self._start_at[child.number] = 0.0
+            return
         if time.monotonic() - child.started >= _HEALTHY_SECONDS:
             self._crashes[child.number] = 0
         delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** min(self._crashes[child.number], 10))
         self._crashes[child.number] += 1
+        self._restarts += 1
         self._start_at[child.number] = time.monotonic() + delay
-        say(f"process {child.number} exited with status {status}; restarting it in {delay:g} s")
+        self._say(f"process {child.number} exited with status {status}; restarting it in {delay:g} s", "warning")
 
     def _update_ready_file(self) -> None:
-        """Keep the file while all processes are running."""
+        """Keep the file while all processes are running and reach Redis."""
         if self._ready_file is None:
             return
-        children = list(self._children.values())
-        all_ready = len(children) == self._processes and all(child.ready for child in children)
-        if all_ready and self._stopped_at is None:
-            if not self._ready_file.exists():
-                made = self._ready_file.with_name(f".{self._ready_file.name}.{os.getpid()}")
-                made.write_text(f"{os.getpid()}\n")
-                made.replace(self._ready_file)
-        else:
+        if not self.health().is_ready:
             self._ready_file.unlink(missing_ok=True)
+        elif not self._ready_file.exists():
+            made = self._ready_file.with_name(f".{self._ready_file.name}.{os.getpid()}")
+            made.write_text(f"{os.getpid()}\n")
+            made.replace(self._ready_file)
 
     def _handle_signals(self) -> None:
         """Stop, then abandon the handlers, then kill; a wrong option that a child has reported is a stop too."""
@@ -225,7 +376,7 @@ class Supervisor:
             self._start_at.clear()
             self._signal(signal.SIGTERM)
             if times and self._children:
-                say("stopping when the running handlers have finished; send the signal again to stop now")
+                self._say("stopping when the running handlers have finished; send the signal again to stop now", "info")
         late = (
             self._grace_seconds is not None
             and self._stopped_at is not None
@@ -250,3 +401,7 @@ class Supervisor:
         self._selector.close()
         if self._ready_file is not None:
             self._ready_file.unlink(missing_ok=True)
+
+
+def _nothing() -> Counter[str]:
+    return Counter(asdict(RunSummary()))

@@ -1,0 +1,97 @@
+"""How log lines look: text for people, or one JSON object a line for machines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from redis_message_queue.cli.output import PrintableFormatter, say, to_json
+
+LogFormat = Literal["text", "json"]
+
+
+class TextFormatter(PrintableFormatter):
+    """A line of text; with ``tracebacks``, also where a handler raised."""
+
+    def __init__(self, *, tracebacks: bool) -> None:
+        super().__init__("%(asctime)s %(process)d %(levelname)s %(message)s")
+        self._tracebacks = tracebacks
+
+    def format(self, record: logging.LogRecord) -> str:
+        trace = _traceback(record) if self._tracebacks else None
+        if trace is None:
+            return super().format(record)
+        record.exc_text = trace  # where a formatter looks for what to print below the line
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = None
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line. It names the queue, the message and the address, each null if there is none."""
+
+    def __init__(self, *, tracebacks: bool) -> None:
+        super().__init__()
+        self._tracebacks = tracebacks
+
+    def format(self, record: logging.LogRecord) -> str:
+        error = getattr(record, "handler_error", None) or (record.exc_info[1] if record.exc_info else None)
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": record.process,
+            "queue": getattr(record, "queue", None),
+            "message_id": getattr(record, "message_id", None),
+            "address": getattr(record, "address", None),
+            "text": record.getMessage(),
+        }
+        if error is not None:
+            line["exception_type"] = type(error).__name__
+        if self._tracebacks and (trace := _traceback(record)) is not None:
+            line["traceback"] = trace
+        return to_json(line)
+
+
+class _Context(logging.Filter):
+    """Adds to each line what is the same for the whole process."""
+
+    def __init__(self, address: str, queue: str | None) -> None:
+        super().__init__()
+        self._known = {"address": address, "queue": queue}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        for name, value in self._known.items():
+            if getattr(record, name, None) is None:
+                setattr(record, name, value)
+        return True
+
+
+def set_up_logging(log_format: LogFormat, level: str, *, tracebacks: bool, address: str, queue: str | None) -> None:
+    """Log to stderr. Handlers that the user's module installs later are added to ours."""
+    handler = logging.StreamHandler(sys.stderr)
+    chosen = JsonFormatter if log_format == "json" else TextFormatter
+    handler.setFormatter(chosen(tracebacks=tracebacks))
+    handler.addFilter(_Context(address, queue))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+
+
+def _traceback(record: logging.LogRecord) -> str | None:
+    error = getattr(record, "handler_error", None) or (record.exc_info[1] if record.exc_info else None)
+    return None if error is None else "".join(traceback.format_exception(error)).rstrip()
+
+
+def say_in(log_format: LogFormat, text: str, *, level: str, address: str) -> None:
+    """Print a remark of the program itself on stderr: as it is, or as a JSON line like those of the log."""
+    if log_format == "text":
+        say(text)
+        return
+    record = logging.LogRecord("redis_message_queue.worker", logging.getLevelName(level.upper()), "", 0, text, (), None)
+    record.address = address
+    print(JsonFormatter(tracebacks=False).format(record), file=sys.stderr, flush=True)

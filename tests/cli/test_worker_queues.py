@@ -1,0 +1,74 @@
+"""rmq worker on several queues: shares by weight, and totals of each queue and in all."""
+
+import json
+import signal
+from collections import Counter
+
+import pytest
+
+from redis_message_queue import RedisMessageQueue
+from redis_message_queue.cli.exit_status import ExitStatus
+from tests.cli.workers import finish, handled, said
+from tests.embedded.waiting import until
+
+pytestmark = pytest.mark.topic("Command line")
+
+
+@pytest.fixture
+def mails(text_client):
+    return RedisMessageQueue("mails", client=text_client, message_wait_interval_seconds=0)
+
+
+@pytest.mark.promise("`rmq worker module:handler q1 q2=3` serves several queues in proportion to their weights.")
+@pytest.mark.parametrize("handler", ["handlers:note_queue", "handlers:note_queue_later"])
+def test_queues_are_served_by_weight(worker, queue, mails, tmp_path, handler):
+    """And the totals say what became of the messages of each."""
+    queue.publish_many(map(str, range(40)))
+    mails.publish_many(map(str, range(40)))
+    arguments = [handler, "orders", "mails=3", "--prefetch", "5", "--until-empty", "--json"]
+    out, err = finish(process := worker(*arguments))
+    assert (process.returncode, err) == (ExitStatus.OK, "")
+    order = [line.split()[0] for line in (tmp_path / "handled").read_text().splitlines()]
+    assert abs(Counter(order[:40])["mails"] - 30) <= 2
+    totals = json.loads(out)
+    assert (totals["handled"], totals["attempts"]) == (80, 80)
+    assert {name: one["handled"] for name, one in totals["queues"].items()} == {"orders": 40, "mails": 40}
+
+
+def test_a_table_has_each_queue_and_the_sum(worker, queue, mails):
+    """One row each."""
+    queue.publish_many(["a", "b"])
+    mails.publish("c")
+    out, _ = finish(process := worker("handlers:fail", "orders", "mails", "--until-empty", "--processes", "2"))
+    assert process.returncode == ExitStatus.FAILED
+    rows = [line.split() for line in out.splitlines()]
+    assert [(*row[:1], row[-6]) for row in rows[1:3]] == [("orders", "2"), ("mails", "1")]
+    assert rows[3][:4] == ["in", "all", "0", "3"]
+
+
+def test_a_signal_stops_all_queues(worker, queue, mails, tmp_path):
+    """Handlers finish, the rest goes back."""
+    queue.publish_many(["a", "b", "c"])
+    mails.publish_many(["d", "e", "f"])
+    process = worker("handlers:slow", "orders", "mails", "--concurrency", "2", "--prefetch", "2")
+    assert until((tmp_path / "began").exists)
+    process.send_signal(signal.SIGTERM)
+    said(process, "stopping")
+    (tmp_path / "go").touch()
+    out, _ = finish(process)
+    assert process.returncode == ExitStatus.OK
+    done = len(handled(tmp_path))
+    assert 1 <= done <= 2
+    assert queue.stats().pending + mails.stats().pending == 6 - done
+    assert out.splitlines()[-1].split()[2] == str(done)
+
+
+def test_the_banner_says_what_runs(worker, queue, tmp_path):
+    """When all processes are ready."""
+    process = worker("handlers:note", "orders=2", "mails", "--processes", "2", "--concurrency", "3")
+    banner = said(process, "rmq worker")
+    assert "handlers:note serves orders=2, mails at redis://" in banner
+    assert "in 2 processes with 3 handlers each" in banner
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert process.returncode == ExitStatus.OK
