@@ -40,6 +40,7 @@ SECTIONS = (
         ("RetryPolicy", "HandlerOutcome", "RetryLater", "Discard", "DeadLetter"),
         "See [How to delay and retry](../how-to/delay-and-retry.md).",
     ),
+    Section("Schedules", ("Schedule",), "See [How to schedule messages](../how-to/schedule.md)."),
     Section(
         "Results for operators",
         (
@@ -104,6 +105,20 @@ FIELD_SENTENCES = {
         "id": "the id of the message, the same in its events, its journal entries and its deliveries",
         "accepted": "whether it was stored; False if deduplication suppressed it",
         "duplicate_of": "for a duplicate, the id of the message that holds the deduplication key",
+    },
+    "Schedule": {
+        "name": "what it is called in its queue",
+        "cron": "its cron expression, None if it has an interval",
+        "every_seconds": "its interval, None if it has a cron expression",
+        "timezone": "the time zone of the cron expression",
+        "payload": "the message that it publishes",
+        "tenant": "the tenant of its messages",
+        "headers": "the headers of its messages, without `schedule` and `scheduled_for`",
+        "missed": "what becomes of missed ticks: `one`, `all` or `skip`",
+        "created_at": "when it was first defined",
+        "last_tick": "the last tick that has a message, None before the first",
+        "next_tick": "when its next tick is due, None if there is none within 50 years",
+        "error": "why consumers of this installation cannot follow it, None if they can",
     },
     "QueueStats": {
         "pending": "messages that wait, including those of all tenants",

@@ -23,6 +23,7 @@ TOPICS = (
     "Deduplication",
     "Backpressure",
     "Delays",
+    "Schedules",
     "Message TTL",
     "Processing one message",
     "Callbacks as handlers",

@@ -30,7 +30,8 @@ KEY_MAP = (
         "leases",
         "ZSET",
         "Claim tokens (message id plus the nonce of the claim), scored by the time the lease ends in microseconds of "
-        "the server's clock. Two more members are alarms: `d` for the next delayed message, `r` while tenants wait.",
+        "the server's clock. Three more members are alarms: `d` for the next delayed message, `r` while tenants wait, "
+        "`s` for the next tick of a schedule.",
     ),
     KeyKind(
         "deliveries",
@@ -110,6 +111,14 @@ KEY_MAP = (
         "HASH",
         "Consumer group to the number of messages in its claims. The empty field holds the total.",
     ),
+    KeyKind("schedules", "ZSET", "The names of the schedules, scored by the time of their next tick."),
+    KeyKind(
+        "schedule::<name>",
+        "HASH",
+        "A schedule: its `definition` as JSON, the `payload` of its message, the `timing` of its ticks, the `revision` "
+        "of this definition, when it was `created`, the tick `after` which the next one comes, and the `last` tick "
+        "that has a message.",
+    ),
     KeyKind("backfill::<name>", "HASH, TTL", "File to size and modification time, for every file a backfill has read."),
 )
 
@@ -153,6 +162,7 @@ class QueueKeys:
     weights: str
     longest: str
     groups: str
+    schedules: str
     journal: str
     meta: str
 
@@ -223,6 +233,10 @@ class QueueKeys:
     def members(self, group: str, number: int) -> str:
         """The messages of one claim of a consumer group."""
         return self._sibling("group", group, str(number))
+
+    def schedule(self, name: str) -> str:
+        """The record of one schedule."""
+        return self._sibling("schedule", name)
 
     def backfill(self, name: str) -> str:
         """The files that a backfill has read."""

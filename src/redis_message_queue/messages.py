@@ -152,6 +152,28 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A schedule of a queue: what it publishes, and when.
+
+    ``last_tick`` is the last tick that has a message. ``error`` says why a schedule cannot be followed; then the other
+    fields may be None.
+    """
+
+    name: str
+    cron: str | None = None
+    every_seconds: float | None = None
+    timezone: str | None = None
+    payload: str | bytes | None = None
+    tenant: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, hash=False)
+    missed: str | None = None
+    created_at: datetime | None = None
+    last_tick: datetime | None = None
+    next_tick: datetime | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
     """How many messages a queue has, by where they are."""
 

@@ -39,13 +39,19 @@ PRODUCER = Role(
 CONSUMER = Role(
     "consumer",
     "claims, renews and settles messages, and publishes their results",
-    ("claim", "take", "settle", "ack_one", "renew", "requeue", "retry_later", "hand_off", "notify", "open_queue"),
+    (
+        *("claim", "take", "settle", "ack_one", "renew", "requeue", "retry_later", "hand_off", "notify", "open_queue"),
+        *("read_schedules", "tick"),
+    ),
     (*SCRIPTED, "BLPOP"),
 )
 OPERATOR = Role(
     "operator",
-    "reads, redrives, purges and pauses a queue, and cancels messages",
-    ("stats", "redrive", "sweep", "cancel", "read_page", "open_queue", "notify"),
+    "reads, redrives, purges, pauses and schedules a queue, and cancels messages",
+    (
+        *("stats", "redrive", "sweep", "cancel", "read_page", "open_queue", "notify"),
+        *("schedule", "unschedule", "read_schedules"),
+    ),
     (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCAN"),
 )
 JOURNAL = Role(

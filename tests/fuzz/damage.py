@@ -98,6 +98,7 @@ def build(client: Any, url: str) -> World:
         queue.publish(text)
         for tenant in TENANTS:
             queue.publish(f"{tenant}-{text}", tenant=tenant)
+    queue.schedule("nightly", every_seconds=10_000_000, message="scheduled", headers={"a": "b"}, tenant="acme")
     # The first claim after a lease expired moves it to its tenant; the one that it takes goes back untouched.
     queue.publish("delayed-1", delay_seconds=1_000)
     queue.publish("delayed-2", tenant="zeta", delay_seconds=1_000)
@@ -132,6 +133,9 @@ def expire(client: Any) -> None:
                 client.zadd(key, {member: 1_000 + place})
     if client.type(KEYS.leases) in (b"zset", b"none") and client.exists(KEYS.delayed):
         client.zadd(KEYS.leases, {b"d": 1_000})
+    if client.type(KEYS.leases) == b"zset" and client.type(KEYS.schedules) == b"zset":
+        client.zadd(KEYS.schedules, dict.fromkeys(client.zrange(KEYS.schedules, 0, -1), 1_000))
+        client.zadd(KEYS.leases, {b"s": 1_000})
 
 
 # -- what another program may do

@@ -32,7 +32,7 @@ class Operator:
 
     def look(self) -> list[Any]:
         queue = self.queue
-        looks: list[Any] = [queue.stats, queue.tenants]
+        looks: list[Any] = [queue.stats, queue.tenants, queue.schedules]
         looks += [partial(queue.redrive_dead_letters, dry_run=True), partial(queue.redrive_failed, dry_run=True)]
         looks += [partial(queue.peek, 50, source=source) for source in PEEKED]
         looks += [partial(queue.peek, 5, tenant=tenant) for tenant in damage.TENANTS]

@@ -235,6 +235,59 @@ class Caller:
             words += [place, digest, *record, int(marker is not None), body]
         return self._send_words("redrive", words)
 
+    def schedule(
+        self,
+        name: str = "nightly",
+        payload: bytes = b"report",
+        *,
+        timing: str = "daily",
+        next: int | str | None = None,
+        most: int = 1_000,
+        call: int | None = None,
+    ) -> bytes:
+        """Define a schedule whose first tick is due in an hour, or at another time."""
+        now, keys = self.now_us(), {"schedule": KEYS.schedule(name)}
+        given: dict[str, Any] = {"name": name, "payload": payload, "timing": timing, "definition": timing, "most": most}
+        next = now + HOUR_US if next is None else next
+        return self._send(
+            "schedule", keys, call=self._numbered(call), revision=new_id(), created=now, next=next, **given
+        )
+
+    def unschedule(self, name: str = "nightly", *, call: int | None = None) -> bytes:
+        return self._send("unschedule", {"schedule": KEYS.schedule(name)}, call=self._numbered(call), name=name)
+
+    def read_schedules(self, latest: str = "+inf", *, skipped: int = 0, count: int = 100) -> list[Any]:
+        return self._send("read_schedules", {}, records=KEYS.schedule(""), latest=latest, skipped=skipped, count=count)
+
+    def tick(
+        self,
+        *messages: New | bytes,
+        name: str = "nightly",
+        after: int | None = None,
+        revision: bytes | None = None,
+        done: int | None = None,
+        next: int | str | None = None,
+        call: int | None = None,
+    ) -> bytes:
+        """Publish these messages for the ticks of a schedule up to now; the next tick is due in an hour."""
+        record = self.client.hgetall(KEYS.schedule(name))
+        done = self.now_us() if done is None else done
+        words = self._words(
+            "tick",
+            {"schedule": KEYS.schedule(name)},
+            (),
+            call=self._numbered(call),
+            base=fresh_base(),
+            name=name,
+            revision=record.get(b"revision", b"") if revision is None else revision,
+            after=record.get(b"after", b"") if after is None else after,
+            done=done,
+            last=done if messages else "",
+            next=done + HOUR_US if next is None else next,
+        )
+        _, details = _details([one if isinstance(one, New) else New(one) for one in messages])
+        return self._send_words("tick", [*words, *details])
+
     def stats(self, cursor: bytes = b"-inf", last: bytes = b"") -> list[Any]:
         return self._send("stats", {}, cursor=cursor, last=last)
 
@@ -404,6 +457,7 @@ class Caller:
             "markers": KEYS.deduplication("a key"),
             "tenant_pending": KEYS.tenant_pending("acme"),
             "expired": KEYS.expired("acme"),
+            "schedule": KEYS.schedule("nightly"),
             "group": KEYS.group("reports"),
             "members": KEYS.members("reports", 1),
         }
@@ -425,6 +479,7 @@ class Caller:
         self,
         name: str,
         keys: dict[str, str],
+        /,
         held: Held = (),
         read: Callable[[Any], Any] = lambda reply: reply,
         **given: Any,
@@ -457,7 +512,7 @@ class Caller:
         except redis.exceptions.NoScriptError:
             return self.client.eval(script(name).source, *words[1:])
 
-    def _words(self, name: str, keys: dict[str, str], held: Held, **given: Any) -> list[Any]:
+    def _words(self, name: str, keys: dict[str, str], held: Held, /, **given: Any) -> list[Any]:
         wanted = script(name)
         names = self._key_names(wanted, keys)
         every = {one.name: getattr(self.settings, one.name) for one in fields(Settings)}

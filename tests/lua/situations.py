@@ -754,6 +754,116 @@ def notify(caller: Caller) -> Call:
     return caller.notify
 
 
+def claim_with_a_tick(caller: Caller) -> Call:
+    """The caller is told that a schedule has a tick."""
+    caller.schedule(next=1)
+    return caller.claim
+
+
+def claim_with_a_tick_without_leases(caller: Caller) -> Call:
+    caller.schedule(next=1)
+    caller.settings.lease_us = 0
+    caller.publish(b"first")
+    return caller.claim
+
+
+def schedule(caller: Caller) -> Call:
+    return caller.schedule
+
+
+def schedule_another(caller: Caller) -> Call:
+    caller.schedule("hourly", next=caller.now_us() + 2 * HOUR_US)
+    return caller.schedule
+
+
+def schedule_the_same(caller: Caller) -> Call:
+    caller.schedule()
+    return caller.schedule
+
+
+def schedule_another_message(caller: Caller) -> Call:
+    caller.schedule()
+    return partial(caller.schedule, payload=b"another")
+
+
+def schedule_another_time(caller: Caller) -> Call:
+    caller.schedule()
+    return partial(caller.schedule, timing="hourly")
+
+
+def schedule_too_many(caller: Caller) -> Call:
+    caller.schedule()
+    return partial(caller.schedule, "hourly", most=1)
+
+
+def unschedule(caller: Caller) -> Call:
+    caller.schedule()
+    caller.schedule("hourly", next=1)
+    return caller.unschedule
+
+
+def unschedule_the_last(caller: Caller) -> Call:
+    caller.schedule()
+    return caller.unschedule
+
+
+def unschedule_in_vain(caller: Caller) -> Call:
+    caller.schedule("hourly")
+    return caller.unschedule
+
+
+def tick(caller: Caller) -> Call:
+    caller.schedule(next=1)
+    return partial(caller.tick, b"report")
+
+
+def tick_for_tenants(caller: Caller) -> Call:
+    caller.schedule(next=1)
+    caller.schedule("hourly", next=1)
+    caller.settings.limit, caller.settings.overload = 4, "drop"
+    return partial(caller.tick, New(b"report", b"acme"), New(b"another", b"acme"))
+
+
+def tick_without_a_message(caller: Caller) -> Call:
+    caller.schedule(next=1)
+    return caller.tick
+
+
+def tick_for_the_last_time(caller: Caller) -> Call:
+    caller.schedule(next=1)
+    return partial(caller.tick, b"report", next="inf")
+
+
+def tick_into_a_full_line(caller: Caller) -> Call:
+    caller.schedule(next=1)
+    caller.publish_all([b"first", b"second"])
+    caller.settings.limit = 2
+    return partial(caller.tick, b"report")
+
+
+def tick_in_vain(caller: Caller) -> Call:
+    """Another caller has published it."""
+    caller.schedule(next=1)
+    stale = caller.client.hget(KEYS.schedule("nightly"), "after")
+    caller.tick(b"report")
+    return partial(caller.tick, b"again", after=stale)
+
+
+def tick_too_early(caller: Caller) -> Call:
+    caller.schedule(next=1)
+    return partial(caller.tick, b"report", done=caller.now_us() + HOUR_US)
+
+
+def tick_of_a_schedule_that_is_gone(caller: Caller) -> Call:
+    return partial(caller.tick, b"report", revision=b"x", after=1)
+
+
+def read_schedules(caller: Caller) -> Call:
+    caller.schedule()
+    caller.schedule("hourly", next="inf")
+    return caller.read_schedules
+
+
 PUBLISHES: tuple[Situation, ...] = (
     publish,
     publish_with_a_key,
@@ -825,6 +935,8 @@ CLAIMS: tuple[Situation, ...] = (
     claim_in_turns_past_a_cancelled_one,
     claim_in_vain_beside_a_mark_of_nobody,
     claim_everything_at_once,
+    claim_with_a_tick,
+    claim_with_a_tick_without_leases,
 )
 SETTLEMENTS: tuple[Situation, ...] = (
     ack_one,
@@ -897,11 +1009,30 @@ CANCELS: tuple[Situation, ...] = (
     cancel_what_is_in_flight,
     cancel_in_vain,
 )
+SCHEDULES: tuple[Situation, ...] = (
+    schedule,
+    schedule_another,
+    schedule_the_same,
+    schedule_another_message,
+    schedule_another_time,
+    schedule_too_many,
+    unschedule,
+    unschedule_the_last,
+    unschedule_in_vain,
+    tick,
+    tick_for_tenants,
+    tick_without_a_message,
+    tick_for_the_last_time,
+    tick_into_a_full_line,
+    tick_in_vain,
+    tick_too_early,
+    tick_of_a_schedule_that_is_gone,
+)
 NUMBERED = (
     *(*PUBLISHES, *ENQUEUES, *CLAIMS, *SETTLEMENTS, *RETURNS, *PUT_OFFS, *HAND_OFFS, *REDRIVES, *SWEEPS),
-    *CANCELS,
+    *(*CANCELS, *SCHEDULES),
 )
-EVERY = (*NUMBERED, *RENEWALS, stats, read_page, open_queue, notify)
+EVERY = (*NUMBERED, *RENEWALS, stats, read_page, read_schedules, open_queue, notify)
 
 
 def script_of(situation: Situation) -> str:

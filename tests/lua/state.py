@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,8 @@ class State:
     processing: dict[bytes, bytes] = field(default_factory=dict)
     leases: dict[bytes, float] = field(default_factory=dict)
     alarms: dict[bytes, float] = field(default_factory=dict)
+    schedules: dict[bytes, float] = field(default_factory=dict)
+    now: int = 0
     deliveries: dict[bytes, bytes] = field(default_factory=dict)
     delayed: dict[bytes, float] = field(default_factory=dict)
     later: dict[bytes, bytes] = field(default_factory=dict)
@@ -76,6 +79,8 @@ def read(client: redis.Redis) -> State:
         deliveries=get(KEYS.deliveries, {}),
         delayed=dict(get(KEYS.delayed, [])),
         later=get(KEYS.delayed_messages, {}),
+        schedules=dict(get(KEYS.schedules, [])),
+        now=_now(client),
         ring={tenant.decode(): score for tenant, score in get(KEYS.tenant_ring, [])},
         size=None if size is None else int(size),
         tokens=len(get(KEYS.wakeup, [])),
@@ -86,6 +91,11 @@ def read(client: redis.Redis) -> State:
         journal=[entry for _, entry in get(KEYS.journal, [])],
         serial=int(get(KEYS.meta, {}).get(b"journal_serial", 0)) if b"journal" in get(KEYS.meta, {}) else None,
     )
+
+
+def _now(client: redis.Redis) -> int:
+    seconds, microseconds = client.time()
+    return int(seconds) * 1_000_000 + int(microseconds)
 
 
 def _without_count(member: bytes) -> bytes:
@@ -174,7 +184,12 @@ def _alarmed(state: State) -> list[str]:
     # Early does no harm, not even when there is no delay any more.
     if first is not None and (alarm is None or alarm > first):
         wrong.append(f"the alarm of the delays is {alarm}, and the first is due at {first}")
-    return wrong + [f"a stranger among the leases: {alarm!r}" for alarm in state.alarms.keys() - {b"r", b"d"}]
+    first_tick = min(state.schedules.values(), default=math.inf)
+    # A claim that tells of a tick puts the alarm off by a second; the first tick is due then.
+    alarm = state.alarms.get(b"s")
+    if (alarm is None) != (first_tick == math.inf) or (alarm is not None and alarm > first_tick > state.now):
+        wrong.append(f"the alarm of the schedules is {alarm}, and the first tick is due at {first_tick}")
+    return wrong + [f"a stranger among the leases: {alarm!r}" for alarm in state.alarms.keys() - {b"r", b"d", b"s"}]
 
 
 def _marked(state: State, leased: bool) -> list[str]:

@@ -46,6 +46,10 @@ REFUSED = (
     situations.cancel_what_waits,
     situations.cancel_what_waits_of_a_tenant,
     situations.cancel_again,
+    situations.schedule,
+    situations.schedule_another_message,
+    situations.tick,
+    situations.tick_for_tenants,
 )
 
 
@@ -91,6 +95,7 @@ CLAIMS = (
     situations.claim_nothing_but_a_cancelled_one,
     situations.claim_in_turns_past_a_cancelled_one,
     situations.claim_everything_at_once,
+    situations.claim_with_a_tick_without_leases,
 )
 
 

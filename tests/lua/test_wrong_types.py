@@ -34,6 +34,10 @@ FULLEST: list[tuple[Situation, set[str]]] = [
     (situations.cancel_what_waits_for_its_next_attempt, set()),
     (situations.cancel_what_waits, set()),
     (situations.renew_what_came_back, {"pending", "tenant_ring"}),
+    (situations.schedule, set()),
+    (situations.unschedule, set()),
+    (situations.tick_for_tenants, set()),
+    (situations.read_schedules, set()),
     (situations.open_queue, set()),
     (situations.notify, set()),
     (group_situations.acquire_group, set()),
@@ -50,6 +54,7 @@ OF_A_TENANT = {
     "retry_later": {"expired"},
     "hand_off": {"expired", "target tenant_pending", *(f"target {word}" for word in TARGET_WORDS)},
     "redrive": {"tenant_pending"},
+    "tick": {"tenant_pending"},
     "stats": {"tenant_pending"},
     "sweep": {"tenant_pending", "expired"},
     "fill_batch": {"tenant_pending", "expired"},
@@ -66,9 +71,10 @@ RIGHT = {
     **dict.fromkeys(("pending", "tenant_pending", "wakeup", "dlq", "kept", "records", "completed", "failed"), "list"),
     **dict.fromkeys(("members", "sources"), "list"),
     **dict.fromkeys(("processing", "deliveries", "delayed_messages", "weights", "group", "groups", "meta"), "hash"),
+    "schedule": "hash",
     "journal": "stream",
     **dict.fromkeys(("reply", "marker", "markers", "tenant_backlog", "longest"), "string"),
-    **dict.fromkeys(("leases", "expired", "delayed", "tenant_ring", "cancelled"), "zset"),
+    **dict.fromkeys(("leases", "expired", "delayed", "tenant_ring", "cancelled", "schedules"), "zset"),
 }
 
 

@@ -22,6 +22,7 @@ from redis_message_queue.messages import (
     Receipt,
     RedriveSummary,
     RegisteredQueue,
+    Schedule,
     TraceEntry,
 )
 from redis_message_queue.outcomes import DeadLetter, Discard, HandlerOutcome, RetryLater
@@ -52,6 +53,7 @@ __all__ = [
     "RetryLater",
     "RetryPolicy",
     "RunSummary",
+    "Schedule",
     "TraceEntry",
     "__version__",
     "after_restore",

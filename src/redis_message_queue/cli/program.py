@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "purge": "purge",
     "pause": "pause",
     "resume": "pause",
+    "schedule": "schedule",
     "tenants": "peek",
     "dashboard": "dashboard",
     "doctor": "doctor.command",

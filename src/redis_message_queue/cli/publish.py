@@ -138,7 +138,7 @@ def publish(
         "delay_seconds": delay_seconds,
         "at": None if at is None else _time(at),
         "ttl_seconds": ttl_seconds,
-        "headers": None if not header else dict(map(_header, header)),
+        "headers": None if not header else dict(map(parse_header, header)),
     }
     options = deduplication.queue_options() | backpressure.queue_options()
     with open_source(messages or [], file, batch_size) as source, queue.open(text=True, **options) as opened:
@@ -198,7 +198,8 @@ def _progress_bar(source: Source) -> Iterator[Callable[[int], None]]:
         yield lambda total: bar.update(task, completed=source.read_bytes, sent=total)
 
 
-def _header(text: str) -> tuple[str, str]:
+def parse_header(text: str) -> tuple[str, str]:
+    """Return the name and the value of a header, given as NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise typer.BadParameter(f"{text!r} is not of the form NAME=VALUE", param_hint="--header")

@@ -131,7 +131,7 @@ class Sampler:
         (seconds, microseconds), leased, leases, due, dead, failed, (_, groups), (paused,) = await self.pages.send(
             ("TIME",),
             ("ZCARD", key.leases),
-            ("ZRANGE", key.leases, 0, LEASES + 1, "WITHSCORES"),  # two members may be alarms
+            ("ZRANGE", key.leases, 0, LEASES + 2, "WITHSCORES"),  # three members may be alarms
             ("ZRANGE", key.delayed, 0, 0, "WITHSCORES"),
             ("LRANGE", key.records("dlq"), 0, RECORDS - 1),
             ("LRANGE", key.records("failed"), 0, RECORDS - 1),

@@ -11,7 +11,8 @@
 -- Returns the stored messages alone, if they were never delivered before: one as it is; several packed as MessagePack,
 --       which is cheaper than a list, or in a list if they are large;
 --       otherwise {again, wait_us, dead, trimming, stored, ticket, stored, ticket, ...}
---       again: 1 if there was more housekeeping than one script may do: call again immediately
+--       again: 1 if there was more housekeeping than one script may do: call again immediately;
+--       and 2 more if a schedule has a tick, which the caller should publish
 --       wait_us: when the next lease or delay ends, if the caller is to be awake then, else -1
 --       dead: id, count and reason, ... of messages that became dead letters, or were dropped because they are
 --       cancelled
@@ -69,7 +70,7 @@ local SOON_US = 1000000
 local is_usual = wanted_now > 0 and woken < '2' and not answer and not journaled and not cancels
 local due_by = woken == '1' and now + SOON_US or now
 local due = is_usual and leased and redis.call('ZRANGEBYSCORE', leases, '-inf', due_by, 'LIMIT', 0, 2) or {}
-if is_usual and not due[1] and (leased or redis.call('EXISTS', tenant_ring, delayed) == 0) then
+if is_usual and not due[1] and (leased or redis.call('EXISTS', tenant_ring, delayed, leases) == 0) then
   local messages, all_plain, bytes = read_plain(pending, 0x80, count)
   if all_plain and #messages > 0 then
     -- The chained wake-up: a consumer that was woken and leaves work behind wakes the next one.
@@ -166,10 +167,28 @@ if #old_fields > 0 then redis.call('HDEL', processing, unpack(old_fields)) end
 local trimming = remove_selected()
 record_selected(hex(string.sub(holder, 1, 8)))
 local next_at, in_ring = set_alarms()
+
+-- Returns the first two of `leases` with their times, and the alarm for ticks, if it is due or there are no leases.
+local function read_leases()
+  local first = leased and try_call('ZRANGE', leases, 0, 1, 'WITHSCORES') or {}
+  if first[1] == 's' then return first, first[2] end
+  if first[3] == 's' then return first, first[4] end
+  -- Not among them: it may be behind leases that have expired.
+  local is_hidden = not leased or first[4] and tonumber(first[4]) <= now
+  return first, is_hidden and try_call('ZSCORE', leases, 's')
+end
+local first, tick_at = read_leases()
+-- A schedule has a tick, and this caller is told. If it dies, another one is told a second later.
+local has_tick = count > 0 and tick_at and tonumber(tick_at) <= now
+if has_tick then
+  redis.call('ZADD', leases, now + SOON_US, 's')
+  first, tick_at = read_leases()
+end
 if leased then
-  local first = try_call('ZRANGE', leases, 0, 1, 'WITHSCORES') or {}
   next_at = first[1] == 'r' and first[4] or first[2]
   if first[1] == 'r' and not first[3] then next_at = nil end
+elseif tick_at and (not next_at or tonumber(tick_at) < tonumber(next_at)) then
+  next_at = tick_at
 end
 local next_us = next_at and next_at - now
 
@@ -195,13 +214,14 @@ end
 if leaves_work and silent then redis.pcall('LPUSH', wakeup, '1') end
 
 local wait_us = -1
-if #taken == 0 and again == 0 and next_us and next_us > 0 and next_us < slice_us then
+if #taken == 0 and again == 0 and not has_tick and next_us and next_us > 0 and next_us < slice_us then
   if not is_timer_owned() then
     local became_owner = redis.pcall('SET', timer_owner, next_at, 'PX', math.ceil(next_us / 1000))
     if became_owner.ok then wait_us = next_us end
   end
 end
 
+if has_tick then again = again + 2 end
 local kept, taken_ids = {again = again, dead = {}, trimming = trimming, tickets = {}}, {}
 local result = {again, wait_us, kept.dead, trimming}
 for nth, one in ipairs(taken) do

@@ -17,6 +17,7 @@ _ERRORS = {
     "retries": ("retry_policy", "a gateway that delivers failed messages again"),
     "hand_off_target": ("being a target of complete()", "publish() on that queue before the handler returns"),
     "hand_off": ("complete()", "publish() on the other queue before the handler returns"),
+    "schedules": ("scheduling messages", "a program that calls publish(message) at its times"),
     "operators": (
         "what operators do (stats, peek, records, purge, redrive, tenants)",
         "the tools of the gateway's own store",
@@ -37,6 +38,7 @@ class Capabilities:
     retries: bool = True  # retry_policy
     hand_off_target: bool = True  # being a target of complete()
     hand_off: bool = True  # message.complete()
+    schedules: bool = True  # schedule, schedules, unschedule
     operators: bool = True  # stats, peek, records, purge, redrive, tenants
 
     @classmethod
@@ -52,6 +54,7 @@ class Capabilities:
             retries=not consumes,
             hand_off_target=has_client and not publishes,
             hand_off=has_client,
+            schedules=has_client and not publishes,
             operators=has_client,
         )
 

@@ -105,6 +105,7 @@ class ClaimResult:
     trim_error: str | None = None
     cut: int = 0  # older dead letters that the list had no room for any more
     again: bool = False
+    has_tick: bool = False  # a schedule has a tick, and this consumer was told to publish it
     wake_after: float | None = None
     recovered: bool = False
     unconfirmed: bool = False  # it ended without an answer, at its time limit or because its consumer should stop
@@ -171,6 +172,9 @@ class Claimant:
     async def on_dead(self, result: ClaimResult) -> None:
         """Report dead letters, and how their list was trimmed, at once: the claim may last much longer."""
         log_dead(self.queue_name, result.dead, result.cut)
+
+    async def on_tick(self, limit: float | None) -> None:
+        """A schedule has a tick that somebody should publish, before the ``limit``."""
 
     def on_wait(self, waiting: bool) -> None:
         """The claim begins or ends to wait for messages: meanwhile it holds nothing."""
@@ -374,6 +378,9 @@ class Claimer:
             await self.notify(limit)  # it took the wake-up, and did not claim for it
         if result.dead or result.trim_error is not None:
             await claimant.on_dead(result)
+        if result.has_tick:
+            await claimant.on_tick(limit)
+            result.again = True  # its message may be the next
         return result
 
     async def _gives_up(
@@ -466,7 +473,7 @@ def _read(reply: Any, sent_at: float, nonce: bytes, is_leased: bool = False) -> 
     if isinstance(reply[0], bytes):
         return ClaimResult([Claim(Envelope(stored), sent_at, nonce, is_plain=is_leased) for stored in reply])
     again, wait_us, dead, trimming, *messages = reply
-    result = ClaimResult(again=again == 1)
+    result = ClaimResult(again=bool(again & 1), has_tick=bool(again & 2))
     for stored, ticket in zip(messages[::2], messages[1::2], strict=True):
         attempt, count, origin, failures = ticket.split(b":")
         reclaimed = origin == b"lease"

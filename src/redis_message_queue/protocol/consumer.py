@@ -194,6 +194,9 @@ class Consumer(Claimant):
         if result.trim_error is not None:
             await self.settling.emit_trim_failed(result.trim_error)
 
+    async def on_tick(self, limit: float | None) -> None:
+        await self.queue.scheduler.publish_due(limit)
+
     def on_wait(self, waiting: bool) -> None:
         if self._entry is not None:
             self.queue.gate.rest(self._entry, waiting)

@@ -50,6 +50,10 @@ class MessageBuilder:
         # Whether a message without a tenant or a delay is its payload and nothing else.
         self.is_plain = not (self._deduplicates or self._get_headers is not None)
 
+    def encode(self, message: Message) -> bytes:
+        """Return the payload of a message."""
+        return self._rules.encode(message)
+
     def build_plain(self, message: Message) -> OutgoingMessage:
         """Return a message that is only a payload, ready to send."""
         return OutgoingMessage(self._rules.encode(message))

@@ -17,6 +17,7 @@ from redis_message_queue.protocol.message_block import MessageBlock
 from redis_message_queue.protocol.message_builder import Message, MessageBuilder
 from redis_message_queue.protocol.operator import Operator
 from redis_message_queue.protocol.publisher import Publisher
+from redis_message_queue.protocol.schedules import Scheduler
 from redis_message_queue.protocol.settle import TerminalList
 from redis_message_queue.protocol.store import Store
 
@@ -53,6 +54,7 @@ class QueueProtocol:
         self.builder = MessageBuilder(options, store)
         # It knows the parts, not the whole: a circle would keep the client's sockets open when the queue is gone.
         self.publisher = Publisher(store, self.builder, self.emitter, self.gate)
+        self.scheduler = Scheduler(store, self.builder, self.publisher, self.gate)
 
     @property
     def operator(self) -> Operator:

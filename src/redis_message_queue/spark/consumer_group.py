@@ -344,18 +344,19 @@ class ConsumerGroup:
         """Return how many messages could be claimed now: pending, due, and with expired leases."""
         ((seconds, microseconds),) = self._reader.read(("TIME",))
         now = int(seconds) * 1_000_000 + int(microseconds)
-        pending, size, delayed, expired, alarm, ring = self._reader.read(
+        pending, size, delayed, expired, *alarms, ring = self._reader.read(
             ("LLEN", self.keys.pending),
             ("GET", self.keys.tenant_backlog),
             ("ZCOUNT", self.keys.delayed, "-inf", now),
             ("ZCOUNT", self.keys.leases, "(0", now),
             ("ZSCORE", self.keys.leases, "d"),
+            ("ZSCORE", self.keys.leases, "s"),
             ("ZRANGE", self.keys.tenant_ring, 0, -1),
         )
         prefix = self.keys.expired("").encode()  # the name of a tenant need not be UTF-8
         returned = sum(self._reader.read(*(("ZCARD", prefix + tenant) for tenant in ring)))
-        alarms = int(alarm is not None and 0 < float(alarm) <= now)
-        return int(pending) + _count(size) + int(delayed) + int(expired) - alarms + int(returned)
+        due_alarms = sum(alarm is not None and 0 < float(alarm) <= now for alarm in alarms)
+        return int(pending) + _count(size) + int(delayed) + int(expired) - due_alarms + int(returned)
 
     def depth_and_age(self) -> tuple[int, float | None]:
         """Return how many messages are pending, and the age of the oldest in seconds. Cheap enough for each batch."""

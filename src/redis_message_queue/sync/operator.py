@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary, TraceEntry
+from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary, Schedule, TraceEntry
 from redis_message_queue.protocol.cancel import CancelOutcome
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.purge import PurgeTarget
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.reader import PeekSource, RecordSource
+from redis_message_queue.protocol.schedules import MissedTicks
 from redis_message_queue.sync.tenant import Tenant
 
 
@@ -220,6 +221,67 @@ class OperatorMethods:
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
         return finish(self._protocol.operator.pauser.is_paused())
+
+    def schedule(
+        self,
+        name: str,
+        *,
+        message: str | dict[str, Any],
+        cron: str | None = None,
+        every_seconds: float | None = None,
+        timezone: str = "UTC",
+        tenant: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        missed: MissedTicks = "one",
+    ) -> bool:
+        """Publish a message again and again, at the times of a schedule.
+
+        Returns True, or False if the queue has this very schedule already. A schedule of the same name is replaced; if
+        only its message changes, its ticks go on as they were. The schedule is stored in Redis, and the consumers of
+        the queue publish its ticks, each of them once.
+
+        Args:
+            name: What the schedule is called in this queue. Its messages have it in the header ``schedule``, and the
+                time of their tick in ``scheduled_for``.
+            message: A str, or a dict that can be encoded as JSON.
+            cron: When to publish it, as a cron expression of five fields, or of six with seconds first.
+            every_seconds: When to publish it instead: whenever so many seconds have passed since 1970, at least 1.
+            timezone: The time zone of ``cron``, for example ``Europe/Vienna``.
+            tenant: Whose queue to put its messages in.
+            headers: Texts that are delivered with each message.
+            missed: What to do with ticks that no consumer was there for: ``one`` publishes the last of them, ``all``
+                publishes up to 1,000, ``skip`` none that is more than a minute late.
+
+        Raises:
+            PayloadTypeError, PayloadValueError, PayloadTooLargeError, PayloadTooDeepError: The message cannot be
+                stored.
+            ConfigurationError: Another argument cannot be used, or the queue has 1,000 schedules.
+            MissingExtraError: ``cron`` needs the extra ``schedules``.
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return finish(
+            self._protocol.scheduler.define(name, message, cron, every_seconds, timezone, tenant, headers, missed)
+        )
+
+    def schedules(self) -> list[Schedule]:
+        """Return the schedules of the queue, those with the next tick first.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return finish(self._protocol.scheduler.list())
+
+    def unschedule(self, name: str) -> bool:
+        """Remove a schedule. Returns False if there was none. Messages that it has published stay.
+
+        Args:
+            name: The schedule.
+
+        Raises:
+            ConfigurationError: The name cannot be one.
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return finish(self._protocol.scheduler.remove(name))
 
     def tenants(self, *, max_tenants: int = 1_000) -> dict[str, int]:
         """Return the tenants with waiting messages and how many wait for each, the next to be served first.

@@ -47,7 +47,7 @@ local age = {
     local found, arguments = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
     for at = 1, #found, 2 do
       local score = tonumber(found[at + 1])
-      if score > 0 then
+      if score > 0 and score < math.huge then
         arguments[#arguments + 1] = string.format('%.0f', earlier(score))
         arguments[#arguments + 1] = found[at]
       end
@@ -61,6 +61,13 @@ local age = {
     write('HSET', key, pairs_of)
   end},
   records = {list = function(key) age_list(key, older_record) end},
+  -- A schedule: since when its ticks count, so that those of the time that passes are due.
+  schedule = {hash = function(key)
+    for _, field in ipairs({'created', 'after', 'last'}) do
+      local time = tonumber(redis.call('HGET', key, field) or nil)
+      if time then redis.call('HSET', key, field, string.format('%.0f', earlier(time))) end
+    end
+  end},
   -- A consumer group: the lease of its query, and the messages of its batches (see lib/batch.lua).
   group = {
     hash = function(key)

@@ -49,6 +49,8 @@ AGEING: dict[str, str | None] = {
     "timer_owner": None,
     "group::": "group",
     "groups": None,
+    "schedules": "scores",
+    "schedule::": "schedule",
     "backfill::": None,
 }
 _MAX_SECONDS = 10 * 366 * 86_400  # a score counts from 1970 and must stay positive

@@ -85,7 +85,7 @@ end
 -- Where there are tenants, an expired message waits for a turn of its tenant, so that one tenant's crash does not
 -- delay another.
 local function move_expired()
-  local found = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'WITHSCORES', 'LIMIT', 0, STEPS + 3) -- two alarms
+  local found = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'WITHSCORES', 'LIMIT', 0, STEPS + 4) -- three alarms
   local ids, members, scores, by_tenant = {}, {}, {}, {}
   for place = 1, #found, 2 do
     local member = found[place]
