@@ -10,7 +10,7 @@ MINUTES ?= 5
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser full fuzz lint format docs docs-serve package bench simulate chaos chaos-sample soak matrix matrix-sample clean
+.PHONY: help demo test browser full fuzz lint format docs docs-serve package bench league simulate chaos chaos-sample soak matrix matrix-sample clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ package: $(VENV)/.installed ## build sdist and wheel, and run the install comman
 bench: $(VENV)/.installed ## measure against raw redis-py and the peer package, in one interleaved run
 	$(BIN)/python -m bench
 
+league: $(VENV)/.installed ## measure this library beside ten others, and write docs/explanation/league.md; ARGS='--peers rq,huey'
+	$(BIN)/python -m bench.league --write $(ARGS)
+
 chaos: $(VENV)/.installed ## half an hour of faults under real processes, and a proof that every promise was kept
 	$(BIN)/python -m chaos --server $(SERVER)
 
@@ -94,4 +97,4 @@ matrix-sample: $(VENV)/.installed ## test two of these: the lowest redis-py with
 	$(BIN)/python -m tests.matrix --sample --allow-missing
 
 clean: ## remove everything that the other commands made
-	rm -rf $(VENV) .matrix .bench .fuzz .simulate .browser build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .matrix .bench .league .fuzz .simulate .browser build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from select import select
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 # Many times longer than the longest request: a worker that takes so long has lost a message.
@@ -68,28 +70,19 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-class Worker:
-    """A process of a contender. It handles one request at a time."""
+class RequestProcess:
+    """A process that handles one request at a time: a line of JSON in, a line of JSON out."""
 
-    def __init__(self, contender: Contender, url: str) -> None:
-        self.contender = contender
-        self.name = contender.name
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
-        self._process = subprocess.Popen(
-            [contender.python, "-m", "bench.worker", contender.kind, url, contender.queue],
-            cwd=ROOT,
-            env=_environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-        )
+    def __init__(self, name: str, start: "Callable[..., subprocess.Popen[str]]") -> None:
+        self.name = name
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self._process = start(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def __enter__(self) -> "Worker":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,9 +115,18 @@ class Worker:
         return reply["result"]
 
     def _failed(self, why: str) -> ContenderFailed:
-        return ContenderFailed(f"{self.contender.name}: {why}")
+        return ContenderFailed(f"{self.name}: {why}")
 
     def _last_error(self) -> str:
         self._process.wait()
         self._stderr.seek(0)
         return (self._stderr.read().decode(errors="replace").strip().splitlines() or ["the process ended"])[-1]
+
+
+class Worker(RequestProcess):
+    """A process of a contender."""
+
+    def __init__(self, contender: Contender, url: str) -> None:
+        self.contender = contender
+        command = [contender.python, "-m", "bench.worker", contender.kind, url, contender.queue]
+        super().__init__(contender.name, partial(subprocess.Popen, command, cwd=ROOT, env=_environment(), text=True))

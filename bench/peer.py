@@ -39,13 +39,13 @@ def _has(python: Path, wanted: list[str]) -> bool:
 
 
 def _interpreter() -> str:
-    for python in _candidates():
+    for python in interpreters():
         if works(python, "-c", _RUNS):
             return python
     raise NoEnvironment("it needs Python 3.12 or newer, and none was found")
 
 
-def _candidates() -> Iterator[str]:
+def interpreters() -> Iterator[str]:
     """Interpreters to try. A name on PATH may be a broken shim, so pyenv's own versions are included."""
     yield sys.executable
     yield from filter(None, map(which, _PYTHONS))

@@ -1,0 +1,191 @@
+"""Writes docs/explanation/league.md: the tables of the league, its plots, and what makes it unfair."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.contender import ROOT
+from bench.league.loss import HANDLER_SECONDS, PER_SECOND, SCHEDULE
+from bench.league.measure import Plan
+from bench.league.members import LIBRARY, MEMBERS, RAW, Member
+from bench.plots import bars
+
+PATH = Path("docs", "explanation", "league.md")
+PLOTS = Path("docs", "explanation", "league")
+_WORKLOADS = {
+    "publish": "publish",
+    "publish_once": "deduplicated",
+    "publish_batch": "publish, 100 at once",
+    "consume": "consume",
+    "consume_batch": "consume, 100 at once",
+}
+_ABOUT = """# The league
+
+This page compares this library with other queues on Redis for Python. `make league` measures and writes it: run it on
+your own machine. Each member has its own environment and runs its ordinary worker, through its documented API. Raw
+redis-py is the yardstick (`LPUSH`; `BLMOVE` and `LREM`), which guarantees nothing.
+"""
+_HOW = """
+## How it measures
+
+- Each member has a server of its own, and is measured in turns with raw redis-py: one slice each, in alternating order.
+  A ratio is computed within a round, and the table shows the median of the rounds.
+- A figure is CPU time: of the client or the worker with its child processes, plus that of the server. Client and server
+  share one CPU, so that the figures contain the work alone. A ratio is raw cost / own cost: 1.00 is as fast as raw
+  redis-py, 0.50 takes twice as long.
+- A message is a dict whose JSON has 198 bytes. Its handler appends a line to a file.
+- *Consume* is the time from the moment a stopped worker continues until it has handled a full queue.
+- *Memory* is the sum of `MEMORY USAGE` over all keys, for each message.
+"""
+
+
+def tables(results: list[dict[str, Any]]) -> str:
+    """All tables as Markdown."""
+    found = [one for one in results if "left_out" not in one]
+    return "\n".join(
+        [*_speed(found), *_micros(found), *_delays(found), *_memory(found), *_loss(found), *_missing(results)]
+    )
+
+
+def write(results: list[dict[str, Any]]) -> None:
+    """Replace the page and its plots."""
+    found = [one for one in results if "left_out" not in one]
+    (ROOT / PATH).write_text(
+        "\n".join([_ABOUT, *_when(found), tables(results), _HOW, *_unfair(results)]).rstrip() + "\n"
+    )
+    (ROOT / PLOTS).mkdir(exist_ok=True)
+    for workload in ("publish", "consume"):
+        values = {one["name"]: ratio for one in found if (ratio := _ratio(one, workload))}
+        title = f"{workload}: speed relative to raw redis-py (1.00 is as fast)"
+        (ROOT / PLOTS / f"{workload}.svg").write_text(bars(title, values, LIBRARY, line=1.0))
+
+
+def _when(found: list[dict[str, Any]]) -> Iterator[str]:
+    first = found[0]
+    loads = [load for one in found for load in one["load"]]
+    yield (
+        f"Measured on {first['date']} with {first['server']} on {first['cpus']} CPUs ({first['processor']}), "
+        f"{first['plan']['rounds']} rounds. The load average was {min(loads):g} to {max(loads):g}."
+    )
+
+
+def _speed(found: list[dict[str, Any]]) -> Iterator[str]:
+    yield "\n## Speed, relative to raw redis-py\n"
+    yield from _table(
+        ["", *_WORKLOADS.values()],
+        ([_name(one), *(_number(_ratio(one, workload), "{:.2f}") for workload in _WORKLOADS)] for one in found),
+    )
+    yield "\nA dash: the member has no such call.\n"
+    yield "![Publish](league/publish.svg)\n\n![Consume](league/consume.svg)"
+
+
+def _micros(found: list[dict[str, Any]]) -> Iterator[str]:
+    yield "\n## Microseconds for each message\n\nCPU time of client and server, and the wall clock in brackets.\n"
+
+    def cell(one: dict[str, Any], workload: str) -> str:
+        own = one["costs"].get(workload, {}).get("own")
+        if not own:
+            return "-"
+        cpu, wall = (median(sum(cost[clock] for clock in clocks) for cost in own) * 1e6 for clocks in (_CPU, ("wall",)))
+        return f"{cpu:,.0f} ({wall:,.0f})"
+
+    yield from _table(["", *_WORKLOADS.values()], ([_name(one), *(cell(one, w) for w in _WORKLOADS)] for one in found))
+
+
+def _delays(found: list[dict[str, Any]]) -> Iterator[str]:
+    yield "\n## Delay from publish to handler, in milliseconds\n"
+    yield "By the wall clock. *Load* is an even rate of messages; who cannot keep up shows its backlog here.\n"
+
+    def cells(one: dict[str, Any]) -> Iterator[str]:
+        for kind in ("idle", "load"):
+            samples = sorted(one.get("delays", {}).get(kind, []))
+            for part in (0.5, 0.99):
+                yield f"{samples[int((len(samples) - 1) * part)] * 1e3:,.1f}" if samples else "-"
+
+    plan = found[0]["plan"] if found else {}
+    load = f"{plan.get('load_per_second', 0):g}/s"
+    yield from _table(
+        ["", "idle, p50", "idle, p99", f"{load}, p50", f"{load}, p99"], ([_name(one), *cells(one)] for one in found)
+    )
+
+
+def _memory(found: list[dict[str, Any]]) -> Iterator[str]:
+    yield "\n## Bytes in Redis for each message\n"
+    rows = (
+        [_name(one), *(_number(one.get("memory", {}).get(kind), "{:,.0f}") for kind in ("waiting", "in flight"))]
+        for one in found
+    )
+    yield from _table(["", "waiting", "in flight"], rows)
+
+
+def _loss(found: list[dict[str, Any]]) -> Iterator[str]:
+    kills, cuts = (sum(what.startswith(word) for _, what in SCHEDULE) for word in ("kill", "cut"))
+    plan = Plan(**found[0]["plan"]) if found else Plan()
+    lost = sum(what == "lose reply" for _, what in SCHEDULE)
+    yield "\n## Messages lost, stuck and doubled\n"
+    yield (
+        f"The same schedule for each: while a producer publishes {PER_SECOND:g} messages a second, the worker's "
+        f"processes are killed {kills} times, the connections of worker or producer are cut {cuts} times, and the "
+        f"reply to a request of the producer is lost {lost} times. A handler takes {HANDLER_SECONDS * 1e3:g} ms. The "
+        "producer publishes a message again if its call raises, and a worker that ends by itself is started again. "
+        f"Whatever recovers the messages of a dead worker is set to {plan.lease_seconds} s if that can be set. "
+        f"*Stuck*: still in Redis, but not handled within {plan.loss_grace_seconds:g} s. *Doubled*: handled more than "
+        "once. A message is doubled without anybody's fault if its worker is killed after the handler and before the "
+        "acknowledgement.\n"
+    )
+    columns = ("confirmed", "lost", "stuck", "doubled", "errors", "crashes")
+    head = ["", *columns[:4], "publishes that raised", "workers that ended", "settings"]
+    rows = (
+        [_name(one), *(_number(one.get("loss", {}).get(column), "{:,}") for column in columns), _member(one).settings]
+        for one in found
+    )
+    yield from _table(head, rows)
+
+
+def _missing(results: list[dict[str, Any]]) -> Iterator[str]:
+    whole = {one["name"]: one["left_out"] for one in results if "left_out" in one}
+    parts = {f"{one['name']}, {part}": why for one in results for part, why in one.get("parts_left_out", {}).items()}
+    if whole or parts:
+        yield "\n## Left out\n"
+        yield from (f"- {name}: {why}" for name, why in (whole | parts).items())
+
+
+def _unfair(results: list[dict[str, Any]]) -> Iterator[str]:
+    yield "\n## What makes each comparison unfair\n"
+    rows = ([_name(one), _member(one).guarantee, _member(one).unfair, _versions(one)] for one in results)
+    yield from _table(["", "guarantee", "what to bear in mind", "versions"], rows)
+
+
+def _versions(one: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in one.get("versions", {}).items())
+
+
+_CPU = ("client", "server")
+
+
+def _ratio(one: dict[str, Any], workload: str) -> float | None:
+    sides = one["costs"].get(workload)
+    if not sides:
+        return None
+    both = zip(sides["raw"], sides["own"], strict=True)
+    ratios = [sum(raw[clock] for clock in _CPU) / sum(own[clock] for clock in _CPU) for raw, own in both]
+    return float(median(ratios))
+
+
+def _member(one: dict[str, Any]) -> Member:
+    return next(member for member in MEMBERS if member.name == one["name"])
+
+
+def _name(one: dict[str, Any]) -> str:
+    return f"**{LIBRARY}**" if one["name"] == LIBRARY else "raw redis-py" if one["name"] == RAW else str(one["name"])
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    yield from (f"| {' | '.join(row)} |" for row in rows)
