@@ -90,7 +90,16 @@ def test_a_diagram_is_shown_in_a_page_and_no_text_leaves_it(name: str) -> None:
 def test_the_picture_of_a_terminal_can_be_made_again() -> None:
     """From what the program draws, without a font of another machine. `python -m docs.pictures` writes it."""
     drawn = pictures.draw("queue   pending\r\norders  \x1b[1m3\x1b[0m\r\n")
-    for svg in (drawn, pictures.PICTURE.read_text(encoding="utf-8")):
+    for svg in (drawn, (pictures.PICTURES / "stats-watch.svg").read_text(encoding="utf-8")):
         assert "orders" in svg
         assert "@font-face" not in svg
         ElementTree.fromstring(svg)
+
+
+@pytest.mark.parametrize("picture", sorted(DOCS.rglob("*.webp")), ids=lambda path: path.name)
+def test_a_photograph_is_small_and_on_a_page(picture: Path) -> None:
+    """`python -m docs.pictures` takes them."""
+    content = picture.read_bytes()
+    assert (content[:4], content[8:12]) == (b"RIFF", b"WEBP")
+    assert len(content) < 100_000
+    assert any(f"]({picture.name})" in page.read_text(encoding="utf-8") for page in picture.parent.glob("*.md"))
