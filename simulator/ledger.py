@@ -68,6 +68,7 @@ _TAKE = {
 MOVES: dict[str, set[tuple[str, str]]] = {
     "publish": _ENTER,
     "enqueue": {*_ENTER, (WAITING, GONE)},
+    "backfill": {(NOWHERE, WAITING)},
     "claim": {*_TAKE, (WAITING, PROCESSING), (DELAYED, PROCESSING)},
     "take": {(WAITING, PROCESSING)},
     "ack_one": {(PROCESSING, GONE)},

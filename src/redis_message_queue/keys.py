@@ -119,7 +119,12 @@ KEY_MAP = (
         "of this definition, when it was `created`, the tick `after` which the next one comes, and the `last` tick "
         "that has a message.",
     ),
-    KeyKind("backfill::<name>", "HASH, TTL", "File to size and modification time, for every file a backfill has read."),
+    KeyKind(
+        "backfill::<name>",
+        "HASH, TTL",
+        "File to size and modification time, for every file a backfill has read; and how many rows of each split of a "
+        "file are published, with a digest of them.",
+    ),
 )
 
 

@@ -33,7 +33,7 @@ class Role:
 PRODUCER = Role(
     "producer",
     "publishes",
-    ("publish", "enqueue", "open_queue"),
+    ("publish", "enqueue", "backfill", "open_queue"),
     SCRIPTED,
 )
 CONSUMER = Role(

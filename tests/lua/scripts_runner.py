@@ -137,6 +137,14 @@ class Caller:
         words = self._enqueue_words(news, base or fresh_base(), bare, call)
         return self._send_words("enqueue", words)
 
+    def backfill(
+        self, *messages: New | bytes, split: str = "orders.json 0", before: str = "", after: str = "1"
+    ) -> bytes:
+        """The next rows of a split."""
+        news = [one if isinstance(one, New) else New(one) for one in messages]
+        words = self._words("backfill", {}, (), base=fresh_base(), split=split, before=before, after=after)
+        return self._send_words("backfill", [*words, *_details(news)[1][2::3]])
+
     def claim(
         self,
         count: int = 1,
@@ -460,6 +468,7 @@ class Caller:
             "schedule": KEYS.schedule("nightly"),
             "group": KEYS.group("reports"),
             "members": KEYS.members("reports", 1),
+            "backfill": KEYS.backfill("orders"),
         }
         return special.get(name) or getattr(KEYS, name)
 

@@ -58,6 +58,27 @@ def publish_a_duplicate(caller: Caller) -> Call:
     return partial(caller.publish, b"second", marker="a key")
 
 
+def backfill(caller: Caller) -> Call:
+    return partial(caller.backfill, b"first", New(b"second", b"acme"))
+
+
+def backfill_behind_others(caller: Caller) -> Call:
+    caller.publish(b"first")
+    caller.backfill(b"second", after="1")
+    return partial(caller.backfill, New(b"third", b"acme"), b"fourth", before="1", after="3")
+
+
+def backfill_what_another_has_stored(caller: Caller) -> Call:
+    caller.backfill(b"first", after="1")
+    return partial(caller.backfill, b"first", b"second", after="2")
+
+
+def backfill_into_a_full_line(caller: Caller) -> Call:
+    caller.backfill(b"first", b"second", after="2")
+    caller.settings.limit = 3
+    return partial(caller.backfill, b"third", b"fourth", before="2", after="4")
+
+
 def enqueue(caller: Caller) -> Call:
     return partial(caller.enqueue, b"first", b"second", bare=True)
 
@@ -887,6 +908,12 @@ ENQUEUES: tuple[Situation, ...] = (
     enqueue_for_later_behind_others,
     enqueue_everything_at_once,
 )
+BACKFILLS: tuple[Situation, ...] = (
+    backfill,
+    backfill_behind_others,
+    backfill_what_another_has_stored,
+    backfill_into_a_full_line,
+)
 CLAIMS: tuple[Situation, ...] = (
     take_the_usual_way,
     take_the_last_one_beside_a_lease,
@@ -1032,7 +1059,7 @@ NUMBERED = (
     *(*PUBLISHES, *ENQUEUES, *CLAIMS, *SETTLEMENTS, *RETURNS, *PUT_OFFS, *HAND_OFFS, *REDRIVES, *SWEEPS),
     *(*CANCELS, *SCHEDULES),
 )
-EVERY = (*NUMBERED, *RENEWALS, stats, read_page, read_schedules, open_queue, notify)
+EVERY = (*NUMBERED, *BACKFILLS, *RENEWALS, stats, read_page, read_schedules, open_queue, notify)
 
 
 def script_of(situation: Situation) -> str:

@@ -24,6 +24,8 @@ REFUSED = (
     situations.publish,
     situations.publish_with_a_key,
     situations.publish_behind_others,
+    situations.backfill,
+    situations.backfill_behind_others,
     situations.enqueue,
     situations.enqueue_in_full,
     situations.enqueue_with_keys,

@@ -5,6 +5,7 @@ import redis
 
 from tests.lua.scripts_runner import HOUR_US, KEYS, TARGET, Caller, New, dump, without_deadlines
 from tests.lua.situations import (
+    BACKFILLS,
     CLAIMS,
     EVERY,
     NUMBERED,
@@ -23,6 +24,10 @@ ANSWERS = {
     "publish": 1,
     "publish_behind_others": 1,
     "publish_a_duplicate": 0,
+    "backfill": b"1",
+    "backfill_behind_others": b"3",
+    "backfill_what_another_has_stored": b"1",
+    "backfill_into_a_full_line": b"-",
     "enqueue": b"11",
     "enqueue_with_keys": b"111",
     "enqueue_duplicates": b"010",
@@ -64,7 +69,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("situation", [*NUMBERED, *RENEWALS], ids=title)
+@pytest.mark.parametrize("situation", [*NUMBERED, *BACKFILLS, *RENEWALS], ids=title)
 def test_a_call_that_is_sent_twice_gives_the_same_answer_and_changes_nothing(situation: Situation, caller: Caller):
     """The second time everything stays as it is; only leases that are held may begin anew."""
     answer = situation(caller)()

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.topic("Publishing")
 FULLEST: list[tuple[Situation, set[str]]] = [
     (situations.publish_with_a_key, set()),
     (situations.enqueue_everything_at_once, set()),
+    (situations.backfill_behind_others, {"longest"}),
     (situations.claim_everything_at_once, {"timer_owner", "expired"}),
     (situations.take_the_usual_way, set()),
     (situations.ack_one, set()),
@@ -47,6 +48,7 @@ FULLEST: list[tuple[Situation, set[str]]] = [
     (group_situations.release_batch_to_tenants, set()),
 ]
 OF_A_TENANT = {
+    "backfill": {"tenant_pending"},
     "enqueue": {"tenant_pending"},
     "claim": {"tenant_pending", "expired"},
     "settle": {"expired"},
@@ -71,6 +73,7 @@ RIGHT = {
     **dict.fromkeys(("pending", "tenant_pending", "wakeup", "dlq", "kept", "records", "completed", "failed"), "list"),
     **dict.fromkeys(("members", "sources"), "list"),
     **dict.fromkeys(("processing", "deliveries", "delayed_messages", "weights", "group", "groups", "meta"), "hash"),
+    "backfill": "hash",
     "schedule": "hash",
     "journal": "stream",
     **dict.fromkeys(("reply", "marker", "markers", "tenant_backlog", "longest"), "string"),

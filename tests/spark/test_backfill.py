@@ -2,9 +2,10 @@
 
 import json
 import os
+import random
 from collections import Counter
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +19,9 @@ from redis_message_queue.errors import (
     QueueBackpressureError,
     SelectionError,
 )
+from redis_message_queue.spark.jobs import splits
 from redis_message_queue.spark.jobs.backfill import BackfillOptions, FinishedFiles, backfill
+from redis_message_queue.spark.jobs.splits import SplitPublisher, SplitRow, publish_splits
 
 pytestmark = pytest.mark.topic("Data pipeline")
 
@@ -60,8 +63,7 @@ def test_an_interrupted_run_is_continued_file_by_file(spark, server, client, que
     assert (done.files_done_before, done.files, done.published, done.suppressed) == (2, 2, 20, 0)
     assert [(one.step, one.done, one.total) for one in heard] == [("planned", 2, 4), ("published", 4, 4)]
     assert payloads(queue) == {
-        json.dumps({"note": None, "order": place, "who": f"t{place % 2}"}, separators=(",", ":")): 1
-        for place in range(40)
+        json.dumps({"order": place, "who": f"t{place % 2}", "note": None}): 1 for place in range(40)
     }
     assert {one.tenant for one in queue.peek(100)} == {"t0", "t1"}
     json.dumps(done.as_dict())
@@ -76,7 +78,7 @@ def test_an_interrupted_run_is_continued_file_by_file(spark, server, client, que
 
 @pytest.mark.promise("A backfill publishes each row once and continues where it stopped.")
 def test_without_a_key_column_equal_rows_are_as_many_as_they_are(spark, server, client, queue, tmp_path):
-    """And a file that was half done is told apart row by row, whatever the order."""
+    """And of a file that was half done the rest is published, also of one that has grown."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").write_text("text,size\nsame,1\nsame,1\nother,2\n")
     options = BackfillOptions(
@@ -85,9 +87,147 @@ def test_without_a_key_column_equal_rows_are_as_many_as_they_are(spark, server, 
     assert backfill(spark, options).published == 6
     assert payloads(queue) == {"same": 4, "other": 2}
     with FinishedFiles(options) as finished:
-        client.delete(finished.key)
+        client.hdel(finished.key, *(name for name in client.hkeys(finished.key) if name.endswith(b".csv")))
     lost = backfill(spark, options)
     assert (lost.published, lost.suppressed) == (0, 6)
+    assert client.hlen(finished.key) == 4, "a field for each file and one for each of its splits, none for a row"
+    assert not client.keys("*deduplication*")
+
+    (tmp_path / "b.csv").write_text("text,size\nsame,1\nsame,1\nother,2\nmore,3\n")
+    grown = backfill(spark, options)
+    assert (grown.files, grown.published, grown.suppressed) == (1, 1, 3)
+    (tmp_path / "b.csv").write_text("text,size\nsame,1\nchanged,1\nother,2\nmore,3\nless,4\n")
+    with pytest.raises(SelectionError, match=r"b\.csv has changed: its first 4 rows are not those .* another name"):
+        backfill(spark, options)
+    assert payloads(queue) == {"same": 4, "other": 2, "more": 1}
+
+
+@pytest.mark.promise("A backfill publishes the lines of JSON and text files as they are, byte by byte.")
+def test_lines_are_published_as_they_are(spark, server, client, queue, tmp_path, monkeypatch):
+    monkeypatch.setattr(splits, "SPLIT_BYTES", 64)
+    lines = [
+        b'{"price": 1.10, "who": "acme"}',
+        b' {"price":1.1e1,"who":null}',
+        b"[1.0, 2]",
+        '{"ä": "\\u00e4"}'.encode(),
+    ]
+    (tmp_path / "a.json").write_bytes(b"\n\n".join(lines[:2]) + b"\r\n" + b"\n".join(lines[2:]))
+    given = {"url": server.url, "queue": "orders"}
+    assert backfill(spark, BackfillOptions(**given, source=str(tmp_path), format="json")).published == 4
+    assert Counter(one.payload for one in queue.peek(100)) == Counter(lines)
+
+    (tmp_path / "text.txt").write_bytes(b"caf\xe9\n\nsecond line, \xff\n")
+    queue.purge("pending")
+    text = BackfillOptions(**given, source=str(tmp_path / "text.txt"), format="text")
+    assert (backfill(spark, text).published, backfill(spark, text).published) == (2, 0)
+    assert [one.payload for one in queue.peek(100)] == [b"caf\xe9", b"second line, \xff"]
+
+    queue.purge("pending")
+    (tmp_path / "c.json").write_bytes(b'{"price": 1.10, "who": "acme"}\n{"price": 1.1}')
+    keyed: dict[str, Any] = {
+        "source": str(tmp_path / "c.json"),
+        "format": "json",
+        "dedup_key_column": "price",
+        "tenant_column": "who",
+    }
+    assert backfill(spark, BackfillOptions(**given, **keyed)).published == 2
+    assert {(one.payload, one.tenant) for one in queue.peek(100)} == {
+        (b'{"price": 1.10, "who": "acme"}', "acme"),
+        (b'{"price": 1.1}', None),
+    }
+
+
+@pytest.mark.promise("A backfill names the file and the line that is not JSON.")
+def test_a_bad_line_is_named_with_its_file(spark, server, client, queue, tmp_path, monkeypatch):
+    monkeypatch.setattr(splits, "SPLIT_BYTES", 64)
+    (tmp_path / "good.json").write_text('{"n": 1}\n' * 30)
+    (tmp_path / "bad.json").write_text('{"n": 1}\n' * 20 + '{"n": \n' + '{"n": 1}\n' * 9)
+    options = BackfillOptions(url=server.url, queue="orders", source=str(tmp_path), format="json", batch_size=2)
+    with pytest.raises(PayloadValueError, match=r"^line 21 of file:.*bad\.json is not JSON: Expecting value"):
+        backfill(spark, options)
+    (tmp_path / "bad.json").write_text('{"n": 1}\n' * 20 + '{"n": 1}\n' + '{"n": 1}\n' * 9)
+    backfill(spark, options)
+    assert payloads(queue) == {'{"n": 1}': 60}, "what was published before the bad line is not published again"
+
+
+# The progress of a split, without Spark
+
+
+def split_rows(first: int, last: int, tenant: str | None = None) -> list[dict]:
+    return [
+        {"payload": f"row {place}".encode(), "tenant": tenant, "file": "a.json", "start": 0}
+        for place in range(first, last)
+    ]
+
+
+def split_options(server, **more) -> BackfillOptions:
+    given: dict[str, Any] = {"url": server.url, "queue": "orders", "source": "a.json", "format": "json"}
+    given["batch_size"] = 10
+    return BackfillOptions(**given | more)
+
+
+@pytest.mark.promise("A backfill publishes each row once and continues where it stopped.")
+def test_two_tasks_on_one_split_publish_each_row_once(server, client, queue):
+    """Whatever their batches are: one of them may belong to a run that is thought to be dead."""
+    publishers = [SplitPublisher(split_options(server, batch_size=size)) for size in (10, 7)]
+    rows = [SplitRow(f"row {place}".encode()) for place in range(100)]
+    for one in publishers:
+        one.begin("a.json", 0)
+    pace = random.Random(5)
+    left = [iter(rows), iter(rows)]
+    ended = [False, False]
+    while not all(ended):
+        which = pace.randrange(2)
+        row = next(left[which], None)
+        if row is None:
+            publishers[which].finish()
+            ended[which] = True
+        else:
+            publishers[which].add(row)
+    assert [one.payload for one in queue.peek(1_000)] == [row.payload for row in rows]
+    assert sum(one.count.published for one in publishers) == 100
+    assert all(one.count.published + one.count.suppressed == 100 for one in publishers)
+    assert all(one.count.published for one in publishers)
+    for one in publishers:
+        one.__exit__()
+
+
+def test_a_task_that_died_is_continued_in_the_middle_of_a_split(server, client, queue):
+    def dies():
+        yield from split_rows(0, 35, "acme")
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        publish_splits(dies(), split_options(server))
+    assert queue.stats().pending == 30
+    done = publish_splits(iter(split_rows(0, 50, "acme")), split_options(server, batch_size=3))
+    assert (done.published, done.suppressed) == (20, 30)
+    assert [one.payload for one in queue.peek(100)] == [row["payload"] for row in split_rows(0, 50)]
+    assert {one.tenant for one in queue.peek(100)} == {"acme"}
+    with pytest.raises(SelectionError, match=r"a\.json has changed: its first 50 rows"):
+        publish_splits(iter(split_rows(0, 49)), split_options(server))
+
+
+def test_a_split_waits_for_room_and_then_names_the_limit(server, client, queue):
+    options = split_options(server, max_pending_length=15, pending_overload_block_timeout_seconds=0.05)
+    with pytest.raises(QueueBackpressureError, match=r"full for 0\.05 s: max_pending_length is 15; 10 rows were"):
+        publish_splits(iter(split_rows(0, 30)), options)
+    assert queue.stats().pending == 10
+
+
+def test_progress_that_was_deleted_or_damaged_is_an_error(server, client, queue):
+    options = split_options(server)
+
+    def deletes():
+        yield from split_rows(0, 15)
+        client.flushall()
+        yield from split_rows(15, 30)
+
+    with pytest.raises(SelectionError, match="the progress of this backfill was deleted while it ran"):
+        publish_splits(deletes(), options)
+    client.hset(options.keys.backfill(options.label), "a.json 0", "foreign")
+    with pytest.raises(SelectionError, match="holds a foreign value"):
+        publish_splits(iter(split_rows(0, 1)), options)
 
 
 def test_parquet_in_directories_by_column_and_a_table_are_sources_too(spark, server, client, queue, tmp_path):

@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import CaseInsensitiveDict
 
+import redis_message_queue
 from pyspark_redis_message_queue import DefaultSource
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConfigurationError
@@ -89,7 +90,7 @@ def test_the_module_that_spark_looks_for_is_a_part_of_the_package():
     assert "src/pyspark_redis_message_queue.py" in included
     assert issubclass(DefaultSource, QueueDataSource)
     found = sys.modules[DefaultSource.__module__].__file__
-    assert found == str(project / "src" / "pyspark_redis_message_queue.py")
+    assert found == str(Path(redis_message_queue.__file__).parents[1] / "pyspark_redis_message_queue.py")
 
 
 # In Spark

@@ -49,7 +49,7 @@ def _timestamp(time: datetime) -> str:
     return f"timestamp_micros({round(time.timestamp() * 1_000_000)})"
 
 
-FileFormat = Literal["json", "csv", "parquet", "table"]
+FileFormat = Literal["json", "text", "csv", "parquet", "table"]
 _DAY_SECONDS = 86_400.0
 
 
@@ -264,12 +264,20 @@ class BackfillOptions(PublishOptions):
     """The options of `backfill`."""
 
     source: Annotated[str, text, "The files to read, by a path or a pattern, or the name of a table."]
-    format: Annotated[FileFormat, one_of(FileFormat), "The format of the source: json, csv, parquet or table."]
+    format: Annotated[
+        FileFormat,
+        one_of(FileFormat),
+        "The format of the source: json (a value in each line), text (a payload in each line), csv, parquet or table.",
+    ]
     payload_column: Annotated[
-        str | None, text, "The column with the payloads. Without it the payload is the whole row as a JSON object."
+        str | None,
+        text,
+        "The column with the payloads. Without it the payload is the line as it is, or the whole row as a JSON object.",
     ] = None
     dedup_key_column: Annotated[
-        str | None, text, "The column with the deduplication keys. Without it they are made from file and content."
+        str | None,
+        text,
+        "The column with the deduplication keys. Without it, it is kept how many rows of each file are published.",
     ] = None
     tenant_column: Annotated[str | None, text, "The column with the tenants."] = None
     schema: Annotated[str | None, text, 'The columns as Spark writes them: "id bigint, name string".'] = None

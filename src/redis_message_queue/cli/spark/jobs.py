@@ -258,7 +258,7 @@ def backfill(
             "format",
             "FORMAT",
             "--format",
-            help="json, csv, parquet or table. Default: by the name of the file.",
+            help="json, text, csv, parquet or table. Default: by the name of the file.",
         ),
     ] = None,
     payload_column: Annotated[str | None, job_option(BackfillOptions, "payload_column", "NAME")] = None,
@@ -297,7 +297,7 @@ def backfill(
     output.document(_run(run, options, spark, output).as_dict())
 
 
-_SUFFIXES = {"json": "json", "jsonl": "json", "ndjson": "json", "csv": "csv", "parquet": "parquet"}
+_SUFFIXES = {"json": "json", "jsonl": "json", "ndjson": "json", "txt": "text", "csv": "csv", "parquet": "parquet"}
 
 
 def _format_of(source: str) -> str:
@@ -306,5 +306,5 @@ def _format_of(source: str) -> str:
         if part in _SUFFIXES:
             return _SUFFIXES[part]
     raise typer.BadParameter(
-        f"the name {source!r} has no known suffix; choose json, csv, parquet or table", param_hint="--format"
+        f"the name {source!r} has no known suffix; choose json, text, csv, parquet or table", param_hint="--format"
     )

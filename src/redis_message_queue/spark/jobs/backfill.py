@@ -1,16 +1,18 @@
 """Publishes the rows of files or of a table, each once, also if the job has to be run again.
 
-A finished file is saved in Redis, and not read again unless it has changed. Every row has a deduplication key: that of
-its column, or one made from its file, its content, and the number of equal rows before it in the file. That key is the
-same in whatever order Spark reads the rows.
+A finished file is saved in Redis, and not read again unless it has changed. Of other files it is known how many rows of
+each split are published: see `splits`. With a column of deduplication keys, every row has its own key instead. So has a
+row of a table, made from its content and the number of equal rows: tables have no order.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from redis_message_queue.errors import SelectionError
+import pyarrow as pa
+
+from redis_message_queue.errors import PayloadValueError, SelectionError
 from redis_message_queue.spark.job_options import BackfillOptions
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
@@ -21,7 +23,10 @@ from redis_message_queue.spark.jobs.job import (
     reason,
     require_classic,
 )
-from redis_message_queue.spark.jobs.publishing import RowCount, publish_rows
+from redis_message_queue.spark.jobs.lines import BadLine, LineReader
+from redis_message_queue.spark.jobs.publishing import RowCount, messages_of, publish_rows, sum_of_tasks
+from redis_message_queue.spark.jobs.splits import publish_splits, same_splits
+from redis_message_queue.spark.sink import BulkPublisher
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +38,9 @@ _READER_DEFAULTS: dict[str, dict[str, str]] = {
     "json": {"mode": "FAILFAST"},
     "csv": {"mode": "FAILFAST", "header": "true"},
     "parquet": {},
+    "text": {},
 }
+_SAMPLE_LINES = 1_000  # in which a field of JSON lines is looked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +70,7 @@ def backfill(
     _check_columns(rows, options)
     with clear_errors("the backfill"):
         if options.format == "table":
-            count = _publish(rows, options, "''")
+            count = _publish_table(rows, options)
             on_progress(JobProgress("published", count.published + count.suppressed))
             return _result(options, count, 0, 0)
         return _backfill_files(spark, rows, options, on_progress)
@@ -82,7 +89,7 @@ def _backfill_files(
         total = RowCount()
         for start in range(0, len(left), options.files_per_step):
             step = left[start : start + options.files_per_step]
-            count = _publish(_read(spark, options, step, rows), options, "input_file_name()")
+            count = _publish_files(_read(spark, options, step, rows), options)
             total += count
             finished.save({file: stamps[file] for file in step})
             done += len(step)
@@ -115,11 +122,17 @@ def _open_source(spark: "SparkSession", options: BackfillOptions) -> "DataFrame"
         raise SelectionError(f"the source {options.source!r} cannot be read: {reason(str(error))}") from error
 
 
+def _reads_lines(options: BackfillOptions) -> bool:
+    """Return whether a payload is a line as it is, which Spark need not parse."""
+    parsed = options.payload_column is not None or options.schema is not None or options.reader_options
+    return options.format == "text" or (options.format == "json" and not parsed)
+
+
 def _read(
     spark: "SparkSession", options: BackfillOptions, paths: Sequence[str], like: "DataFrame | None" = None
 ) -> "DataFrame":
-    defaults = _READER_DEFAULTS[options.format]
-    reader = spark.read.format(options.format).options(**defaults).options(**options.reader_options)
+    form = "text" if _reads_lines(options) else options.format
+    reader = spark.read.format(form).options(**_READER_DEFAULTS[form]).options(**options.reader_options)
     if like is not None:
         # Columns in the names of directories are found from the start of the source.
         reader = reader.schema(like.schema)
@@ -138,26 +151,104 @@ def _is_file(rows: "DataFrame", options: BackfillOptions) -> bool:
 
 
 def _check_columns(rows: "DataFrame", options: BackfillOptions) -> None:
-    for option in ("payload_column", "dedup_key_column", "tenant_column"):
+    columns = rows.columns
+    wanted = ("payload_column", "dedup_key_column", "tenant_column")
+    if _reads_lines(options):
+        columns = [one for one in columns if one != _LINE]
+        if options.format == "json" and any(getattr(options, one) not in (None, *columns) for one in wanted):
+            columns += _fields_of(rows)
+    for option in wanted:
         column = getattr(options, option)
-        if column is not None and column not in rows.columns:
-            raise SelectionError(f"{option} {column!r} is not a column of the source: {', '.join(rows.columns)}")
+        if column is not None and column not in columns:
+            raise SelectionError(f"{option} {column!r} is not a column of the source: {', '.join(columns)}")
+
+
+_LINE = "value"  # as Spark names the column of a line
+
+
+def _fields_of(lines: "DataFrame") -> list[str]:
+    """Return the fields that the first lines have."""
+    names: dict[str, None] = {}
+    for row in lines.select(_LINE).limit(_SAMPLE_LINES).collect():
+        try:
+            found = json.loads(row[_LINE])
+        except ValueError:  # the task that reads the line says where it is
+            continue
+        names.update(dict.fromkeys(found if isinstance(found, dict) else ()))
+    return list(names)
 
 
 # -- publishing
 
 
-def _publish(rows: "DataFrame", options: BackfillOptions, file: str) -> RowCount:
-    """Publish rows. Without a key column their keys are made from ``file``, an expression, and their content."""
+def _publish_files(rows: "DataFrame", options: BackfillOptions) -> RowCount:
+    """Publish the rows of files, in the order of each file."""
+    lines = _line_reader(rows, options)
+    given = {name for name, _ in lines.columns} if lines else set()
+    found = rows.selectExpr(
+        f"cast({_LINE} as binary) as payload" if lines else f"{_payload(rows, options)} as payload",
+        f"{_text(None if 'tenant' in given else options.tenant_column)} as tenant",
+        f"{_text(None if 'key' in given else options.dedup_key_column)} as key",
+        "cast(null as string) as extras",
+        "_metadata.file_path as file",
+        "_metadata.file_block_start as start",
+    )
+
+    def publish(batches: Iterator[pa.RecordBatch]) -> RowCount:
+        read = _read_rows if lines is None else lines.read
+        if options.dedup_key_column is None:
+            return publish_splits((row for batch in batches for row in read(batch)), options)
+        with BulkPublisher(options) as publisher:
+            for batch in batches:
+                publisher.publish(*messages_of(row for row in read(batch) if row["payload"] is not None))
+        return RowCount(published=publisher.count.published, suppressed=publisher.count.suppressed)
+
+    with same_splits(rows.sparkSession):
+        try:
+            with clear_errors("the backfill"):
+                return sum_of_tasks(found, publish)
+        except PayloadValueError as error:
+            raise _with_line_number(rows, error) from error
+
+
+def _read_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    for row in batch.to_pylist():
+        if row["payload"] is None:
+            raise PayloadValueError(f"a row of {row['file']} has no payload; leave such rows out")
+        yield row
+
+
+def _line_reader(rows: "DataFrame", options: BackfillOptions) -> LineReader | None:
+    """Return what reads the lines of a task, or None if Spark reads rows. A column may be in a directory's name too."""
+    if not _reads_lines(options):
+        return None
+    fields = {"tenant": options.tenant_column, "key": options.dedup_key_column}
+    own = tuple((name, column) for name, column in fields.items() if column is not None and column not in rows.columns)
+    return LineReader(options.format == "json", own)
+
+
+def _with_line_number(rows: "DataFrame", error: PayloadValueError) -> PayloadValueError:
+    """Count the lines before the split that a bad line is in."""
+    bad = BadLine.of(error)
+    if bad is None:
+        return error
+    from pyspark.sql.functions import col
+
+    earlier = rows.where((col("_metadata.file_path") == bad.file) & (col("_metadata.file_block_start") < bad.start))
+    number = bad.row + (earlier.count() if bad.start else 0)
+    return PayloadValueError(f"line {number:,} of {bad.file} is not JSON: {bad.why}")
+
+
+def _publish_table(rows: "DataFrame", options: BackfillOptions) -> RowCount:
+    """Publish the rows of a table. Without a key column their keys are made from their content."""
     found = rows.selectExpr(
         f"{_payload(rows, options)} as payload",
         f"{_text(options.tenant_column)} as tenant",
         f"{_text(options.dedup_key_column)} as key",
-        f"{file} as file",
     )
     if options.dedup_key_column is None:
-        place = "row_number() over (partition by file, payload, tenant order by payload)"
-        parts = f"concat_ws('|', '{options.label}', file, coalesce(tenant, ''), sha2(payload, 256), {place})"
+        place = "row_number() over (partition by payload, tenant order by payload)"
+        parts = f"concat_ws('|', '{options.label}', '', coalesce(tenant, ''), sha2(payload, 256), {place})"
         found = found.selectExpr("payload", "tenant", f"concat('backfill:', sha2({parts}, 256)) as key")
     return publish_rows(found.selectExpr("payload", "tenant", "key", "cast(null as string) as extras"), options)
 

@@ -64,7 +64,7 @@ def publish_rows(rows: "DataFrame", options: PublishOptions, *, skip_incomplete:
                     publisher.publish(*messages_of(filter(count.take, found) if skip_incomplete else found))
         return _with_results(count, publisher.count)
 
-    return _sum_of_tasks(rows.select(*COLUMNS, *(["id"] if skip_incomplete else [])), publish)
+    return sum_of_tasks(rows.select(*COLUMNS, *(["id"] if skip_incomplete else [])), publish)
 
 
 def count_rows(rows: "DataFrame") -> RowCount:
@@ -77,10 +77,12 @@ def count_rows(rows: "DataFrame") -> RowCount:
                 found.take(row)
         return found
 
-    return _sum_of_tasks(rows.selectExpr("id", "if(payload is null, null, true) as payload"), count)
+    return sum_of_tasks(rows.selectExpr("id", "if(payload is null, null, true) as payload"), count)
 
 
-def _sum_of_tasks(rows: "DataFrame", work: Callable[[Iterator[pa.RecordBatch]], RowCount]) -> RowCount:
+def sum_of_tasks(rows: "DataFrame", work: Callable[[Iterator[pa.RecordBatch]], RowCount]) -> RowCount:
+    """Return the sum of what the tasks count."""
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"count": [json.dumps(asdict(work(batches)))]})
 

@@ -1,0 +1,40 @@
+-- backfill.lua: stores the next rows of a split of a source, all or none, if the split is as far as the caller knows.
+-- KEYS  pending | wakeup | deliveries | leases | tenant_ring | tenant_backlog | weights | delayed | delayed_messages
+--       journal | meta | longest | backfill: how far each split is
+-- ARGV  tenant_pending | expired | keep_ms: how long `backfill` is kept
+--       limit (number): how many may wait, 0 for any number
+--       tenant_limit (number): how many of one tenant may wait, 0 for any number
+--       base: what the ids begin with; the place in the chunk follows
+--       split: its field in `backfill` | before: how far it is, '' at its start | after: how far it is then
+--       bodies...: of each message its flags and what follows the time stamp
+-- Returns how far the split is now: `after` if the rows are stored, by this call or by one that it repeats; what
+--       another caller has made of it; or '-' if there is no room for the rows.
+local done = redis.call('HGET', backfill, split) or ''
+if done ~= before then return done end
+--@include state
+--@include clock
+if #bodies > 1000 then error('at most 1,000 messages in one call', 0) end
+local silent = redis.call('LLEN', wakeup) == 0
+local drops, stored_event = false, 'published'
+--@include envelope
+--@include tenants
+--@include turns
+--@include ring
+--@include bounded
+--@include delayed
+--@include journal
+--@include enqueue
+local new_messages = {}
+for place, body in ipairs(bodies) do
+  new_messages[place] = {
+    id = base .. struct.pack('>I2', place), flags = string.sub(body, 1, 1), body = string.sub(body, 2), due = '',
+  }
+end
+local _, plan = plan_messages(new_messages)
+if not plan then return '-' end
+local wakes = store_messages(plan, 0)
+redis.call('HSET', backfill, split, after)
+redis.call('PEXPIRE', backfill, keep_ms)
+if wakes and silent then redis.call('LPUSH', wakeup, '1') end
+write_journal()
+return after
