@@ -10,7 +10,7 @@ MINUTES ?= 5
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser full fuzz lint format docs docs-serve package bench league simulate chaos chaos-sample soak matrix matrix-sample clean
+.PHONY: help demo test browser full fuzz lint format docs docs-serve package bench league growth simulate chaos chaos-sample soak matrix matrix-sample clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ bench: $(VENV)/.installed ## measure against raw redis-py and the peer package, 
 
 league: $(VENV)/.installed ## measure this library beside ten others, and write docs/explanation/league.md; ARGS='--peers rq,huey'
 	$(BIN)/python -m bench.league --write $(ARGS)
+
+growth: $(VENV)/.installed ## measure how the cost grows with messages, tenants, consumers and bytes, and write docs/explanation/growth.md
+	$(BIN)/python -m bench.growth --write $(ARGS)
 
 chaos: $(VENV)/.installed ## half an hour of faults under real processes, and a proof that every promise was kept
 	$(BIN)/python -m chaos --server $(SERVER)

@@ -1,0 +1,23 @@
+"""`python -m bench.growth.waiters URL NAME COUNT`: many consumers of one queue that wait for messages."""
+
+import asyncio
+import sys
+
+import redis.asyncio
+
+from redis_message_queue.asyncio import RedisMessageQueue
+
+
+def _ignore(_: object) -> None:
+    """A handler that costs nothing."""
+
+
+async def main(url: str, name: str, count: int) -> None:
+    client = redis.asyncio.Redis.from_url(url, max_connections=2 * count + 10)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(RedisMessageQueue(name, client=client).run(_ignore))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
