@@ -165,10 +165,15 @@ def test_a_bad_value_is_named_with_what_would_do(kind, name, value, says):
         kind.from_spark(least(kind) | {name: value})
 
 
+def test_a_payload_cannot_be_invalid_if_all_are_bytes():
+    with pytest.raises(ConfigurationError, match=r"invalidPayloads=column is for payloads that are read as strings"):
+        SourceOptions.from_spark(HERE | {"invalidPayloads": "column", "payloadFormat": "binary"})
+
+
 def test_options_are_checked_in_python_too():
     with pytest.raises(ConfigurationError, match="min_partitions must be 1 or more, not 0"):
         SourceOptions(**HERE, min_partitions=0)
-    with pytest.raises(ConfigurationError, match="format must be one of json, csv, parquet, table, not 'xml'"):
+    with pytest.raises(ConfigurationError, match="format must be one of json, text, csv, parquet, table, not 'xml'"):
         BackfillOptions(**HERE, source="x", format="xml")  # type: ignore[arg-type]
 
 

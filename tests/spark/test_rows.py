@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from redis_message_queue import RedisMessageQueue, envelope
 from redis_message_queue.errors import ConfigurationError, CorruptMessageError
-from redis_message_queue.spark.rows import messages_schema, parse_stored, row_encoder
+from redis_message_queue.spark.rows import messages_schema, parse_stored, row_encoder, stream_schema
 
 pytestmark = pytest.mark.topic("Streaming queries in Spark")
 
@@ -108,7 +108,7 @@ def test_bytes_that_somebody_else_has_put_there_are_a_payload_without_an_id():
 
 def test_a_payload_that_is_no_text_says_how_to_read_it():
     with pytest.raises(
-        CorruptMessageError, match=r"not UTF-8; read payloads as bytes: \.option\('payloadFormat', 'binary'\)"
+        CorruptMessageError, match=r"not UTF-8\. .*'payloadFormat', 'binary'.*'invalidPayloads', 'column'"
     ):
         row_encoder(messages_schema(), "q").batch([stored(b"\xff\xfe")], [1])
 
@@ -116,6 +116,20 @@ def test_a_payload_that_is_no_text_says_how_to_read_it():
 def test_as_binary_a_payload_may_be_anything():
     (row,) = row_encoder(messages_schema("binary"), "q", "binary").batch([stored(b"\xff\xfe")], [1]).to_pylist()
     assert row["payload"] == b"\xff\xfe"
+
+
+@pytest.mark.parametrize("tenant", [b"", b"acme"])
+def test_a_payload_that_is_no_text_can_have_a_column_of_its_own(tenant):
+    """With a tenant the columns are made in another way."""
+    rows = row_encoder(stream_schema("string", "column"), "q", invalid_payloads="column")
+    given = [b"fine", b"\xff\xfe", "auch gut, äöü".encode()]
+    found = rows.batch([stored(one, tenant=tenant) for one in given], [1, 1, 1]).to_pylist()
+    assert [(row["payload"], row["corrupt_payload"]) for row in found] == [
+        ("fine", None),
+        (None, b"\xff\xfe"),
+        ("auch gut, äöü", None),
+    ]
+    assert {row["corrupt_payload"] for row in rows.batch([stored(b"fine")], [1]).to_pylist()} == {None}
 
 
 def test_rows_travel_to_executors():

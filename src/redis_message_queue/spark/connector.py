@@ -34,12 +34,13 @@ class QueueDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of the table that is asked for, or of a message."""
-        from redis_message_queue.spark.rows import messages_schema
+        from redis_message_queue.spark.rows import stream_schema
         from redis_message_queue.spark.tables import table_schema
 
         if self.options.get("table") is not None:
             return table_schema(TableOptions.from_spark(self.options))
-        return messages_schema(SourceOptions.from_spark(self.options).payload_format)
+        stream = SourceOptions.from_spark(self.options)
+        return stream_schema(stream.payload_format, stream.invalid_payloads)
 
     def reader(self, schema: StructType) -> TableReader:
         from redis_message_queue.spark.tables import TableReader
@@ -53,7 +54,8 @@ class QueueDataSource(DataSource):
         from redis_message_queue.spark.source import QueueStreamReader
 
         options = SourceOptions.from_spark(self.options)
-        return QueueStreamReader(options, row_encoder(schema, options.queue, options.payload_format))
+        rows = row_encoder(schema, options.queue, options.payload_format, options.invalid_payloads)
+        return QueueStreamReader(options, rows)
 
     def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
         from redis_message_queue.spark.sink import QueueWriter, RowReader

@@ -24,6 +24,7 @@ from redis_message_queue.protocol.reader import RecordSource
 from redis_message_queue.spark.connection import connect
 
 PayloadFormat = Literal["string", "binary"]
+InvalidPayloads = Literal["fail", "column"]
 Table = Literal[
     "pending", "processing", "delayed", "claimed", "completed", "failed", "dead_letters", "records", "journal"
 ]
@@ -255,6 +256,12 @@ class SourceOptions(QueueAddress):
         bool, flag, "Stop the query if messages of a micro-batch are gone. `false` logs a warning and continues."
     ] = True
     payload_format: _PayloadFormat = "string"
+    invalid_payloads: Annotated[
+        InvalidPayloads,
+        one_of(InvalidPayloads),
+        "What to do with a payload that is not UTF-8, if it is read as a string: `fail` stops the query, `column` adds "
+        "a column `corrupt_payload` with its bytes, and `payload` is null.",
+    ] = "fail"
     max_delivery_count: Annotated[
         int | None,
         whole_number,
@@ -265,6 +272,11 @@ class SourceOptions(QueueAddress):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.invalid_payloads == "column" and self.payload_format == "binary":
+            raise ConfigurationError(
+                "option invalidPayloads=column is for payloads that are read as strings, but payloadFormat is binary: "
+                "every payload is valid then. Leave one of them out."
+            )
         if self.key_separator in self.consumer_group:
             raise ConfigurationError(
                 f"option consumerGroup must not contain {self.key_separator!r}, the separator of the queue's keys; "

@@ -28,9 +28,10 @@ from redis_message_queue.envelope import (
     is_message,
 )
 from redis_message_queue.errors import ConfigurationError, CorruptMessageError
-from redis_message_queue.spark.options import PayloadFormat
+from redis_message_queue.spark.options import InvalidPayloads, PayloadFormat
 
 CORRUPT = "_corrupt_record"
+CORRUPT_PAYLOAD = "corrupt_payload"  # the bytes of a payload that is no text
 MESSAGE = "_message"  # a struct with what is known of the message beside its payload
 _MESSAGE_FIELDS: dict[str, tuple[t.DataType, ...]] = {
     "id": (t.StringType(),),
@@ -58,6 +59,12 @@ def messages_schema(payload_format: PayloadFormat = "string") -> t.StructType:
         .add("queue", t.StringType())
         .add("headers", t.MapType(t.StringType(), t.StringType()))
     )
+
+
+def stream_schema(payload_format: PayloadFormat, invalid_payloads: InvalidPayloads) -> t.StructType:
+    """Return the columns of a streaming query without a schema of its own."""
+    schema = messages_schema(payload_format)
+    return schema.add(CORRUPT_PAYLOAD, t.BinaryType()) if invalid_payloads == "column" else schema
 
 
 class ColumnEncoder:
@@ -93,7 +100,8 @@ def _array(values: Sequence[Any], column: pa.Field) -> pa.Array:
         if column.name != "payload":
             raise
         raise CorruptMessageError(
-            "a payload is not UTF-8; read payloads as bytes: .option('payloadFormat', 'binary')"
+            "a payload is not UTF-8. Read all payloads as bytes, .option('payloadFormat', 'binary'), or in a stream "
+            "only this one, .option('invalidPayloads', 'column')."
         ) from None
 
 
@@ -165,21 +173,24 @@ class RowEncoder(Protocol):
         """Return one row for each message; ``delivery_counts`` has as many numbers."""
 
 
-def row_encoder(schema: t.StructType, queue: str, payload_format: PayloadFormat = "string") -> RowEncoder:
+def row_encoder(
+    schema: t.StructType,
+    queue: str,
+    payload_format: PayloadFormat = "string",
+    invalid_payloads: InvalidPayloads = "fail",
+) -> RowEncoder:
     """Return an encoder for this schema: the columns of a message, or else JSON payloads parsed into it.
 
     Call it where the schema arrives (`streamReader`), so that a schema that does not fit is an error there.
     """
-    if schema.fieldNames() == messages_schema().fieldNames():
-        return MessageRows(schema, queue, payload_format)
-    return JsonRows(schema)
+    own = stream_schema(payload_format, invalid_payloads)
+    return MessageRows(schema, own, queue) if schema.fieldNames() == own.fieldNames() else JsonRows(schema)
 
 
 class MessageRows(ColumnEncoder):
     """Each row is a message: its payload as it is, and its other columns."""
 
-    def __init__(self, schema: t.StructType, queue: str, payload_format: PayloadFormat) -> None:
-        wanted = messages_schema(payload_format)
+    def __init__(self, schema: t.StructType, wanted: t.StructType, queue: str) -> None:
         for given, own in zip(schema, wanted, strict=True):
             if given.dataType != own.dataType:
                 raise ConfigurationError(
@@ -190,7 +201,35 @@ class MessageRows(ColumnEncoder):
         self._queue = queue
 
     def batch(self, stored: Sequence[bytes], delivery_counts: Sequence[int]) -> pa.RecordBatch:
-        return self.encode(message_columns(stored, delivery_counts, self._queue))
+        columns = message_columns(stored, delivery_counts, self._queue)
+        if CORRUPT_PAYLOAD in self.schema.fieldNames():
+            columns[_PAYLOAD], corrupt = _split_by_validity(columns[_PAYLOAD])
+            columns.append(corrupt)
+        return self.encode(columns)
+
+
+_PAYLOAD = messages_schema().fieldNames().index("payload")
+
+
+def _split_by_validity(payloads: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the payloads that are text, and the others. Nearly always there are none, which Arrow tells quickly."""
+    found = payloads if isinstance(payloads, pa.Array) else pa.array(payloads, pa.binary())
+    try:
+        return found.cast(pa.string()), pa.nulls(len(found))
+    except pa.ArrowInvalid:
+        valid = [_is_text(one) for one in found.to_pylist()]
+        return (
+            [one if good else None for one, good in zip(found.to_pylist(), valid, strict=True)],
+            [None if good else one for one, good in zip(found.to_pylist(), valid, strict=True)],
+        )
+
+
+def _is_text(payload: bytes) -> bool:
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class JsonRows(ColumnEncoder):
