@@ -17,9 +17,9 @@ LONGEST_SECONDS = 120
 class Terminal:
     """A process of its own, with the terminal's end in our hands."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, columns: int = 120) -> None:
         self._ours, its = pty.openpty()
-        environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "redis_message_queue", *words],
             stdin=its,

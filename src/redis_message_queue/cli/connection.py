@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import redis
-from redis.exceptions import NoPermissionError, RedisClusterException, RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisClusterException, RedisError
 
 from redis_message_queue.cli.exit_status import ServerUnusableError
 from redis_message_queue.errors import ConfigurationError
@@ -97,15 +99,48 @@ def _as_unusable(url: str) -> Iterator[None]:
     try:
         yield
     except (RedisError, RedisClusterException, OSError) as error:
-        raise ServerUnusableError(
-            f"cannot use {without_password(url)}: {str(error).rstrip('.') or type(error).__name__}; "
-            "choose another server with --url or REDIS_URL"
-        ) from error
+        raise ServerUnusableError(f"cannot use {without_password(url)}: {_explained(url, error)}") from error
     except (ValueError, TypeError) as error:
         # Not its text: that may quote the URL, password included.
         raise ConfigurationError(
             f"--url or REDIS_URL has an option that redis-py does not know; the form is {_FORMS}"
         ) from error
+
+
+def _explained(url: str, error: Exception) -> str:
+    """What is wrong, and what to do about it."""
+    said = str(error).rstrip(".") or type(error).__name__
+    if isinstance(error, AuthenticationError):
+        if urlsplit(url).password is None:
+            return "the server wants a password; write it into the URL: redis://[user]:password@host:port/0"
+        return "the server does not accept this user and password; check them in --url or REDIS_URL"
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError) and (advice := _other_scheme(url)):
+        return advice
+    return f"{said}; choose another server with --url or REDIS_URL"
+
+
+def _other_scheme(url: str) -> str | None:
+    """Advice for a URL that asks for TLS where the server has none, or the other way round; None if it is not that."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return None
+    try:
+        with socket.create_connection((parts.hostname or "localhost", parts.port or 6379), timeout=2) as raw:
+            if parts.scheme == "rediss":
+                raw.sendall(b"PING\r\n")
+                if raw.recv(1)[:1] in (b"+", b"-"):
+                    return "the server does not speak TLS at this port; use redis:// instead of rediss://"
+                return None
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only to see whether it speaks TLS
+            try:
+                context.wrap_socket(raw).close()
+            except ssl.SSLError as error:
+                if "CERTIFICATE_REQUIRED" not in str(error):  # that is TLS, too
+                    return None
+            return "the server speaks TLS at this port; use rediss:// instead of redis://"
+    except OSError:
+        return None
 
 
 def _checked(url: str) -> SplitResult:

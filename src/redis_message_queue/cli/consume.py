@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import select
 import signal
+import stat
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -23,8 +27,10 @@ if TYPE_CHECKING:
     from redis_message_queue import ReceivedMessage, RedisMessageQueue
     from redis_message_queue.sync.batch import Batch
 
+_BATCH = 100
 _FOLLOW_WAIT_SECONDS = 30.0  # --follow waits this long, again and again
 _SIGNAL_CHECK_SECONDS = 0.1
+_FIRST_LOOK_SECONDS = 0.001  # a program that reads has usually done so by then
 _TERMINATION_SECONDS = 5.0  # between SIGTERM and SIGKILL for a shell command
 
 
@@ -48,14 +54,22 @@ def consume(
         ),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1_000, help="How many messages to claim and print at once.")
-    ] = 100,
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=1_000,
+            help="How many messages to claim and print at once.",
+            show_default=f"{_BATCH}, or 1 into a pipe",
+        ),
+    ] = None,
 ) -> ExitStatus | None:
     """Take messages out of a queue and print them, until the queue is empty.
 
     Each payload is printed unchanged on a line of its own. With --json, each line is an object with the payload and
     what is known of the message. A message is acknowledged after it was printed; if printing fails, it is
-    requeued.
+    requeued. Into a pipe, it is acknowledged when the program at the other end has read it, so `rmq consume orders |
+    head -1` takes one message out of the queue.
 
     With --exec, `sh` runs a command for each message, with the payload on its stdin. Exit status 0 acknowledges the
     message; any other status is a failure, see --max-attempts. The command's environment has RMQ_QUEUE,
@@ -68,7 +82,9 @@ def consume(
         raise typer.BadParameter("use one of them: --follow waits forever", param_hint="--wait-seconds, --follow")
     with StopSignals() as stop, queue.open(**delivery.queue_options(), interrupt=stop) as opened:
         if execute is None:
-            handle: Callable[[Batch], int] = _Printer(queue.name, output)
+            printer = _Printer(queue.name, output, stop)
+            handle: Callable[[Batch], int] = printer
+            batch_size = batch_size or (1 if printer.is_piped else _BATCH)
         else:
             batch_size, handle = 1, _ShellCommand(queue.name, execute, output, stop)
         wait = None if follow else wait_seconds
@@ -116,6 +132,11 @@ class _Printer:
 
     queue: str
     output: Output
+    stop: StopSignals
+
+    @property
+    def is_piped(self) -> bool:
+        return stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
 
     def __call__(self, batch: Batch) -> int:
         for message in batch:
@@ -136,7 +157,28 @@ class _Printer:
                 sys.stdout.flush()
                 sys.stdout.buffer.write(_payload_bytes(message) + b"\n")
         sys.stdout.flush()
+        if self.is_piped:
+            self._wait_for_reader()
         return 0
+
+    def _wait_for_reader(self) -> None:
+        """Wait until the other program has read everything. Raises if it ends first, or if we are stopped."""
+        pipe, ended = sys.stdout.fileno(), select.poll()
+        ended.register(pipe, 0)  # POLLERR is always reported: nobody reads any more
+        seconds = _FIRST_LOOK_SECONDS
+        while _unread_bytes(pipe):
+            if ended.poll(1000 * seconds) and _unread_bytes(pipe):  # it may have read the last of it before it ended
+                raise BrokenPipeError
+            if self.stop.is_interrupted():
+                raise _Abandoned
+            seconds = min(2 * seconds, _SIGNAL_CHECK_SECONDS)
+
+
+def _unread_bytes(pipe: int) -> int:
+    """How much of what was written to a pipe is still in it; 0 where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return 0
 
 
 class CommandExitedError(Exception):

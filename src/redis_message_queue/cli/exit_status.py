@@ -35,6 +35,7 @@ class ExitStatus(IntEnum):
     FAILED = 1, "the check failed, or part of the work failed; stderr says what"
     USAGE = 2, "an option, an argument, a file or a payload is wrong"
     SERVER = 3, "the Redis server could not be reached, or refused the request"
+    OUTPUT = 74, "stdout could not be written: it is closed, or the disk is full"
     INTERRUPTED = 130, "Ctrl-C stopped the command before it was done"
     BROKEN_PIPE = 141, "the program that read the output has ended, as `| head` does"
     TERMINATED = 143, "SIGTERM stopped the command before it was done"

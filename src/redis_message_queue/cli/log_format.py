@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 import traceback
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -17,7 +18,8 @@ class TextFormatter(PrintableFormatter):
     """A line of text; with ``tracebacks``, also where a handler raised."""
 
     def __init__(self, *, tracebacks: bool) -> None:
-        super().__init__("%(asctime)s %(process)d %(levelname)s %(message)s")
+        super().__init__("%(asctime)s.%(msecs)03dZ %(process)d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
         self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,7 +178,10 @@ def _draw(heads: Sequence[str] | None, rows: Sequence[Sequence[Any]], title: str
     cells = [[cell(value) for value in row] for row in rows]
     numeric = [all(_is_number(row[place]) for row in rows) for place in range(len(rows[0]))] if rows else []
     if sys.stdout.isatty():
-        _draw_with_rich(heads, cells, numeric, title)
+        if heads is not None and _least_width(heads, cells) > shutil.get_terminal_size().columns:
+            _draw_one_below_another(heads, cells)
+        else:
+            _draw_with_rich(heads, cells, numeric, title)
     else:
         _draw_plain(heads, cells, numeric)
 
@@ -192,6 +196,28 @@ def _draw_plain(heads: Sequence[str] | None, rows: Sequence[Sequence[str]], nume
             for text, width, right in zip(line, widths, numeric, strict=True)
         ]
         print("  ".join(padded).rstrip())
+    sys.stdout.flush()
+
+
+_READABLE = 20  # a longer cell can be folded into lines of this width
+
+
+def _least_width(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """How wide a terminal must be for a table in which no word is broken and no cell is a narrow column of letters."""
+    widths = (
+        max(*map(len, head.split(" ")), *(min(len(row[place]), _READABLE) for row in rows))
+        for place, head in enumerate(heads)
+    )
+    return sum(width + 3 for width in widths) + 1
+
+
+def _draw_one_below_another(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """For a narrow terminal: a line for each field, and an empty line between two rows."""
+    widest = max(map(len, heads))
+    for number, row in enumerate(rows):
+        print("\n" * (number > 0), end="")
+        for head, text in zip(heads, row, strict=True):
+            print(f"{head.ljust(widest)}  {text}")
     sys.stdout.flush()
 
 

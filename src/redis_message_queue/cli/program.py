@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
@@ -22,6 +23,10 @@ from redis_message_queue.errors import RedisMessageQueueError
 from redis_message_queue.version import __version__
 
 NAME = "rmq"
+# What a write to stdout can end with. A file that a command opens itself has a name in its error.
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+# These do their work without stdout, which whoever starts a service may have closed.
+_SERVICES = {"worker", "dashboard", "dev"}
 _COMPLETING = "_RMQ_COMPLETE"  # set by a shell that asks for completions
 
 # In the order of `rmq --help`, with the module of each, which is imported when somebody asks for the command.
@@ -105,6 +110,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if _COMPLETING in os.environ:
         program.main(given, prog_name=NAME)
     path = " ".join([NAME, *next(([one] for one in given if one in COMMANDS), [])])
+    if not _open_streams() and not _SERVICES.intersection(path.split()):
+        say(f"{path}: stdout is closed; nothing was done")
+        return ExitStatus.OUTPUT
     try:
         with program.make_context(NAME, given) as context:
             status = program.invoke(context)
@@ -121,14 +129,37 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:
         # Nobody reads our output any more; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return ExitStatus.BROKEN_PIPE
     except (RedisMessageQueueError, RedisError, RedisClusterException, OSError, UnicodeError) as error:
-        text = str(error) or type(error).__name__
+        text, status = str(error) or type(error).__name__, status_of(error)
         if isinstance(error, OSError) and error.filename is not None:
             text = f"{error.filename}: {error.strerror}"
+        elif isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            text, status = f"stdout cannot be written: {error.strerror}", ExitStatus.OUTPUT
+            _discard_output()
         say(f"{path}: {_one_line(text)}")
-        return status_of(error)
+        return status
+
+
+def _open_streams() -> bool:
+    """Open what the caller has closed, or the next file would get its number. Returns whether stdout was open."""
+    was_open = sys.stdout is not None
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_WRONLY)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115  until the process ends
+    return was_open
+
+
+def _discard_output() -> None:
+    """Let nobody complain again when Python flushes stdout at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _usage_error(mistake: Any) -> str:

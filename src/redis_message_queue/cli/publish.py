@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,7 +88,9 @@ def publish(
     output: Output,
     deduplication: Deduplication,
     backpressure: Backpressure,
-    messages: Annotated[list[str] | None, typer.Argument(metavar="MESSAGE", help="The messages.")] = None,
+    messages: Annotated[
+        list[str] | None, typer.Argument(metavar="MESSAGE", help="The messages; a single - is the lines of stdin.")
+    ] = None,
     file: Annotated[
         str | None,
         typer.Option(
@@ -104,7 +106,10 @@ def publish(
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Do not deliver before this time, such as 2030-01-31T08:00:00+01:00."),
+        typer.Option(
+            metavar="TIME",
+            help="Do not deliver before this time, such as 2030-01-31T08:00:00+01:00; without a zone, it is UTC.",
+        ),
     ] = None,
     ttl_seconds: Annotated[
         float | None,
@@ -129,6 +134,8 @@ def publish(
     """
     from redis_message_queue.cli.message_source import open_source
 
+    if messages == ["-"] and file is None:
+        messages, file = None, "-"
     if deduplication.dedup_key is not None and (file is not None or len(messages or []) != 1):
         raise typer.BadParameter("works with one MESSAGE; for several use --dedup-key-field", param_hint="--dedup-key")
     if messages and file is not None:
@@ -213,4 +220,4 @@ def _time(text: str) -> datetime:
         raise typer.BadParameter(
             f"{text!r} is not a time such as 2030-01-31T08:00:00+01:00", param_hint="--at"
         ) from None
-    return time.astimezone() if time.tzinfo is None else time
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time  # as in --where and --since

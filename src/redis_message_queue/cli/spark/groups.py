@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 def groups(queue: QueueChoice, output: Output) -> None:
     """Show the consumer groups of a queue: who holds each, how many messages it has claimed, and how far it has come.
 
-    [bold]holder[/bold] is the running query, if there is one; it keeps others out for [bold]lease_seconds[/bold] more.
-    [bold]oldest_seconds[/bold] is the age of the oldest message that is claimed, and [bold]lag[/bold] the number of
+    `holder` is the running query, if there is one; it keeps others out for `lease_seconds` more.
+    `oldest_seconds` is the age of the oldest message that is claimed, and `lag` the number of
     messages that nobody has claimed.
 
     Batches are numbered. Those up to `acked` are done. Those up to `sealed` belong to a query, or
-    to the next query that you start with the same checkpoint. The table [bold]claimed[/bold] of the Spark format shows
+    to the next query that you start with the same checkpoint. The table `claimed` of the Spark format shows
     their messages.
     """
     address = address_of(queue)
