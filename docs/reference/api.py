@@ -13,7 +13,7 @@ import redis_message_queue
 import redis_message_queue.asyncio
 from docs.reference.errors import error_classes
 from docs.reference.markdown import check_complete, code, doc, doc_with_sections, page, prose, sentence, table
-from redis_message_queue import embedded, testing
+from redis_message_queue import embedded, payloads, testing
 from redis_message_queue.metrics import opentelemetry, prometheus
 
 
@@ -90,7 +90,7 @@ INSIDE: dict[str, tuple[str, ...]] = {"Loss": ("meets", "take_back", "loses_the_
 FIELD_SENTENCES = {
     "ReceivedMessage": {
         "payload": "the published message: `str` if the client decodes responses, otherwise `bytes`; a dict arrives "
-        "as JSON",
+        "as JSON. With a codec, the object that was published",
     },
     "RetryPolicy": {
         "max_attempts": "how often the handler may fail with one message",
@@ -198,6 +198,9 @@ def api_page() -> str:
             version of the release.
         """),
         *(part for section in SECTIONS for part in _section(section, redis_message_queue)),
+        "## redis_message_queue.payloads",
+        prose("Codecs for typed messages: see [How to publish and receive objects](../how-to/typed-messages.md)."),
+        *(_entry(name, getattr(payloads, name)) for name in payloads.__all__),
         "## redis_message_queue.embedded",
         prose(
             "A real server for development and tests: see "

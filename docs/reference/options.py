@@ -35,7 +35,7 @@ QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
     "Deduplication": ("deduplication", "get_deduplication_key", "message_deduplication_log_ttl_seconds"),
     "Backpressure": ("max_pending_length", "pending_overload_policy", "pending_overload_block_timeout_seconds"),
     "Durability": ("confirm_replicas", "confirm_fsync", "confirm_timeout_seconds"),
-    "Payload checks": ("strict_payload_types", "max_payload_bytes", "max_payload_depth"),
+    "Payload checks": ("strict_payload_types", "max_payload_bytes", "max_payload_depth", "codec"),
     "Lists of handled messages": (
         "enable_completed_queue",
         "enable_failed_queue",

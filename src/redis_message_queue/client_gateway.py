@@ -126,6 +126,8 @@ def open_queue(asked: QueueArguments, kind: type[ClientGateway]) -> QueueProtoco
         store = custom_gateway_store(gateway, runtime, asked.name, asked.key_separator, awaits=kind._asynchronous)
     if asked.retry_policy is not None:
         store.capabilities.require("retries")
+    if asked.codec is not None:
+        store.capabilities.require("codecs")
     if asked.get_headers is not None:
         store.capabilities.require("headers")
     queue = QueueProtocol(asked, store, kind._message_class)

@@ -186,7 +186,10 @@ class PayloadRules:
                 f"message must be a str or a dict, not {type(message).__name__}; "
                 "encode anything else to one of these before publishing"
             )
-        payload = _to_utf8(text)
+        return self.checked_size(_to_utf8(text))
+
+    def checked_size(self, payload: bytes) -> bytes:
+        """The payload, or an error if it is too large."""
         if self.max_bytes is not None and len(payload) > self.max_bytes:
             raise PayloadTooLargeError(
                 f"message has {len(payload)} bytes and max_payload_bytes is {self.max_bytes}; "
@@ -214,7 +217,7 @@ class PayloadRules:
             self._inspect(message)
         return text
 
-    def _inspect(self, message: dict[str, Any]) -> None:
+    def _inspect(self, message: Any) -> None:
         """Raise at the first value that is not allowed, and name its path."""
         limit = _DEEPEST if self.max_depth is None else self.max_depth
         waiting: list[tuple[Any, _Path]] = [(message, _Path(None, "", 1))]
@@ -237,6 +240,11 @@ class PayloadRules:
                     f"value at {path} is a {type(value).__name__}, which JSON cannot represent exactly; "
                     "strict_payload_types allows None, bool, int, float, str, list and dict"
                 )
+
+
+def check_native(value: Any) -> None:
+    """Raise at the first part of a value that JSON cannot represent exactly."""
+    PayloadRules(strict_types=True)._inspect(value)
 
 
 # Ends the walk of a structure that contains itself; json's own encoder gives up earlier.
@@ -312,4 +320,17 @@ def content_key(message: str | dict[str, Any]) -> str:
         text = message if isinstance(message, str) else _encode_canonically(message)
     except RecursionError:
         raise PayloadTooDeepError("message nests deeper than Python can encode; flatten it") from None
-    return hashlib.sha256(str.encode(text)).hexdigest()
+    return payload_key(str.encode(text))
+
+
+def payload_key(payload: bytes) -> str:
+    """The deduplication key of a message that a codec has encoded: the SHA-256 of its payload."""
+    return hashlib.sha256(payload).hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """The same bytes for equal values, whatever the order of their keys is."""
+    try:
+        return _to_utf8(_encode_canonically(value))
+    except ValueError as error:
+        raise PayloadValueError(f"message cannot be written as JSON: {error}") from error

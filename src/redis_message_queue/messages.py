@@ -6,11 +6,20 @@ import json
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from redis_message_queue import headers
 from redis_message_queue.envelope import Envelope
 from redis_message_queue.process_bound import ProcessBound
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    M = TypeVar("M", default=Any)
+else:  # without the package at run time, and without defaults before Python 3.13
+    from typing import TypeVar
+
+    M = TypeVar("M")
 
 
 class Held(Protocol):
@@ -40,12 +49,14 @@ class Holder(Protocol):
     def complete(self, claim: Any, publish: Sequence[Any]) -> Coroutine[Any, Any, None]: ...
 
 
-class ReceivedMessage(ProcessBound):
+class ReceivedMessage(ProcessBound, Generic[M]):
     """A message that a handler is working on, with what is known about its delivery."""
 
     __slots__ = ("_claim", "_holder", "payload")
 
-    def __init__(self, payload: str | bytes, claim: Held, holder: Holder) -> None:
+    payload: M
+
+    def __init__(self, payload: M, claim: Held, holder: Holder) -> None:
         self.payload = payload
         self._claim = claim
         self._holder = holder
@@ -106,7 +117,8 @@ class ReceivedMessage(ProcessBound):
 
     def json(self) -> Any:
         """Return the payload, parsed as JSON."""
-        return json.loads(self.payload)
+        # Of an object that a codec has decoded: the JSON that it was decoded from.
+        return json.loads(self.payload if isinstance(self.payload, str | bytes) else self._claim.envelope.payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from redis_message_queue.envelope import PayloadRules, tenant_name
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, RedisMessageQueueError
 from redis_message_queue.events import QueueEvent
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
+from redis_message_queue.payloads import codec_for
 from redis_message_queue.plain_values import brief, is_text, plain
 from redis_message_queue.retry_policy import RetryPolicy
 
@@ -246,6 +247,12 @@ class QueueOptions:
         Callable[[], Any] | None,
         "Called at each publish to get headers: a mapping of str to str that is delivered with the message.",
     ] = None
+    codec: Annotated[
+        Any,
+        "How objects become payloads and payloads objects: the type of the messages (a dataclass, a pydantic model, a "
+        "msgspec Struct, `dict`, `list` or `bytes`), or an object with `encode` and `decode`. None publishes str and "
+        "dict, and delivers text or bytes.",
+    ] = None
     key_separator: Annotated[str, "What separates the parts of a Redis key."] = "::"
 
     def __post_init__(self) -> None:
@@ -273,9 +280,13 @@ class QueueOptions:
                 f"interrupt must be a BaseGracefulInterruptHandler, not {type(self.interrupt).__name__}; "
                 "subclass it to use a stop signal of your own"
             )
+        codec_for(self.codec)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        for name, unset in (("strict_payload_types", False), ("max_payload_depth", None)):
+            if self.codec is not None and getattr(self, name) != unset:
+                raise ConfigurationError(f"{name} is a rule for dicts, and codec encodes the messages; leave it out")
         if self.get_deduplication_key is not None and not self.deduplication:
             raise ConfigurationError(
                 "get_deduplication_key is given and deduplication is off, so it would never be called; "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic
 
 from redis_message_queue.asyncio.tenant import Tenant
-from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary, Schedule, TraceEntry
+from redis_message_queue.messages import M, MessageRecord, QueueStats, RedriveSummary, Schedule, TraceEntry
 from redis_message_queue.protocol.cancel import CancelOutcome
 from redis_message_queue.protocol.purge import PurgeTarget
 from redis_message_queue.protocol.queue import QueueProtocol
@@ -14,7 +14,7 @@ from redis_message_queue.protocol.reader import PeekSource, RecordSource
 from redis_message_queue.protocol.schedules import MissedTicks
 
 
-class OperatorMethods:
+class OperatorMethods(Generic[M]):
     """What operators do with a queue, safe while others work on it."""
 
     _protocol: QueueProtocol
@@ -225,7 +225,7 @@ class OperatorMethods:
         self,
         name: str,
         *,
-        message: str | dict[str, Any],
+        message: M,
         cron: str | None = None,
         every_seconds: float | None = None,
         timezone: str = "UTC",
@@ -242,7 +242,7 @@ class OperatorMethods:
         Args:
             name: What the schedule is called in this queue. Its messages have it in the header ``schedule``, and the
                 time of their tick in ``scheduled_for``.
-            message: A str, or a dict that can be encoded as JSON.
+            message: A str, or a dict that can be encoded as JSON; with a ``codec``, what it encodes.
             cron: When to publish it, as a cron expression of five fields, or of six with seconds first.
             every_seconds: When to publish it instead: whenever so many seconds have passed since 1970, at least 1.
             timezone: The time zone of ``cron``, for example ``Europe/Vienna``.
@@ -294,7 +294,7 @@ class OperatorMethods:
         """
         return await self._protocol.operator.reader.tenants(max_tenants)
 
-    def tenant(self, name: str) -> Tenant:
+    def tenant(self, name: str) -> Tenant[M]:
         """Return one tenant's own queue.
 
         Args:
@@ -303,4 +303,4 @@ class OperatorMethods:
         Raises:
             ConfigurationError: The name is empty or too long.
         """
-        return Tenant(self._protocol, name)
+        return Tenant[M](self._protocol, name)

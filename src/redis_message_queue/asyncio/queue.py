@@ -21,7 +21,7 @@ from redis_message_queue.asyncio.operator import OperatorMethods
 from redis_message_queue.client_gateway import open_queue
 from redis_message_queue.errors import PublishNotConfirmedError
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.messages import Receipt
+from redis_message_queue.messages import M, Receipt
 from redis_message_queue.process_bound import ProcessBound
 from redis_message_queue.protocol.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.message_block import MessageBlock, current_message
@@ -39,7 +39,7 @@ class QueueArguments(options.QueueArguments):
     gateway: AbstractRedisGateway | None = None
 
 
-class RedisMessageQueue(OperatorMethods, ProcessBound):
+class RedisMessageQueue(OperatorMethods[M], ProcessBound):
     """A queue of messages in Redis: publish at one end, process at the other.
 
     Give it a redis-py ``client``, or a ``gateway`` that has one. Everything else is optional. Leases are on by
@@ -61,7 +61,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
 
     async def publish(
         self,
-        message: str | dict[str, Any],
+        message: M,
         *,
         tenant: str | None = None,
         delay_seconds: float | None = None,
@@ -77,7 +77,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         retried: with deduplication the message is stored once.
 
         Args:
-            message: A str, or a dict that can be encoded as JSON.
+            message: A str, or a dict that can be encoded as JSON; with a ``codec``, what it encodes.
             tenant: Whose queue to put it in. Tenants are served round-robin.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
@@ -111,7 +111,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
 
     async def publish_many(
         self,
-        messages: Iterable[str | dict[str, Any]],
+        messages: Iterable[M],
         *,
         tenant: str | None = None,
         delay_seconds: float | None = None,
@@ -126,7 +126,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         each chunk is stored as a whole or not at all.
 
         Args:
-            messages: An iterable of str or dict.
+            messages: An iterable of str or dict; with a ``codec``, of what it encodes.
             tenant: Whose queue to put them in.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
@@ -151,7 +151,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
 
     async def submit(
         self,
-        message: str | dict[str, Any],
+        message: M,
         *,
         tenant: str | None = None,
         delay_seconds: float | None = None,
@@ -167,7 +167,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         that holds the deduplication key; ``duplicate_of`` is None if its window has ended meanwhile.
 
         Args:
-            message: A str, or a dict that can be encoded as JSON.
+            message: A str, or a dict that can be encoded as JSON; with a ``codec``, what it encodes.
             tenant: Whose queue to put it in. Tenants are served round-robin.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
@@ -195,7 +195,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
 
     async def submit_many(
         self,
-        messages: Iterable[str | dict[str, Any]],
+        messages: Iterable[M],
         *,
         tenant: str | None = None,
         delay_seconds: float | None = None,
@@ -207,7 +207,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         """Add many messages to the queue, in their order, and get a receipt for each.
 
         Args:
-            messages: An iterable of str or dict.
+            messages: An iterable of str or dict; with a ``codec``, of what it encodes.
             tenant: Whose queue to put them in.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
@@ -267,7 +267,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
                 await result
         return True
 
-    def process_messages(self, max_messages: int, *, wait_seconds: float | None = None) -> ProcessMessages:
+    def process_messages(self, max_messages: int, *, wait_seconds: float | None = None) -> ProcessMessages[M]:
         """Get a batch of messages, for one ``with`` block.
 
         The batch is claimed in one step, and is empty if no message arrived. ``batch.ack(message)`` and
@@ -283,7 +283,7 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
             ConfigurationError: An argument cannot be used.
             RetryBudgetExhaustedError, CleanupFailedError: As in `process_message`.
         """
-        return ProcessMessages(self._protocol, max_messages, wait_seconds)
+        return ProcessMessages[M](self._protocol, max_messages, wait_seconds)
 
     @checks.suggests_options
     async def run(
@@ -331,13 +331,13 @@ class RedisMessageQueue(OperatorMethods, ProcessBound):
         )
         return await Loop(self._protocol, options).run()
 
-    def current_message(self) -> ReceivedMessage | None:
+    def current_message(self) -> ReceivedMessage[M] | None:
         """Return the message that the handler around this call is working on, or None outside of a handler.
 
         Raises:
             GatewayContractError: The queue has a custom gateway, which passes on payloads only.
         """
-        return cast(ReceivedMessage | None, current_message(self._protocol))
+        return cast(ReceivedMessage[M] | None, current_message(self._protocol))
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Stop accepting work, and wait until everything that was started is settled.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Generic
 
 from redis_message_queue.envelope import tenant_name
+from redis_message_queue.messages import M
 from redis_message_queue.process_bound import ProcessBound
 from redis_message_queue.protocol.queue import QueueProtocol
 
 
-class Tenant(ProcessBound):
+class Tenant(ProcessBound, Generic[M]):
     """One tenant's own queue within a shared queue."""
 
     def __init__(self, protocol: QueueProtocol, name: str) -> None:
@@ -19,13 +20,11 @@ class Tenant(ProcessBound):
         self.name = self._tenant = name
         self._protocol = protocol
 
-    async def publish(
-        self, message: str | dict[str, Any], *, delay_seconds: float | None = None, at: datetime | None = None
-    ) -> bool:
+    async def publish(self, message: M, *, delay_seconds: float | None = None, at: datetime | None = None) -> bool:
         """Add a message to this tenant's queue. Returns False if deduplication suppressed it.
 
         Args:
-            message: A str, or a dict that can be encoded as JSON.
+            message: A str, or a dict that can be encoded as JSON; with a ``codec``, what it encodes.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
 
@@ -37,7 +36,7 @@ class Tenant(ProcessBound):
 
     async def publish_many(
         self,
-        messages: Iterable[str | dict[str, Any]],
+        messages: Iterable[M],
         *,
         delay_seconds: float | None = None,
         at: datetime | None = None,
@@ -45,7 +44,7 @@ class Tenant(ProcessBound):
         """Add many messages to this tenant's queue, in their order.
 
         Args:
-            messages: An iterable of str or dict.
+            messages: An iterable of str or dict; with a ``codec``, of what it encodes.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
 

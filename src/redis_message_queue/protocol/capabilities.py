@@ -11,6 +11,7 @@ from redis_message_queue.errors import GatewayContractError
 _ERRORS = {
     "chunks": ("publishing in batches, for tenants or with a delay", "publish(message) for each message"),
     "receipts": ("submit()", "publish(message), which returns whether it was accepted"),
+    "codecs": ("codec", "text or JSON that your handlers decode themselves"),
     "headers": ("get_headers", "fields of the message itself"),
     "repeats": ("repeat_of", "a deduplication key that makes it safe to publish again"),
     "batches": ("taking messages in batches, as process_messages() and run() do", "process_message()"),
@@ -32,6 +33,7 @@ class Capabilities:
     gateway: str = "RedisGateway"
     chunks: bool = True  # publish_many, tenants, delays
     receipts: bool = True  # submit
+    codecs: bool = True  # codec
     headers: bool = True  # get_headers, headers=
     repeats: bool = True  # repeat_of
     batches: bool = True  # process_messages, run
@@ -48,6 +50,7 @@ class Capabilities:
             gateway=type(gateway).__name__,
             chunks=not publishes,
             receipts=not publishes,
+            codecs=not (publishes or consumes),
             headers=not publishes,
             repeats=not publishes,
             batches=not consumes,

@@ -15,6 +15,7 @@ from redis_message_queue.errors import (
 )
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.messages import ReceivedMessage
+from redis_message_queue.payloads import Codec, decode_with
 from redis_message_queue.protocol.claim import Claim, Claimant, ClaimResult
 from redis_message_queue.protocol.claim_attempt import IDLE, ClaimAttempt
 from redis_message_queue.protocol.holding import Holding
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _LATE_ANSWERS = 3  # how often a claim is repeated whose answers come when the leases have ended
 
-ClaimedPayload = tuple[Claim, str | bytes]
+ClaimedPayload = tuple[Claim, Any]
 """A message that was claimed, and its payload as the handler gets it."""
 
 
@@ -138,25 +139,31 @@ class Consumer(Claimant):
         return None
 
     async def _readable(self, claims: list[Claim]) -> list[ClaimedPayload]:
-        readable = []
+        readable, codec, decodes = [], self.queue.builder.codec, self.queue.store.decodes
+        undecodable = UnicodeDecodeError if codec is None else Exception
         for claim in claims:
             try:
-                readable.append((claim, claim.read(decode=self.queue.store.decodes)))
-            except UnicodeDecodeError as error:
-                await self._dead_letter(claim, error)
+                payload = claim.read(decode=decodes) if codec is None else decode_with(codec, claim.envelope.payload)
+                readable.append((claim, payload))
+            except undecodable as error:
+                await self._dead_letter(claim, error, codec)
         return readable
 
-    async def _dead_letter(self, claim: Claim, undecodable: UnicodeDecodeError) -> None:
+    async def _dead_letter(self, claim: Claim, trouble: Exception, codec: Codec[Any] | None) -> None:
         queue = self.queue
+        if isinstance(trouble, UnicodeDecodeError) and codec is None:
+            what = f"the payload is not UTF-8 (byte {trouble.start}), and the client decodes responses"
+        else:
+            what = f"the payload cannot be decoded by {type(codec).__name__} ({type(trouble).__name__}: {trouble})"
         error = CorruptMessageError(
-            f"the payload is not UTF-8 (byte {undecodable.start}), and the client decodes responses",
+            what,
             queue=self.queue_name,
             message_id=claim.message_id,
             operation="claim",
         )
         reason = SettleReason("undecodable", error, event="dead")
         settled = await queue.store.settler.settle([claim], queue.dead_letters, reason)
-        queue.emitter.log(WARNING, claim, "cannot be decoded and went to the dead letters")
+        queue.emitter.log(WARNING, claim, "cannot be decoded and went to the dead letters (%s)", error)
         if settled.owned[0]:
             self.dead_lettered += 1
             await queue.emitter.emit(EventOperation.DLQ, claim=claim, error=error)
@@ -220,7 +227,7 @@ class Consumer(Claimant):
 
     # -- what a message asks
 
-    def received(self, claim: Claim, payload: str | bytes) -> ReceivedMessage:
+    def received(self, claim: Claim, payload: Any) -> ReceivedMessage:
         """The message as its handler gets it."""
         if claim.delivery_count is None:
             raise GatewayContractError(

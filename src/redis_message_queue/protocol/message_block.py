@@ -69,7 +69,7 @@ class MessageBlock:
         self.queue = queue
         self.consumer = Consumer(queue)
         self.claimed: Claim | None = None
-        self.payload: str | bytes | None = None
+        self.payload: Any = None
         self.is_left_alone = False  # leave the message to its lease, whatever the handler did
         self._open_block: _OpenBlock | None = None
         self._current: ReceivedMessage | None = None

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis_message_queue import headers
 from redis_message_queue.checks import MILLISECOND, number, text
-from redis_message_queue.envelope import content_key, tenant_name
+from redis_message_queue.envelope import content_key, payload_key, tenant_name
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, PayloadTypeError, PayloadValueError
 from redis_message_queue.options import QueueOptions
+from redis_message_queue.payloads import Codec, codec_for, encode_with
 from redis_message_queue.plain_values import is_text, plain
 from redis_message_queue.protocol.sender import OutgoingMessage
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.store import Store
 
-Message = str | dict[str, Any]
+Message = Any
+"""A str or a dict, or what the codec of the queue encodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +47,20 @@ class MessageBuilder:
         self._store = store
         self._port = store.port
         self._rules = options.payload_rules
+        self.codec = codec = codec_for(options.codec)
+        self.encode: Callable[[Any], bytes] = self._rules.encode if codec is None else partial(self._encode_by, codec)
         self._deduplicates = options.deduplication
         self._get_key = options.get_deduplication_key
         self._get_headers = options.get_headers
         # Whether a message without a tenant or a delay is its payload and nothing else.
         self.is_plain = not (self._deduplicates or self._get_headers is not None)
 
-    def encode(self, message: Message) -> bytes:
-        """Return the payload of a message."""
-        return self._rules.encode(message)
+    def _encode_by(self, codec: Codec[Any], message: Any) -> bytes:
+        return self._rules.checked_size(encode_with(codec, message))
 
     def build_plain(self, message: Message) -> OutgoingMessage:
         """Return a message that is only a payload, ready to send."""
-        return OutgoingMessage(self._rules.encode(message))
+        return OutgoingMessage(self.encode(message))
 
     async def build(
         self,
@@ -69,7 +73,7 @@ class MessageBuilder:
         """Return the message, ready to send."""
         ttl = None if given is None else self._checked(given)
         due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at, ttl)
-        outgoing = OutgoingMessage(self._rules.encode(message))
+        outgoing = OutgoingMessage(self.encode(message))
         if tenant is not None:
             outgoing.tenant = tenant_name(tenant)
         outgoing.due = due
@@ -78,7 +82,7 @@ class MessageBuilder:
             if given.deduplication_key is not None:
                 outgoing.marker = self._store.keys.deduplication(plain(given.deduplication_key), plain(tenant))
         if self._deduplicates and outgoing.marker is None:
-            outgoing.marker = await self.marker(message, tenant)
+            outgoing.marker = await self.marker(message, tenant, outgoing.payload)
         if self._get_headers is not None or given is not None:
             outgoing.extras = await self._headers(given)
         return outgoing
@@ -116,7 +120,7 @@ class MessageBuilder:
         """
         ttl = None if given is None else self._checked(given)
         due, name = await self._due(delay_seconds, at, ttl), b"" if tenant is None else tenant_name(tenant)
-        encode = self._rules.encode
+        encode = self.encode
         outgoing = [OutgoingMessage(encode(one), None, name, due) for one in messages]
         new = outgoing[repeated:]
         if ttl is not None:
@@ -127,18 +131,19 @@ class MessageBuilder:
             only.marker = self._store.keys.deduplication(plain(given.deduplication_key), plain(tenant))
         elif self._deduplicates:
             for one, message in zip(new, messages[repeated:], strict=True):
-                one.marker = await self.marker(message, tenant)
+                one.marker = await self.marker(message, tenant, one.payload)
         if (self._get_headers is not None or given is not None) and new:
             extras = await self._headers(given)
             for one in new:
                 one.extras = extras
         return outgoing
 
-    async def marker(self, message: Message, tenant: str | None = None) -> str:
+    async def marker(self, message: Message, tenant: str | None, payload: bytes) -> str:
         """Return the Redis key that remembers this message's deduplication key, among those of its tenant."""
         keys, tenant = self._store.keys, None if tenant is None else plain(tenant)
         if self._get_key is None:
-            return keys.deduplication(content_key(message), tenant)
+            content = content_key(message) if self.codec is None else payload_key(payload)
+            return keys.deduplication(content, tenant)
         answer = await self._port.call_user(self._get_key, message)
         key = answer.unwrap()
         if type(key) is not str or not key:

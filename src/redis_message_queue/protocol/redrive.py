@@ -14,6 +14,7 @@ from redis_message_queue.errors import QueueBackpressureError
 from redis_message_queue.events import EventOperation
 from redis_message_queue.keys import script_keys
 from redis_message_queue.messages import MessageRecord, RedriveSummary
+from redis_message_queue.payloads import decode_with
 from redis_message_queue.protocol.calls import ReplySlot, publishing_rules
 from redis_message_queue.protocol.confirm import FULL
 from redis_message_queue.protocol.events import EventEmitter
@@ -163,6 +164,16 @@ class Redriver:
         keys = script_keys(self._calls.keys, redrive.keys, dlq=messages, records=records, reply=slot.key)
         return Command(redrive, keys)
 
+    def _published(self, payload: bytes) -> Any:
+        """Return what was given to `publish`, None if it was never a message of ours."""
+        codec = None if self._builder is None else self._builder.codec
+        if codec is None:
+            return _as_published(payload)
+        try:
+            return decode_with(codec, payload)
+        except Exception:  # a codec may raise anything; such a message has no key
+            return None
+
     async def _details(
         self, chosen: Sequence[_Chosen], respect_deduplication: bool
     ) -> tuple[tuple[str, ...], list[Argument]]:
@@ -171,9 +182,9 @@ class Redriver:
         details: list[Argument] = []
         for one in chosen:
             record, marker = one.pair.record or {}, 0
-            published = _as_published(one.payload)
+            published = self._published(one.payload)
             if respect_deduplication and self._builder is not None and published is not None:
-                key = await self._builder.marker(published, record.get("tenant"))
+                key = await self._builder.marker(published, record.get("tenant"), one.payload)
                 marker = markers.setdefault(key, len(markers) + 1)
             body = envelope.body(one.payload, tenant_bytes(record), headers.for_redrive(record))
             record_digest = "" if one.record is None else digest(one.record)

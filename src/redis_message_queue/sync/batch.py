@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import cast, overload
+from typing import Generic, cast, overload
 
+from redis_message_queue.messages import M
 from redis_message_queue.process_bound import ProcessBound
 from redis_message_queue.protocol.batch_block import BatchBlock
 from redis_message_queue.protocol.claim_attempt import HANDED_OVER
@@ -14,28 +15,28 @@ from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.message import ReceivedMessage
 
 
-class Batch(ProcessBound, Sequence[ReceivedMessage]):
+class Batch(ProcessBound, Sequence[ReceivedMessage[M]]):
     """The messages of a batch, in the order of their delivery."""
 
     def __init__(self, block: BatchBlock) -> None:
         self._block = block
 
     @overload
-    def __getitem__(self, place: int) -> ReceivedMessage: ...
+    def __getitem__(self, place: int) -> ReceivedMessage[M]: ...
 
     @overload
-    def __getitem__(self, place: slice) -> Sequence[ReceivedMessage]: ...
+    def __getitem__(self, place: slice) -> Sequence[ReceivedMessage[M]]: ...
 
-    def __getitem__(self, place: int | slice) -> ReceivedMessage | Sequence[ReceivedMessage]:
-        return cast("ReceivedMessage | Sequence[ReceivedMessage]", self._block.messages[place])
+    def __getitem__(self, place: int | slice) -> ReceivedMessage[M] | Sequence[ReceivedMessage[M]]:
+        return cast("ReceivedMessage[M] | Sequence[ReceivedMessage[M]]", self._block.messages[place])
 
     def __len__(self) -> int:
         return len(self._block.messages)
 
-    def __iter__(self) -> Iterator[ReceivedMessage]:
-        return cast(Iterator[ReceivedMessage], iter(self._block.messages))
+    def __iter__(self) -> Iterator[ReceivedMessage[M]]:
+        return cast(Iterator[ReceivedMessage[M]], iter(self._block.messages))
 
-    def ack(self, message: ReceivedMessage) -> bool:
+    def ack(self, message: ReceivedMessage[M]) -> bool:
         """Acknowledge this message now. Returns False if its lease was lost.
 
         Args:
@@ -48,7 +49,7 @@ class Batch(ProcessBound, Sequence[ReceivedMessage]):
         """
         return finish(self._block.ack(message))
 
-    def fail(self, message: ReceivedMessage, error: Exception) -> bool:
+    def fail(self, message: ReceivedMessage[M], error: Exception) -> bool:
         """Fail this message now, as if its handler had raised ``error``. Returns False if its lease was lost.
 
         Args:
@@ -63,7 +64,7 @@ class Batch(ProcessBound, Sequence[ReceivedMessage]):
         return finish(self._block.fail(message, error))
 
 
-class ProcessMessages(ProcessBound):
+class ProcessMessages(ProcessBound, Generic[M]):
     """One batch for one ``with`` block."""
 
     def __init__(self, protocol: QueueProtocol, max_messages: int, wait_seconds: float | None) -> None:
@@ -73,13 +74,13 @@ class ProcessMessages(ProcessBound):
         self._wait_seconds = wait_seconds
         self._block: BatchBlock | None = None
 
-    def __enter__(self) -> Batch:
+    def __enter__(self) -> Batch[M]:
         if self._block is not None:
             raise RuntimeError("this context was used; call process_messages() again for another batch")
         block = self._block = self._protocol.batch_block(self._max_messages, self._wait_seconds)
         try:
             attempt = block.begin(finish(block.claim()))
-            batch = Batch(block)
+            batch = Batch[M](block)
             # The last step before the handler: up to here Ctrl-C leaves a claim that is recovered.
             if attempt is not None:
                 attempt.state = HANDED_OVER

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from redis_message_queue import messages
+from redis_message_queue.messages import M
 from redis_message_queue.protocol.port import finish
 
 
-class ReceivedMessage(messages.ReceivedMessage):
+class ReceivedMessage(messages.ReceivedMessage[M]):
     """A message that a handler is working on, with what is known about its delivery."""
 
     __slots__ = ()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic
 
-from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary, Schedule, TraceEntry
+from redis_message_queue.messages import M, MessageRecord, QueueStats, RedriveSummary, Schedule, TraceEntry
 from redis_message_queue.protocol.cancel import CancelOutcome
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.purge import PurgeTarget
@@ -15,7 +15,7 @@ from redis_message_queue.protocol.schedules import MissedTicks
 from redis_message_queue.sync.tenant import Tenant
 
 
-class OperatorMethods:
+class OperatorMethods(Generic[M]):
     """What operators do with a queue, safe while others work on it."""
 
     _protocol: QueueProtocol
@@ -226,7 +226,7 @@ class OperatorMethods:
         self,
         name: str,
         *,
-        message: str | dict[str, Any],
+        message: M,
         cron: str | None = None,
         every_seconds: float | None = None,
         timezone: str = "UTC",
@@ -243,7 +243,7 @@ class OperatorMethods:
         Args:
             name: What the schedule is called in this queue. Its messages have it in the header ``schedule``, and the
                 time of their tick in ``scheduled_for``.
-            message: A str, or a dict that can be encoded as JSON.
+            message: A str, or a dict that can be encoded as JSON; with a ``codec``, what it encodes.
             cron: When to publish it, as a cron expression of five fields, or of six with seconds first.
             every_seconds: When to publish it instead: whenever so many seconds have passed since 1970, at least 1.
             timezone: The time zone of ``cron``, for example ``Europe/Vienna``.
@@ -295,7 +295,7 @@ class OperatorMethods:
         """
         return finish(self._protocol.operator.reader.tenants(max_tenants))
 
-    def tenant(self, name: str) -> Tenant:
+    def tenant(self, name: str) -> Tenant[M]:
         """Return one tenant's own queue.
 
         Args:
@@ -304,4 +304,4 @@ class OperatorMethods:
         Raises:
             ConfigurationError: The name is empty or too long.
         """
-        return Tenant(self._protocol, name)
+        return Tenant[M](self._protocol, name)
