@@ -371,6 +371,10 @@ class Keyspace:
         return [part for pair in fields.items() for part in pair]
 
     @command(2)
+    def hexists(self, arguments: Arguments) -> int:
+        return int(arguments[1] in (self._get(arguments[0], Hash) or Hash()))
+
+    @command(2)
     def hstrlen(self, arguments: Arguments) -> int:
         return len((self._get(arguments[0], Hash) or Hash()).get(arguments[1], b""))
 

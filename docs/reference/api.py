@@ -129,6 +129,8 @@ FIELD_SENTENCES = {
         "dead_letters": "payloads in the dead-letter list",
         "tenants": "tenants with waiting messages",
         "oldest_pending_seconds": "how long the oldest waiting message has waited, None if none waits",
+        "paused": "whether the queue is paused",
+        "paused_tenants": "how many tenants are paused, with or without messages",
     },
     "MessageRecord": {
         "payload": "the published message; None if the payload was removed from its list",

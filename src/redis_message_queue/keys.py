@@ -47,7 +47,11 @@ KEY_MAP = (
         "Ids of waiting messages that are cancelled, scored by the time of the call in microseconds of the server's "
         "clock. The claim that meets such a message drops it.",
     ),
-    KeyKind("tenant_ring", "ZSET", "Tenants that have messages waiting, scored by virtual time."),
+    KeyKind(
+        "tenant_ring",
+        "ZSET",
+        "Tenants that have messages waiting, scored by virtual time; a paused tenant is behind all times.",
+    ),
     KeyKind("tenant_pending::<tenant>", "LIST", "The waiting messages of one tenant, ordered as in `pending`."),
     KeyKind(
         "expired::<tenant>", "ZSET", "Claim tokens of a tenant's messages whose lease ran out, scored by that time."
@@ -89,8 +93,9 @@ KEY_MAP = (
         "The `version` of the stored format, and once more in `version_journal` or the like by clients that ask for a "
         "journal or weights, the number of `partitions`, `tenants` once a message of a tenant has waited, "
         "the bytes of the `largest` message since the queue was empty, if one was large, since when the queue is "
-        "`paused`, and `cancels` while messages are marked as cancelled. With a journal also its rules, its identity, "
-        "the serial number of its last entry and how far it is archived.",
+        "`paused`, how many `paused_tenants` there are and since when each of them is (`paused:<tenant>`), and "
+        "`cancels` while messages are marked as cancelled. With a journal also its rules, its identity, the serial "
+        "number of its last entry and how far it is archived.",
     ),
     KeyKind("timer_owner", "STRING, TTL", "Exists while one consumer is set to wake up when the next lease ends."),
     KeyKind(

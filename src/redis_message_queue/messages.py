@@ -197,6 +197,8 @@ class QueueStats:
     dead_letters: int
     tenants: int
     oldest_pending_seconds: float | None
+    paused: bool = False
+    paused_tenants: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ OPERATOR = Role(
     "operator",
     "reads, redrives, purges, pauses and schedules a queue, and cancels messages",
     (
-        *("stats", "redrive", "sweep", "cancel", "read_page", "open_queue", "notify"),
+        *("stats", "redrive", "sweep", "cancel", "pause", "read_page", "open_queue", "notify"),
         *("schedule", "unschedule", "read_schedules"),
     ),
     (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCAN"),

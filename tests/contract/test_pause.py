@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue import GatewayContractError
+from redis_message_queue import GatewayContractError, RedisMessageQueueError
 from tests.contract.blocked_consumers import blocked_consumer
 from tests.contract.shells import EVERY_WIRING, Awaited, Sent, Shell, claim_and_die, silent_gateway, take
 
@@ -140,3 +140,97 @@ async def test_a_queue_that_was_never_used_can_be_paused(shell: Shell) -> None:
 async def test_a_custom_gateway_cannot_be_paused(shell: Shell) -> None:
     with pytest.raises(GatewayContractError):
         await Awaited(shell.queue(gateway=silent_gateway(shell))).pause()
+
+
+@pytest.mark.promise("No consumer claims a message of a paused tenant; other tenants and publishing go on.")
+@every_wiring
+async def test_a_paused_tenant_gives_out_nothing(shell: Shell) -> None:
+    queue = shell.queue(wait=0)
+    operator = Awaited(shell.queue())
+    await queue.publish_many(["a1", "a2"], tenant="a")
+    await queue.publish_many(["b1", "b2"], tenant="b")
+    await queue.publish("nobody's")
+    assert (await operator.pause(tenant="a"), await operator.pause(tenant="a")) == (True, False)
+    assert await queue.publish("a3", tenant="a")
+    assert {await take(queue) for _ in range(4)} == {shell.payload(one) for one in ("b1", "b2", "nobody's")} | {None}
+    stats = await queue.stats()
+    assert (stats.pending, stats.paused, stats.paused_tenants) == (3, False, 1)
+    assert await operator.tenants() == {"a": 3}
+    assert list(await operator.paused_tenants()) == ["a"]
+    assert (await operator.is_paused(tenant="a"), await operator.is_paused(tenant="b")) == (True, False)
+    assert not await operator.is_paused()
+    assert (await operator.resume(tenant="a"), await operator.resume(tenant="a")) == (True, False)
+    assert [await take(queue) for _ in range(4)] == [*(shell.payload(one) for one in ("a1", "a2", "a3")), None]
+    assert (await queue.stats()).paused_tenants == 0 and not await operator.paused_tenants()
+
+
+@pytest.mark.parametrize("options", [{}, {"visibility_timeout_seconds": None}, {"journal": True}], ids=str)
+async def test_one_tenant_is_paused_by_its_own_queue(shell: Shell, options: dict[str, Any]) -> None:
+    """As `queue.tenant(name)`. A batch has the others."""
+    queue = shell.queue(wait=0, **options)
+    await queue.publish_many(["a"] * 5, tenant="a")
+    await queue.publish_many(["b"] * 5, tenant="b")
+    tenant = Awaited(queue.queue.tenant("a"))
+    assert (await tenant.pause(), await tenant.is_paused()) == (True, True)
+    async with queue.process_messages(10) as batch:
+        assert [message.tenant for message in batch] == ["b"] * 5
+    async with queue.process_messages(10) as batch:
+        assert not batch
+    assert (await tenant.resume(), await tenant.is_paused()) == (True, False)
+    async with queue.process_messages(10) as batch:
+        assert len(batch) == 5
+
+
+async def test_a_queue_and_its_tenants_are_paused_apart(shell: Shell) -> None:
+    queue, operator = shell.queue(wait=0), Awaited(shell.queue())
+    await queue.publish("m", tenant="a")
+    await operator.pause(tenant="a")
+    await operator.pause()
+    stats = await queue.stats()
+    assert (stats.paused, stats.paused_tenants) == (True, 1)
+    await operator.resume()
+    assert await take(queue) is None
+    await operator.resume(tenant="a")
+    assert await take(queue) == shell.payload("m")
+
+
+async def test_a_waiting_consumer_is_woken_when_its_tenant_is_resumed(shell: Shell) -> None:
+    queue = shell.queue()
+    await Awaited(queue).pause(tenant="a")
+    await queue.publish("m", tenant="a")
+    shell.redis.delete(queue.key.wakeup)
+    sleeping = await blocked_consumer(shell)
+    await Awaited(queue).resume(tenant="a")
+    assert await sleeping.wakes() == b"m"
+
+
+async def test_a_consumer_beside_a_paused_tenant_is_quiet(shell: Shell) -> None:
+    """Also if something of it is due all the time."""
+    queue = shell.queue(wait=3)
+    await queue.publish("m", tenant="a")
+    await claim_and_die(queue)
+    await Awaited(queue).pause(tenant="a")
+    shell.lapse(queue)
+    await queue.publish("n", tenant="a")
+    with Sent(shell.server) as sent:
+        assert await take(queue) is None
+    assert len(sent.commands) <= 4 * (sent.seconds + 1)
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+async def test_the_answer_to_a_pause_can_be_lost(shell: Shell, lost: str) -> None:
+    client = shell.lossy_client()
+    operator = Awaited(shell.queue(client=client))
+    for tenant in (None, "a"):
+        for method in (operator.pause, operator.resume):
+            getattr(client.losses, lost)()
+            assert await method(tenant=tenant)
+            assert not await method(tenant=tenant)
+
+
+@pytest.mark.parametrize("wrong", ["", 1, b"a", "x" * 256])
+async def test_what_is_no_tenant_is_not_paused(shell: Shell, wrong: Any) -> None:
+    operator = Awaited(shell.queue())
+    for method in (operator.pause, operator.resume, operator.is_paused):
+        with pytest.raises(RedisMessageQueueError, match="tenant"):
+            await method(tenant=wrong)

@@ -128,6 +128,8 @@ async def operate(shell: Shell, client: Any) -> None:
     await call("redrive_dead_letters")
     await call("tenants")
     await call("cancel", "ab" * 16)
+    await call("pause", tenant="t")
+    await call("resume", tenant="t")
     for target in ("pending", "completed", "orphans", "dead_letters", "delayed"):
         with contextlib.suppress(ValueError):
             await call("purge", target=target)

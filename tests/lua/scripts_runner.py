@@ -325,6 +325,12 @@ class Caller:
     def cancel(self, id: bytes, *, call: int | None = None) -> bytes:
         return self._send("cancel", {}, id=id, call=self._numbered(call))
 
+    def pause(self, tenant: str | bytes = "", *, call: int | None = None) -> bytes:
+        return self._send("pause", {}, tenant=tenant, pauses=1, call=self._numbered(call))
+
+    def resume(self, tenant: str | bytes = "", *, call: int | None = None) -> bytes:
+        return self._send("pause", {}, tenant=tenant, pauses=0, call=self._numbered(call))
+
     def renew(self, held: Held) -> bytes:
         return self._send("renew", {}, held)
 

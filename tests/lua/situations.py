@@ -444,6 +444,31 @@ def claim_in_vain_beside_a_mark_of_nobody(caller: Caller) -> Call:
     return caller.claim
 
 
+def claim_past_a_paused_tenant(caller: Caller) -> Call:
+    caller.enqueue(New(b"first", b"acme"), New(b"second", b"zeta"), b"third")
+    caller.pause("acme")
+    return partial(caller.claim, 3)
+
+
+def claim_one_past_a_paused_tenant(caller: Caller) -> Call:
+    caller.enqueue(New(b"first", b"acme"), New(b"second", b"zeta"))
+    caller.pause("acme")
+    return caller.claim
+
+
+def claim_nothing_but_paused_tenants(caller: Caller) -> Call:
+    hold_and_let_come_back(caller)
+    caller.pause("acme")
+    caller.enqueue(New(b"third", b"acme"), New(b"fourth", b"acme", due="+1000000000"))
+    caller.pass_delays()
+    return partial(caller.claim, 3, slice_us=2 * HOUR_US)
+
+
+def enqueue_for_a_paused_tenant(caller: Caller) -> Call:
+    caller.pause("acme")
+    return partial(caller.enqueue, New(b"first", b"acme"), New(b"second", b"zeta"))
+
+
 def leave_messages_of_every_kind(caller: Caller) -> None:
     """Over the limit, under it, foreign, never delivered, due by now; with a tenant and without."""
     caller.settings.most = 2
@@ -746,6 +771,37 @@ def cancel_in_vain(caller: Caller) -> Call:
     return partial(caller.cancel, new_id())
 
 
+def pause_the_queue(caller: Caller) -> Call:
+    caller.publish(b"first")
+    return caller.pause
+
+
+def pause_a_tenant(caller: Caller) -> Call:
+    caller.enqueue(New(b"first", b"acme"), New(b"second", b"zeta"))
+    return partial(caller.pause, "acme")
+
+
+def pause_a_tenant_without_messages(caller: Caller) -> Call:
+    caller.enqueue_for("zeta", b"first")
+    return partial(caller.pause, "acme")
+
+
+def pause_a_tenant_again(caller: Caller) -> Call:
+    pause_a_tenant(caller)()
+    return partial(caller.pause, "acme")
+
+
+def pause_no_more(caller: Caller) -> Call:
+    pause_the_queue(caller)()
+    return caller.resume
+
+
+def pause_a_tenant_no_more(caller: Caller) -> Call:
+    pause_a_tenant(caller)()
+    caller.take_token()
+    return partial(caller.resume, "acme")
+
+
 def renew(caller: Caller) -> Call:
     return partial(caller.renew, caller.hold(b"first", b"second"))
 
@@ -906,6 +962,7 @@ ENQUEUES: tuple[Situation, ...] = (
     enqueue_and_drop_of_a_tenant,
     enqueue_for_later,
     enqueue_for_later_behind_others,
+    enqueue_for_a_paused_tenant,
     enqueue_everything_at_once,
 )
 BACKFILLS: tuple[Situation, ...] = (
@@ -961,6 +1018,9 @@ CLAIMS: tuple[Situation, ...] = (
     claim_nothing_but_a_cancelled_one,
     claim_in_turns_past_a_cancelled_one,
     claim_in_vain_beside_a_mark_of_nobody,
+    claim_past_a_paused_tenant,
+    claim_one_past_a_paused_tenant,
+    claim_nothing_but_paused_tenants,
     claim_everything_at_once,
     claim_with_a_tick,
     claim_with_a_tick_without_leases,
@@ -1036,6 +1096,14 @@ CANCELS: tuple[Situation, ...] = (
     cancel_what_is_in_flight,
     cancel_in_vain,
 )
+PAUSES: tuple[Situation, ...] = (
+    pause_the_queue,
+    pause_a_tenant,
+    pause_a_tenant_without_messages,
+    pause_a_tenant_again,
+    pause_no_more,
+    pause_a_tenant_no_more,
+)
 SCHEDULES: tuple[Situation, ...] = (
     schedule,
     schedule_another,
@@ -1057,7 +1125,7 @@ SCHEDULES: tuple[Situation, ...] = (
 )
 NUMBERED = (
     *(*PUBLISHES, *ENQUEUES, *CLAIMS, *SETTLEMENTS, *RETURNS, *PUT_OFFS, *HAND_OFFS, *REDRIVES, *SWEEPS),
-    *(*CANCELS, *SCHEDULES),
+    *(*CANCELS, *PAUSES, *SCHEDULES),
 )
 EVERY = (*NUMBERED, *BACKFILLS, *RENEWALS, stats, read_page, read_schedules, open_queue, notify)
 

@@ -36,6 +36,7 @@ REFUSED = (
     situations.enqueue_and_drop_of_a_tenant,
     situations.enqueue_for_later,
     situations.enqueue_for_later_behind_others,
+    situations.enqueue_for_a_paused_tenant,
     situations.enqueue_everything_at_once,
     situations.hand_off,
     situations.hand_off_without_leases,
@@ -60,6 +61,7 @@ FREEING = (
     situations.cancel_what_waits_for_its_next_attempt,
     situations.cancel_what_is_in_flight,
     situations.cancel_in_vain,
+    *situations.PAUSES,
 )
 CLAIMS = (
     situations.take_the_usual_way,
@@ -96,6 +98,8 @@ CLAIMS = (
     situations.claim_past_a_cancelled_one_without_leases,
     situations.claim_nothing_but_a_cancelled_one,
     situations.claim_in_turns_past_a_cancelled_one,
+    situations.claim_past_a_paused_tenant,
+    situations.claim_one_past_a_paused_tenant,
     situations.claim_everything_at_once,
     situations.claim_with_a_tick_without_leases,
 )

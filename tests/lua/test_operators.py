@@ -85,7 +85,7 @@ def test_heads_are_looked_at_up_to_four_megabytes(caller: Caller):
     caller.enqueue_for("a", b"y" * 5_000_000)
     caller.client.lmove(KEYS.tenant_pending("a"), KEYS.tenant_pending("a"), "LEFT", "RIGHT")
     assert all_stats(caller)[0] == 3
-    assert caller.stats(b"")[6:] == [6, -1, b"", b""]
+    assert caller.stats(b"")[6:] == [6, 0, 0, -1, b"", b""]
 
 
 def test_who_is_served_meanwhile_hides_nobody(caller: Caller):

@@ -18,7 +18,7 @@ TENANTS = [b"", b"", b"acme", b"zeta", b"b", b"B", b"r", b"d"]
 RARE = ("sweep",)
 VERBS = (
     *("publish", "enqueue", "enqueue", "claim", "claim", "claim", "settle", "requeue", "retry_later", "renew"),
-    *("hand_off", "redrive", "cancel", "repeat", "expire", "pass_delays", "weigh", "forget_keys"),
+    *("hand_off", "redrive", "cancel", "pause", "repeat", "expire", "pass_delays", "weigh", "forget_keys"),
 )
 KINDS = {
     "plain": {},
@@ -42,6 +42,7 @@ class World:
             self.callers[0].open_journal()
         self.alive: set[bytes] = set()
         self.gone: set[bytes] = set()
+        self.paused: set[bytes] = set()  # tenants
         self.held: dict[bytes, Taken] = {}  # by the consumer that claimed it last
         self.ever_taken: list[Taken] = []
         self.plain_order: dict[bytes, int] = {}  # messages that went straight into their line, as they came
@@ -146,6 +147,14 @@ class World:
         if outcome == b"cancelled":
             self._leaves(id)
 
+    def pause(self, caller: Caller) -> None:
+        """Pause a tenant, or resume it, which is done more often."""
+        tenant = self.chance.choice(TENANTS) or b"acme"
+        pauses = self.chance.random() < 0.4
+        call = caller.pause if pauses else caller.resume
+        assert call(tenant) == b"01"[(tenant in self.paused) != pauses :][:1]
+        (self.paused.add if pauses else self.paused.discard)(tenant)
+
     def renew(self, caller: Caller) -> None:
         if self.leased:
             held = self._some_held()
@@ -200,6 +209,7 @@ class World:
 
     def _is_taken(self, one: Taken) -> None:
         assert one.id in self.alive
+        assert (one.tenant or "").encode() not in self.paused
         before = [taken for taken in self.ever_taken if taken.id == one.id]
         assert one.token not in {taken.token for taken in before}
         assert one.count <= one.attempts <= len(before) + 1
@@ -233,6 +243,7 @@ class World:
         came_back = [id for ids in state.returned.values() for id in ids]
         waiting = [Envelope(stored).id for line in state.lines.values() for stored in line]
         found = {*expired, *due, *came_back, *waiting} - state.cancelled
+        found -= {Envelope(one).id for one in state.stored if (Envelope(one).tenant or "").encode() in self.paused}
         most = self.callers[0].settings.most
         if most:
             found = {id for id in found if int(state.deliveries.get(id, b"0:0").split(b":")[1]) < most}
@@ -265,6 +276,8 @@ def test_a_queue_that_is_worked_off_leaves_nothing_behind(kind: dict[str, int | 
     caller = Caller(client, "last", **kind)
     for one in world.held.values():
         caller.settle([one])
+    for tenant in world.paused:
+        caller.resume(tenant)
     for _ in range(200):
         caller.pass_delays(HOUR_US)
         taken = caller.claim(9).taken

@@ -64,6 +64,12 @@ ANSWERS = {
     "cancel_again": b"marked",
     "cancel_what_is_in_flight": b"in_flight",
     "cancel_in_vain": b"unknown",
+    "pause_the_queue": b"1",
+    "pause_a_tenant": b"1",
+    "pause_a_tenant_without_messages": b"1",
+    "pause_a_tenant_again": b"0",
+    "pause_no_more": b"1",
+    "pause_a_tenant_no_more": b"1",
     "renew": b"11",
     "renew_in_vain": b"0",
 }

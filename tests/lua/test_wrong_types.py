@@ -34,6 +34,7 @@ FULLEST: list[tuple[Situation, set[str]]] = [
     (situations.sweep_a_list, {"pending", "tenant_pending", "expired"}),
     (situations.cancel_what_waits_for_its_next_attempt, set()),
     (situations.cancel_what_waits, set()),
+    (situations.pause_a_tenant_no_more, {"pending"}),
     (situations.renew_what_came_back, {"pending", "tenant_ring"}),
     (situations.schedule, set()),
     (situations.unschedule, set()),

@@ -77,3 +77,29 @@ class Tenant(ProcessBound, Generic[M]):
             GatewayContractError: The queue has a custom gateway.
         """
         return await self._protocol.operator.purger.delete_tenant_queue(self.name)
+
+    async def pause(self) -> bool:
+        """Let no consumer claim its messages until `resume` is called, and return whether they could until now.
+
+        Other tenants have their turns as ever. What is claimed is finished, and publishing goes on.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return await self._protocol.operator.pauser.pause(self.name)
+
+    async def resume(self) -> bool:
+        """Let consumers claim its messages again, and return whether it was paused.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return await self._protocol.operator.pauser.resume(self.name)
+
+    async def is_paused(self) -> bool:
+        """Return whether it is paused. The whole queue may be paused nevertheless.
+
+        Raises:
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return await self._protocol.operator.pauser.is_paused(self.name)

@@ -21,6 +21,7 @@ from redis_message_queue.cli.common_options import DeliveryOptions, QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.output import Output, say
 from redis_message_queue.cli.stop_signals import StopSignals
+from redis_message_queue.errors import NotPermittedError
 from redis_message_queue.plain_values import printable
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def consume(
     RMQ_MESSAGE_ID, RMQ_DELIVERY_COUNT, RMQ_PUBLISHED_AT and, if the message has a tenant, RMQ_TENANT. Ctrl-C or
     SIGTERM lets the running command finish. The same signal again ends it and requeues the message.
 
-    The exit status is 1 if there was no message, or if one failed.
+    The exit status is 1 if there was no message, or if one failed. If a queue gives out nothing because somebody has
+    paused it, or its tenants, the command says so.
     """
     if follow and wait_seconds:
         raise typer.BadParameter("use one of them: --follow waits forever", param_hint="--wait-seconds, --follow")
@@ -105,7 +107,7 @@ def _consume(
     batch_size: int,
 ) -> ExitStatus:
     """Claim, handle and acknowledge until there is enough, nothing more, or a signal; None waits forever."""
-    taken = failed = 0
+    taken, failed, is_explained = 0, 0, False
     while not stop.is_interrupted() and (count is None or taken < count):
         wanted = batch_size if count is None else min(batch_size, count - taken)
         try:
@@ -115,8 +117,10 @@ def _consume(
                 if batch:
                     failed += handle(batch)
                     taken += len(batch)
-                elif wait_seconds is not None:
-                    break
+                else:
+                    is_explained = is_explained or _explain_pause(queue)
+                    if wait_seconds is not None:
+                        break
         except _Abandoned:
             return stop.status
     # A signal is the usual end of --follow; otherwise it means that the work is incomplete.
@@ -124,6 +128,23 @@ def _consume(
         return stop.status
     nothing_came = taken == 0 and wait_seconds is not None
     return ExitStatus.FAILED if failed or nothing_came else ExitStatus.OK
+
+
+def _explain_pause(queue: RedisMessageQueue) -> bool:
+    """Say why nothing comes, if somebody has paused the queue or its tenants. Returns whether it did."""
+    try:
+        stats = queue.stats(oldest=False)
+    except NotPermittedError:  # a user who may consume need not be allowed to count
+        return True
+    name = printable(queue.key.prefix)
+    if stats.paused:
+        say(f"{name} is paused: consumers claim nothing until somebody resumes it (rmq resume {name})")
+    elif stats.paused_tenants and stats.pending:
+        say(
+            f"{name} has {stats.paused_tenants:,} paused tenants, and {stats.pending:,} messages wait: those of a "
+            f"paused tenant are claimed when somebody resumes it (rmq tenants {name} shows which)"
+        )
+    return stats.paused or stats.paused_tenants > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,9 +80,9 @@ def records(
 def tenants(queue: QueueChoice, output: Output, limit: Limit = 100) -> None:
     """Show the tenants that have pending messages, in the order of their turns.
 
-    For each tenant: how many messages are pending, its weight (how many turns it gets in a round), and how long its
-    oldest message has waited. Messages without a tenant are the last row. To set weights, pass `tenant_weights` to the
-    consumers' queue.
+    For each tenant: how many messages are pending, its weight (how many turns it gets in a round), how long its oldest
+    message has waited, and whether the tenant is paused. Messages without a tenant are the last row. To set weights,
+    pass `tenant_weights` to the consumers' queue.
     """
     with queue.open() as opened, queue.client() as client:
         rows = list(_tenant_rows(opened, node_of(client, opened.key.pending), limit))
@@ -95,14 +95,22 @@ def _tenant_rows(queue: RedisMessageQueue, node: Any, limit: int) -> Iterator[di
     ring = {tenant_text(name): name for name in node.zrange(queue.key.tenant_ring, 0, limit) if name}
     known = {name: ring[name] for name in waiting if name in ring}
     weights = node.hmget(queue.key.weights, list(known.values())) if known else []
+    paused = node.hmget(queue.key.meta, [b"paused:" + raw for raw in known.values()]) if known else []
     lines: list[str | bytes] = [queue.key.tenant_pending("").encode() + raw for raw in known.values()]
     counts: list[tuple[str | None, int]] = [(name, waiting[name]) for name in known]
     if without := node.llen(queue.key.pending):
         counts.append((None, without))
         weights.append(None)
+        paused.append(None)
         lines.append(queue.key.pending)
-    for (name, count), weight, age in zip(counts, weights, _ages(node, lines), strict=True):
-        yield {"tenant": name, "pending": count, "weight": _weight(weight), "oldest_pending_seconds": age}
+    for (name, count), weight, since, age in zip(counts, weights, paused, _ages(node, lines), strict=True):
+        yield {
+            "tenant": name,
+            "pending": count,
+            "weight": _weight(weight),
+            "oldest_pending_seconds": age,
+            "paused": since is not None,
+        }
 
 
 def _weight(stored: bytes | None) -> int | None:

@@ -61,7 +61,7 @@ def stats(
         ),
     ] = True,
 ) -> ExitStatus | None:
-    """Show how many messages are pending, in processing and so on, and how long the oldest has waited.
+    """Show how many messages are pending, in processing and so on, how long the oldest has waited, and what is paused.
 
     With --watch the table is updated in place: counts, their change per second, the age of the oldest pending message,
     and a sparkline of the last samples. Without a terminal, or with --json, each sample is one line of JSON for each
@@ -144,7 +144,7 @@ class StatsWatch:
         return {
             name: (count - former[name]) / seconds
             for name, count in now.counts[queue].items()
-            if isinstance(count, int) and isinstance(former.get(name), int)
+            if _is_count(count) and _is_count(former.get(name))
         }
 
     def history(self, queue: str, name: str) -> list[int]:
@@ -170,12 +170,13 @@ def _table(poller: StatsWatch, sample: QueueCounts) -> Table:
         table.add_column(head, justify="right" if head in ("count", "per second", "oldest") else "left", no_wrap=True)
     for queue, counts in sample.counts.items():
         changes = poller.changes(queue) or {}
-        places = [name for name, count in counts.items() if isinstance(count, int)]
+        places = [name for name, count in counts.items() if _is_count(count)]
+        title = f"{printable(queue)} (paused)" if counts.get("paused") else printable(queue)
         shown = [name for name in places if name in _ALWAYS_SHOWN or any(poller.history(queue, name))]
         for name in shown:
             age = counts.get(f"oldest_{name}_seconds")
             table.add_row(
-                Text(printable(queue) if name == shown[0] else ""),
+                Text(title if name == shown[0] else ""),
                 name.replace("_", " "),
                 cell(counts[name]),
                 f"{changes[name]:+,.1f}" if name in changes else "",
@@ -184,6 +185,10 @@ def _table(poller: StatsWatch, sample: QueueCounts) -> Table:
                 end_section=name == shown[-1],
             )
     return table
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def sparkline(values: Sequence[int]) -> str:

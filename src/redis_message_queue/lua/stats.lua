@@ -1,8 +1,10 @@
 -- stats.lua: counts the messages in each state, and finds out how long the oldest one has waited.
 -- KEYS  pending | processing | delayed | completed | failed | dlq | tenant_ring | tenant_backlog | groups
+--       meta
 -- ARGV  tenant_pending | cursor: the virtual time from which to look at tenants, '-inf' to begin, '' to look at none
 --       last: the tenant that was looked at last, '' to begin
--- Returns {pending, processing, delayed, completed, failed, dlq, tenants, oldest, cursor, last}
+-- Returns {pending, processing, delayed, completed, failed, dlq, tenants, paused, paused_tenants, oldest, cursor, last}
+--       paused: 1 if the queue is paused, else 0
 --       oldest: microseconds since the oldest message was published, in `pending` or in the lists it looked at: at most
 --       1,000, and 4 MB of messages; -1 if there is none
 --       cursor, last: where to continue; the cursor is '' if it has looked at everything
@@ -24,11 +26,12 @@ local function to_number(text)
 end
 
 local waiting = redis.call('ZCARD', tenant_ring) - (redis.call('ZSCORE', tenant_ring, '') and 1 or 0)
+local paused, paused_tenants = unpack(redis.call('HMGET', meta, 'paused', 'paused_tenants'))
 local result = {
   redis.call('LLEN', pending) + to_number(redis.call('GET', tenant_backlog)),
   redis.call('HLEN', processing) + to_number(redis.call('HGET', groups, '')),
   redis.call('ZCARD', delayed), redis.call('LLEN', completed), redis.call('LLEN', failed), redis.call('LLEN', dlq),
-  waiting, -1, '', '',
+  waiting, paused and 1 or 0, to_number(paused_tenants), -1, '', '',
 }
 if cursor ~= '' then
   if cursor == '-inf' then look_at(pending) end
@@ -45,10 +48,10 @@ if cursor ~= '' then
   for place, tenant in ipairs(ring) do
     if tenant ~= '' then look_at(tenant_pending .. tenant) end
     if place == MAX_TENANTS or bytes >= MAX_BYTES and place < #ring then
-      result[9], result[10] = redis.call('ZSCORE', tenant_ring, tenant), tenant
+      result[11], result[12] = redis.call('ZSCORE', tenant_ring, tenant), tenant
       break
     end
   end
-  if oldest then result[8] = now - oldest end
+  if oldest then result[10] = now - oldest end
 end
 return result

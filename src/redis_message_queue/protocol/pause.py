@@ -1,46 +1,79 @@
-"""Pauses and resumes a queue: a field of its state, which every claim reads together with the version."""
+"""Pauses and resumes a queue or one of its tenants: fields of the state that every claim reads with the version."""
 
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 
+from redis_message_queue import envelope
+from redis_message_queue.envelope import tenant_name
 from redis_message_queue.keys import script_keys
+from redis_message_queue.messages import moment
 from redis_message_queue.protocol.calls import Calls
-from redis_message_queue.protocol.pages import PageReader
+from redis_message_queue.protocol.pages import PAGE, PageReader, check_count, scanned_pairs
 from redis_message_queue.protocol.port import Command
-from redis_message_queue.scripts import script
 
 log = logging.getLogger("redis_message_queue")
 
-_PAUSED = "paused"  # when, in microseconds of the server's clock
+_QUEUE = b"paused"  # the field of a queue: when, in microseconds of the server's clock
+_TENANT = b"paused:"  # what the field of a tenant begins with
 
 
 class Pauser:
-    """Pauses and resumes a queue. Each call can be repeated."""
+    """Pauses and resumes a queue or a tenant. Each call is numbered, and can be repeated."""
 
     def __init__(self, calls: Calls, pages: PageReader) -> None:
         self._calls = calls
-        self._meta = calls.keys.meta
         self._pages = pages
 
-    async def pause(self) -> bool:
-        """Let no consumer claim a message any more. Returns whether the queue was running."""
-        now = await self._pages.server_time()
-        (paused,) = await self._pages.send(("HSETNX", self._meta, _PAUSED, now))
+    async def pause(self, tenant: str | None = None) -> bool:
+        """Let no consumer claim a message any more. Returns whether they could before."""
+        paused = await self._send(tenant, pauses=True)
         if paused:
-            log.warning("%s: the queue is paused; consumers claim nothing until it is resumed", self._calls.keys.prefix)
-        return bool(paused)
+            log.warning("%s is paused; consumers claim nothing of it until it is resumed", self._what(tenant))
+        return paused
 
-    async def resume(self) -> bool:
-        """Let consumers claim again, and wake them. Returns whether the queue was paused."""
-        (resumed,) = await self._pages.send(("HDEL", self._meta, _PAUSED))
-        notify = Command(script("notify"), script_keys(self._calls.keys, script("notify").keys))
-        await self._calls.call(notify, ())
+    async def resume(self, tenant: str | None = None) -> bool:
+        """Let consumers claim again, and wake them. Returns whether they were stopped."""
+        resumed = await self._send(tenant, pauses=False)
         if resumed:
-            log.warning("%s: the queue is resumed", self._calls.keys.prefix)
-        return bool(resumed)
+            log.warning("%s is resumed", self._what(tenant))
+        return resumed
 
-    async def is_paused(self) -> bool:
-        """Return whether the queue is paused."""
-        (paused,) = await self._pages.send(("HMGET", self._meta, _PAUSED))
+    async def is_paused(self, tenant: str | None = None) -> bool:
+        """Return whether the queue, or the tenant, is paused."""
+        field = _QUEUE if tenant is None else _TENANT + tenant_name(tenant)
+        (paused,) = await self._pages.send(("HMGET", self._calls.keys.meta, field))
         return paused[0] is not None
+
+    async def paused_tenants(self, max_tenants: int) -> dict[str, datetime]:
+        """Return the tenants that are paused, and since when."""
+        check_count("max_tenants", max_tenants)
+        found: dict[str, datetime] = {}
+        cursor = b"0"
+        while len(found) < max_tenants:
+            scan = ("HSCAN", self._calls.keys.meta, cursor, "MATCH", _TENANT + b"*", "COUNT", PAGE)
+            ((cursor, scanned),) = await self._pages.send(scan)
+            for field, since in scanned_pairs(scanned):
+                name = envelope.tenant_text(field.removeprefix(_TENANT))
+                found[name] = moment(int(since) / 1_000_000 if since.isdigit() and len(since) < 20 else 0)
+            if cursor == b"0":
+                break
+        return dict(sorted(found.items())[:max_tenants])
+
+    async def _send(self, tenant: str | None, *, pauses: bool) -> bool:
+        calls, keys = self._calls, self._calls.keys
+        name = b"" if tenant is None else tenant_name(tenant)
+        slot = calls.acquire_slot()
+        try:
+            script = calls.script("pause")
+            settings = (int(calls.keep_seconds * 1000), keys.tenant_pending(""), keys.expired(""))
+            command = Command(script, script_keys(keys, script.keys, reply=slot.key), settings)
+            changed: bytes = await calls.call(command, (slot.next_call(), int(pauses), name))
+        finally:
+            calls.release_slot(slot)
+        return changed == b"1"
+
+    def _what(self, tenant: str | None) -> str:
+        name = self._calls.keys.prefix
+        return f"{name}: the queue" if tenant is None else f"{name}: the tenant {tenant}"

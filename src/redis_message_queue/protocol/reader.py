@@ -56,13 +56,18 @@ class QueueReader:
         command, age = Command(script("stats"), keys, (self._keys.tenant_pending(""),)), -1
         cursor, last = b"-inf" if oldest else b"", b""
         while True:
-            *counts, found, cursor, last = await self._calls.call(command, (cursor, last))
+            *counts, paused, paused_tenants, found, cursor, last = await self._calls.call(command, (cursor, last))
             age = max(age, found)
             if not cursor:
                 break
         fields = ("pending", "processing", "delayed", "completed", "failed", "dead_letters", "tenants")
         seconds = None if age < 0 else age / 1_000_000
-        return QueueStats(**dict(zip(fields, counts, strict=True)), oldest_pending_seconds=seconds)
+        return QueueStats(
+            **dict(zip(fields, counts, strict=True)),
+            oldest_pending_seconds=seconds,
+            paused=bool(paused),
+            paused_tenants=paused_tenants,
+        )
 
     async def tenants(self, max_tenants: int) -> dict[str, int]:
         """Return how many messages of each tenant wait; the tenant whose turn is next comes first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Generic
 
 from redis_message_queue.messages import M, MessageRecord, QueueStats, RedriveSummary, Schedule, TraceEntry
@@ -192,35 +193,62 @@ class OperatorMethods(Generic[M]):
         redriver = self._protocol.operator.redriver
         return finish(redriver.redrive("failed", max_messages, where, dry_run, respect_deduplication))
 
-    def pause(self) -> bool:
-        """Let no consumer claim a message until `resume` is called, and return whether the queue was running.
+    def pause(self, *, tenant: str | None = None) -> bool:
+        """Let no consumer claim a message until `resume` is called, and return whether consumers could until now.
 
         Consumers of all processes stop with their next claim, and finish what they have claimed. Publishing goes on,
-        and so do delays, renewals and acknowledgements.
+        and so do delays, renewals and acknowledgements. If a tenant is paused, the others have their turns as ever.
+
+        Args:
+            tenant: Pause only this tenant. Without one the whole queue is paused.
 
         Raises:
+            PayloadValueError: The name of the tenant is empty or too long.
             GatewayContractError: The queue has a custom gateway.
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
-        return finish(self._protocol.operator.pauser.pause())
+        return finish(self._protocol.operator.pauser.pause(tenant))
 
-    def resume(self) -> bool:
-        """Let consumers claim messages again, and return whether the queue was paused. Waiting consumers wake up.
+    def resume(self, *, tenant: str | None = None) -> bool:
+        """Let consumers claim messages again, and return whether they were paused. Waiting consumers wake up.
+
+        A queue and its tenants are paused and resumed independently: a paused tenant of a queue that is resumed stays
+        paused.
+
+        Args:
+            tenant: Resume only this tenant. Without one the queue is resumed.
 
         Raises:
+            PayloadValueError: The name of the tenant is empty or too long.
             GatewayContractError: The queue has a custom gateway.
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
-        return finish(self._protocol.operator.pauser.resume())
+        return finish(self._protocol.operator.pauser.resume(tenant))
 
-    def is_paused(self) -> bool:
-        """Return whether the queue is paused.
+    def is_paused(self, *, tenant: str | None = None) -> bool:
+        """Return whether the queue is paused, or one of its tenants.
+
+        Args:
+            tenant: Ask for this tenant, not for the queue.
 
         Raises:
+            PayloadValueError: The name of the tenant is empty or too long.
             GatewayContractError: The queue has a custom gateway.
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
-        return finish(self._protocol.operator.pauser.is_paused())
+        return finish(self._protocol.operator.pauser.is_paused(tenant))
+
+    def paused_tenants(self, *, max_tenants: int = 1_000) -> dict[str, datetime]:
+        """Return the tenants that are paused, by name, and since when each of them is.
+
+        Args:
+            max_tenants: How many tenants to return at most.
+
+        Raises:
+            ConfigurationError: ``max_tenants`` is not 1 or more.
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return finish(self._protocol.operator.pauser.paused_tenants(max_tenants))
 
     def schedule(
         self,

@@ -1,6 +1,6 @@
 -- lib/ring.lua: how messages enter the lists where they wait, and their tenants the ring.
 -- Needs  tenant_ring, tenant_backlog, weights, leases, meta, tenant_pending, pending_of, STRIDE, REBASE_AT, stride_of
--- Needs  place_in_ring, uses_tenants
+-- Needs  place_in_ring, uses_tenants, paused_tenants, PARKED, PAUSED, is_parked
 -- Makes  check_queues, join_ring, rebase_ring, push_pending
 
 -- Somebody damaged the number of waiting messages: count them. (UNLINK first: a server without memory accepts it.)
@@ -30,12 +30,21 @@ local function is_time(score)
   return tonumber(score) >= 0 and tonumber(score) <= REBASE_AT + 2 * STRIDE
 end
 
+-- The field of `meta` tells, as long as any tenant is paused.
+local function is_paused(tenant)
+  return paused_tenants and redis.call('HEXISTS', meta, PAUSED .. tenant) == 1
+end
+
 -- A tenant that joins comes after all who wait for their first turn of this round, and before the second turn of
 -- anyone: so nobody waits longer than a round, and nobody gains by leaving and joining again.
 local function join_ring(tenant)
   redis.call('ZADD', leases, 0, 'r')
   if tenant ~= '' and not uses_tenants then redis.call('HSET', meta, 'tenants', 1) end
   local score = redis.call('ZSCORE', tenant_ring, tenant)
+  if is_paused(tenant) then
+    redis.call('ZADD', tenant_ring, PARKED, tenant)
+    return
+  end
   if score and is_time(score) then return end
   local lowest = redis.call('ZRANGE', tenant_ring, 0, 0, 'WITHSCORES')[2]
   if not lowest or not is_time(lowest) then lowest = 0 end
@@ -46,16 +55,23 @@ end
 -- apart than a turn: a score that is was damaged, and its tenant goes behind the others.
 local function rebase_ring()
   local lowest = redis.call('ZRANGE', tenant_ring, 0, 0, 'WITHSCORES')[2]
-  if not lowest or tonumber(lowest) >= 0 and tonumber(lowest) < REBASE_AT then return end
+  if paused_tenants then
+    -- Behind those that are parked, nobody would ever look for a damaged score.
+    local last = redis.call('ZREVRANGEBYSCORE', tenant_ring, '+inf', 2 * PARKED, 'LIMIT', 0, 1)[1]
+    if last then join_ring(last) end
+  end
+  if not lowest or is_parked(lowest) or tonumber(lowest) >= 0 and tonumber(lowest) < REBASE_AT then return end
   local ring, base = redis.call('ZRANGE', tenant_ring, 0, -1, 'WITHSCORES'), math.floor(lowest)
   for first = 1, #ring, 2000 do
     local places = {}
     for at = first, math.min(first + 1999, #ring), 2 do
       local time = ring[at + 1] - base
-      places[#places + 1] = time >= 0 and time <= 2 * STRIDE and time or 2 * STRIDE
-      places[#places + 1] = ring[at]
+      if not is_parked(ring[at + 1]) then
+        places[#places + 1] = time >= 0 and time <= 2 * STRIDE and time or 2 * STRIDE
+        places[#places + 1] = ring[at]
+      end
     end
-    redis.call('ZADD', tenant_ring, unpack(places))
+    if #places > 0 then redis.call('ZADD', tenant_ring, unpack(places)) end
   end
 end
 

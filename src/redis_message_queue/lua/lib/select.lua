@@ -3,6 +3,7 @@
 -- Needs  cancelled, meta, cancels, now, leased, uses_tenants, most, ttl_us, dlq_limit, hex, record_event
 -- Needs  has_outlived, is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
 -- Needs  pending_of, check_tenant, leave_ring
+-- Needs  paused_tenants, PARKED, is_parked
 -- Needs  check_queues, stride_of, place_in_ring, join_ring, rebase_ring, push_pending, reduce_backlog
 -- Needs  new_budget, largest
 -- Makes  taken, dead, try_call, select_messages, found_nothing, has_more, remove_selected, record_selected, set_alarms
@@ -244,6 +245,7 @@ local waiting_turns, first_waiting, ring_seen = {}, 1, 0
 local function read_ring(tenants)
   local ring = redis.call('ZRANGE', tenant_ring, ring_seen, ring_seen + tenants - 1, 'WITHSCORES')
   for place = 1, #ring, 2 do
+    if is_parked(ring[place + 1]) then return end
     -- No time is negative, unless somebody wrote it: that tenant would have every turn.
     local time = math.max(math.floor(ring[place + 1]), 0)
     local turn, at = {tenant = ring[place], time = time}, #waiting_turns + 1
@@ -374,6 +376,9 @@ local function set_alarms()
   local next_due = (try_call('ZRANGE', delayed, 0, 0, 'WITHSCORES') or {})[2]
   if next_due then try_call('ZADD', leases, next_due, 'd') else try_call('ZREM', leases, 'd') end
   local in_ring, last = try_call('ZCARD', tenant_ring) or 0, taken[#taken]
+  if paused_tenants then -- none, one, or more than one that is not parked
+    in_ring = #(try_call('ZRANGEBYSCORE', tenant_ring, '-inf', '(' .. PARKED, 'LIMIT', 0, 2) or {})
+  end
   local had_turn = last and tenant_of(last.stored) == ''
   local is_alone = in_ring == 1 and had_turn and redis.call('ZSCORE', tenant_ring, '')
   if is_alone and (try_call('EXISTS', expired) or 0) == 0 then
