@@ -42,6 +42,8 @@ PAGES = {
     "hostile": f"/queue?name={quote(HOSTILE)}",
     "failed": "/messages?name=payments&source=failed",
     "hostile-messages": f"/messages?name={quote(HOSTILE)}&source=failed",
+    "schedules": "/schedules?name=reports",
+    "delayed": "/messages?name=emails&source=delayed",
     "message": "",  # its id is known later
     "purge": "/change?name=orders&action=purge&source=pending",
     "problem": "/queue?name=a::pending::b",
@@ -160,7 +162,7 @@ def test_text_can_be_read_in_both_schemes(page):
     """The contrast of every text and its background is 4.5 or more, as the guidelines for accessible pages want."""
     for scheme in ("light", "dark"):
         page.look(1400, scheme)
-        for path in (PAGES[name] for name in ("overview", "tenants", "failed", "message", "purge")):
+        for path in (PAGES[name] for name in ("overview", "tenants", "failed", "message", "schedules", "purge")):
             page.open(path)
             assert page.run(f"({LOW_CONTRAST})()") == [], (scheme, path)
 

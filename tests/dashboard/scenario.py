@@ -70,6 +70,9 @@ def fill(client: redis.Redis) -> None:
     client.hset(key.groups, mapping={"nightly": 300, "": 300})
     client.hset(key.group("nightly"), mapping={"epoch": 4, "sealed": 9, "acked": 7, "deadline": 1})
 
+    reports.schedule("nightly", message={"report": "all"}, cron="0 3 29 2 *", timezone="Europe/Berlin")
+    reports.schedule("pulse", message="beat", every_seconds=8_640_000, tenant="acme")
+
     invoices = open_queue(client, "invoices", enable_completed_queue=True)
     invoices.publish("one")
     invoices.process_message_callback(len)
@@ -84,6 +87,8 @@ def fill(client: redis.Redis) -> None:
     # Somebody else writes to the journal, too.
     for record in hostile.peek(10, source="failed"):
         client.xadd(hostile.key.journal, {"event": HOSTILE, "id": str(record.id), "of": HOSTILE, HOSTILE: HOSTILE})
+
+    hostile.schedule(HOSTILE, message=HOSTILE, cron="0 3 29 2 *", timezone="Europe/Berlin", tenant=HOSTILE)
 
     shipments = open_queue(client, "shipments", journal=True, enable_failed_queue=True)
     shipments.publish({"shipment": 1, "to": "Zürich"}, tenant="acme")

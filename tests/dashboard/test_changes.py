@@ -83,6 +83,34 @@ def test_a_queue_is_paused_and_resumed(editor, payments):
     assert "It was not paused." in change(editor, name="payments", action="resume")
 
 
+def test_messages_are_cancelled_where_they_wait(editor, text_client):
+    queue = open_queue(text_client, "invoices")
+    waiting, held, delayed = queue.submit("a"), queue.submit("b"), queue.submit("c", delay_seconds=60)
+    page = Page(editor.get("/message", params={"name": "invoices", "source": "delayed", "id": delayed.id}))
+    (link,) = [one for one in page.links if "action=cancel" in one]
+    assert "Cancel 1 message of invoices?" in Page(editor.get(link)).words
+    assert queue.stats().delayed == 1
+    asked: dict[str, Any] = {"name": "invoices", "action": "cancel", "source": "delayed", "id": delayed.id}
+    assert "Removed 1 message." in change(editor, **asked)
+    assert queue.stats().delayed == 0
+    asked |= {"source": "pending", "id": [waiting.id, held.id]}
+    assert "Marked 2 messages, to be dropped in turn." in change(editor, **asked)
+    handled: list[str] = []
+    queue.run(lambda message: handled.append(message.payload), until_empty=True)
+    assert handled == []
+    assert "2 messages no longer in the queue." in change(editor, **asked)
+
+
+def test_a_schedule_is_removed(editor, text_client):
+    queue = open_queue(text_client, HOSTILE)
+    links = Page(editor.get("/schedules", params={"name": HOSTILE})).links
+    (link,) = [one for one in links if "action=unschedule" in one]
+    assert "Messages that it has published stay." in Page(editor.get(link)).words
+    assert "Removed." in change(editor, name=HOSTILE, action="unschedule", schedule=HOSTILE)
+    assert queue.schedules() == []
+    assert "There was no such schedule" in change(editor, name=HOSTILE, action="unschedule", schedule=HOSTILE)
+
+
 def test_what_cannot_be_done_is_refused(editor):
     for asked in (
         {"action": "drop", "source": "pending"},
@@ -93,6 +121,10 @@ def test_what_cannot_be_done_is_refused(editor):
         {"action": "redrive", "source": "failed", "id": "short"},
         {"action": "redrive", "source": "failed", "where": "1 +"},
         {"action": "redrive", "source": "failed", "tenant": "acme"},
+        {"action": "cancel", "source": "pending"},
+        {"action": "cancel", "source": "failed", "id": "0" * 32},
+        {"action": "unschedule"},
+        {"action": "pause", "schedule": "nightly"},
         {},
     ):
         assert editor.get("/change", params={"name": "payments"} | asked).status_code == 400, asked

@@ -38,6 +38,7 @@ def every_page(browser: httpx.Client) -> dict[str, httpx.Response]:
     found = {"/": browser.get("/")}
     for name in QUEUES:
         found[f"queue {name}"] = browser.get("/queue", params={"name": name})
+        found[f"schedules {name}"] = browser.get("/schedules", params={"name": name})
         found[f"tenants {name}"] = browser.get("/tenants", params={"name": name, "q": HOSTILE})
         for source in SOURCES:
             listed = browser.get("/messages", params={"name": name, "source": source, "q": "", "where": ""})
@@ -265,7 +266,7 @@ def test_an_address_that_means_nothing_is_refused(browser):
 def test_only_named_queues_are_shown_if_it_must_not_discover(scene, start_dashboard):
     with start_dashboard("orders", "--no-discover").browser() as browser:
         assert browser.get("/queue", params={"name": "orders"}).status_code == 200
-        for path in ("/queue", "/messages", "/tenants", "/events", "/change"):
+        for path in ("/queue", "/messages", "/message", "/tenants", "/schedules", "/events", "/change"):
             assert browser.get(path, params={"name": "emails"}).status_code == 404
 
 
@@ -318,6 +319,19 @@ def test_a_query_that_runs_is_no_problem(scene, start_dashboard, client):
         page = Page(browser.get("/queue", params={"name": "reports"}))
     assert "nightly running 300" in page.words
     assert "no query is running" not in page.words
+
+
+def test_schedules_are_shown_with_their_next_tick(browser, client):
+    page = Page(browser.get("/queue", params={"name": "reports"}))
+    assert re.search(r"2 schedules ?, the next tick in \d", page.words), page.words
+    page = Page(browser.get("/schedules", params={"name": "reports"}))
+    assert re.search(r"pulse ?acme every 100 days", page.words), page.words
+    assert re.search(r"nightly 0 3 29 2 \* ?Europe/Berlin 20", page.words), page.words
+    assert "Remove" not in page.words
+    assert "has no schedules" in Page(browser.get("/schedules", params={"name": "orders"})).words
+    client.zadd("reports::schedules", {"pulse": 1e15})  # nobody has followed it for years
+    assert "overdue by" in Page(browser.get("/schedules", params={"name": "reports"})).words
+    assert until(lambda: "A schedule is overdue by" in Page(browser.get("/queue?name=reports")).words)
 
 
 @pytest.mark.promise("The dashboard finds the queues of its server by itself.")

@@ -224,3 +224,9 @@ def test_the_serial_numbers_tell_how_much_happened_between_two_looks():
 
 def test_a_journal_that_somebody_else_wrote_into_breaks_nothing():
     assert rates_of_journal([{b"x": b"y"}, {b"at": b"no", b"event": b"acked"}], 0, False, None, NOW).handled == 0
+
+
+def test_a_schedule_that_nobody_follows_is_stuck():
+    level, text = verdict(sample(schedules=1, next_tick_at=NOW - 720))
+    assert (level, text) == (Level.STUCK, "A schedule is overdue by 12 min: its message was not published.")
+    assert verdict(sample(schedules=1, next_tick_at=NOW + 1))[0] is Level.IDLE

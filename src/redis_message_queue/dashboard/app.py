@@ -29,7 +29,15 @@ from redis_message_queue.dashboard import text
 from redis_message_queue.dashboard.access import HEADERS, Access
 from redis_message_queue.dashboard.changes import MOST_IDS, Change
 from redis_message_queue.dashboard.history import history_of
-from redis_message_queue.dashboard.search import REDRIVEN, SEARCHED_MESSAGES, SOURCES, locate, matcher, messages_of
+from redis_message_queue.dashboard.search import (
+    CANCELLED,
+    REDRIVEN,
+    SEARCHED_MESSAGES,
+    SOURCES,
+    locate,
+    matcher,
+    messages_of,
+)
 from redis_message_queue.dashboard.verdict import Level
 from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, Pace, QueueWatch, Watches
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
@@ -72,7 +80,7 @@ class Dashboard:
         Args:
             client: An asyncio client of redis-py.
             queues: The names of queues to show; others come from the registry of the server.
-            allow_changes: Let people redrive, purge and pause. Without it nothing is ever written.
+            allow_changes: Let people redrive, cancel, purge, pause and unschedule. Without it, nothing is written.
             token: What people must know to log in. Without a token, only requests from the same machine are answered.
             authenticated: Say True if your application has already checked who sends each request.
             allowed_hosts: Names under which browsers may reach the dashboard. Addresses and localhost always work.
@@ -105,7 +113,13 @@ class Dashboard:
             loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
         self._templates.filters |= {name: getattr(text, name) for name in ("age", "clock", "count", "one_line", "rate")}
-        self._templates.globals |= {"Level": Level, "SOURCES": SOURCES, "REDRIVEN": REDRIVEN, "points": text.points}
+        self._templates.globals |= {
+            "Level": Level,
+            "SOURCES": SOURCES,
+            "REDRIVEN": REDRIVEN,
+            "CANCELLED": CANCELLED,
+            "points": text.points,
+        }
         self._app = Starlette(
             routes=[
                 Route("/", self._overview),
@@ -114,6 +128,7 @@ class Dashboard:
                 Route("/message", self._message),
                 Route("/payload", self._payload),
                 Route("/tenants", self._tenants),
+                Route("/schedules", self._schedules),
                 Route("/change", self._change, methods=["GET", "POST"]),
                 Route("/events", self._events),
                 Route("/login", self._login, methods=["GET", "POST"]),
@@ -287,6 +302,13 @@ class Dashboard:
             request, "tenants.html", watch=watch, tenants=shown, read=len(tenants), q=wanted, exact=exact
         )
 
+    async def _schedules(self, request: Request) -> Response:
+        watch = self._watch(request)
+        await watch.look()
+        return self._render(
+            request, "schedules.html", watch=watch, now=watch.now, schedules=await watch.queue.schedules()
+        )
+
     async def _change(self, request: Request) -> Response:
         """Ask before a change; make it when the form of that page comes back."""
         watch = self._watch(request)
@@ -301,6 +323,7 @@ class Dashboard:
             text=asked.get("q", ""),
             where=asked.get("where", ""),
             tenant=asked.get("tenant", ""),
+            schedule=asked.get("schedule", ""),
         )
         problem = None
         if request.method == "POST":

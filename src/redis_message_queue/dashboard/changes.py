@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
 from redis_message_queue.asyncio import RedisMessageQueue
-from redis_message_queue.dashboard.search import REDRIVEN, SOURCES, Matcher, matcher
+from redis_message_queue.dashboard.search import CANCELLED, REDRIVEN, SOURCES, Matcher, matcher
 from redis_message_queue.dashboard.text import messages, one_line
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.messages import MessageRecord
@@ -22,7 +23,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Change:
-    """A redrive, a purge, a pause or its end, as the form of its page says it."""
+    """A change to a queue, as the form of its page says it."""
 
     action: str
     queue: str
@@ -31,13 +32,16 @@ class Change:
     text: str = ""
     where: str = ""
     tenant: str = ""
+    schedule: str = ""
 
     def __post_init__(self) -> None:
-        sources = {"redrive": REDRIVEN, "purge": get_args(PurgeTarget), "pause": ("",), "resume": ("",)}.get(
-            self.action, ()
-        )
-        if self.source not in sources:
+        sources: dict[str, Sequence[str]] = {"redrive": REDRIVEN, "purge": get_args(PurgeTarget), "cancel": CANCELLED}
+        if self.source not in (sources | dict.fromkeys(("pause", "resume", "unschedule"), ("",))).get(self.action, ()):
             raise ConfigurationError(f"cannot {one_line(self.action)} {one_line(self.source)}")
+        if self.action == "cancel" and not self.ids:
+            raise ConfigurationError("choose at least one message to cancel")
+        if bool(self.schedule) != (self.action == "unschedule"):
+            raise ConfigurationError("schedule goes with removing one")
         if len(self.ids) > MOST_IDS or not all(map(_ID.fullmatch, self.ids)):
             raise ConfigurationError(f"ids must be at most {MOST_IDS} ids of 32 hexadecimal digits")
         if self.tenant and (self.action, self.source) != ("purge", "pending"):
@@ -49,6 +53,13 @@ class Change:
         """Whether the person must type the name of the queue: this cannot be undone."""
         return self.action == "purge"
 
+    @property
+    def verb(self) -> str:
+        """What the button says."""
+        return {"purge": "Delete", "cancel": "Cancel them", "unschedule": "Remove"}.get(
+            self.action, self.action.capitalize()
+        )
+
     async def question(self, queue: RedisMessageQueue) -> str:
         """Return what would happen, with numbers."""
         where = "dead letters" if self.source == "dead_letters" else SOURCES.get(self.source, self.source).lower()
@@ -57,6 +68,10 @@ class Change:
             return f"Pause {name}? Consumers stop claiming messages within a second; publishing goes on."
         if self.action == "resume":
             return f"Resume {name}? Its consumers claim messages again at once."
+        if self.action == "unschedule":
+            return f"Remove the schedule {one_line(self.schedule)} of {name}? Messages that it has published stay."
+        if self.action == "cancel":
+            return f"Cancel {messages(len(self.ids))} of {name}?"
         if self.action == "redrive":
             if self.ids:
                 return f"Publish {messages(len(self.ids))} from {where} of {name} again?"
@@ -77,6 +92,10 @@ class Change:
             done = "Paused." if await queue.pause() else "It was paused already."
         elif self.action == "resume":
             done = "Resumed." if await queue.resume() else "It was not paused."
+        elif self.action == "unschedule":
+            done = "Removed." if await queue.unschedule(self.schedule) else "There was no such schedule any more."
+        elif self.action == "cancel":
+            done = await self._cancel(queue)
         elif self.action == "purge":
             removed = await (queue.tenant(self.tenant).delete() if self.tenant else queue.purge(self._target))
             done = f"Deleted {messages(removed)}."
@@ -92,6 +111,16 @@ class Change:
                 done += " There may be more: repeat it."
         log.warning("%s: dashboard: %s %s by %s: %s", one_line(self.queue), self.action, self.source, who, done)
         return done
+
+    async def _cancel(self, queue: RedisMessageQueue) -> str:
+        outcomes: Counter[str] = Counter([await queue.cancel(one) for one in self.ids])
+        said = {
+            "cancelled": "Removed {}.",
+            "marked": "Marked {}, to be dropped in turn.",
+            "in_flight": "{} already held by a consumer.",
+            "unknown": "{} no longer in the queue.",
+        }
+        return " ".join(said[one].format(messages(outcomes[one])) for one in said if outcomes[one])
 
     @property
     def _target(self) -> PurgeTarget:

@@ -86,6 +86,8 @@ class Sample:
     failed: tuple[MessageRecord, ...] = ()
     groups: tuple[GroupLag, ...] = ()
     paused_at: float | None = None
+    schedules: int = 0
+    next_tick_at: float | None = None  # of all schedules
     saw_claim: bool = False  # whether somebody has claimed a message since the sample before
 
     @property
@@ -128,7 +130,18 @@ class Sampler:
         """Return counts, the leases that end first, the newest failures and the lag of streaming queries."""
         key = self.queue.key
         stats = await self.queue.stats(oldest=oldest)
-        (seconds, microseconds), leased, leases, due, dead, failed, (_, groups), (paused,) = await self.pages.send(
+        (
+            (seconds, microseconds),
+            leased,
+            leases,
+            due,
+            dead,
+            failed,
+            (_, groups),
+            (paused,),
+            schedules,
+            tick,
+        ) = await self.pages.send(
             ("TIME",),
             ("ZCARD", key.leases),
             ("ZRANGE", key.leases, 0, LEASES + 2, "WITHSCORES"),  # three members may be alarms
@@ -137,6 +150,8 @@ class Sampler:
             ("LRANGE", key.records("failed"), 0, RECORDS - 1),
             ("HSCAN", key.groups, 0, "COUNT", _GROUPS),
             ("HMGET", key.meta, "paused"),
+            ("ZCARD", key.schedules),
+            ("ZRANGE", key.schedules, 0, 0, "WITHSCORES"),
         )
         at = int(seconds) + int(microseconds) / 1e6
         found = [(token, float(score) / 1e6) for token, score in members_with_scores(leases)]
@@ -155,6 +170,8 @@ class Sampler:
             failed=_records(failed),
             groups=await self._groups(claimed, at) if claimed else (),
             paused_at=None if paused is None else _number(paused) / 1e6,
+            schedules=schedules,
+            next_tick_at=float(members_with_scores(tick)[0][1]) / 1e6 if tick else None,
         )
 
     async def details(self, before: Details, sample: Sample) -> Details:

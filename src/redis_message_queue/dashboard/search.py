@@ -25,6 +25,7 @@ SOURCES: dict[str, str] = {
     "completed": "Completed",
 }
 REDRIVEN: tuple[Literal["dead_letters", "failed"], ...] = ("dead_letters", "failed")
+CANCELLED = ("pending", "delayed")  # whose messages can be cancelled
 SEARCHED_MESSAGES = 10_000
 _SEARCHED_BYTES = 32 * 1024 * 1024
 _FIRST_STEP, _GROWTH = 50, 4

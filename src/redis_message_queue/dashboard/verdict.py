@@ -39,7 +39,7 @@ class Finding:
     level: Level
     text: str
     advice: str = ""
-    source: str | None = None  # where to look at the messages
+    source: str | None = None  # where to look at the messages, or schedules
 
 
 def unreachable(error: str) -> Finding:
@@ -108,6 +108,13 @@ def _stuck(history: Sequence[Sample]) -> Iterator[Finding]:
             f"Delayed messages are overdue, the first by {age(now.at - now.first_due_at)}: no consumer delivers them.",
             start,
             "delayed",
+        )
+    if now.next_tick_at is not None and now.next_tick_at < now.at - _LATE_SECONDS:
+        yield Finding(
+            Level.STUCK,
+            f"A schedule is overdue by {age(now.at - now.next_tick_at)}: its message was not published.",
+            f"{start} If one runs, its log says why it cannot publish.",
+            "schedules",
         )
     for group in now.groups:
         if group.messages and not group.has_query:
