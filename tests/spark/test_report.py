@@ -284,7 +284,7 @@ def stands_alone(text: str) -> None:
 HOSTILE = """<script>alert('x')</script><img src=x onerror="alert(1)">"""
 
 
-def small_figures(**changed) -> ReportStatistics:
+def small_figures(text: str = HOSTILE, queue: str = "a <b> & c", **changed) -> ReportStatistics:
     at = datetime(2026, 9, 21, 10, tzinfo=UTC)
     counts = dict.fromkeys(
         ("published", "duplicates", "delivered", "acked", "failed", "retried", "dead", "expired", "dropped"), 1
@@ -316,19 +316,19 @@ def small_figures(**changed) -> ReportStatistics:
     )
     tables = {
         "minutes": [counts | spread | levels | {"minute": at, "removed": 0, "outcomes": 1, "errors": 1}],
-        "tenants": [counts | spread | {"tenant": HOSTILE, "share": 1.0, "served": 1, "demand": 1}],
-        "tenants_over_time": [counts | {"minute": at, "tenant": HOSTILE}],
+        "tenants": [counts | spread | {"tenant": text, "share": 1.0, "served": 1, "demand": 1}],
+        "tenants_over_time": [counts | {"minute": at, "tenant": text}],
         "failures": [
-            {"error_type": HOSTILE, "failed": 1, "retried": 0, "dead": 0, "total": 1, "messages": 1, "error": HOSTILE}
+            {"error_type": text, "failed": 1, "retried": 0, "dead": 0, "total": 1, "messages": 1, "error": text}
         ],
         "dead_letters": [
-            {"error_type": HOSTILE, "reason": HOSTILE, "letters": 1, "tenants": 1, "newest_id": HOSTILE}
-            | {"first_at": at, "last_at": at, "error": HOSTILE}
+            {"error_type": text, "reason": text, "letters": 1, "tenants": 1, "newest_id": text}
+            | {"first_at": at, "last_at": at, "error": text}
         ],
         "conservation": conservation["accounts"],
         "missing": [],
     }
-    return ReportStatistics("a <b> & c", summary, tables | changed)
+    return ReportStatistics(queue, summary, tables | changed)
 
 
 @pytest.mark.promise("The HTML report is self-contained: it loads and runs nothing, and escapes names from outside.")
