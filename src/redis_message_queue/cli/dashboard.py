@@ -41,7 +41,9 @@ def dashboard(
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65_535, help="The port; 0 chooses a free one.")] = _PORT,
     allow_changes: Annotated[
         bool,
-        typer.Option("--allow-changes", help="Let people redrive, cancel, purge, pause and unschedule.", show_default=False),
+        typer.Option(
+            "--allow-changes", help="Let people redrive, cancel, purge, pause and unschedule.", show_default=False
+        ),
     ] = False,
     token: Annotated[
         str | None,
