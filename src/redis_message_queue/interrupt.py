@@ -61,15 +61,19 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
     separately, because supervisors send SIGTERM along with a terminal's SIGINT or their own SIGHUP. (Linux
     ignores default actions for PID 1, so a second SIGTERM does not end a container without an init.)
 
-    Signals belong to the process. All of them must have Python's default handler; otherwise nothing is
-    installed, and a ConfigurationError (a ValueError) says which one is taken. Construct it in the main
-    thread, before `asyncio.run` takes SIGINT.
+    Signals belong to the process. Without ``signals``, those that the process ignores, as SIGHUP under nohup
+    or SIGINT in a background job, stay ignored, and those with a handler that was installed outside Python
+    stay with it. All others must have Python's default handler, and so must all ``signals`` that you name;
+    otherwise nothing is installed, and a ConfigurationError (a ValueError) says which one is taken. Construct
+    it in the main thread, before `asyncio.run` takes SIGINT.
     """
 
     def __init__(self, signals: Iterable[int] = DEFAULT_SIGNALS) -> None:
         # No threading.Event: a signal handler that waits for a lock of its own thread never returns.
         self._received: set[int] = set()
         chosen = _checked(signals)
+        if signals is DEFAULT_SIGNALS:
+            chosen = [signum for signum in chosen if _is_ours_to_take(signum)]
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
                 "GracefulInterruptHandler must be constructed in the main thread, the only one that may "
@@ -123,6 +127,11 @@ def _checked(signals: Iterable[int]) -> list[int]:
     if not chosen:
         raise ConfigurationError("signals must not be empty; name at least one, such as (signal.SIGTERM,)")
     return list(dict.fromkeys(chosen))
+
+
+def _is_ours_to_take(signum: int) -> bool:
+    """Whether nobody outside this program has decided about the signal: its starter, or code in C."""
+    return signal.getsignal(signum) not in (signal.SIG_IGN, None)
 
 
 def _default_of(signum: int) -> _Disposition:

@@ -334,17 +334,42 @@ def test_a_signal_with_a_custom_handler_is_refused_and_nothing_is_installed(name
 @pytest.mark.promise(
     "A signal that already has a custom handler is refused with `ValueError`, and no handler is installed."
 )
-def test_an_ignored_signal_is_refused() -> None:
-    """Under nohup SIGHUP is ignored on purpose; the error says to leave it out, and that works."""
+def test_an_ignored_signal_that_is_named_is_refused() -> None:
+    """The error says to leave it out, and that works."""
     output = run("""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        print(refusal())
+        try:
+            GracefulInterruptHandler((signal.SIGTERM, signal.SIGHUP))
+        except ValueError as error:
+            print(error)
         interrupt = GracefulInterruptHandler((signal.SIGINT, signal.SIGTERM))
         send(signal.SIGHUP)
         print(interrupt.is_interrupted())
     """)
     assert "SIGHUP is ignored" in output and "leave it out" in output
     assert output.endswith("\nFalse\n")
+
+
+@pytest.mark.promise(
+    "`GracefulInterruptHandler()` leaves signals alone that the process ignores, or that have a handler outside Python."
+)
+def test_signals_of_others_are_left_alone() -> None:
+    """Under nohup SIGHUP is ignored on purpose; a library in C may have taken SIGINT."""
+    output = run("""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        known, taken = signal.getsignal, signal.getsignal(signal.SIGINT)
+        # What Python says of a handler that was there before the interpreter, in a program that embeds it.
+        signal.getsignal = lambda number: None if number == signal.SIGINT else known(number)
+        interrupt = GracefulInterruptHandler()
+        signal.getsignal = known
+        send(signal.SIGHUP)
+        print(interrupt.is_interrupted(), known(signal.SIGHUP) == signal.SIG_IGN, known(signal.SIGINT) is taken)
+        send(signal.SIGTERM)
+        print(interrupt.is_interrupted())
+        interrupt.reset()
+        print(known(signal.SIGHUP) == signal.SIG_IGN, known(signal.SIGTERM) == signal.SIG_DFL)
+    """)
+    assert output.split() == ["False", "True", "True", "True", "True", "True"]
 
 
 @pytest.mark.promise(

@@ -1,13 +1,17 @@
 """Every example runs, ends by itself and prints what its comments say."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import blocks_of
+from redis_message_queue import RedisMessageQueue
+from redis_message_queue.embedded import EmbeddedRedis
+from tests.concurrency import until
+from tests.docs.pages import DOCS, blocks_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -107,3 +111,25 @@ def test_an_example_succeeds_and_prints_what_it_shows(example, clean_server, cli
     # The next run would find and show what this one leaves behind.
     if example not in AFTER.values():
         assert [key for key in client.scan_iter() if key.endswith(MESSAGES)] == []
+
+
+def test_the_loop_of_the_readme_stops_gracefully(clean_server: EmbeddedRedis, tmp_path: Path) -> None:
+    """Its code as it stands there, with a handler that is at work when the signal comes."""
+    (code,) = [block.code for block in blocks_of(DOCS.parent / "README.md", "python") if "queue.run(" in block.code]
+    began = tmp_path / "began"
+    slow = f"    import pathlib, time; pathlib.Path({str(began)!r}).touch(); time.sleep(0.5)\n"
+    code = code.replace("redis://localhost:6379/0", clean_server.url).replace("    print(f", f"{slow}    print(f", 1)
+    with clean_server.client() as client:
+        queue = RedisMessageQueue("orders", client=client)
+        queue.publish("order 1")
+        with subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", code], stdout=subprocess.PIPE, text=True
+        ) as program:
+            try:
+                until(began.exists)
+                program.send_signal(signal.SIGTERM)
+                said, _ = program.communicate(timeout=120)
+            finally:
+                program.kill()
+        assert (program.returncode, said) == (0, "working on order 1, attempt 1\n1\n")
+        assert queue.stats().processing == 0
