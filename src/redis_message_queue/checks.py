@@ -75,6 +75,19 @@ def function(name: str, value: Any) -> None:
         raise ConfigurationTypeError(f"{name} must be callable or None, not {typed(value)}")
 
 
+def functions(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
+    """Return the callables that were given: one, a list or tuple of them, or None for none."""
+    if value is None:
+        return ()
+    if callable(value):
+        return (value,)
+    if not isinstance(value, list | tuple):
+        raise ConfigurationTypeError(f"{name} must be callable, a list of callables or None, not {typed(value)}")
+    for place, one in enumerate(value):
+        required_function(f"{name}[{place}]", one)
+    return tuple(value)
+
+
 def required_function(name: str, value: Any) -> None:
     """A callable; None is not allowed."""
     if not callable(value):

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, get_args, get_type_hints
 
-from redis_message_queue.checks import MILLISECOND, flag, function, lease, number, refuse_unknown, text, whole_number
+from redis_message_queue.checks import (
+    MILLISECOND,
+    flag,
+    function,
+    functions,
+    lease,
+    number,
+    refuse_unknown,
+    text,
+    whole_number,
+)
 from redis_message_queue.envelope import PayloadRules, tenant_name
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, RedisMessageQueueError
 from redis_message_queue.events import QueueEvent
@@ -241,7 +251,9 @@ class QueueOptions:
         "that waits for room ends with an error.",
     ] = None
     on_event: Annotated[
-        Callable[[QueueEvent], Any] | None, "Called with a `QueueEvent` for every operation of this object."
+        Callable[[QueueEvent], Any] | Sequence[Callable[[QueueEvent], Any]] | None,
+        "Called with a `QueueEvent` for every operation of this object: one function, or a list of functions, of which "
+        "each is called whatever the others do.",
     ] = None
     get_headers: Annotated[
         Callable[[], Any] | None,
@@ -267,7 +279,8 @@ class QueueOptions:
             flag(name, getattr(self, name))
         for name in ("max_completed_length", "max_failed_length", "max_payload_bytes", "max_payload_depth"):
             whole_number(name, getattr(self, name), optional=True)
-        for name in ("get_deduplication_key", "on_heartbeat_failure", "on_event", "get_headers"):
+        functions("on_event", self.on_event)
+        for name in ("get_deduplication_key", "on_heartbeat_failure", "get_headers"):
             function(name, getattr(self, name))
         number("heartbeat_interval_seconds", self.heartbeat_interval_seconds, optional=True)
         number("max_processing_seconds", self.max_processing_seconds, optional=True)

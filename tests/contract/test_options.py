@@ -212,7 +212,7 @@ async def test_flags_are_true_or_false(shell: Shell, name: str) -> None:
 @pytest.mark.parametrize("name", CALLBACKS_OF_A_QUEUE)
 async def test_callbacks_can_be_called(shell: Shell, name: str) -> None:
     """Anything else is a wrong type."""
-    for value in (1, "print", True, [print], object()):
+    for value in (1, "print", True, [1], {print}, object()):
         refuse_type(shell.queue, name, value, **CALLBACKS_OF_A_QUEUE[name])
 
 

@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from redis_message_queue import checks
 from redis_message_queue.protocol.prefetcher import TURN_SECONDS, Prefetcher, WorkItem
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.run_options import RunOptions, RunSummary
+from redis_message_queue.protocol.run_options import Middleware, RunOptions, RunSummary
+
+
+def wrapped(handler: Callable[[Any], Any], middleware: Sequence[Middleware]) -> Callable[[Any], Any]:
+    """Return the handler inside of its middleware, the first of which is the outermost."""
+    checks.required_function("handler", handler)
+    for one in reversed(checks.functions("middleware", middleware)):
+        handler = _around(one, _awaitable(handler))
+    return handler
+
+
+def _awaitable(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return a function that can always be awaited: a handler need not be async."""
+
+    async def called(*given: Any) -> Any:
+        result = function(*given)
+        return await result if inspect.isawaitable(result) else result
+
+    return called
+
+
+def _around(middleware: Middleware, call_next: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda given: middleware(given, call_next)
 
 
 class Loop:

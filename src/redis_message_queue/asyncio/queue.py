@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -15,7 +15,7 @@ from redis_message_queue import checks, options
 from redis_message_queue.asyncio.abstract import AbstractRedisGateway
 from redis_message_queue.asyncio.batch import ProcessMessages
 from redis_message_queue.asyncio.gateway import RedisGateway
-from redis_message_queue.asyncio.loop import Loop
+from redis_message_queue.asyncio.loop import Loop, wrapped
 from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.operator import OperatorMethods
 from redis_message_queue.client_gateway import open_queue
@@ -27,7 +27,7 @@ from redis_message_queue.protocol.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.message_block import MessageBlock, current_message
 from redis_message_queue.protocol.message_builder import per_call
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.run_options import RunOptions, RunSummary
+from redis_message_queue.protocol.run_options import Middleware, RunOptions, RunSummary
 from redis_message_queue.version import __version__
 
 
@@ -296,6 +296,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
         batch_seconds: float | None = None,
         until_empty: bool = False,
         wait_for_retries: bool = False,
+        middleware: Sequence[Middleware] = (),
     ) -> RunSummary:
         """Call ``handler`` with messages until you stop it with the queue's ``interrupt`` or with `drain`.
 
@@ -311,6 +312,9 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             batch_seconds: How long to wait until a batch is full.
             until_empty: Return when no message is waiting.
             wait_for_retries: With ``until_empty``, also wait for the next attempts of messages that this loop retries.
+            middleware: Functions around the handler, the outermost first. Each is called with what the handler gets and
+                with ``call_next``, and usually returns what ``call_next(message)`` returns. What it raises counts as
+                raised by the handler; if it returns without calling, the message is acknowledged.
 
         Returns:
             RunSummary: How many messages were handled, failed, discarded, requeued and dead-lettered, and how many
@@ -321,7 +325,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
         options = RunOptions(
-            handler=handler,
+            handler=wrapped(handler, middleware),
             concurrency=concurrency,
             prefetch=prefetch,
             batch_size=batch_size,

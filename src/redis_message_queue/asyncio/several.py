@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from redis_message_queue.asyncio.loop import Loop
+from redis_message_queue.asyncio.loop import Loop, wrapped
 from redis_message_queue.asyncio.queue import RedisMessageQueue
 from redis_message_queue.checks import suggests_options
 from redis_message_queue.protocol.prefetcher import Prefetcher, WorkItem
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.run_options import RunOptions, RunSummary
+from redis_message_queue.protocol.run_options import Middleware, RunOptions, RunSummary
 from redis_message_queue.protocol.turns import PATIENCE_SECONDS, Member, Rounds, WeightedTurns, checked_weights
 
 _LOOK_SECONDS = 0.1  # how often a worker that waits for a place looks whether its loop is stopped
@@ -30,6 +30,7 @@ async def run_queues(
     batch_seconds: float | None = None,
     until_empty: bool = False,
     wait_for_retries: bool = False,
+    middleware: Sequence[Middleware] = (),
 ) -> list[RunSummary]:
     """Call ``handler`` with messages of several queues, until you stop it with their ``interrupt`` or with `drain`.
 
@@ -46,6 +47,7 @@ async def run_queues(
         batch_seconds: How long to wait until a batch is full. Meanwhile the batch counts as being handled.
         until_empty: Return when no message is waiting in any of the queues.
         wait_for_retries: With ``until_empty``, also wait for the next attempts of messages that this loop retries.
+        middleware: As in `RedisMessageQueue.run`.
 
     Returns:
         list[RunSummary]: What was done with the messages of each queue, in the order of ``queues``.
@@ -56,7 +58,7 @@ async def run_queues(
     """
     weights = checked_weights(queues, RedisMessageQueue)
     options = RunOptions(
-        handler=handler,
+        handler=wrapped(handler, middleware),
         concurrency=concurrency,
         prefetch=prefetch,
         batch_size=batch_size,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
+from redis_message_queue.checks import functions
 from redis_message_queue.errors import GatewayContractError
 from redis_message_queue.events import QueueEvent
 from redis_message_queue.messages import Receipt, ReceivedMessage
@@ -130,15 +131,9 @@ class TracedProtocol(QueueProtocol):
         return TracedBatchBlock(self, self.spans, max_messages, wait_seconds)
 
 
-def _with_span_events(spans: Spans, options: QueueOptions) -> Callable[[QueueEvent], Any]:
-    """Return an ``on_event`` that adds events to spans, and then calls the user's."""
-    users = options.on_event
-
-    def on_event(event: QueueEvent) -> Any:
-        spans.record(event)
-        return None if users is None else users(event)
-
-    return on_event
+def _with_span_events(spans: Spans, options: QueueOptions) -> list[Callable[[QueueEvent], Any]]:
+    """Return the ``on_event`` of the user, with one before it that adds events to spans."""
+    return [spans.record, *functions("on_event", options.on_event)]
 
 
 def _with_trace_headers(options: QueueOptions) -> Callable[[], Any]:

@@ -1,4 +1,4 @@
-"""Emits events to ``on_event``; a failing callback never disturbs the work."""
+"""Emits events to ``on_event``; a failing callback disturbs neither the work nor other callbacks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from redis_message_queue.checks import functions
 from redis_message_queue.errors import NotPermittedError
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.protocol.claim import Claim
@@ -18,15 +19,13 @@ log = logging.getLogger("redis_message_queue")
 
 
 class EventEmitter:
-    """Builds events and hands them to the user's callback, whose mistakes stay its own."""
+    """Builds events and hands them to the user's callbacks, whose mistakes stay their own."""
 
-    def __init__(
-        self, queue: str, on_event: Callable[[QueueEvent], Any] | None, port: Runtime, *, leased: bool = True
-    ) -> None:
+    def __init__(self, queue: str, on_event: Any, port: Runtime, *, leased: bool = True) -> None:
         self.queue = queue
         self._leased = leased  # without leases there is none to name
-        self.wanted = on_event is not None
-        self._on_event = on_event
+        self._listeners = functions("on_event", on_event)
+        self.wanted = bool(self._listeners)
         self._port = port
 
     async def emit(
@@ -39,7 +38,7 @@ class EventEmitter:
         **details: Any,
     ) -> None:
         """Emit one event; without a listener nothing is built."""
-        if self._on_event is None:
+        if not self._listeners:
             return
         if claim is not None:
             details["message_id"] = claim.message_id
@@ -54,7 +53,8 @@ class EventEmitter:
             exception_type=None if error is None else type(error).__name__,
             **details,
         )
-        await self.call(self._on_event, event, what="on_event")
+        for listener in self._listeners:
+            await self.call(listener, event, what="on_event")
 
     def log(
         self, level: int, claim: Claim, text: str, *arguments: Any, handler_error: BaseException | None = None

@@ -14,6 +14,9 @@ _MOST_WORKERS = 10_000  # each is a thread or a task
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
+Middleware = Callable[[Any, Callable[[Any], Any]], Any]
+"""Called with what the handler gets and with a function that calls the handler, or the next middleware."""
+
 
 @dataclass(slots=True)
 class RunSummary:

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from redis_message_queue import checks
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.prefetcher import TURN_SECONDS, Prefetcher, WorkItem
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.run_options import RunOptions, RunSummary
+from redis_message_queue.protocol.run_options import Middleware, RunOptions, RunSummary
 from redis_message_queue.sync.awaitable import refuse_awaitable
 
 LOOK_SECONDS = 0.1  # how often the main thread looks for signals while the others work
+
+
+def wrapped(handler: Callable[[Any], Any], middleware: Sequence[Middleware]) -> Callable[[Any], Any]:
+    """Return the handler inside of its middleware, the first of which is the outermost."""
+    checks.required_function("handler", handler)
+    for one in reversed(checks.functions("middleware", middleware)):
+        checks.plain_function("middleware", one)
+        handler = _around(one, handler)
+    return handler
+
+
+def _around(middleware: Middleware, call_next: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda given: middleware(given, call_next)
 
 
 class Loop:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -22,12 +22,12 @@ from redis_message_queue.protocol.message_block import MessageBlock, current_mes
 from redis_message_queue.protocol.message_builder import per_call
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.run_options import RunOptions, RunSummary
+from redis_message_queue.protocol.run_options import Middleware, RunOptions, RunSummary
 from redis_message_queue.sync.abstract import AbstractRedisGateway
 from redis_message_queue.sync.awaitable import refuse_awaitable
 from redis_message_queue.sync.batch import ProcessMessages
 from redis_message_queue.sync.gateway import RedisGateway
-from redis_message_queue.sync.loop import Loop
+from redis_message_queue.sync.loop import Loop, wrapped
 from redis_message_queue.sync.message import ReceivedMessage
 from redis_message_queue.sync.operator import OperatorMethods
 from redis_message_queue.version import __version__
@@ -54,8 +54,10 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
 
     @options.constructor(QueueArguments)
     def __init__(self, arguments: QueueArguments) -> None:
-        for callback in ("get_deduplication_key", "on_heartbeat_failure", "on_event", "get_headers"):
+        for callback in ("get_deduplication_key", "on_heartbeat_failure", "get_headers"):
             checks.plain_function(callback, getattr(arguments, callback))
+        for listener in checks.functions("on_event", arguments.on_event):
+            checks.plain_function("on_event", listener)
         self._protocol = open_queue(arguments, RedisGateway)
 
     @property
@@ -310,6 +312,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
         batch_seconds: float | None = None,
         until_empty: bool = False,
         wait_for_retries: bool = False,
+        middleware: Sequence[Middleware] = (),
     ) -> RunSummary:
         """Call ``handler`` with messages until you stop it with the queue's ``interrupt`` or with `drain`.
 
@@ -325,6 +328,9 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             batch_seconds: How long to wait until a batch is full.
             until_empty: Return when no message is waiting.
             wait_for_retries: With ``until_empty``, also wait for the next attempts of messages that this loop retries.
+            middleware: Functions around the handler, the outermost first. Each is called with what the handler gets and
+                with ``call_next``, and usually returns what ``call_next(message)`` returns. What it raises counts as
+                raised by the handler; if it returns without calling, the message is acknowledged.
 
         Returns:
             RunSummary: How many messages were handled, failed, discarded, requeued and dead-lettered, and how many
@@ -335,7 +341,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
         options = RunOptions(
-            handler=handler,
+            handler=wrapped(handler, middleware),
             concurrency=concurrency,
             prefetch=prefetch,
             batch_size=batch_size,
