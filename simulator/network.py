@@ -123,23 +123,29 @@ class Network:
             return
         self._loop.call_later(self._travel(), _succeed, reply, answer, context=_WORLD)
 
-    def block(self, key: str, seconds: float, until_gone: asyncio.Future[Any]) -> asyncio.Future[Any]:
+    def block(self, keys: tuple[str, ...], seconds: float, until_gone: asyncio.Future[Any]) -> asyncio.Future[Any]:
         """On the server: a BLPOP that ends with an element, after its time, or when its client has gone."""
         done: asyncio.Future[Any] = self._loop.create_future()
+        waiters: list[Waiter] = []
 
         def answer(element: list[bytes] | None) -> None:
+            for waiter in waiters:  # those of the other keys; its own has gone
+                self.server.stop_blocking(waiter)
             if not done.done():
                 done.set_result(element)
 
-        waiter = self.server.block(key, answer)
-        if waiter is not None:
-            incarnation = self.server.incarnation
-            self._loop.call_later(seconds, self._end_block, waiter, incarnation, answer, context=_WORLD)
-            until_gone.add_done_callback(lambda _: self.server.stop_blocking(waiter), context=_WORLD)
+        for key in keys:
+            waiter = self.server.block(key, answer)
+            if waiter is None:
+                return done
+            waiters.append(waiter)
+        incarnation = self.server.incarnation
+        self._loop.call_later(seconds, self._end_block, waiters, incarnation, answer, context=_WORLD)
+        until_gone.add_done_callback(lambda _: [self.server.stop_blocking(one) for one in waiters], context=_WORLD)
         return done
 
-    def _end_block(self, waiter: Waiter, incarnation: int, answer: Callable[[None], None]) -> None:
-        if incarnation == self.server.incarnation and self.server.stop_blocking(waiter):
+    def _end_block(self, waiters: list[Waiter], incarnation: int, answer: Callable[[None], None]) -> None:
+        if incarnation == self.server.incarnation and sum(self.server.stop_blocking(one) for one in waiters):
             answer(None)
 
 

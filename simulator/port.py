@@ -177,12 +177,15 @@ class SimulatedPort(AsyncioRuntime):
         return done if not done.done() else done.result()
 
     async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
+        return bool(await self.wait_any((wakeup,), seconds, punctual=punctual))
+
+    async def wait_any(self, wakeups: tuple[str, ...], seconds: float, *, punctual: bool = False) -> list[str]:
         timeout = self._timeout()
         gone: asyncio.Future[Any] = self._loop.create_future()
         self.is_waiting = True
         try:
             answer = await self._network.send(
-                self._process, "BLPOP", lambda: self._network.block(wakeup, seconds, gone), timeout
+                self._process, "BLPOP", lambda: self._network.block(wakeups, seconds, gone), timeout
             )
         finally:
             self.is_waiting = False
@@ -190,7 +193,7 @@ class SimulatedPort(AsyncioRuntime):
                 gone.set_result(None)
         if isinstance(answer, RedisError):
             raise wire.translated(_as_client_error(answer), "claim")
-        return answer is not None
+        return [] if answer is None else [answer[0].decode()]
 
 
 def _as_client_error(error: RedisError) -> exceptions.ResponseError:

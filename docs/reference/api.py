@@ -166,6 +166,7 @@ FIELD_SENTENCES = {
         "name": "the name of the queue, with its hash tag if it has one",
         "key_separator": "what separates the parts of its Redis keys",
         "dead_letter_queue": "the key of its dead-letter list, None for the usual one",
+        "partitions": "how many partitions it has",
     },
     "RunSummary": {
         "handled": "messages that were acknowledged",

@@ -39,6 +39,7 @@ TOPICS = (
     "Retry policies",
     "What a handler decides",
     "Tenants",
+    "Partitions",
     "Interrupts",
     "Pausing",
     "Cancelling a message",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from docs.reference.markdown import check_complete, code, page, prose, table
-from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, RESERVED_WORDS, QueueKeys
+from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, RESERVED_WORDS, QueueKeys, partition_keys
 
 # Operators may rely on these. All other keys may change from one version to the next.
 CONTRACT = ("pending", "processing", "completed", "failed", "dead_letter", "deduplication")
@@ -87,4 +87,8 @@ def _other_names() -> Iterator[tuple[str, str]]:
     yield '`"orders"`', code(QueueKeys.of("orders").pending)
     yield '`"orders", key_separator=":"`', code(QueueKeys.of("orders", separator=":").pending)
     yield '`"orders", hash_tag=True`', code(QueueKeys.of("orders", hash_tag=True).pending)
+    second = partition_keys(QueueKeys.of("orders"), 1, 4)
+    yield '`"orders", partitions=4`, partition 1', code(second.pending)
+    second = partition_keys(QueueKeys.of("orders", hash_tag=True), 1, 4)
+    yield '`"orders", hash_tag=True, partitions=4`, partition 1', code(second.pending)
     yield '`"{shop}:orders", hash_tag=True`', code(QueueKeys.of("{shop}:orders", hash_tag=True).pending)

@@ -15,7 +15,7 @@ from redis_message_queue import ConfigurationError, RedisGateway, RedisMessageQu
 from redis_message_queue.options import GatewayArguments, GatewayOptions, QueueArguments, QueueOptions
 
 QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
-    "The queue and its server": ("name", "client", "gateway", "key_separator", "hash_tag"),
+    "The queue and its server": ("name", "client", "gateway", "key_separator", "hash_tag", "partitions"),
     "Leases and redelivery": (
         "visibility_timeout_seconds",
         "heartbeat_interval_seconds",

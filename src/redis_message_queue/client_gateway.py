@@ -17,12 +17,14 @@ from redis_message_queue.custom_gateway import (
     refuse_another_queue,
 )
 from redis_message_queue.errors import ConfigurationError, GatewayContractError
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.keys import QueueKeys, refuse_one_slot
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.options import GatewayOptions, QueueArguments
 from redis_message_queue.process_bound import ProcessBound
 from redis_message_queue.protocol.custom_gateway import override_operations
 from redis_message_queue.protocol.operations import Operations
+from redis_message_queue.protocol.partitioned_queue import PartitionedQueue
+from redis_message_queue.protocol.partitioned_store import PartitionedStore, partition_stores
 from redis_message_queue.protocol.port import Port
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore, Store
@@ -51,6 +53,7 @@ class ClientGateway(ProcessBound, GatewayContract):
         self._port: Port = self._port_class(client, client_retries=settings.retry_budget_seconds == 0)
         self._client = client
         self._stores: dict[tuple[str, str], RedisStore] = {}
+        self._partitioned: dict[tuple[str, str, int], PartitionedStore] = {}
 
     @property
     def is_redis_cluster(self) -> bool:
@@ -89,11 +92,33 @@ class ClientGateway(ProcessBound, GatewayContract):
     def _operations(self) -> Operations:
         return Operations(self._port, self._settings)
 
-    def _store(self, name: str, separator: str, kind: type[ClientGateway]) -> Store:
-        """Return the store of one queue, which calls the operations that a subclass has overridden."""
+    def _keys(self, name: str, separator: str) -> QueueKeys:
         settings = self._settings
         tagged = self.is_redis_cluster if settings.hash_tag is None else settings.hash_tag
-        keys = QueueKeys.of(name, separator=separator, dead_letter=settings.dead_letter_queue, hash_tag=tagged)
+        return QueueKeys.of(name, separator=separator, dead_letter=settings.dead_letter_queue, hash_tag=tagged)
+
+    def _partitioned_store(self, name: str, separator: str, count: int, kind: type[ClientGateway]) -> PartitionedStore:
+        """Return the store of a queue with partitions, shared by all queue objects of a name."""
+        settings = self._settings
+        if overridden(self, kind):
+            raise ConfigurationError(
+                f"partitions={count} cannot be combined with a gateway that overrides operations "
+                f"({type(self).__name__}): these know nothing of partitions; use a RedisGateway that overrides nothing"
+            )
+        if settings.dead_letter_queue is not None:
+            raise ConfigurationError(
+                f"partitions={count} cannot be combined with dead_letter_queue: each partition has its own dead "
+                "letters, queue.partition(number).key.dead_letter; leave dead_letter_queue out"
+            )
+        keys = self._keys(name, separator)
+        if self.is_redis_cluster:
+            refuse_one_slot(keys.prefix)
+        made = PartitionedStore(self._port, partition_stores(self._port, keys, settings, count))
+        return self._partitioned.setdefault((name, separator, count), made)
+
+    def _store(self, name: str, separator: str, kind: type[ClientGateway]) -> Store:
+        """Return the store of one queue, which calls the operations that a subclass has overridden."""
+        settings, keys = self._settings, self._keys(name, separator)
         changed = overridden(self, kind)
         if not changed:
             # Shared by all queue objects of a name: each of them finds a claim whose reply another one lost.
@@ -119,6 +144,15 @@ def open_queue(asked: QueueArguments, kind: type[ClientGateway]) -> QueueProtoco
             )
         asked.refuse_beside_gateway()
     refuse_another_queue(gateway, asked.name)
+    if asked.partitions > 1:
+        if not isinstance(gateway, kind):
+            raise ConfigurationError(
+                f"partitions={asked.partitions} cannot be combined with a custom gateway ({type(gateway).__name__}); "
+                "give the queue client= or a RedisGateway that overrides nothing"
+            )
+        partitioned = gateway._partitioned_store(asked.name, asked.key_separator, asked.partitions, kind)
+        note_queue(gateway, asked.name)
+        return PartitionedQueue(asked, partitioned, kind._message_class)
     if isinstance(gateway, kind):
         store = gateway._store(asked.name, asked.key_separator, kind)
     else:

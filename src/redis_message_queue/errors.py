@@ -24,6 +24,7 @@ __all__ = [
     "LuaScriptError",
     "MissingExtraError",
     "NotPermittedError",
+    "PartitionCountError",
     "PayloadTooDeepError",
     "PayloadTooLargeError",
     "PayloadTypeError",
@@ -126,6 +127,10 @@ class LuaScriptError(RedisMessageQueueError, redis.exceptions.ResponseError):
 
 class StateVersionError(RedisMessageQueueError, RuntimeError):
     """A newer release wrote the state of this queue, and nothing was changed: upgrade this library."""
+
+
+class PartitionCountError(RedisMessageQueueError, RuntimeError):
+    """The queue has another number of partitions than this object, and nothing was changed: the text says which."""
 
 
 class NotPermittedError(LuaScriptError, redis.exceptions.NoPermissionError):

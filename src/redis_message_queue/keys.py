@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -95,7 +95,14 @@ KEY_MAP = (
         "the bytes of the `largest` message since the queue was empty, if one was large, since when the queue is "
         "`paused`, how many `paused_tenants` there are and since when each of them is (`paused:<tenant>`), and "
         "`cancels` while messages are marked as cancelled. With a journal also its rules, its identity, the serial "
-        "number of its last entry and how far it is archived.",
+        "number of its last entry and how far it is archived. In a queue with partitions "
+        "`meta::<partitions>` holds all that.",
+    ),
+    KeyKind(
+        "meta::<partitions>",
+        "HASH",
+        "In each partition of a queue that has several: what `meta` holds otherwise. A client with another number of "
+        "partitions looks for another key, finds nothing there, and is refused. `meta` has their number only.",
     ),
     KeyKind("timer_owner", "STRING, TTL", "Exists while one consumer is set to wake up when the next lease ends."),
     KeyKind(
@@ -139,7 +146,8 @@ USUAL_SEPARATOR = "::"
 REGISTRY_KEY = "redis_message_queue::queues"
 
 # A queue name must not contain one of these after a separator: its keys would look like another queue's.
-RESERVED_WORDS = tuple(sorted({kind.word.partition("::")[0] for kind in KEY_MAP}))
+_PARTITION = "partition"  # before the number of a partition
+RESERVED_WORDS = tuple(sorted({_PARTITION, *(kind.word.partition("::")[0] for kind in KEY_MAP)}))
 
 
 def hash_tag_of(key: str) -> str | None:
@@ -200,6 +208,11 @@ class QueueKeys:
         return cls(**made | {"prefix": prefix, "separator": separator, "dead_letter": dead_letter or f"{begin}dlq"})
 
     @property
+    def counted(self) -> str:
+        """Where the number of partitions is stored; without partitions this is ``meta``."""
+        return self._sibling("meta")
+
+    @property
     def registry_entry(self) -> str:
         """What the registry of the server holds for this queue: a JSON object, without what is as usual."""
         entry = {"name": self.prefix}
@@ -236,6 +249,10 @@ class QueueKeys:
         """The key that remembers the reply to a caller's last call."""
         return self._sibling("reply", caller)
 
+    def partitioned_meta(self, partitions: int) -> str:
+        """The state of a partition, if the queue has so many of them."""
+        return self._sibling("meta", str(partitions))
+
     def group(self, group: str) -> str:
         """The progress of a consumer group."""
         return self._sibling("group", group)
@@ -251,6 +268,20 @@ class QueueKeys:
     def backfill(self, name: str) -> str:
         """The files that a backfill has read."""
         return self._sibling("backfill", name)
+
+
+def partition_keys(keys: QueueKeys, number: int, count: int) -> QueueKeys:
+    """The keys of one partition of a queue that has ``count`` of them. The first has the queue's own names.
+
+    A name that is a hash tag as a whole, as on a cluster, gets the number inside: each partition has its own slot.
+    """
+    prefix = keys.prefix
+    if number:
+        is_tag = len(prefix) > 2 and hash_tag_of(prefix) == prefix[1:-1]
+        own = keys.separator.join((prefix[1:-1] if is_tag else prefix, _PARTITION, str(number)))
+        prefix = f"{{{own}}}" if is_tag else own
+    made = QueueKeys.unchecked(prefix, separator=keys.separator)
+    return replace(made, meta=made.partitioned_meta(count))
 
 
 def script_keys(keys: QueueKeys, names: Sequence[str], **given: str) -> tuple[str, ...]:
@@ -318,6 +349,16 @@ def tagged(name: str) -> str:
             "or with one complete tag such as '{orders}'"
         )
     return f"{{{name}}}"
+
+
+def refuse_one_slot(name: str) -> None:
+    """Raise for a name with a hash tag in it, which would keep all partitions in one slot."""
+    tag = hash_tag_of(name)
+    if tag is not None and name != f"{{{tag}}}":
+        raise ConfigurationError(
+            f"name {name!r} has the hash tag {{{tag}}}, which would keep all partitions in one cluster slot; use a "
+            f"name without braces, for example {name.replace('{', '').replace('}', '')!r}"
+        )
 
 
 def _tagged_sibling(dead_letter: str, name: str, prefix: str, separator: str) -> str:

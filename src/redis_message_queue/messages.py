@@ -208,6 +208,7 @@ class RegisteredQueue:
     name: str
     key_separator: str = "::"
     dead_letter_queue: str | None = None
+    partitions: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

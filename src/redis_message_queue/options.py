@@ -266,6 +266,11 @@ class QueueOptions:
         "dict, and delivers text or bytes.",
     ] = None
     key_separator: Annotated[str, "What separates the parts of a Redis key."] = "::"
+    partitions: Annotated[
+        int,
+        "How many queues in Redis the messages are spread over, so that on a cluster one queue uses many nodes. Stored "
+        "at first use: every client must give the same number, and `rmq partitions` grows it.",
+    ] = 1
 
     def __post_init__(self) -> None:
         text("name", self.name)
@@ -284,6 +289,7 @@ class QueueOptions:
             function(name, getattr(self, name))
         number("heartbeat_interval_seconds", self.heartbeat_interval_seconds, optional=True)
         number("max_processing_seconds", self.max_processing_seconds, optional=True)
+        check_partitions("partitions", self.partitions)
         if self.retry_policy is not None and not isinstance(self.retry_policy, RetryPolicy):
             raise ConfigurationTypeError(
                 f"retry_policy must be a RetryPolicy or None, not {type(self.retry_policy).__name__}"
@@ -474,6 +480,14 @@ def _described(declaration: Any) -> str:
 
 
 _HEAVIEST = 1_000
+MOST_PARTITIONS = 1_000
+
+
+def check_partitions(name: str, count: Any) -> None:
+    """Raise unless a queue can have so many partitions."""
+    whole_number(name, count)
+    if count > MOST_PARTITIONS:
+        raise ConfigurationError(f"{name} must be at most {MOST_PARTITIONS:,}, not {brief(count)}")
 
 
 def _check_weights(weights: Any) -> None:

@@ -50,7 +50,7 @@ OPERATOR = Role(
     "reads, redrives, purges, pauses and schedules a queue, and cancels messages",
     (
         *("stats", "redrive", "sweep", "cancel", "pause", "read_page", "open_queue", "notify"),
-        *("schedule", "unschedule", "read_schedules"),
+        *("schedule", "unschedule", "read_schedules", "grow_partition"),
     ),
     (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCAN"),
 )
@@ -71,7 +71,7 @@ _ARGUMENT_COUNTS = {
     2: ("DECR", "EXISTS", "GET", "HLEN", "HVALS", "LLEN", "LPOP", "RPOP", "UNLINK", "XLEN", "ZCARD", "ZRANDMEMBER"),
     3: (
         *("BLPOP", "DECRBY", "EVAL", "EVALSHA", "HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN", "HSTRLEN", "INCRBY"),
-        *("LINDEX", "LPUSH", "PEXPIRE", "RPUSH", "SET", "ZMSCORE", "ZRANK", "ZREM", "ZSCAN", "ZSCORE"),
+        *("LINDEX", "LPUSH", "PEXPIRE", "RENAME", "RPUSH", "SET", "ZMSCORE", "ZRANK", "ZREM", "ZSCAN", "ZSCORE"),
     ),
     4: (
         *("HINCRBY", "HSET", "HSETNX", "LRANGE", "LREM", "LSET", "LTRIM", "PSETEX", "XRANGE", "XREVRANGE"),
@@ -80,10 +80,13 @@ _ARGUMENT_COUNTS = {
     5: ("XADD",),
 }
 _LENGTHS = {command: length for length, commands in _ARGUMENT_COUNTS.items() for command in commands}
+_WITH_TWO_KEYS = ("RENAME",)
 _WITHOUT_KEY = ("EVAL", "EVALSHA", "EXEC", "MULTI", "TIME")
 
 
 def example(command: str, key: str) -> tuple[str, ...]:
     """Return the shortest form of the command, to ask the server whether a user may run it."""
     start = (command,) if command in _WITHOUT_KEY else (command, key)
+    if command in _WITH_TWO_KEYS:
+        return (command, key, key)
     return (*start, *["0"] * (_LENGTHS.get(command, 2) - len(start)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import selectors
 import threading
 from collections.abc import Iterator
 from typing import Any, TypeGuard, cast
@@ -24,6 +25,7 @@ from redis_message_queue.errors import (
     ConfigurationTypeError,
     LuaScriptError,
     NotPermittedError,
+    PartitionCountError,
     StateVersionError,
 )
 from redis_message_queue.protocol.port import Argument, Command, StateMissingError
@@ -62,6 +64,8 @@ _PERMANENT_CLASSES = (exceptions.AuthenticationError, exceptions.AuthorizationEr
 
 # How a script reports a missing permission: Redis 7 and Valkey, and Redis 6.2.
 _FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
+# What a script says of a queue with another number of partitions: see lua/open_queue.lua and lua/lib/state.lua.
+_PARTITIONS = re.compile(r"(?:PARTITIONS |STATEVERSION partitions:)(\d+) in ")
 _FORBIDDEN_COMMAND = re.compile(r"no permissions to run the '([\w|-]+)' command")
 _PLACE_IN_SCRIPT = re.compile(r"(?:call to f_([0-9a-f]{40})\): )?@user_script: ?(\d+)")
 
@@ -92,6 +96,13 @@ def translated(error: exceptions.ResponseError, script: str) -> Exception:
         return error
     if "NOSTATE " in said:
         return StateMissingError(f"Redis refused {script}: {said}", operation=script)
+    if partitions := _PARTITIONS.search(said):
+        return PartitionCountError(
+            f"this queue has {_counted(int(partitions[1]))} in Redis, and this object was made for another number; "
+            f"nothing was changed: pass partitions={partitions[1]}, or let an operator grow the queue "
+            "(`rmq partitions`, or `grow_partitions()`), and repeat that if it was interrupted",
+            operation=script,
+        )
     if "STATEVERSION " in said:
         version = said.partition("STATEVERSION ")[2].partition(" in ")[0]
         return StateVersionError(
@@ -103,6 +114,10 @@ def translated(error: exceptions.ResponseError, script: str) -> Exception:
     if refusal is not None:
         return refusal
     return LuaScriptError(f"Redis refused {script}: {said}", operation=script)
+
+
+def _counted(partitions: int) -> str:
+    return "no partitions" if partitions == 1 else f"{partitions} partitions"
 
 
 def not_permitted(error: Exception, operation: str) -> NotPermittedError | None:
@@ -213,6 +228,8 @@ def to_bytes(value: Argument) -> bytes:
 # A server ends a BLPOP when its event loop next turns: because of any command, or by its timer, up to 100 ms late. So
 # a consumer that is punctual sends a command when the time is over by its own clock, and by the server's milliseconds.
 TIMER_SLACK_SECONDS = 0.002
+# A server ends a blocking command by a timer that runs ten times a second.
+LATE_TIMER_SECONDS = 0.25
 
 
 def nudge(wakeup: str) -> bytes:
@@ -220,9 +237,19 @@ def nudge(wakeup: str) -> bytes:
     return pack_command(("LLEN", wakeup))
 
 
-def blpop(wakeup: str, seconds: float) -> tuple[Argument, ...]:
+def readable(connections: list[Any], seconds: float) -> list[Any]:
+    """Return the open connections that have something to read, as soon as there is one, or none after this time."""
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            if connection._sock is None:  # another thread has closed it: reading says so
+                return [connection]
+            selector.register(connection._sock, selectors.EVENT_READ, connection)
+        return [key.data for key, _ in selector.select(seconds)]
+
+
+def blpop(wakeups: tuple[str, ...], seconds: float) -> tuple[Argument, ...]:
     """Return a BLPOP with a timeout of at least a millisecond: one that rounds to 0 would block forever."""
-    return ("BLPOP", wakeup, f"{max(seconds, 0.001):.6f}")
+    return ("BLPOP", *wakeups, f"{max(seconds, 0.001):.6f}")
 
 
 def command_args(

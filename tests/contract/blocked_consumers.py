@@ -30,7 +30,7 @@ class BlockedConsumer:
             patch.setattr(claim, "_SLICE_SECONDS", self.SLICE_SECONDS)
             client = shell.new_client(socket_timeout=3 * self.SLICE_SECONDS)  # a shorter one would end the wait
             self.queue = shell.queue(name, client=client, **{"wait": self.SLICE_SECONDS} | options)
-        assert self.queue.queue._protocol.store.claimer._slice == self.SLICE_SECONDS
+        assert self.queue.queue._protocol.store.claimer.slice_seconds == self.SLICE_SECONDS
 
     async def sleep(self, work: Callable[[Any], Coroutine[Any, Any, Any]] = take) -> None:
         """Start, and return when Redis has one more blocked client."""

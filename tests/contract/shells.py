@@ -234,9 +234,12 @@ class BlockingQueue:
 
     def __init__(self, queue: redis_message_queue.RedisMessageQueue, start: Callable[..., Awaitable[Any]]) -> None:
         self.queue = queue
-        self.key = queue.key
         self.current_message = queue.current_message
         self._start = start
+
+    @property
+    def key(self) -> Any:
+        return self.queue.key
 
     async def publish(self, message: Any, **details: Any) -> bool:
         return self.queue.publish(message, **details)
@@ -306,7 +309,6 @@ class AsyncioQueue:
 
     def __init__(self, queue: redis_message_queue.asyncio.RedisMessageQueue) -> None:
         self.queue = queue
-        self.key = queue.key
         self.current_message = queue.current_message
         self.publish = queue.publish
         self.publish_many = queue.publish_many
@@ -317,6 +319,10 @@ class AsyncioQueue:
         self.process_message = queue.process_message
         self.process_message_callback = queue.process_message_callback
         self.drain = queue.drain
+
+    @property
+    def key(self) -> Any:
+        return self.queue.key
 
 
 Queue = BlockingQueue | AsyncioQueue
@@ -377,7 +383,8 @@ class Shell(ABC):
             options.setdefault("client", self.client)
         made = self._facade(self.module.RedisMessageQueue(**{"name": name} | options))
         # As if somebody had used it before: the first contact has tests of its own.
-        self.redis.hsetnx(made.key.meta, "version", 1)
+        if options.get("partitions", 1) == 1:
+            self.redis.hsetnx(made.key.meta, "version", 1)
         return made
 
     def events(self) -> Events:

@@ -14,7 +14,7 @@ import redis
 
 from redis_message_queue import envelope
 from redis_message_queue.envelope import TOKEN_BYTES
-from redis_message_queue.keys import QueueKeys, script_keys
+from redis_message_queue.keys import QueueKeys, partition_keys, script_keys
 from redis_message_queue.scripts import Script, script
 from tests.protocol.header import argument_names
 from tests.protocol.stored import unpacked
@@ -334,11 +334,17 @@ class Caller:
     def renew(self, held: Held) -> bytes:
         return self._send("renew", {}, held)
 
-    def open_queue(self, *, drains: int = 1, journal: str = "", weights: dict[str, int] | None = None) -> int:
+    def open_queue(
+        self, *, drains: int = 1, journal: str = "", weights: dict[str, int] | None = None, partitions: int = 1
+    ) -> int:
         """What the protocol writes at its first contact."""
         rules: dict[str, Any] = {"version": 1, "version_field": "version_journal", "identity": "ab", "journal": journal}
-        words = self._words("open_queue", {}, (), drains=drains, soft=10, hard=100, **rules)
+        keys = {"counted": self.key("counted")} if partitions > 1 else {}
+        words = self._words("open_queue", keys, (), drains=drains, partitions=partitions, soft=10, hard=100, **rules)
         return self._send_words("open_queue", [*words, *(part for one in (weights or {}).items() for part in one)])
+
+    def grow_partition(self, old: int, new: int) -> int:
+        return self._send_words("grow_partition", self._words("grow_partition", {}, (), old=old, new=new))
 
     def notify(self) -> int:
         return self._send("notify", {})
@@ -475,6 +481,8 @@ class Caller:
             "group": KEYS.group("reports"),
             "members": KEYS.members("reports", 1),
             "backfill": KEYS.backfill("orders"),
+            "counted": partition_keys(KEYS, 1, 2).counted,
+            "before": KEYS.partitioned_meta(2),
         }
         return special.get(name) or getattr(KEYS, name)
 
@@ -554,6 +562,8 @@ class Caller:
     def _key_names(self, wanted: Script, given: dict[str, str]) -> list[str]:
         """A script's keys in their order, without those at its end that may be left out and are."""
         left_out = {"marker", "markers", "kept", "targets", "sources"} - given.keys()
+        if wanted.name == "open_queue":
+            left_out |= {"counted"} - given.keys()
         if wanted.name in ("settle", "sweep") and "kept" in left_out:
             left_out.add("records")
         return [name for name in wanted.keys if name not in left_out]

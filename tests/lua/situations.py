@@ -827,6 +827,18 @@ def open_queue(caller: Caller) -> Call:
     return partial(caller.open_queue, journal="1", weights={"acme": 2, "zeta": 1})
 
 
+def open_queue_with_partitions(caller: Caller) -> Call:
+    caller.client.delete(KEYS.meta)
+    return partial(caller.open_queue, journal="1", weights={"acme": 2}, partitions=2)
+
+
+def grow_partition(caller: Caller) -> Call:
+    """From two partitions to three."""
+    caller.client.hset(caller.key("counted"), mapping={"version": "partitions:2", "partitions": 2})
+    caller.client.rename(KEYS.meta, caller.key("before"))
+    return partial(caller.grow_partition, 2, 3)
+
+
 def notify(caller: Caller) -> Call:
     return caller.notify
 
@@ -1127,7 +1139,8 @@ NUMBERED = (
     *(*PUBLISHES, *ENQUEUES, *CLAIMS, *SETTLEMENTS, *RETURNS, *PUT_OFFS, *HAND_OFFS, *REDRIVES, *SWEEPS),
     *(*CANCELS, *PAUSES, *SCHEDULES),
 )
-EVERY = (*NUMBERED, *BACKFILLS, *RENEWALS, stats, read_page, read_schedules, open_queue, notify)
+OPENINGS: tuple[Situation, ...] = (open_queue, open_queue_with_partitions, grow_partition)
+EVERY = (*NUMBERED, *BACKFILLS, *RENEWALS, stats, read_page, read_schedules, *OPENINGS, notify)
 
 
 def script_of(situation: Situation) -> str:

@@ -122,5 +122,6 @@ def test_a_key_is_called_as_the_key_map_calls_it(name: str):
     """A name in a header is a word of the key map, or stands for one."""
     words = {kind.word.split("::")[0] for kind in KEY_MAP}
     stand_ins = {"marker": "deduplication", "markers": "deduplication", "kept": "completed", "members": "group"}
+    stand_ins |= {"counted": "meta", "before": "meta"}
     stand_ins |= {"targets": "pending", "sources": "pending"}
     assert {stand_ins.get(key, key) for key in script(name).keys} <= words

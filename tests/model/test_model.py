@@ -25,7 +25,7 @@ from redis_message_queue.errors import RedisMessageQueueError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.claim import Claim, ClaimResult
-from redis_message_queue.protocol.handoff import HandOffTarget
+from redis_message_queue.protocol.handoff import HandOff, HandOffTarget
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.sender import OutgoingMessage, chunk_ids
@@ -155,7 +155,7 @@ class MemoryAndRedis(RuleBasedStateMachine):
             backend.ports[at].lose = lose
             queues = (backend.queues[at], backend.other)
             targets = [_target(*one) for one in zip(queues, ids, results, strict=True) if one[2]]
-            return finish(backend.queues[at].hand_off.complete(claim.opened(beside), targets, []))
+            return finish(HandOff(backend.queues[at]).complete(claim.opened(beside), targets, []))
 
         self.both(work)
 
@@ -694,7 +694,7 @@ def test_a_delay_that_ends_earlier_than_others_has_a_consumer_that_waits_for_it(
 VERBS: dict[str, Callable[[Backend, Claim, int], Any]] = {
     "settled": lambda backend, claim, _: finish(backend.stores[0].settler.settle([claim], None)),
     "kept": lambda backend, claim, _: finish(backend.stores[0].settler.settle([claim], _keep(backend, "failed", 3))),
-    "handed off": lambda backend, claim, _: finish(backend.queues[0].hand_off.complete(claim, [], [])),
+    "handed off": lambda backend, claim, _: finish(HandOff(backend.queues[0]).complete(claim, [], [])),
     "requeued": lambda backend, claim, _: finish(backend.stores[0].settler.requeue([claim], forgiven=False)),
     "put off": lambda backend, claim, _: finish(backend.stores[0].settler.retry_later(claim, 100, ValueError())),
     "renewed": lambda backend, claim, _: finish(backend.stores[0].settler.renew([claim], 1.0)),

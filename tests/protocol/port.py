@@ -287,6 +287,20 @@ class MemoryPort:
         await self._point("after waiting for the wake-up key")
         return woken
 
+    async def wait_any(self, wakeups: tuple[str, ...], seconds: float, *, punctual: bool = False) -> list[str]:
+        self.waits.append(seconds)
+        self.waits_end_at.append(attempt_ends_at())
+        await self._point("before waiting for the wake-up keys")
+        woken: list[str] = []
+
+        def take() -> bool:
+            woken.extend(key for key in wakeups if not woken and self.memory.take_token(key))
+            return bool(woken)
+
+        await self._pass_time(seconds, take)
+        await self._point("after waiting for the wake-up keys")
+        return woken
+
     async def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
         await self._point("before sleeping")

@@ -310,6 +310,24 @@ class OperatorMethods(Generic[M]):
         """
         return await self._protocol.scheduler.remove(name)
 
+    async def grow_partitions(self, partitions: int) -> int:
+        """Give the queue more partitions, and return how many it had. This object is refused from then on.
+
+        Stop all producers and consumers first, and start them again with the new number: each call of an object with
+        another number raises `PartitionCountError`, also the acknowledgement of a message that it has claimed. Messages
+        stay in their partitions and are delivered. Some keys change to a new partition: their order, and their
+        deduplication windows, begin anew there. If it is interrupted, call it again.
+
+        Args:
+            partitions: The new number of partitions.
+
+        Raises:
+            ConfigurationError: The queue does not exist or has more partitions, or this is a partition of a queue.
+            GatewayContractError: The queue has a custom gateway.
+            RetryBudgetExhaustedError: Redis could not be reached in time.
+        """
+        return await self._protocol.operator.grower.grow(partitions)
+
     async def tenants(self, *, max_tenants: int = 1_000) -> dict[str, int]:
         """Return the tenants with waiting messages and how many wait for each, the next to be served first.
 

@@ -292,25 +292,61 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         nudge_at = time.monotonic() + seconds + wire.TIMER_SLACK_SECONDS if punctual else None
         with self._attempt() as limits:
             try:
-                return await self._wait(wakeup, seconds, limits, nudge_at) is not None
+                return await self._wait((wakeup,), seconds, limits, nudge_at) is not None
             except exceptions.ResponseError as error:
                 raise wire.translated(error, "claim") from error
 
-    async def _wait(self, wakeup: str, seconds: float, limits: AttemptLimits, nudge_at: float | None) -> Any:
-        command_args = wire.blpop(wakeup, seconds)
+    async def wait_any(self, wakeups: tuple[str, ...], seconds: float, *, punctual: bool = False) -> list[str]:
+        nudge_at = time.monotonic() + seconds + wire.TIMER_SLACK_SECONDS if punctual else None
+        with self._attempt() as limits:
+            try:
+                if self.is_cluster:  # a cluster refuses one command for keys in different slots
+                    return await self._wait_on_nodes(wakeups, seconds, limits)
+                popped = await self._wait(wakeups, seconds, limits, nudge_at)
+            except exceptions.ResponseError as error:
+                raise wire.translated(error, "claim") from error
+            return [] if popped is None else [popped[0].decode()]
+
+    async def _wait(
+        self, wakeups: tuple[str, ...], seconds: float, limits: AttemptLimits, nudge_at: float | None
+    ) -> Any:
+        command_args = wire.blpop(wakeups, seconds)
         if not self._packs_by_hand:
             return await self._in_time(limits, self._execute(*command_args))
         packed = wire.pack_command(command_args)
         if self._direct is not None:
             self._our_client()
             (reply,) = await self._direct.exchange(
-                packed, 1, limits.ends_at(), nudge_at, partial(self._nudge, wakeup, limits)
+                packed, 1, limits.ends_at(), nudge_at, partial(self._nudge, wakeups[0], limits)
             )
             if isinstance(reply, exceptions.ResponseError):
                 raise reply
             if reply is not NOT_SENT:
                 return reply
         return await self._in_time(limits, self._exchange(packed))
+
+    async def _wait_on_nodes(self, wakeups: tuple[str, ...], seconds: float, limits: AttemptLimits) -> list[str]:
+        """Wait on one connection for each key until the first wake-up, and close those that wait in vain."""
+        waits = {
+            asyncio.ensure_future(self._pipeline_on_node(key, [wire.pack_command(wire.blpop((key,), seconds))])): key
+            for key in wakeups
+        }
+        ends_at = time.monotonic() + min(seconds + wire.LATE_TIMER_SECONDS, limits.seconds_left())
+        pending = set(waits)
+        try:
+            while pending and (left := ends_at - time.monotonic()) > 0:
+                done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if any(not isinstance(_answer(wait), Exception | None) for wait in done):
+                    break
+        finally:
+            for wait in pending:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        answers = {key: _answer(wait) for wait, key in waits.items()}
+        failures = [answer for answer in answers.values() if isinstance(answer, Exception)]
+        if len(failures) == len(answers):
+            raise failures[0]
+        return [key for key, answer in answers.items() if isinstance(answer, list)]
 
     async def _nudge(self, wakeup: str, limits: AttemptLimits) -> None:
         """Make the server look at its timers, on another connection; without one its own timer must do."""
@@ -365,6 +401,16 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         finally:
             if len(answers) < len(packed):
                 await connection.disconnect(nowait=True)
+
+
+def _answer(wait: asyncio.Future[list[Any]]) -> Any:
+    """Return what a wait has brought: None at the end of its time or if it was cancelled, or its error."""
+    if wait.cancelled():
+        return None
+    error = wait.exception()
+    if error is not None:
+        return error
+    return wait.result()[0]
 
 
 async def _send_and_read(connection: Any, packed: bytes) -> Any:

@@ -56,8 +56,32 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
 
     @property
     def key(self) -> QueueKeys:
-        """The names of this queue's Redis keys."""
-        return self._protocol.store.keys
+        """The names of this queue's Redis keys.
+
+        Raises:
+            ConfigurationError: The queue has partitions, each with its own keys: use `partition`.
+        """
+        return self._protocol.keys
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the queue has."""
+        return len(self._protocol.parts)
+
+    def partition(self, number: int) -> RedisMessageQueue:
+        """Return one partition as a queue of its own, to look at its keys or to work with this part alone.
+
+        What you publish there stays there, whatever its keys are. A queue without partitions is its own partition 0.
+
+        Args:
+            number: Which one, from 0.
+
+        Raises:
+            ConfigurationError: The queue has no such partition.
+        """
+        part = object.__new__(RedisMessageQueue)
+        part._protocol = self._protocol.partition(number)
+        return part
 
     async def publish(
         self,
@@ -69,6 +93,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
         headers: Mapping[str, str] | None = None,
         deduplication_key: str | None = None,
         ttl_seconds: float | None = None,
+        partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
     ) -> bool:
         """Add a message to the queue.
@@ -86,6 +111,8 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             deduplication_key: Suppress the message if this key was published within the deduplication window, whatever
                 the queue's own options say.
             ttl_seconds: How long the message may wait. If it is older when its turn comes, it goes to the dead letters.
+            partition_key: In a queue with partitions: what decides on the partition. None takes the tenant, else the
+                deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of this message that was not confirmed. The same call is sent
                 again, and counts once.
 
@@ -106,7 +133,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            given=per_call(headers, deduplication_key, ttl_seconds),
+            given=per_call(headers, deduplication_key, ttl_seconds, partition_key),
         )
 
     async def publish_many(
@@ -118,6 +145,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
         at: datetime | None = None,
         headers: Mapping[str, str] | None = None,
         ttl_seconds: float | None = None,
+        partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
     ) -> list[bool]:
         """Add many messages to the queue, in their order.
@@ -133,6 +161,8 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             headers: Texts that are delivered with each message: a mapping of str to str, added to what ``get_headers``
                 returns.
             ttl_seconds: How long a message may wait. If it is older when its turn comes, it goes to the dead letters.
+            partition_key: In a queue with partitions: what decides on the partition. None takes the tenant, else the
+                deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of these messages that was not confirmed.
 
         Raises:
@@ -146,7 +176,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            given=per_call(headers, None, ttl_seconds),
+            given=per_call(headers, None, ttl_seconds, partition_key),
         )
 
     async def submit(
@@ -159,6 +189,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
         headers: Mapping[str, str] | None = None,
         deduplication_key: str | None = None,
         ttl_seconds: float | None = None,
+        partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
     ) -> Receipt:
         """Add a message to the queue, and get a receipt with its id.
@@ -176,6 +207,8 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             deduplication_key: Suppress the message if this key was published within the deduplication window, whatever
                 the queue's own options say.
             ttl_seconds: How long the message may wait. If it is older when its turn comes, it goes to the dead letters.
+            partition_key: In a queue with partitions: what decides on the partition. None takes the tenant, else the
+                deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of this message that was not confirmed. The same call is sent
                 again, and counts once.
 
@@ -189,7 +222,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            given=per_call(headers, deduplication_key, ttl_seconds),
+            given=per_call(headers, deduplication_key, ttl_seconds, partition_key),
         )
         return receipt
 
@@ -202,6 +235,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
         at: datetime | None = None,
         headers: Mapping[str, str] | None = None,
         ttl_seconds: float | None = None,
+        partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
     ) -> list[Receipt]:
         """Add many messages to the queue, in their order, and get a receipt for each.
@@ -214,6 +248,8 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             headers: Texts that are delivered with each message: a mapping of str to str, added to what ``get_headers``
                 returns.
             ttl_seconds: How long a message may wait. If it is older when its turn comes, it goes to the dead letters.
+            partition_key: In a queue with partitions: what decides on the partition. None takes the tenant, else the
+                deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of these messages that was not confirmed.
 
         Raises:
@@ -226,7 +262,7 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            given=per_call(headers, None, ttl_seconds),
+            given=per_call(headers, None, ttl_seconds, partition_key),
         )
 
     def process_message(self) -> ProcessMessage:

@@ -48,4 +48,6 @@ def open_registered(
         ConfigurationError: An argument cannot be used.
     """
     gateway = RedisGateway(redis_client=client, **gateway_settings(registered) | options)
-    return RedisMessageQueue(registered.name, gateway=gateway, key_separator=registered.key_separator)
+    return RedisMessageQueue(
+        registered.name, gateway=gateway, key_separator=registered.key_separator, partitions=registered.partitions
+    )

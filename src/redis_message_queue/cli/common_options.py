@@ -12,8 +12,10 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from redis.exceptions import RedisError
 
 from redis_message_queue.cli import connection
+from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import (
     DEFAULT_MAX_DELIVERY_COUNT,
     DEFAULT_RETRY_BUDGET_SECONDS,
@@ -78,6 +80,10 @@ class QueueChoice(ServerChoice):
     key_separator: KeySeparator = "::"
     hash_tag: HashTag = None
     dead_letter_queue: DeadLetterQueue = None
+    partitions: Annotated[
+        int | None,
+        queue_option("partitions", _CONNECTION, metavar="N", min=1, show_default="as stored, or 1 for a new queue"),
+    ] = None
 
     @contextlib.contextmanager
     def open(self, *, text: bool = False, **options: Any) -> Iterator[RedisMessageQueue]:
@@ -85,7 +91,11 @@ class QueueChoice(ServerChoice):
         from redis_message_queue import RedisGateway, RedisMessageQueue
 
         with self.client(decode_responses=text) as client:
-            yield self._queue(RedisMessageQueue, RedisGateway, client, options)
+            gateway, given = self._gateway(RedisGateway, client, options)
+            with contextlib.suppress(RedisError):  # the queue itself says what is wrong
+                stored = None if self.partitions else client.hmget(self._meta(gateway), "partitions")
+                given.setdefault("partitions", self.partitions or _count(stored))
+            yield RedisMessageQueue(self.name, gateway=gateway, key_separator=self.key_separator, **given)
 
     @contextlib.asynccontextmanager
     async def open_async(self, *, text: bool = False, **options: Any) -> AsyncIterator[AsyncRedisMessageQueue]:
@@ -93,10 +103,19 @@ class QueueChoice(ServerChoice):
         from redis_message_queue.asyncio import RedisGateway, RedisMessageQueue
 
         async with connection.open_async_client(self.url, decode_responses=text) as client:
-            yield self._queue(RedisMessageQueue, RedisGateway, client, options)
+            gateway, given = self._gateway(RedisGateway, client, options)
+            with contextlib.suppress(RedisError):
+                stored = None if self.partitions else await client.hmget(self._meta(gateway), "partitions")
+                given.setdefault("partitions", self.partitions or _count(stored))
+            yield RedisMessageQueue(self.name, gateway=gateway, key_separator=self.key_separator, **given)
 
-    def _queue(self, queue: Any, gateway: Any, client: Any, given: dict[str, Any]) -> Any:
-        """Make the queue on a gateway: only a gateway can name another dead-letter list."""
+    def _meta(self, gateway: Any) -> str:
+        """Where the number of partitions is stored."""
+        keys: QueueKeys = gateway._keys(self.name, self.key_separator)
+        return keys.counted
+
+    def _gateway(self, gateway: Any, client: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Make the gateway, and return what is left for the queue: only a gateway can name another dead-letter list."""
         settings: dict[str, Any] = {"retry_budget_seconds": _RETRY_BUDGET_SECONDS}
         settings |= {field.name: given.pop(field.name) for field in fields(GatewayOptions) if field.name in given}
         lease = given.pop("visibility_timeout_seconds", DEFAULT_VISIBILITY_TIMEOUT_SECONDS)
@@ -108,7 +127,13 @@ class QueueChoice(ServerChoice):
             hash_tag=self.hash_tag,
             **settings,
         )
-        return queue(self.name, gateway=made, key_separator=self.key_separator, **given)
+        return made, given
+
+
+def _count(stored: list[Any] | None) -> int:
+    """The number of partitions that was read; 1 for a queue that does not exist."""
+    number = stored[0] if stored else None
+    return int(number) if number is not None and number.isdigit() else 1
 
 
 def _number(name: str, panel: str, metavar: str = "N", **settings: Any) -> Any:

@@ -81,11 +81,17 @@ def tenants(queue: QueueChoice, output: Output, limit: Limit = 100) -> None:
     """Show the tenants that have pending messages, in the order of their turns.
 
     For each tenant: how many messages are pending, its weight (how many turns it gets in a round), how long its oldest
-    message has waited, and whether the tenant is paused. Messages without a tenant are the last row. To set weights,
-    pass `tenant_weights` to the consumers' queue.
+    message has waited, and whether the tenant is paused. Messages without a tenant are the last row. In a queue with
+    partitions, these are the rows of one partition after the other. To set weights, pass `tenant_weights` to the
+    consumers' queue.
     """
     with queue.open() as opened, queue.client() as client:
-        rows = list(_tenant_rows(opened, node_of(client, opened.key.pending), limit))
+        rows = []
+        for number in range(opened.partitions):
+            part = opened.partition(number)
+            mark = {"partition": number} if opened.partitions > 1 else {}
+            rows += [mark | row for row in _tenant_rows(part, node_of(client, part.key.pending), limit)]
+        rows = rows[:limit]
     output.table(rows, title=f"{queue.name}: tenants", empty="no tenant has pending messages")
 
 

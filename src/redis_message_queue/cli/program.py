@@ -47,6 +47,7 @@ COMMANDS: dict[str, str] = {
     "resume": "pause",
     "schedule": "schedule",
     "tenants": "peek",
+    "partitions": "partitions",
     "dashboard": "dashboard",
     "doctor": "doctor.command",
     "dev": "dev",

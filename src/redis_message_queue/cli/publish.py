@@ -118,6 +118,10 @@ def publish(
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of the messages.")
     ] = None,
+    partition_key: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="In a queue with partitions: messages with the same key keep their order."),
+    ] = None,
     batch_size: Annotated[
         int, typer.Option(metavar="N", min=1, max=1_000, help="How many messages to send in one round trip.")
     ] = 1_000,
@@ -146,6 +150,7 @@ def publish(
         "at": None if at is None else _time(at),
         "ttl_seconds": ttl_seconds,
         "headers": None if not header else dict(map(parse_header, header)),
+        "partition_key": partition_key,
     }
     options = deduplication.queue_options() | backpressure.queue_options()
     with open_source(messages or [], file, batch_size) as source, queue.open(text=True, **options) as opened:

@@ -103,7 +103,7 @@ class Dashboard:
         self._allow_changes = allow_changes
         self._access = Access(token, authenticated, allowed_hosts)
         self._watches = Watches(self._open)
-        self._registered: dict[str, RegisteredQueue] = {}
+        self._registered: dict[str, tuple[RegisteredQueue, int]] = {}  # by the name that is shown, with a partition
         self._registry_pace, self._registry_lock = Pace(), asyncio.Lock()
         self._streams = 0
         self._stopped = asyncio.Event()
@@ -173,7 +173,9 @@ class Dashboard:
 
     def _open(self, name: str) -> RedisMessageQueue:
         if name in self._registered:
-            return open_registered(self._registered[name], self._client, retry_budget_seconds=_RETRY_BUDGET_SECONDS)
+            registered, partition = self._registered[name]
+            queue = open_registered(registered, self._client, retry_budget_seconds=_RETRY_BUDGET_SECONDS)
+            return queue.partition(partition)
         return RedisMessageQueue(
             name, client=self._client, retry_budget_seconds=_RETRY_BUDGET_SECONDS, **self._settings
         )
@@ -190,12 +192,17 @@ class Dashboard:
     def _register(self, found: list[RegisteredQueue]) -> None:
         """Give each queue of the registry a name to show; one that was named by hand is the same queue."""
         named = {self._watches.of(name).queue.key.pending for name in self._names}
-        registered: dict[str, RegisteredQueue] = {}
+        registered: dict[str, tuple[RegisteredQueue, int]] = {}
         for one in found:
+            if one.partitions > 1:
+                # Each partition is shown as the queue that it is.
+                for number in range(one.partitions):
+                    registered[f"{one.name} (partition {number} of {one.partitions})"] = (one, number)
+                continue
             if QueueKeys.unchecked(one.name, separator=one.key_separator).pending in named:
                 continue
             is_taken = one.name in registered or one.name in self._names
-            registered[f"{one.name} (separator {one.key_separator})" if is_taken else one.name] = one
+            registered[f"{one.name} (separator {one.key_separator})" if is_taken else one.name] = (one, 0)
         self._registered = registered
 
     def _watch(self, request: Request) -> QueueWatch:

@@ -8,6 +8,9 @@
 --       oldest: microseconds since the oldest message was published, in `pending` or in the lists it looked at: at most
 --       1,000, and 4 MB of messages; -1 if there is none
 --       cursor, last: where to continue; the cursor is '' if it has looked at everything
+-- Of a queue with partitions it would count the first alone.
+local version = redis.call('HGET', meta, 'version')
+if version and version ~= '1' then error('STATEVERSION ' .. version .. ' in ' .. meta, 0) end
 local MAX_TENANTS, MAX_BYTES = 1000, 4194304
 --@include envelope
 --@include clock

@@ -43,6 +43,7 @@ class ReplySlot:
         "holder",
         "key",
         "number",
+        "prefix",
         "process",
         "publish",
         "requeue",
@@ -54,6 +55,7 @@ class ReplySlot:
     def __init__(self, holder: bytes, process: int, keys: QueueKeys, options: GatewayOptions, keep_ms: int) -> None:
         self.holder = holder
         self.key = key = keys.reply(base64.urlsafe_b64encode(holder).decode())
+        self.prefix = keys.prefix
         self.process = process
         self.number = 0
         field = _version_field(options)
@@ -115,6 +117,8 @@ def never_stop() -> bool:
 class Calls:
     """The calls of one queue object: their slots, and how long each of them is retried."""
 
+    partitions = 1  # how many the queue has
+
     def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions) -> None:
         self.port = port
         self.keys = keys
@@ -152,14 +156,14 @@ class Calls:
 
         With ``drains`` also on a full server: a consumer must be able to start there.
         """
+        await self._write_state(limit, drains)
         if self._has_called:
             log.warning(
                 "the state of %s is gone from Redis, which was flushed or restored; its version, journal and weights "
-                "are written again",
+                "were written again",
                 self.keys.prefix,
                 extra={"queue": self.keys.prefix, "address": self.port.address},
             )
-        await self._write_state(limit, drains)
 
     async def _write_state(self, limit: float | None, drains: bool) -> None:
         weights = [part for one in (self.options.tenant_weights or {}).items() for part in one]
@@ -185,7 +189,7 @@ class Calls:
         journal: tuple[Argument, ...] = ("", "")
         if self.options.journal:
             journal = (self.port.new_id().hex(), int(self.options.journal == "payload"))
-        rules = (int(drains), STATE_VERSION, field, *journal, soft, _UNREAD * soft)
+        rules = (int(drains), STATE_VERSION, field, self.partitions, *journal, soft, _UNREAD * soft)
         await self.retry(lambda: self.port.call(self._open, (), (*rules, *weights)), "open the queue", limit=limit)
 
     def acquire_slot(self) -> ReplySlot:

@@ -24,7 +24,7 @@ _SLICE_SECONDS = 1.0
 _SHORTEST_ATTEMPT_SECONDS = 0.02  # with less time left than this nothing is sent any more
 
 # What the script should know of where a claim comes from.
-_FRESH, _WOKEN, _TIMER_OWNER = 0, 1, 2
+FRESH, WOKEN, TIMER_OWNER = 0, 1, 2
 
 Request = tuple[bytes, int, int, int]
 """Of one claim: its number, how many messages, how long it could sleep in microseconds, and where it comes from."""
@@ -46,6 +46,7 @@ class Claim:
     reclaimed: bool = False
     failures: int = 0  # how many of its attempts have failed under a retry policy
     is_plain: bool = False  # whether it has a lease and was never delivered before, in a queue without a journal
+    partition: int = field(init=False, repr=False)  # where it came from, set in a queue with partitions only
 
     @property
     def id(self) -> bytes:
@@ -193,7 +194,7 @@ class Claimer:
         self._takes = False  # whether to try take.lua first: the last claim met the usual case
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
-        self._slice = _SLICE_SECONDS if timeout is None else min(_SLICE_SECONDS, 0.8 * timeout)
+        self.slice_seconds = _SLICE_SECONDS if timeout is None else min(_SLICE_SECONDS, 0.8 * timeout)
 
     def attempt(self) -> ClaimAttempt:
         """Begin; the reply slot is the attempt's until its messages are handed over or it is released."""
@@ -225,9 +226,9 @@ class Claimer:
         if attempt is None:
             return None
         # With a count of 0 the script only repeats its answer; if the call never arrived, it never will.
-        request = (attempt.call, 0, 0, _FRESH)
+        request = (attempt.call, 0, 0, FRESH)
         try:
-            result = await self._send(attempt, request, claimant, limit=limit)
+            result = await self.exchange(attempt, request, claimant, limit=limit)
         except BaseException:
             self.unconfirmed.leave_to_others(claimant)
             raise
@@ -256,15 +257,17 @@ class Claimer:
         left, deadline = wait_seconds, port.now() + wait_seconds
         if limit is None and claimant.has_time_limit:
             limit = self.limit(deadline)
-        if not calls.is_prepared and not await self._prepare(deadline - wait_seconds, limit):
+        if not calls.is_prepared and not await self.prepare(deadline - wait_seconds, limit):
             return ClaimResult(unconfirmed=True)
-        origin = _FRESH
+        origin = FRESH
         while not claimant.is_stopped():
-            slice_us = int((left if left < self._slice else self._slice) * 1_000_000)
+            slice_us = int((left if left < self.slice_seconds else self.slice_seconds) * 1_000_000)
             attempt.call = slot.next_call()
             attempt.apply("send")
             request = (attempt.call, count, slice_us, origin)
-            result = await self._send(attempt, request, claimant, piggyback, deadline if wait_seconds else None, limit)
+            result = await self.exchange(
+                attempt, request, claimant, piggyback, deadline if wait_seconds else None, limit
+            )
             if result.unconfirmed:
                 return result
             attempt.apply("receive" if result.claims else "receive_nothing")
@@ -278,15 +281,15 @@ class Claimer:
             if piggyback is not None and piggyback.is_answered:
                 await piggyback.confirmed()
                 piggyback = None
-            origin = _WOKEN if result.wake_after is None else _TIMER_OWNER
+            origin = WOKEN if result.wake_after is None else TIMER_OWNER
             owns_timer = result.wake_after is not None
-            pause = min(left, self._slice if result.wake_after is None else result.wake_after)
+            pause = min(left, self.slice_seconds if result.wake_after is None else result.wake_after)
             if await self._wait_for_wakeup(claimant, pause, limit, owns_timer) and claimant.is_stopped():
                 await self.notify(limit)
             left = max(0.0, deadline - port.now())
         return ClaimResult()
 
-    async def _prepare(self, started: float, limit: float | None) -> bool:
+    async def prepare(self, started: float, limit: float | None) -> bool:
         """Write what the queue must have before its first claim; False if the time was up."""
         try:
             await self._calls.prepare(limit, drains=True)
@@ -312,7 +315,7 @@ class Claimer:
             if not (port.is_transient(error) or isinstance(error, RetryBudgetExhaustedError)):
                 raise
 
-    async def _send(
+    async def exchange(
         self,
         attempt: ClaimAttempt,
         request: Request,
@@ -331,7 +334,7 @@ class Claimer:
             sent_at = port.now() if tries else started
             call, count, slice_us, origin = request
             nonce = slot.nonce_of(call)
-            is_one = count == 1 and origin == _FRESH and self._may_take
+            is_one = count == 1 and origin == FRESH and self._may_take
             # The first request of a claim usually begins so early that the client itself ends in time.
             is_first = tries == 0 and count > 0 and calls.plan.budget_seconds > 0
             ends_in_time = is_first and (limit is None or sent_at + calls.listening_seconds <= limit)
@@ -374,7 +377,7 @@ class Claimer:
         if is_one and not self._takes and isinstance(reply, bytes) and reply[0] == PLAIN_FLAGS:
             self._takes = True
         result = _read(reply, sent_at, nonce, self._is_leased)
-        if count == 0 and not result.claims and origin != _FRESH:
+        if count == 0 and not result.claims and origin != FRESH:
             await self.notify(limit)  # it took the wake-up, and did not claim for it
         if result.dead or result.trim_error is not None:
             await claimant.on_dead(result)

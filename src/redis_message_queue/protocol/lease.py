@@ -113,6 +113,15 @@ class Lease:
         return self.stays_open or self.is_settling
 
 
+class PartlyRenewedError(Exception):
+    """Some leases were renewed or found lost, and of the others nothing is known: their partitions did not answer."""
+
+    def __init__(self, owned: Sequence[bool | None], cause: Exception) -> None:
+        super().__init__(cause)
+        self.owned = owned  # None if it is not known
+        self.cause = cause
+
+
 class Heartbeat:
     """Renews leases until it is stopped, all are lost or settled, or the handler has had its time.
 
@@ -155,9 +164,16 @@ class Heartbeat:
         claims = [claim for claim in lease.claims if claim not in self._late]
         if not claims:
             return lease.may_hold_more
+        unknown: list[Claim] = []
         try:
             budget = max(0.0, min(lease.left(claim) for claim in claims))
             owned = await self._renew(claims, budget, lambda: lease.over)
+        except PartlyRenewedError as partly:
+            unknown = [claim for claim, is_ours in zip(claims, partly.owned, strict=True) if is_ours is None]
+            if not await pause(0):
+                await self._not_renewed(unknown, partly.cause, goes_on=True)
+            claims = [claim for claim in claims if claim not in unknown]
+            owned = [is_ours for is_ours in partly.owned if is_ours is not None]
         except Exception as error:
             # What is being settled is held again if that fails.
             lasts = lease.is_settling or any(lease.left(claim) > 0 for claim in claims)
@@ -172,7 +188,7 @@ class Heartbeat:
             # A message that was settled meanwhile has no lease to lose.
             still_held = set(lease.claims).difference(renewed)
             await self._lose([claim for claim in claims if claim in still_held])
-        return bool(renewed) or lease.may_hold_more
+        return bool(renewed) or bool(unknown) or lease.may_hold_more
 
     def _may_get_through(self, error: Exception) -> bool:
         """Whether another renewal could succeed where this one did not."""

@@ -31,13 +31,15 @@ class PerCall:
     headers: Any = None
     deduplication_key: Any = None
     ttl_seconds: Any = None
+    partition_key: Any = None
+    deduplication_keys: Sequence[str] | None = None  # of each message, where they are known already
 
 
-def per_call(headers: Any, deduplication_key: Any, ttl_seconds: Any) -> PerCall | None:
+def per_call(headers: Any, deduplication_key: Any, ttl_seconds: Any, partition_key: Any = None) -> PerCall | None:
     """Return what was given, None if that is nothing."""
-    if headers is None and deduplication_key is None and ttl_seconds is None:
+    if headers is None and deduplication_key is None and ttl_seconds is None and partition_key is None:
         return None
-    return PerCall(headers, deduplication_key, ttl_seconds)
+    return PerCall(headers, deduplication_key, ttl_seconds, partition_key)
 
 
 class MessageBuilder:
@@ -96,6 +98,8 @@ class MessageBuilder:
         if given.ttl_seconds is not None:
             capabilities.require("chunks")
             number("ttl_seconds", given.ttl_seconds, least=MILLISECOND)
+        if given.partition_key is not None:
+            text("partition_key", given.partition_key)
         if key is not None:
             text("deduplication_key", key)
             if self._store.options.pending_overload_policy == "drop_oldest":
@@ -129,6 +133,9 @@ class MessageBuilder:
         if given is not None and given.deduplication_key is not None:
             (only,) = outgoing  # `publish_many` takes no key
             only.marker = self._store.keys.deduplication(plain(given.deduplication_key), plain(tenant))
+        elif given is not None and given.deduplication_keys is not None:
+            for one, key in zip(new, given.deduplication_keys[repeated:], strict=True):
+                one.marker = self._store.keys.deduplication(key, plain(tenant))
         elif self._deduplicates:
             for one, message in zip(new, messages[repeated:], strict=True):
                 one.marker = await self.marker(message, tenant, one.payload)
@@ -155,6 +162,13 @@ class MessageBuilder:
                 f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot encode",
             ) from None
         return keys.deduplication(key, tenant)
+
+    async def deduplication_keys(self, messages: Sequence[Message]) -> list[str]:
+        """Return what names each message to the deduplication; raise if one of them cannot be published."""
+        payloads = [self.encode(one) for one in messages]
+        prefix = self._store.keys.deduplication("")
+        pairs = zip(messages, payloads, strict=True)
+        return [(await self.marker(one, None, payload)).removeprefix(prefix) for one, payload in pairs]
 
     @staticmethod
     def _checked_key(key: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redis_message_queue.protocol.cancel import Canceller
+from redis_message_queue.protocol.growth import Grower
 from redis_message_queue.protocol.pages import PageReader
 from redis_message_queue.protocol.pause import Pauser
 from redis_message_queue.protocol.purge import Purger
@@ -27,6 +28,7 @@ class Operator:
         leased = store.options.message_visibility_timeout_seconds is not None
         self.finder = MessageFinder(pages, decode=store.decodes, leased=leased)
         self.canceller = Canceller(store.calls, queue.emitter)
+        self.grower = Grower(store, is_whole=store.calls.partitions == 1)
         self.pauser = Pauser(store.calls, pages)
         self.purger = Purger(store.calls, pages)
         self.redriver = Redriver(store, pages, queue.builder if queue.options.deduplication else None, queue.emitter)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
 from redis_message_queue.checks import whole_number
-from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.errors import ConfigurationError, PartitionCountError
 from redis_message_queue.plain_values import brief, is_text
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.port import Argument, Command
@@ -62,6 +62,8 @@ class PageReader:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self.keys = keys = calls.keys
+        # Whether it is known that there are no partitions: one that reads the first alone would tell half of the truth.
+        self._is_checked = calls.partitions > 1  # these are checked as a whole
         self.lists = {  # the list of payloads, and the list of their records
             "completed": (keys.completed, keys.records("completed")),
             "failed": (keys.failed, keys.records("failed")),
@@ -70,7 +72,13 @@ class PageReader:
 
     async def send(self, *commands: tuple[Argument, ...]) -> list[Any]:
         """Return the replies to plain commands, which are sent together."""
-        return await self._calls.pipeline(self.keys.pending, commands, "look")
+        if self._is_checked:
+            return await self._calls.pipeline(self.keys.pending, commands, "look")
+        look = ("HMGET", self.keys.counted, "partitions")
+        (found,), *replies = await self._calls.pipeline(self.keys.pending, (look, *commands), "look")
+        refuse_other_count(found, self._calls.partitions)
+        self._is_checked = True
+        return replies
 
     async def server_time(self) -> int:
         """Return the microseconds since 1970 by the server's clock."""
@@ -87,6 +95,8 @@ class PageReader:
         The queue may change between two replies. If somebody trims a list meanwhile, an element can be missing or
         come twice.
         """
+        if not self._is_checked:
+            await self.send()
         found: list[list[Any]] = [[] for _ in parts]
         left: deque[tuple[int, ListPart | HashPart]] = deque(enumerate(parts))
         while left:
@@ -112,6 +122,16 @@ class PageReader:
         """Return the values of fields of a hash, None for those that are not there."""
         parts = [HashPart(key, tuple(fields[at : at + REPLY_MESSAGES])) for at in range(0, len(fields), REPLY_MESSAGES)]
         return [value for values in await self.read(parts) for value in values]
+
+
+def refuse_other_count(found: bytes | None, count: int) -> None:
+    """Raise if the queue has another number of partitions: who reads with an old number would miss some."""
+    if found is not None and found != b"%d" % count:
+        has = found.decode("utf-8", "replace")
+        raise PartitionCountError(
+            f"this queue has partitions={has} in Redis, and this object was made with partitions={count}; nothing was "
+            f"read or changed: make it with partitions={has}"
+        )
 
 
 def members_with_scores(found: Any) -> list[tuple[bytes, Any]]:

@@ -226,6 +226,12 @@ class Port(Runtime, Protocol):
         ``punctual``: somebody is due at the end, and it must not be missed by as much as a server's timer is late.
         """
 
+    async def wait_any(self, wakeups: tuple[str, ...], seconds: float, *, punctual: bool = False) -> list[str]:
+        """Wait for the first wake-up in any of these keys, which may be on different nodes. Returns where one came.
+
+        On a cluster, a key that cannot be waited for does not disturb the others, as long as there are any.
+        """
+
 
 def split(items: Sequence[T], sizes: Sequence[int], most: int, most_bytes: int) -> Iterator[Sequence[T]]:
     """Yield pieces for one script each: within the limits of items and bytes, or one item that is larger."""

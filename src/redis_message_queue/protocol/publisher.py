@@ -102,6 +102,7 @@ class Publisher:
         at: datetime | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
         given: PerCall | None = None,
+        deadline: float | None = None,
     ) -> list[bool]:
         """Add messages to the queue in their order. Returns for each what `publish` would return."""
         results: list[bool] = []
@@ -109,7 +110,9 @@ class Publisher:
         try:
             self._gate.refuse_if_shut()
             self._store.capabilities.require("chunks")
-            return await self._publish_chunks(listed(messages), tenant, delay_seconds, at, repeat_of, results, given)
+            return await self._publish_chunks(
+                listed(messages), tenant, delay_seconds, at, repeat_of, results, given, deadline=deadline
+            )
         except Exception as error:
             with suppress(AttributeError):  # a user's exception may not allow new attributes
                 error.results = results  # type: ignore[attr-defined]  # documented for all errors of this call
@@ -128,6 +131,7 @@ class Publisher:
         at: datetime | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
         given: PerCall | None = None,
+        deadline: float | None = None,
     ) -> list[Receipt]:
         """Add messages to the queue in their order. Returns a receipt for each."""
         entry, sent, results = self._gate.enter(), list[SentMessage](), list[bool]()
@@ -135,7 +139,9 @@ class Publisher:
             self._gate.refuse_if_shut()
             self._store.capabilities.require("receipts")
             await self._publish_chunks(
-                listed(messages), tenant, delay_seconds, at, repeat_of, results, given, sent_messages=sent
+                *(listed(messages), tenant, delay_seconds, at, repeat_of, results, given),
+                sent_messages=sent,
+                deadline=deadline,
             )
             holders = await self._holders([one.marker for one in sent if not one.accepted and one.marker is not None])
             return _receipts(sent, holders)
@@ -170,12 +176,14 @@ class Publisher:
         results: list[bool],
         given: PerCall | None = None,
         sent_messages: list[SentMessage] | None = None,
+        deadline: float | None = None,
     ) -> list[bool]:
         sender, options = self._store.sender, self._store.options
         earlier = getattr(repeat_of, "sent", None)  # `find_sent` refuses anything else
         repeated = len(earlier.payloads) if isinstance(earlier, Sent) else 0
         outgoing = await self._builder.build_all(messages, tenant, delay_seconds, at, repeated, given)
-        deadline = self._port.now() + options.pending_overload_block_timeout_seconds
+        if deadline is None:
+            deadline = self._port.now() + options.pending_overload_block_timeout_seconds
         first = [outgoing[:repeated]] if repeated else []
         for chunk in (*first, *chunks(outgoing[repeated:], options)):
             started = self._port.now()

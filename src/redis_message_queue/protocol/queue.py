@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from redis_message_queue.checks import number, whole_number
-from redis_message_queue.errors import ConfigurationError, PublishNotConfirmedError
+from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, PublishNotConfirmedError
+from redis_message_queue.keys import QueueKeys
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.options import QueueOptions
 from redis_message_queue.plain_values import brief
 from redis_message_queue.protocol.batch_block import BatchBlock
+from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.drain import DrainGate, drain
 from redis_message_queue.protocol.events import EventEmitter
 from redis_message_queue.protocol.handoff import HandOff
@@ -61,10 +63,27 @@ class QueueProtocol:
         """What an operator does with this queue; custom gateways refuse it."""
         return Operator(self)
 
-    @property
-    def hand_off(self) -> HandOff:
-        """How a handler settles a message and publishes its results in one step; custom gateways refuse it."""
+    def hand_off_of(self, claim: Claim) -> HandOff:
+        """How a handler settles this message and publishes its results in one step; custom gateways refuse it."""
         return HandOff(self)
+
+    @property
+    def parts(self) -> tuple[QueueProtocol, ...]:
+        """The partitions; a queue without partitions is its own only part."""
+        return (self,)
+
+    def partition(self, number: Any) -> QueueProtocol:
+        """Return one of the partitions."""
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise ConfigurationTypeError(f"number must be an int, not {type(number).__name__}")
+        if not 0 <= number < len(self.parts):
+            raise ConfigurationError(f"number must be from 0 to {len(self.parts) - 1}, not {brief(number)}")
+        return self.parts[number]
+
+    @property
+    def keys(self) -> QueueKeys:
+        """The names of the Redis keys; each partition has its own."""
+        return self.store.keys
 
     def message_block(self) -> MessageBlock:
         """A block for one message, which is not yet claimed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from redis_message_queue.errors import ConfigurationTypeError, RedisMessageQueueError
@@ -11,12 +12,13 @@ from redis_message_queue.messages import RegisteredQueue
 from redis_message_queue.options import (
     DEFAULT_MAX_DELIVERY_COUNT,
     DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
+    MOST_PARTITIONS,
     GatewayOptions,
 )
 from redis_message_queue.plain_values import brief, is_text
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.pages import PAGE, check_count
-from redis_message_queue.protocol.port import Port
+from redis_message_queue.protocol.port import Argument, Port
 
 
 async def registered_queues(port: Port, max_queues: int) -> list[RegisteredQueue]:
@@ -28,7 +30,7 @@ async def registered_queues(port: Port, max_queues: int) -> list[RegisteredQueue
     while True:
         scan = ("SSCAN", REGISTRY_KEY, cursor, "COUNT", PAGE)
         ((cursor, members),) = await calls.pipeline(REGISTRY_KEY, (scan,), "list queues")
-        named = [one for one in map(_entry, members) if one is not None and one not in found]
+        named = [one for one in map(_entry, members) if one is not None]
         found.update(await _existing(calls, named))
         if cursor == b"0" or len(found) >= max_queues:
             break
@@ -40,11 +42,28 @@ async def _existing(calls: Calls, queues: list[RegisteredQueue]) -> list[Registe
     if not queues:
         return []
     metas = [QueueKeys.unchecked(one.name, separator=one.key_separator).meta for one in queues]
+    looks = [(("EXISTS", meta), ("HMGET", meta, "partitions")) for meta in metas]
+
+    async def look(key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
+        return await calls.retry(lambda: calls.port.pipeline(key, commands), "list queues")
+
     if calls.port.is_cluster:  # each is on a node of its own
-        answers = [(await calls.pipeline(meta, (("EXISTS", meta),), "list queues"))[0] for meta in metas]
+        answers = [one for meta, commands in zip(metas, looks, strict=True) for one in await look(meta, commands)]
     else:
-        answers = await calls.pipeline(REGISTRY_KEY, tuple(("EXISTS", meta) for meta in metas), "list queues")
-    return [one for one, exists in zip(queues, answers, strict=True) if exists]
+        answers = await look(REGISTRY_KEY, tuple(command for commands in looks for command in commands))
+    found = []
+    for one, exists, counted in zip(queues, answers[::2], answers[1::2], strict=True):
+        if isinstance(exists, Exception):
+            raise exists
+        if exists:
+            found.append(replace(one, partitions=_count(counted)))
+    return found
+
+
+def _count(answer: Any) -> int:
+    """Return the number of partitions; 1 for a key that another program has changed."""
+    stored = answer[0] if isinstance(answer, list) else None
+    return int(stored) if stored is not None and stored.isdigit() and 0 < int(stored) <= MOST_PARTITIONS else 1
 
 
 def _entry(member: bytes) -> RegisteredQueue | None:

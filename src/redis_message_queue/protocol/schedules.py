@@ -126,7 +126,7 @@ class Scheduler:
         missed: MissedTicks,
     ) -> bool:
         """Store a schedule; returns False if it was there already, exactly like this."""
-        calls, name = self._calls, _checked_name(name)
+        calls, name = self._calls, checked_name(name)
         timing = Timing.checked(cron, every_seconds, timezone)
         check_choice("missed", missed, MissedTicks)
         if given_headers is not None:
@@ -155,7 +155,7 @@ class Scheduler:
 
     async def remove(self, name: str) -> bool:
         """Remove a schedule; returns whether there was one."""
-        name = _checked_name(name)
+        name = checked_name(name)
         return bool(await self._call("unschedule", name, (name,)) == b"1")
 
     async def list(self) -> builtins.list[Schedule]:
@@ -299,7 +299,8 @@ class Scheduler:
         level("%s: %s: the tick was not published (%s); it is tried again", calls.keys.prefix, name, why)
 
 
-def _checked_name(name: Any) -> str:
+def checked_name(name: Any) -> str:
+    """Return the name of a schedule; raise if it cannot be one."""
     text("name", name)
     found: str = plain(name)
     if len(found.encode()) > _LONGEST_NAME:

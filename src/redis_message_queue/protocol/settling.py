@@ -135,7 +135,7 @@ class Settling:
 
     async def complete(self, claim: Claim, publish: Sequence[Any], lease: Lease, completed: set[Claim]) -> None:
         """Acknowledge a message and publish what it has led to in one step."""
-        hand_off, started = self._queue.hand_off, self._queue.port.now()
+        hand_off, started = self._queue.hand_off_of(claim), self._queue.port.now()
         try:
             targets = await hand_off.targets(publish)
         except Exception as error:

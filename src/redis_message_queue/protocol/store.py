@@ -32,6 +32,6 @@ class Store:
 class RedisStore(Store):
     """Keeps messages in Redis, by our scripts."""
 
-    def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions) -> None:
-        self.calls = calls = Calls(port, keys, options)
+    def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions, calls: Calls | None = None) -> None:
+        self.calls = calls = Calls(port, keys, options) if calls is None else calls
         super().__init__(port, keys, options, port.decodes, Sender(calls), Claimer(calls), Settler(calls))

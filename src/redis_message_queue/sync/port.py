@@ -23,6 +23,8 @@ from redis_message_queue.sync.runtime import BlockingRuntime
 
 T = TypeVar("T")
 
+# What keeps a wait from a node: it is gone, or another command has closed the connections of all threads.
+_NOT_REACHED = (exceptions.RedisError, AttributeError, ValueError)
 _ANSWERS = frozenset((int, bytes))  # what the fast paths of our scripts return
 
 
@@ -177,24 +179,79 @@ class BlockingPort(ClientPort, BlockingRuntime):
         nudge_at = time.monotonic() + seconds + wire.TIMER_SLACK_SECONDS if punctual else None
         with self._attempt() as limits:
             try:
-                return self._wait(wakeup, seconds, limits, nudge_at) is not None
+                return self._wait((wakeup,), seconds, limits, nudge_at) is not None
             except exceptions.ResponseError as error:
                 raise wire.translated(error, "claim") from error
 
-    def _wait(self, wakeup: str, seconds: float, limits: AttemptLimits, nudge_at: float | None) -> Any:
-        command_args = wire.blpop(wakeup, seconds)
+    async def wait_any(self, wakeups: tuple[str, ...], seconds: float, *, punctual: bool = False) -> list[str]:
+        nudge_at = time.monotonic() + seconds + wire.TIMER_SLACK_SECONDS if punctual else None
+        with self._attempt() as limits:
+            try:
+                if self.is_cluster:  # a cluster refuses one command for keys in different slots
+                    return self._wait_on_nodes(wakeups, seconds, limits)
+                popped = self._wait(wakeups, seconds, limits, nudge_at)
+            except exceptions.ResponseError as error:
+                raise wire.translated(error, "claim") from error
+            return [] if popped is None else [popped[0].decode()]
+
+    def _wait(self, wakeups: tuple[str, ...], seconds: float, limits: AttemptLimits, nudge_at: float | None) -> Any:
+        command_args = wire.blpop(wakeups, seconds)
         if not self._packs_by_hand:
             return self._execute(*command_args)
         packed = wire.pack_command(command_args)
         if self._direct is not None:
             (reply,) = self._direct.exchange(
-                packed, 1, limits.ends_at(), nudge_at, partial(self._nudge, wakeup, limits)
+                packed, 1, limits.ends_at(), nudge_at, partial(self._nudge, wakeups[0], limits)
             )
             if isinstance(reply, exceptions.ResponseError):
                 raise reply
             if reply is not NOT_SENT:
                 return reply
         return self._exchange(packed)
+
+    def _wait_on_nodes(self, wakeups: tuple[str, ...], seconds: float, limits: AttemptLimits) -> list[str]:
+        """Wait on one connection for each key until the first wake-up, and close those that wait in vain."""
+        waiting: dict[Any, tuple[Any, str]] = {}  # connection to its pool and its key
+        woken: list[str] = []
+        failure: Exception | None = None
+        try:
+            for key in wakeups:
+                try:
+                    self._begin_to_wait(key, seconds, waiting)
+                except _NOT_REACHED as error:
+                    failure = error
+            reached = len(waiting)
+            ends_at = time.monotonic() + min(seconds + wire.LATE_TIMER_SECONDS, limits.seconds_left())
+            while waiting and not woken and (left := ends_at - time.monotonic()) > 0:
+                for connection in wire.readable(list(waiting), left):
+                    try:
+                        if connection.read_response(disable_decoding=True) is not None:
+                            woken.append(waiting[connection][1])
+                    except (*_NOT_REACHED, exceptions.ResponseError) as error:
+                        failure = error
+                        self._refresh_nodes()
+                    waiting[connection][0].release(connection)
+                    del waiting[connection]
+        finally:
+            for connection, (pool, _) in waiting.items():
+                connection.disconnect()  # its reply would be read as that of the next command
+                pool.release(connection)
+        if failure is not None and not reached:
+            raise failure
+        return woken
+
+    def _begin_to_wait(self, key: str, seconds: float, waiting: dict[Any, tuple[Any, str]]) -> None:
+        """Send a BLPOP on a connection of its own, and note that one."""
+        pool = self._pool_of(key)
+        connection = self._get_connection(pool)
+        waiting[connection] = (pool, key)
+        try:
+            connection.send_packed_command((wire.pack_command(wire.blpop((key,), seconds)),))
+        except BaseException:
+            del waiting[connection]
+            connection.disconnect()
+            pool.release(connection)
+            raise
 
     def _nudge(self, wakeup: str, limits: AttemptLimits) -> None:
         """Make the server look at its timers, on another connection; without one its own timer must do."""

@@ -83,7 +83,7 @@ def fast_forward(client: redis.Redis, seconds: float, *queues: Queue) -> None:
     for queue in queues:
         if not isinstance(queue, Queue):
             raise ConfigurationTypeError(f"the arguments after seconds must be queues, not {type(queue).__name__}")
-    cast(Any, client).execute_command(*_command(seconds, [keys_of(queue) for queue in queues]))
+    cast(Any, client).execute_command(*_command(seconds, [keys for queue in queues for keys in keys_of(queue)]))
     for port in map(port_of, queues):
         _clock.skip(seconds, port)
     if not queues:
@@ -92,10 +92,11 @@ def fast_forward(client: redis.Redis, seconds: float, *queues: Queue) -> None:
 
 async def fast_forward_queue(seconds: float, protocol: QueueProtocol) -> None:
     """Let time pass for one queue, with its own client."""
-    keys, port = protocol.store.keys, cast(Port, protocol.port)
-    (reply,) = await port.pipeline(keys.pending, (_command(seconds, [keys]),))
-    if isinstance(reply, exceptions.ResponseError):
-        raise LuaScriptError(f"Redis refused fast_forward: {reply}", operation="fast_forward") from reply
+    port = cast(Port, protocol.port)
+    for keys in (part.keys for part in protocol.parts):
+        (reply,) = await port.pipeline(keys.pending, (_command(seconds, [keys]),))
+        if isinstance(reply, exceptions.ResponseError):
+            raise LuaScriptError(f"Redis refused fast_forward: {reply}", operation="fast_forward") from reply
     _clock.skip(seconds, port)
 
 

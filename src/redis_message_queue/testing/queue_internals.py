@@ -37,8 +37,9 @@ def port_of(queue: Queue) -> Port:
     return cast(Port, protocol_of(queue).port)
 
 
-def keys_of(queue: Queue) -> QueueKeys:
-    return protocol_of(queue).store.keys
+def keys_of(queue: Queue) -> list[QueueKeys]:
+    """Return the keys of each partition."""
+    return [part.keys for part in protocol_of(queue).parts]
 
 
 def client_of(queue_or_client: Queue | Client) -> Client:

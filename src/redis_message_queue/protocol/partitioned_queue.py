@@ -1,0 +1,65 @@
+"""A queue with partitions: ordinary queues behind one object, which is used as if it were one of them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.keys import QueueKeys
+from redis_message_queue.messages import ReceivedMessage
+from redis_message_queue.options import QueueOptions
+from redis_message_queue.protocol.claim import Claim
+from redis_message_queue.protocol.growth import Grower, check_count
+from redis_message_queue.protocol.handoff import HandOff
+from redis_message_queue.protocol.operator import Operator
+from redis_message_queue.protocol.partitioned_operator import PartitionedOperator
+from redis_message_queue.protocol.partitioned_publisher import PartitionedPublisher
+from redis_message_queue.protocol.partitioned_scheduler import PartitionedScheduler
+from redis_message_queue.protocol.partitioned_store import PartitionedStore
+from redis_message_queue.protocol.publisher import Publisher
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.schedules import Scheduler
+
+
+class PartitionedQueue(QueueProtocol):
+    """Consumes from all partitions with one store, and publishes to one of them at a time."""
+
+    store: PartitionedStore
+
+    def __init__(
+        self, options: QueueOptions, store: PartitionedStore, message_class: type[ReceivedMessage] = ReceivedMessage
+    ) -> None:
+        super().__init__(options, store, message_class)
+        self._parts = tuple(QueueProtocol(options, one, message_class) for one in store.partitions)
+        publishers = [Publisher(one.store, one.builder, self.emitter, self.gate) for one in self._parts]
+        self.scheduler = PartitionedScheduler(
+            [
+                Scheduler(part.store, part.builder, publisher, self.gate)
+                for part, publisher in zip(self._parts, publishers, strict=True)
+            ]
+        )
+        self.publisher = PartitionedPublisher(
+            publishers, store.partitions, self._parts[0].builder, deduplicates=options.deduplication
+        )
+
+    @property
+    def parts(self) -> tuple[QueueProtocol, ...]:
+        return self._parts
+
+    @property
+    def keys(self) -> QueueKeys:
+        raise ConfigurationError(
+            f"the queue {self.options.name!r} has {len(self._parts)} partitions, each with its own keys; use "
+            f"queue.partition(number).key, with a number from 0 to {len(self._parts) - 1}"
+        )
+
+    @property
+    def operator(self) -> Operator:
+        operators = [one.operator for one in self._parts]
+        first, count = self._parts[0].store, len(self._parts)
+        grower = Grower(first, is_whole=True)
+        whole = PartitionedOperator(operators, lambda: check_count(first.calls, count), grower)
+        return cast(Operator, whole)
+
+    def hand_off_of(self, claim: Claim) -> HandOff:
+        return HandOff(self._parts[claim.partition])
