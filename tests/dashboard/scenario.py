@@ -88,6 +88,7 @@ def fill(client: redis.Redis) -> None:
     for record in hostile.peek(10, source="failed"):
         client.xadd(hostile.key.journal, {"event": HOSTILE, "id": str(record.id), "of": HOSTILE, HOSTILE: HOSTILE})
 
+    hostile.pause(tenant=HOSTILE)
     hostile.schedule(HOSTILE, message=HOSTILE, cron="0 3 29 2 *", timezone="Europe/Berlin", tenant=HOSTILE)
 
     shipments = open_queue(client, "shipments", journal=True, enable_failed_queue=True)

@@ -83,6 +83,22 @@ def test_a_queue_is_paused_and_resumed(editor, payments):
     assert "It was not paused." in change(editor, name="payments", action="resume")
 
 
+def test_a_tenant_is_paused_and_resumed(editor, text_client):
+    queue = open_queue(text_client, "thumbnails")
+    page = Page(editor.get("/tenants", params={"name": "thumbnails"}))
+    (link,) = [one for one in page.links if "action=pause" in one and "bolt" in one]
+    assert "Pause tenant bolt of thumbnails?" in Page(editor.get(link)).words
+    assert "Paused." in change(editor, name="thumbnails", action="pause", tenant="bolt")
+    assert list(queue.paused_tenants()) == ["bolt"]
+    assert not queue.is_paused()
+    assert until(lambda: "1 tenant is paused" in Page(editor.get("/queue", params={"name": "thumbnails"})).words)
+    page = Page(editor.get("/tenants", params={"name": "thumbnails"}))
+    assert "1 paused bolt since" in page.words
+    assert [one for one in page.links if "action=resume" in one and "bolt" in one]
+    assert "Resumed." in change(editor, name="thumbnails", action="resume", tenant="bolt")
+    assert queue.paused_tenants() == {}
+
+
 def test_messages_are_cancelled_where_they_wait(editor, text_client):
     queue = open_queue(text_client, "invoices")
     waiting, held, delayed = queue.submit("a"), queue.submit("b"), queue.submit("c", delay_seconds=60)
@@ -116,7 +132,7 @@ def test_what_cannot_be_done_is_refused(editor):
         {"action": "drop", "source": "pending"},
         {"action": "purge", "source": "processing"},
         {"action": "pause", "source": "pending"},
-        {"action": "pause", "tenant": "acme"},
+        {"action": "cancel", "source": "pending", "id": "0" * 32, "tenant": "acme"},
         {"action": "redrive", "source": "pending"},
         {"action": "redrive", "source": "failed", "id": "short"},
         {"action": "redrive", "source": "failed", "where": "1 +"},

@@ -230,3 +230,9 @@ def test_a_schedule_that_nobody_follows_is_stuck():
     level, text = verdict(sample(schedules=1, next_tick_at=NOW - 720))
     assert (level, text) == (Level.STUCK, "A schedule is overdue by 12 min: its message was not published.")
     assert verdict(sample(schedules=1, next_tick_at=NOW + 1))[0] is Level.IDLE
+
+
+def test_a_paused_tenant_explains_what_waits():
+    level, text = verdict(sample(pending=5, oldest=720.0, paused_tenants=2, tenants=2))
+    assert level is Level.WARNING
+    assert text == ("2 tenants are paused: consumers claim nothing of theirs. 5 messages waiting in all, 0 in flight.")

@@ -51,7 +51,7 @@ _RETRY_BUDGET_SECONDS = 3.0  # a person waits for the page
 _QUEUES_A_PAGE, _MOST_QUEUES = 50, 1_000
 _REGISTRY_SECONDS = 10.0
 _LIMITS = (50, 200, 1_000)  # messages on a page
-_TENANTS_A_PAGE = 1_000
+_TENANTS_A_PAGE, _MOST_PAUSED = 1_000, 200
 _FORM_BYTES = 64 * 1024
 _STREAM_SECONDS = 30.0  # then the browser opens a new one: a server that stops need not wait longer
 _MOST_STREAMS = 100
@@ -305,8 +305,18 @@ class Dashboard:
         tenants = await watch.sampler.tenants(watch.now, _TENANTS_A_PAGE) if watch.now else []
         shown = [one for one in tenants if wanted.lower() in (one.name or "").lower()]
         exact = await watch.queue.tenant(wanted).length() if wanted else None
+        has_paused = watch.now is not None and watch.now.paused_tenants
+        paused = await watch.queue.paused_tenants(max_tenants=_MOST_PAUSED) if has_paused else {}
         return self._render(
-            request, "tenants.html", watch=watch, tenants=shown, read=len(tenants), q=wanted, exact=exact
+            request,
+            "tenants.html",
+            watch=watch,
+            tenants=shown,
+            read=len(tenants),
+            q=wanted,
+            exact=exact,
+            paused=paused,
+            most_paused=_MOST_PAUSED,
         )
 
     async def _schedules(self, request: Request) -> Response:

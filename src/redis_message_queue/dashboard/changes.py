@@ -44,8 +44,8 @@ class Change:
             raise ConfigurationError("schedule goes with removing one")
         if len(self.ids) > MOST_IDS or not all(map(_ID.fullmatch, self.ids)):
             raise ConfigurationError(f"ids must be at most {MOST_IDS} ids of 32 hexadecimal digits")
-        if self.tenant and (self.action, self.source) != ("purge", "pending"):
-            raise ConfigurationError("tenant goes with purging pending messages")
+        if self.tenant and (self.action, self.source) not in (("purge", "pending"), ("pause", ""), ("resume", "")):
+            raise ConfigurationError("tenant goes with pausing, resuming and purging pending messages")
         matcher(self.text, self.where, self.source)  # raises for a condition that cannot be read
 
     @property
@@ -64,10 +64,12 @@ class Change:
         """Return what would happen, with numbers."""
         where = "dead letters" if self.source == "dead_letters" else SOURCES.get(self.source, self.source).lower()
         name = one_line(self.queue)
+        if self.tenant and self.action in ("pause", "resume"):
+            name = f"tenant {one_line(self.tenant)} of {name}"
         if self.action == "pause":
-            return f"Pause {name}? Consumers stop claiming messages within a second; publishing goes on."
+            return f"Pause {name}? Consumers stop claiming its messages within a second; publishing goes on."
         if self.action == "resume":
-            return f"Resume {name}? Its consumers claim messages again at once."
+            return f"Resume {name}? Consumers claim its messages again at once."
         if self.action == "unschedule":
             return f"Remove the schedule {one_line(self.schedule)} of {name}? Messages that it has published stay."
         if self.action == "cancel":
@@ -89,9 +91,9 @@ class Change:
     async def make(self, queue: RedisMessageQueue, who: str) -> str:
         """Do it, log it, and return what was done."""
         if self.action == "pause":
-            done = "Paused." if await queue.pause() else "It was paused already."
+            done = "Paused." if await queue.pause(tenant=self.tenant or None) else "It was paused already."
         elif self.action == "resume":
-            done = "Resumed." if await queue.resume() else "It was not paused."
+            done = "Resumed." if await queue.resume(tenant=self.tenant or None) else "It was not paused."
         elif self.action == "unschedule":
             done = "Removed." if await queue.unschedule(self.schedule) else "There was no such schedule any more."
         elif self.action == "cancel":

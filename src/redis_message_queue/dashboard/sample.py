@@ -86,6 +86,7 @@ class Sample:
     failed: tuple[MessageRecord, ...] = ()
     groups: tuple[GroupLag, ...] = ()
     paused_at: float | None = None
+    paused_tenants: int = 0
     schedules: int = 0
     next_tick_at: float | None = None  # of all schedules
     saw_claim: bool = False  # whether somebody has claimed a message since the sample before
@@ -138,7 +139,7 @@ class Sampler:
             dead,
             failed,
             (_, groups),
-            (paused,),
+            (paused, paused_tenants),
             schedules,
             tick,
         ) = await self.pages.send(
@@ -149,7 +150,7 @@ class Sampler:
             ("LRANGE", key.records("dlq"), 0, RECORDS - 1),
             ("LRANGE", key.records("failed"), 0, RECORDS - 1),
             ("HSCAN", key.groups, 0, "COUNT", _GROUPS),
-            ("HMGET", key.meta, "paused"),
+            ("HMGET", key.meta, "paused", "paused_tenants"),
             ("ZCARD", key.schedules),
             ("ZRANGE", key.schedules, 0, 0, "WITHSCORES"),
         )
@@ -170,6 +171,7 @@ class Sampler:
             failed=_records(failed),
             groups=await self._groups(claimed, at) if claimed else (),
             paused_at=None if paused is None else _number(paused) / 1e6,
+            paused_tenants=_number(paused_tenants),
             schedules=schedules,
             next_tick_at=float(members_with_scores(tick)[0][1]) / 1e6 if tick else None,
         )

@@ -39,7 +39,7 @@ class Finding:
     level: Level
     text: str
     advice: str = ""
-    source: str | None = None  # where to look at the messages, or schedules
+    source: str | None = None  # where to look: messages, schedules or tenants
 
 
 def unreachable(error: str) -> Finding:
@@ -86,7 +86,16 @@ def _stuck(history: Sequence[Sample]) -> Iterator[Finding]:
             "processing",
         )
     waiting, oldest, quiet = now.stats.pending, now.oldest_seconds or 0.0, _quiet_seconds(history)
-    if waiting and not now.stats.processing and oldest >= _WAITING_SECONDS:
+    if now.paused_tenants:
+        are = "tenant is" if now.paused_tenants == 1 else "tenants are"
+        yield Finding(
+            Level.WARNING,
+            f"{count(now.paused_tenants)} {are} paused: consumers claim nothing of theirs. {messages(waiting)} "
+            f"waiting in all, {count(now.stats.processing)} in flight.",
+            "Resume them on the page of tenants, or with rmq resume --tenant, when those who paused them agree.",
+            "tenants",
+        )
+    elif waiting and not now.stats.processing and oldest >= _WAITING_SECONDS:
         seen = f", and no consumer claimed one in the last {age(quiet)}" if quiet >= _LATE_SECONDS else ""
         yield Finding(
             Level.STUCK,
