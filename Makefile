@@ -97,7 +97,7 @@ soak: $(VENV)/.installed ## an hour at a steady rate with all features on: memor
 simulate: $(VENV)/.installed ## run seeded schedules of faults in virtual time; make simulate ARGS='--minutes 30 --resume'
 	$(BIN)/python -m simulator $(ARGS)
 
-matrix: $(VENV)/.installed ## test with redis-py 6, 7, 8; Python 3.11 to 3.13; with and without hiredis; and with PySpark 4.2
+matrix: $(VENV)/.installed ## test with redis-py 6, 7, 8; Python 3.11 to 3.13, and 3.14 if installed; with and without hiredis; and with PySpark 4.2
 	$(BIN)/python -m tests.matrix
 
 matrix-sample: $(VENV)/.installed ## test two of these: the lowest redis-py with hiredis, and the newest Python

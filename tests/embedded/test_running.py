@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -172,9 +173,9 @@ def test_a_skip_is_not_a_pass() -> None:
 def test_the_matrix_covers_every_redis_py_with_and_without_hiredis_and_every_python() -> None:
     chosen = matrix.cells(full=False)
     assert {(cell.redis, cell.hiredis) for cell in chosen} == {(n, h) for n in (6, 7, 8) for h in (False, True)}
-    assert {cell.python for cell in chosen} == {"3.11", "3.12", "3.13"}
-    assert len(chosen) == 9
-    assert len(matrix.cells(full=True)) == 19
+    assert {cell.python for cell in chosen} == {"3.11", "3.12", "3.13", "3.14"}
+    assert len(chosen) == 10
+    assert len(matrix.cells(full=True)) == 25
     assert [cell.pyspark for cell in chosen if cell.pyspark] == ["4.2"], "and the oldest PySpark"
 
 
@@ -206,6 +207,17 @@ def test_an_interpreter_may_come_from_pyenv_the_newest_first(tmp_path: Path, mon
     (tmp_path / "pyenv").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert matrix.interpreter("3.99") == str(tmp_path / "versions" / "3.99.10" / "bin" / "python")
+
+
+def test_a_python_that_is_no_classifier_yet_may_be_missing_and_must_pass_if_it_is_there() -> None:
+    classifiers = tomllib.loads((run.ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    for python in matrix.PYTHONS:
+        is_promised = f"Programming Language :: Python :: {python}" in classifiers
+        assert is_promised == (python not in matrix.NOT_YET_PROMISED)
+    good = matrix.Outcome(matrix.Cell("3.11", 8, hiredis=False), Tally(passed=1))
+    new = matrix.Cell(matrix.NOT_YET_PROMISED[0], 8, hiredis=False)
+    assert matrix.passes([good, matrix.Outcome(new, trouble="not tried: no such Python here")], allow_missing=False)
+    assert not matrix.passes([good, matrix.Outcome(new, Tally(passed=1, failed=1))], allow_missing=False)
 
 
 def test_a_missing_interpreter_fails_the_matrix_unless_it_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
