@@ -9,7 +9,7 @@ import pytest
 from redis_message_queue import CleanupFailedError, NotPermittedError, RetryPolicy
 from redis_message_queue.permissions import CONSUMER, OPERATOR, PRODUCER, Role, example
 from redis_message_queue.scripts import all_names, script
-from tests.contract.shells import Shell, claim_and_die, take
+from tests.contract.shells import Awaited, Shell, claim_and_die, take
 
 pytestmark = pytest.mark.topic("Permissions")
 
@@ -98,6 +98,11 @@ async def consume(shell: Shell, client: Any) -> None:
     await admin.publish("long")
     async with renewing.process_message():
         await events.wait_for("lease_renew")
+    scheduled = await Awaited(admin).schedule("s", every_seconds=1_000_000, message="scheduled")
+    shell.redis.hset(queue.key.schedule("s"), "after", 1)  # its ticks since 1970 were missed
+    shell.redis.zadd(queue.key.schedules, {"s": 1})
+    shell.redis.zadd(queue.key.leases, {"s": 1})
+    assert scheduled and await take(queue) == shell.payload("scheduled")
     await admin.publish("leads on")
     async with beating.process_messages(1) as batch:
         done = batch[0].complete(publish=[(queue.queue, "led to")])
@@ -128,6 +133,9 @@ async def operate(shell: Shell, client: Any) -> None:
     await call("redrive_dead_letters")
     await call("tenants")
     await call("cancel", "ab" * 16)
+    assert await call("schedule", "s", every_seconds=60, message="m")
+    assert [one.name for one in await call("schedules")] == ["s"]
+    assert await call("unschedule", "s")
     await call("pause", tenant="t")
     await call("resume", tenant="t")
     for target in ("pending", "completed", "orphans", "dead_letters", "delayed"):

@@ -99,6 +99,7 @@ def build(client: Any, url: str) -> World:
         for tenant in TENANTS:
             queue.publish(f"{tenant}-{text}", tenant=tenant)
     queue.schedule("nightly", every_seconds=10_000_000, message="scheduled", headers={"a": "b"}, tenant="acme")
+    queue.cancel("ab" * 16)  # a mark of nobody
     # The first claim after a lease expired moves it to its tenant; the one that it takes goes back untouched.
     queue.publish("delayed-1", delay_seconds=1_000)
     queue.publish("delayed-2", tenant="zeta", delay_seconds=1_000)

@@ -182,6 +182,7 @@ class Scheduler:
         except Exception as error:
             self._log_trouble(ScheduleRecord(b"", 0.0), error)
             return
+        self._logged.pop(b"", None)
         for one in records:
             try:
                 await self._publish_ticks(one, now, limit)
