@@ -9,10 +9,11 @@ import redis
 from redis.exceptions import AskError, ClusterCrossSlotError, RedisClusterException, RedisError
 
 from redis_message_queue import wire
-from redis_message_queue.errors import ConfigurationError, RetryBudgetExhaustedError
+from redis_message_queue.errors import ConfigurationError, PartitionCountError, RetryBudgetExhaustedError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.growth import stored_partitions
 from redis_message_queue.protocol.port import Argument, finish
 from redis_message_queue.sync.port import BlockingPort
 
@@ -64,13 +65,27 @@ class RedisReader:
         self.port = BlockingPort(client)
         self.calls = Calls(self.port, keys, GatewayOptions())
         self._keys = keys
+        self._is_whole = False  # whether the queue is known to have no partitions
 
     def read(self, *commands: tuple[Argument, ...]) -> list[Any]:
         """Return the replies to commands that are sent together, and may be sent more than once."""
         try:
+            if not self._is_whole:
+                self._refuse_partitions()
             return finish(self.calls.pipeline(self._keys.pending, commands, "read")) if commands else []
         except (AskError, ClusterCrossSlotError) as error:  # a MovedError is an AskError
             raise not_a_single_server(self._keys.prefix) from error
+
+    def _refuse_partitions(self) -> None:
+        """Raise for a queue with partitions: these keys are those of the first one, which is a part of it."""
+        found = finish(stored_partitions(self.calls))
+        if found is not None and found > 1:
+            raise PartitionCountError(
+                f"this queue has {found} partitions, and Spark reads and writes queues without partitions only; use "
+                "queues without partitions for it",
+                queue=self._keys.prefix,
+            )
+        self._is_whole = True
 
     def refuse_cluster_node(self) -> None:
         """Raise if a node of a cluster is read as a server of its own. Call it if nothing was found: on a cluster the
