@@ -124,7 +124,9 @@ def test_a_killed_handler_books_once(
         database.execute("INSERT INTO account VALUES ('anna', 0)")
         balance = "SELECT balance FROM account"
         rmq = [str(BIN / "rmq"), "worker", "--visibility-timeout-seconds", "1"]
-        with running([*rmq, "dying:book", "payments", "--max-delivery-count", "2"], tmp_path, env):
+        dying = [*rmq, "dying:book", "payments", "--max-delivery-count", "2"]
+        # A worker whose process was killed says so with its exit status.
+        with running(dying, tmp_path, env, statuses=(1, 0)):
             until(lambda: database.execute(balance).fetchone() == (10,))
         with running([*rmq, "payments_inbox:book", "payments", "--max-delivery-count", "0"], tmp_path, env):
             until(lambda: not client.exists("payments::pending", "payments::processing"))

@@ -75,15 +75,17 @@ def environment(directory: Path, url: str, **more: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running(command: str | list[str], directory: Path, env: dict[str, str]) -> Iterator["subprocess.Popen[str]"]:
-    """A program whose output is in the file `output`. SIGTERM ends it, with the exit status that it wants."""
+def running(
+    command: str | list[str], directory: Path, env: dict[str, str], statuses: tuple[int, ...] = (0, -signal.SIGTERM)
+) -> Iterator["subprocess.Popen[str]"]:
+    """A program whose output is in the file `output`. SIGTERM ends it, with one of these exit statuses."""
     words = shlex.split(command) if isinstance(command, str) else command
     with (directory / "output").open("a") as output:
         program = subprocess.Popen(words, cwd=directory, env=env, stdout=output, stderr=output, text=True)
     try:
         yield program
         program.send_signal(signal.SIGTERM)
-        assert program.wait(60) in (0, -signal.SIGTERM), said(directory)
+        assert program.wait(60) in statuses, said(directory)
     finally:
         program.kill()
         program.wait()
