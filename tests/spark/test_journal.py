@@ -6,7 +6,15 @@ import pyarrow as pa
 import pytest
 
 from redis_message_queue.errors import ConfigurationError, JournalError
-from redis_message_queue.spark.journal import SCHEMA, JournalReader, StreamId, StreamRange, decode, from_microseconds
+from redis_message_queue.spark.journal import (
+    SCHEMA,
+    JournalReader,
+    StreamId,
+    StreamRange,
+    decode,
+    from_microseconds,
+    to_batch,
+)
 from redis_message_queue.spark.options import QueueAddress
 from tests.spark.journal_samples import MINUTE, START, Events, JournalSample, write_journal
 from tests.spark.queue_scenarios import EVENTS, QueueScenario, told
@@ -86,6 +94,50 @@ def test_what_is_no_entry_is_named(fields, said):
         decode(b"1-1", fields, int)
 
 
+ENTRY = {b"n": b"1", b"at": b"1", b"event": b"acked"}
+
+
+def entry(**fields: bytes) -> tuple[bytes, list[bytes]]:
+    named = ENTRY | {name.encode(): value for name, value in fields.items()}
+    return b"1-1", [part for pair in named.items() for part in pair if pair[1] != b"left out"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [entry()],
+        [entry(payload=b""), entry(payload=b"\xff"), entry(tenant=b"", id=b"ab")],
+        [entry(event=b"published", headers=b'{"trace": "7", "count": 5}'), entry(headers=b""), entry()],
+        [entry(due=b"1790000001000002", started=b"5", handled=b"17", count=b"3"), entry(first=b"9")],
+        [entry(event=b"gap", at=b"left out"), entry()],
+        [entry(colour=b"blue"), entry()],
+        [entry(tenant="größer".encode()), entry(tenant=b"\xff no text")],
+    ],
+)
+def test_a_batch_has_the_rows_of_its_entries(entries):
+    """Whether it is made column by column, or, for what is unusual, row by row."""
+    rows = [
+        decode(one, dict(zip(fields[::2], fields[1::2], strict=True)), from_microseconds) for one, fields in entries
+    ]
+    assert to_batch(entries).schema == SCHEMA
+    assert to_batch(entries).to_pylist() == pa.RecordBatch.from_pylist(rows, SCHEMA).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"n": b"x"}, r"entry 1-1 of the journal has a foreign value in 'n'"),
+        ({"at": b"9" * 30}, r"entry 1-1 of the journal has a foreign value in 'at'"),
+        ({"headers": b"[1]"}, r"entry 1-1 of the journal has a foreign value in 'headers'"),
+        ({"at": b"left out"}, r"entry 1-1 of the journal has no 'at'"),
+        ({"event": b""}, r"entry 1-1 of the journal has no 'event'"),
+    ],
+)
+def test_a_foreign_entry_in_a_batch_is_named(fields, said):
+    with pytest.raises(JournalError, match=said):
+        to_batch([entry(), entry(**fields)])
+
+
 @pytest.mark.promise("The jobs read what a real queue writes: every event and every field.")
 def test_a_real_queue_writes_every_event_and_nothing_that_the_reader_does_not_know(client, address, journal):
     """Everything that a queue can live through, and a cut of its journal."""
@@ -94,6 +146,8 @@ def test_a_real_queue_writes_every_event_and_nothing_that_the_reader_does_not_kn
     assert [row["serial"] for row in rows] == list(range(1, len(rows) + 1))
     assert {row["event"] for row in rows} == EVENTS - {"gap"}
     assert not any(row["more"] for row in rows)
+    (batch,) = journal.batches(whole(journal))
+    assert batch.to_pylist() == pa.RecordBatch.from_pylist(rows, SCHEMA).to_pylist()
     said = [{name: value for name, value in event.items() if value != ""} for event in told(client)]
     assert [
         {name: value for name, value in read.items() if value is not None and name != "stream_id"}

@@ -1,12 +1,13 @@
 """Reads a queue's journal: the Redis stream in which its scripts record every state change."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from redis_message_queue.errors import JournalError
 from redis_message_queue.keys import script_keys
@@ -206,14 +207,14 @@ class JournalReader:
 
     def batches(self, wanted: StreamRange, rows: int = 10_000) -> Iterator[pa.RecordBatch]:
         """Return the entries of a range as Arrow batches of the fixed schema."""
-        waiting: list[dict[str, Any]] = []
-        for row in self.rows(wanted, time=int):  # Arrow takes microseconds
-            waiting.append(row)
-            if len(waiting) == rows:
-                yield _batch(waiting)
-                waiting = []
+        waiting: list[RawEntry] = []
+        for page in raw_pages(self._reader, self.key, str(wanted.first), str(wanted.last), PAGE):
+            waiting += page
+            while len(waiting) >= rows:
+                yield to_batch(waiting[:rows])
+                waiting = waiting[rows:]
         if waiting:
-            yield _batch(waiting)
+            yield to_batch(waiting)
 
     # -- ranges
 
@@ -260,30 +261,95 @@ class JournalReader:
         return found if found is not None and found[0] <= last else None
 
 
-def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    """Make a batch column by column, in half the time of `from_pylist`."""
-    columns = [pa.array([row[one.name] for row in rows], one.type) for one in SCHEMA]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
+RawEntry = tuple[bytes, list[bytes]]
+"""The id of an entry, and its fields as the server sends them: names and values in turn."""
 StreamEntry = tuple[bytes, dict[bytes, bytes]]
 
 
-def pages(reader: RedisReader, key: str, start: str, end: str, size: int) -> Iterator[list[StreamEntry]]:
-    """Return the entries of a stream from one id to another, both included, with their fields by name."""
+def raw_pages(reader: RedisReader, key: str, start: str, end: str, size: int) -> Iterator[list[RawEntry]]:
+    """Return the entries of a stream from one id to another, both included."""
     while True:
         (page,) = reader.read(("XRANGE", key, start, end, "COUNT", size))
         if page:
-            yield [(one, dict(zip(fields[::2], fields[1::2], strict=True))) for one, fields in page]
+            yield page
         if len(page) < size:
             return
         start = str(StreamId.parse(page[-1][0].decode()).next())
 
 
+def pages(reader: RedisReader, key: str, start: str, end: str, size: int) -> Iterator[list[StreamEntry]]:
+    """Return the same, with the fields of each entry by name."""
+    for page in raw_pages(reader, key, start, end, size):
+        yield [(one, _by_name(fields)) for one, fields in page]
+
+
+def _by_name(fields: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+# From entries to Arrow
+
+
+class _Unusual(Exception):
+    """Entries that have to be read one by one: with a field of a newer library, or with a foreign value."""
+
+
+def to_batch(entries: Sequence[RawEntry]) -> pa.RecordBatch:
+    """Return entries as a batch of the fixed schema.
+
+    Column by column, and mostly in Arrow: a third of the time of making a row from each entry.
+
+    Raises:
+        JournalError: An entry was not written by this library.
+    """
+    try:
+        return _batch_by_columns(entries)
+    except (_Unusual, pa.ArrowInvalid, ValueError):
+        rows = [decode(stream_id, _by_name(fields), int) for stream_id, fields in entries]  # says which one is foreign
+        columns = [pa.array([row[one.name] for row in rows], one.type) for one in SCHEMA]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _batch_by_columns(entries: Sequence[RawEntry]) -> pa.RecordBatch:
+    count = len(entries)
+    found: dict[bytes, list[bytes | None]] = {}
+    for place, (_, fields) in enumerate(entries):
+        for name, value in zip(fields[::2], fields[1::2], strict=True):
+            if name not in found:
+                if name not in _COLUMNS:
+                    raise _Unusual
+                found[name] = [None] * count
+            found[name][place] = value
+    columns = {column: _column(found.get(name.encode()), kind, count) for name, column, kind in _FIELDS}
+    timeless = pc.is_null(columns["at"])
+    if (
+        columns["serial"].null_count
+        or columns["event"].null_count
+        or (pc.any(pc.and_(timeless, pc.not_equal(columns["event"], "gap"))).as_py())
+    ):
+        raise _Unusual
+    ids = pa.array([one for one, _ in entries], pa.binary()).cast(pa.string())
+    return pa.RecordBatch.from_arrays([*columns.values(), pa.nulls(count, pa.string()), ids], schema=SCHEMA)
+
+
+def _column(values: list[bytes | None] | None, kind: pa.DataType, count: int) -> pa.Array:
+    if values is None:
+        return pa.nulls(count, kind)
+    if pa.types.is_binary(kind):
+        return pa.array(values, kind)
+    if pa.types.is_map(kind):
+        return pa.array([_pairs(one) if one else None for one in values], kind)
+    text = pa.array([one or None for one in values], pa.binary()).cast(pa.string())  # an empty value means null
+    if pa.types.is_string(kind):
+        return text
+    number = text.cast(pa.int64())
+    return number.cast(kind) if pa.types.is_timestamp(kind) else number
+
+
 def _id_and_serial(entry: list[Any]) -> tuple[StreamId, int]:
     """Return the id and the serial of an entry as the server sends it."""
     stream_id, fields = entry
-    row = decode(stream_id, dict(zip(fields[::2], fields[1::2], strict=True)), int)
+    row = decode(stream_id, _by_name(fields), int)
     return StreamId.parse(stream_id.decode()), int(row["serial"])
 
 
@@ -304,7 +370,15 @@ def _reader(kind: pa.DataType) -> Callable[[bytes], Any]:
         return bytes
     if pa.types.is_map(kind):
         return _pairs
-    return _text if pa.types.is_string(kind) else int
+    return _text if pa.types.is_string(kind) else _whole
+
+
+def _whole(value: bytes) -> int:
+    """Return a number that fits into a column."""
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise OverflowError("a number of more than 64 bits")
+    return number
 
 
 _COLUMNS = {name.encode(): (column, _reader(kind), pa.types.is_timestamp(kind)) for name, column, kind in _FIELDS}
@@ -321,7 +395,7 @@ def decode(stream_id: bytes, fields: Mapping[bytes, bytes], time: Callable[[int]
             more[_text(name)] = _text(value)
         elif value != b"" or name == b"payload":  # in other fields an empty value means null
             try:
-                row[column] = time(int(value)) if is_time else read(value)
+                row[column] = time(_whole(value)) if is_time else read(value)
             except (ValueError, OverflowError) as error:
                 raise _foreign_entry(stream_id, f"a foreign value in {name.decode()!r}") from error
     if more:
