@@ -125,6 +125,8 @@ def _spark_rows(results: Figures) -> Iterator[tuple[str, float, float, float, fl
         # Starting a query takes the same time for few messages and for many, so only the largest has a target.
         target = 0.35 if one is results["source"][-1] else None
         yield name, one["raw"], one["source"], one["to_raw"], target
+    for one in results.get("jobs", []):
+        yield f"{one['job']}, compared with copying the archive", one["plain"], one["rate"], one["to_plain"], None
 
 
 def _left_out(left_out: dict[str, str]) -> str:

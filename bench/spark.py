@@ -1,4 +1,7 @@
-"""`python -m bench spark`: measures the Spark sink and source, as a ratio to raw redis-py in the same run."""
+"""`python -m bench spark`: measures the Spark sink, source and jobs, as ratios within the same run.
+
+Sink and source are compared with raw redis-py, the jobs with a plain Spark job over the same rows.
+"""
 
 import argparse
 import json
@@ -43,10 +46,12 @@ def main(arguments: list[str]) -> int:
         try:
             bench = SparkBench(spark, server, stderr.print)
             results: dict[str, Any] = {}
-            if given.only != "source":
+            if given.only in (None, "sink"):
                 results["sink"] = bench.sink(given.rows, given.rounds)
-            if given.only != "sink":
+            if given.only in (None, "source"):
                 results["source"] = bench.source(sizes)
+            if given.only in (None, "jobs"):
+                results["jobs"] = bench.jobs(given.rows)
         finally:
             spark.stop()
     print(json.dumps(results, indent=2)) if given.json else Console(width=120).print(spark_table(results))
@@ -55,8 +60,8 @@ def main(arguments: list[str]) -> int:
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench spark", description=__doc__)
-    parser.add_argument("--only", choices=("sink", "source"), help="measure only one of them")
-    parser.add_argument("--rows", type=int, default=200_000, help="rows that the sink publishes per round")
+    parser.add_argument("--only", choices=("sink", "source", "jobs"), help="measure only one of them")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows that the sink publishes, and the jobs handle")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the sink")
     parser.add_argument("--messages", type=int, default=1_000_000, help="the largest queue that the source reads")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
@@ -165,6 +170,50 @@ class SparkBench:
             running.awaitTermination()
             read = sum(one["numInputRows"] for one in running.recentProgress)
         assert read == size, f"{read} of {size} messages were read"
+
+    # -- the jobs
+
+    def jobs(self, count: int) -> list[dict[str, Any]]:
+        """Compare archive, report, replay and backfill with a plain job that copies the archived rows.
+
+        Each message has three entries in the journal: it was published, claimed and acked.
+        """
+        from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive, read_archive
+        from redis_message_queue.spark.jobs.backfill import BackfillOptions, backfill
+        from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
+        from redis_message_queue.spark.jobs.report import ReportOptions, report
+
+        self._client.flushall()
+        self._handle(count)
+        spark, entries = self._spark, 3 * count
+        here: dict[str, Any] = {"url": self._server.url, "queue": QUEUE}
+        with tempfile.TemporaryDirectory() as place:
+            reported = ReportOptions(path=f"{place}/archive", queue=QUEUE, output=f"{place}/report")
+            lines = f"{place}/lines.json"
+            with open(lines, "w", encoding="utf-8") as file:
+                file.writelines(f"{text(number)}\n" for number in range(count))
+            work: dict[str, tuple[int, Callable[[], Any]]] = {
+                "archive": (entries, lambda: archive(spark, ArchiveOptions(**here, path=f"{place}/archive"))),
+                "report": (entries, lambda: report(spark, reported)),
+                "replay": (count, lambda: replay(spark, ReplayOptions(**here, archive=f"{place}/archive"))),
+                "backfill": (count, lambda: backfill(spark, BackfillOptions(**here, source=lines, format="json"))),
+            }
+            rates = {name: _rate(size, run) for name, (size, run) in work.items()}
+            assert self._client.llen(QueueKeys.of(QUEUE).pending) == 2 * count, "replay and backfill"
+            archived = read_archive(spark, f"{place}/archive", QUEUE)
+            plain = _rate(entries, lambda: archived.write.parquet(f"{place}/copy"))
+        self._log(f"jobs, {count:,} messages: " + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in rates.items()))
+        return [{"job": name, "plain": plain, "rate": rate, "to_plain": rate / plain} for name, rate in rates.items()]
+
+    def _handle(self, count: int) -> None:
+        """Publish and handle messages of a queue with a journal."""
+        queue = RedisMessageQueue(QUEUE, client=self._client, journal="payload")
+        for start in range(0, count, 10_000):
+            queue.publish_many(text(number) for number in range(start, min(start + 10_000, count)))
+            handled = 1
+            while handled:
+                with queue.process_messages(1_000, wait_seconds=0) as batch:
+                    handled = len(batch)
 
 
 def publish_raw(client: Any, messages: Any, deduplicated: bool = True) -> None:

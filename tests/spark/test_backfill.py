@@ -275,6 +275,16 @@ def test_bad_rows_and_sources_are_one_clear_error_each(spark, server, client, tm
         backfill(spark, BackfillOptions(**given, source=source, dedup_key_column="key"))
     with pytest.raises(PayloadValueError, match="a row has no deduplication key"):
         backfill(spark, BackfillOptions(**given, source=source, dedup_key_column="k"))
+    with pytest.raises(
+        SelectionError, match=r"S3AFileSystem is not there\. Add its jar, .*org.apache.hadoop:hadoop-aws"
+    ):
+        backfill(spark, BackfillOptions(**given, source="s3a://bucket/x.json"))
+    (tmp_path / "bad.parquet").write_text("not Parquet")
+    no_parquet = given | {"format": "parquet", "source": str(tmp_path / "bad.parquet")}
+    with pytest.raises(
+        SelectionError, match=r"bad\.parquet' cannot be read: \[FAILED_READ_FILE\.CANNOT_READ_FILE_FOOTER"
+    ):
+        backfill(spark, BackfillOptions(**no_parquet))
     (tmp_path / "bad.json").write_text('{"k": "a"}\n{"k": ')
     with pytest.raises(JobError, match=r"the backfill failed: \[FAILED_READ_FILE.*bad\.json.* \[MALFORMED_RECORD"):
         backfill(spark, BackfillOptions(**given, source=str(tmp_path / "bad.json"), schema="k string"))

@@ -109,7 +109,7 @@ def test_a_file_is_published_by_the_ending_of_its_name(rmq, client, tmp_path, sp
         (("replay", "orders", "--where", "no such thing"), ExitStatus.USAGE, "where: the condition cannot be parsed"),
         (("backfill", "orders", "x"), ExitStatus.USAGE, "--format"),
         (("backfill", "orders", "x.json"), ExitStatus.USAGE, "x.json"),
-        (("backfill", "orders", "x", "--format", "xml"), ExitStatus.USAGE, "format must be one of json, csv"),
+        (("backfill", "orders", "x", "--format", "xml"), ExitStatus.USAGE, "format must be one of json, text, csv"),
         (("report", "orders", "x", "--conf", "nothing"), ExitStatus.USAGE, "'nothing' is not NAME=VALUE"),
         (("report", "orders", "x", "--conf", "master=x"), ExitStatus.USAGE, "'master' does not start with 'spark.'"),
         (("backfill", "orders", "x.csv", "--option", "=1"), ExitStatus.USAGE, "'=1' is not NAME=VALUE"),

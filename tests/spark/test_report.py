@@ -186,6 +186,18 @@ def test_entries_that_were_deleted_from_the_archive_are_missing(spark, client, o
     assert (conservation["verdict"], conservation["missing_serials"]) == ("unknown", gone.rows)
 
 
+def test_a_directory_that_cannot_be_written_is_named_before_anything_is_computed(spark, client, options, tmp_path):
+    write_journal(client, options, JournalSample(1).story(5))
+    archive_plainly(options)
+    (tmp_path / "file").write_text("not a directory")
+    output, heard = str(tmp_path / "file" / "report"), []
+    with pytest.raises(ArchiveError, match=rf"the storage at {re.escape(output)} failed: .*Not a directory"):
+        report(spark, ReportOptions(path=options.path, queue="orders", output=output), heard.append)
+    assert heard == []
+    with pytest.raises(ArchiveError, match=r"the storage at .*journal failed: .*Not a directory"):
+        archive_plainly(ArchiveOptions(url=options.url, queue="orders", path=output))
+
+
 def test_a_queue_that_was_not_archived_is_named_with_those_that_were(spark, client, options, tmp_path):
     write_journal(client, options, JournalSample(1).story(5))
     archive_plainly(options)

@@ -34,7 +34,7 @@ from redis_message_queue.spark.options import SourceOptions
 
 log = logging.getLogger("redis_message_queue")
 
-MESSAGES_A_SCRIPT = 10_000  # that one script moves into a batch: some 20 ms of the server's time
+MESSAGES_A_SCRIPT = 5_000  # that one script moves into a batch: some 10 ms of the server's time
 _RELEASED_A_SCRIPT = 1_000
 _COUNTED_BATCHES = 1_000  # that one ack is expected to have: usually it is one batch
 _DIGITS = 15  # of a number that a script can count to

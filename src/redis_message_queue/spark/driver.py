@@ -62,7 +62,7 @@ def session(app_name: str, master: str = "local[*]", **conf: ConfValue) -> Spark
     _check(conf)
     builder = SparkSession.builder.appName(app_name)
     settings = _DEFAULTS | conf
-    if not _launched_by_spark_submit():
+    if not under_spark_submit():
         prepare(master)
         builder = builder.master(master)
         settings = _QUIET | (_LOOPBACK if _on_this_machine(master) else {}) | settings
@@ -89,7 +89,7 @@ def prepare(master: str = "local[*]") -> None:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-def _launched_by_spark_submit() -> bool:
+def under_spark_submit() -> bool:
     """Return whether the JVM runs already, with the master, Java and addresses that were chosen there."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 

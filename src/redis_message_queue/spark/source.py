@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -229,15 +230,15 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def split(sizes: dict[int, int], wanted: int | None) -> list[BatchSlice]:
-    """Return the batches in slices of about equal length, at least as many as wanted if there are messages."""
+    """Return the batches in slices of equal length, or one message more: at least as many as wanted, if there are."""
     total = sum(sizes.values())
     count = max(wanted or 1, -(-total // _ROWS_A_TASK))
-    length = max(1, total // count) if wanted else _ROWS_A_TASK
-    return [
-        BatchSlice(number, at, min(at + length, size))
-        for number, size in sizes.items()
-        for at in range(0, size, length)
-    ]
+    slices: list[BatchSlice] = []
+    for number, size in sizes.items():
+        parts = min(size, -(-count * size // total))
+        edges = [size * place // parts for place in range(parts + 1)]
+        slices += [BatchSlice(number, start, stop) for start, stop in pairwise(edges)]
+    return slices
 
 
 def _why_gone(number: int, sealed: int, released: int) -> str:

@@ -55,9 +55,13 @@ class SessionOptions:
         from pyspark.sql import SparkSession
 
         from redis_message_queue.spark import session
+        from redis_message_queue.spark.driver import under_spark_submit
 
         running = SparkSession.getActiveSession()
         opened = session(f"rmq spark {job}", self.master, **self._settings())
+        if running is None and not under_spark_submit():
+            # What fails is told in one line. Spark's log would have the stack trace of every attempt before it.
+            opened.sparkContext.setLogLevel("FATAL")
         try:
             yield opened
         finally:

@@ -5,6 +5,7 @@ directory or a URL of an object store. Whoever can read Delta tables can read an
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -55,10 +56,22 @@ class Location:
         """Return the files below this location. Paths are relative, with slashes."""
         from deltalake.fs import DeltaStorageHandler
 
-        if self.is_local:
-            os.makedirs(self.uri, exist_ok=True)
+        if self.is_local and not os.path.isdir(self.uri):  # an archive that is only read may be read-only
+            self.create()
         with clear_storage_errors(self.uri):
             return pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.storage_options)))
+
+    def create(self) -> None:
+        """Create the directory, if it is one, and raise an error now if nothing can be written to it.
+
+        Raises:
+            ArchiveError: It cannot be created or written to. An object store says so at the first write.
+        """
+        if self.is_local:
+            with clear_storage_errors(self.uri):
+                os.makedirs(self.uri, exist_ok=True)
+                if not os.access(self.uri, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self.uri)
 
     def write(self, path: str, content: bytes) -> None:
         """Create or replace a file. Readers see the old content or the new one."""
@@ -199,8 +212,7 @@ class ArchiveTable:
         """Return the newest state of the table, which is created if there is none."""
         from deltalake import DeltaTable, Schema
 
-        if self.location.is_local:
-            os.makedirs(self.location.uri, exist_ok=True)
+        self.location.create()
         found = self.open()
         if found is None:
             with clear_storage_errors(self.location.uri):

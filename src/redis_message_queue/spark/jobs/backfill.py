@@ -114,11 +114,12 @@ def _result(options: BackfillOptions, count: RowCount, files: int, before: int) 
 
 
 def _open_source(spark: "SparkSession", options: BackfillOptions) -> "DataFrame":
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
     from pyspark.errors import PySparkException
 
     try:
         return spark.table(options.source) if options.format == "table" else _read(spark, options, [options.source])
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise SelectionError(f"the source {options.source!r} cannot be read: {reason(str(error))}") from error
 
 

@@ -13,6 +13,9 @@ from redis_message_queue.errors import ConfigurationError, JobError, RedisMessag
 
 _OUR_ERROR = re.compile(r"redis_message_queue\.(?:[\w.]+\.)?(\w+): (.+)")
 _ERROR_OF_SPARK = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .+")
+_MISSING_CLASS = re.compile(r"ClassNotFoundException: (?:Class )?([\w.$]+)")
+_CAUSE = re.compile(r"^(?:Caused by)?: (?:[\w.$]+(?:Exception|Error): )*(.+)$", re.M)
+_JARS = {"s3a": " (org.apache.hadoop:hadoop-aws of Hadoop's version)", "azure": " (org.apache.hadoop:hadoop-azure)"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,15 @@ def _kinds(kind: type[RedisMessageQueueError]) -> Iterator[type[RedisMessageQueu
 
 def reason(text: str) -> str:
     """Return Spark's own words from a stack trace: what happened, and the last cause."""
+    if missing := _MISSING_CLASS.search(text):
+        hint = _JARS.get(missing[1].split(".")[4] if missing[1].startswith("org.apache.hadoop.fs.") else "", "")
+        return f"the class {missing[1]} is not there. Add its jar, with --conf spark.jars.packages=...{hint}"
     found = _ERROR_OF_SPARK.findall(text)
-    if not found:
-        return next((line.strip() for line in text.splitlines() if line.strip()), "Spark gave no reason")
-    return " ".join(dict.fromkeys((found[0], found[-1])))
+    if found:
+        return " ".join(dict.fromkeys((found[0], found[-1])))
+    found = _CAUSE.findall(text)
+    return (
+        found[-1].strip()
+        if found
+        else next((line.strip() for line in text.splitlines() if line.strip()), "Spark gave no reason")
+    )

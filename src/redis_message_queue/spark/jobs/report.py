@@ -184,9 +184,11 @@ def _overview_row(one: ReportResult) -> Row:
 
 def _report(spark: "SparkSession", options: ReportOptions, window: Window, on_progress: OnProgress) -> ReportResult:
     require_classic(spark, "the report")
+    files = location_of(options.output, options.storage_options)
+    journal_files(location_of(options.path, options.storage_options, spark), options.queue)
+    files.create()  # before minutes of work
     with clear_errors("the report"):
         found = statistics_of(spark, options.path, options.queue, on_progress, options.storage_options, window)
-    files = location_of(options.output, options.storage_options)
     files.write("report.html", render_page(found, datetime.now(UTC)).encode())
     as_json = json.dumps(found.as_dict(), default=_as_json, indent=1)
     files.write("report.json", as_json.encode())
@@ -225,7 +227,8 @@ def statistics_of(
     rows = sum(one.rows for one in journal_files(location, queue))
     table = journal_table(location)
     held, contents = read_inventory(spark, location, queue)
-    delta = table.open_or_create()
+    delta = table.open()
+    assert delta is not None  # it has files
     archived = ArchivedQueue(
         queue,
         rows,
