@@ -12,7 +12,7 @@ from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, KeyKind
 TRANSIENT = frozenset(
     {
         *("pending", "processing", "leases", "deliveries", "delayed", "delayed_messages", "cancelled"),
-        *("tenant_ring", "tenant_pending", "expired", "tenant_backlog"),
+        *("tenant_ring", "tenant_pending", "expired", "tenant_backlog", "tenant_in_flight"),
     }
 )
 _LONGEST_TTL_SECONDS = 86_400

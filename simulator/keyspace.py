@@ -485,6 +485,14 @@ class Keyspace:
     def zcount(self, arguments: Arguments) -> int:
         return len(self._sorted(arguments[0]).between(arguments[1], arguments[2]))
 
+    @command(3)
+    def zlexcount(self, arguments: Arguments) -> int:
+        """Of members that all have the same score, between bounds like `[a` and `(b`."""
+        low, high = arguments[1], arguments[2]
+        members = [member for _, member in self._sorted(arguments[0]).order]
+        first = (bisect_right if low[:1] == b"(" else bisect_left)(members, low[1:])
+        return max(0, (bisect_left if high[:1] == b"(" else bisect_right)(members, high[1:]) - first)
+
     @command(1)
     def zrandmember(self, arguments: Arguments) -> list[bytes]:
         """The first ones: any choice is a random one."""

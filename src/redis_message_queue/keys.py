@@ -50,7 +50,8 @@ KEY_MAP = (
     KeyKind(
         "tenant_ring",
         "ZSET",
-        "Tenants that have messages waiting, scored by virtual time; a paused tenant is behind all times.",
+        "Tenants that have messages waiting, scored by virtual time; a tenant that is paused or at its limit is behind "
+        "all times.",
     ),
     KeyKind("tenant_pending::<tenant>", "LIST", "The waiting messages of one tenant, ordered as in `pending`."),
     KeyKind(
@@ -61,6 +62,12 @@ KEY_MAP = (
         "longest",
         "STRING, TTL",
         "The tenant that had the longest queue at the last drop. Used only while more than 100 tenants wait.",
+    ),
+    KeyKind(
+        "tenant_in_flight",
+        "ZSET",
+        "The messages of tenants in flight, if a consumer limits them: the length of the tenant, the tenant and the "
+        "id, all with the score 0.",
     ),
     KeyKind("weights", "HASH", "Tenant to weight, for every tenant whose weight is not 1."),
     KeyKind("completed", "LIST", "Payloads of handled messages, newest on the left."),
@@ -93,10 +100,10 @@ KEY_MAP = (
         "The `version` of the stored format, and once more in `version_journal` or the like by clients that ask for a "
         "journal or weights, the number of `partitions`, `tenants` once a message of a tenant has waited, "
         "the bytes of the `largest` message since the queue was empty, if one was large, since when the queue is "
-        "`paused`, how many `paused_tenants` there are and since when each of them is (`paused:<tenant>`), and "
-        "`cancels` while messages are marked as cancelled. With a journal also its rules, its identity, the serial "
-        "number of its last entry and how far it is archived. In a queue with partitions "
-        "`meta::<partitions>` holds all that.",
+        "`paused`, how many `paused_tenants` there are and since when each of them is (`paused:<tenant>`), "
+        "`cancels` while messages are marked as cancelled, and `counts` while consumers limit the messages in flight. "
+        "With a journal also its rules, its identity, the serial number of its last entry and how far it is archived. "
+        "In a queue with partitions `meta::<partitions>` holds all that.",
     ),
     KeyKind(
         "meta::<partitions>",
@@ -178,6 +185,7 @@ class QueueKeys:
     tenant_ring: str
     tenant_backlog: str
     weights: str
+    tenant_in_flight: str
     longest: str
     groups: str
     schedules: str

@@ -87,6 +87,11 @@ class StorageOptions:
     max_pending_per_tenant: Annotated[int | None, "How many messages of one tenant may wait. None sets no limit."] = (
         None
     )
+    max_in_flight_per_tenant: Annotated[
+        int | None,
+        "How many messages of one tenant this consumer lets be in flight, those of other consumers included. None sets "
+        "no limit. Needs leases.",
+    ] = None
     pending_overload_policy: Annotated[
         OverloadPolicy,
         "What `publish()` does when the queue is full: `raise` raises `QueueBackpressureError`, `block` waits for "
@@ -145,6 +150,7 @@ class StorageOptions:
             "max_dead_letter_length",
             "max_pending_length",
             "max_pending_per_tenant",
+            "max_in_flight_per_tenant",
             "confirm_replicas",
         ):
             whole_number(name, getattr(self, name), optional=True)
@@ -194,6 +200,12 @@ class GatewayOptions(StorageOptions):
             raise ConfigurationError(
                 f"max_delivery_count={self.max_delivery_count} needs a visibility timeout: without one a message "
                 "is never delivered twice; set the timeout, or max_delivery_count=None"
+            )
+        if self.max_in_flight_per_tenant is not None and self.message_visibility_timeout_seconds is None:
+            raise ConfigurationError(
+                f"max_in_flight_per_tenant={self.max_in_flight_per_tenant} needs a visibility timeout: without one, a "
+                "message of a consumer that crashed would keep its place for ever; set the timeout, or leave the limit "
+                "out"
             )
         if self.pending_overload_policy == "drop_oldest" and self.max_delivery_count is not None:
             raise ConfigurationError(

@@ -75,7 +75,7 @@ _ARGUMENT_COUNTS = {
     ),
     4: (
         *("HINCRBY", "HSET", "HSETNX", "LRANGE", "LREM", "LSET", "LTRIM", "PSETEX", "XRANGE", "XREVRANGE"),
-        *("XTRIM", "ZADD", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGEBYSCORE"),
+        *("XTRIM", "ZADD", "ZLEXCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGEBYSCORE"),
     ),
     5: ("XADD",),
 }

@@ -92,6 +92,7 @@ class Settings:
     lease_us: int = HOUR_US
     most: int = 0
     ttl_us: int = 0
+    in_flight_limit: int = 0
     limit: int = 0
     tenant_limit: int = 0
     overload: str = "refuse"

@@ -37,6 +37,7 @@ class State:
     tokens: int = 0
     claims: list[bytes] = field(default_factory=list)  # what streaming queries hold
     cancelled: set[bytes] = field(default_factory=set)  # ids that are marked
+    flights: set[bytes] | None = None  # what is counted in flight; None if nobody counts
     cancels: bytes | None = None  # what the state of the queue says of marks
     lists: dict[str, tuple[list[bytes], list[bytes]]] = field(default_factory=dict)
     journal: list[dict[bytes, bytes]] = field(default_factory=list)
@@ -87,6 +88,7 @@ def read(client: redis.Redis) -> State:
         claims=[_without_count(one) for claim in members for one in claim],
         cancelled={id for id, _ in get(KEYS.cancelled, [])},
         cancels=get(KEYS.meta, {}).get(b"cancels"),
+        flights={one for one, _ in get(KEYS.tenant_in_flight, [])} if b"counts" in get(KEYS.meta, {}) else None,
         lists={kept: (get(kept, []), get(records_beside(kept), [])) for kept in LISTS},
         journal=[entry for _, entry in get(KEYS.journal, [])],
         serial=int(get(KEYS.meta, {}).get(b"journal_serial", 0)) if b"journal" in get(KEYS.meta, {}) else None,
@@ -121,6 +123,7 @@ def faults(client: redis.Redis, *, leased: bool = True) -> list[str]:
         *_recorded(state),
         *_told(state),
         *_marked(state, leased),
+        *_flying(state),
     ]
 
 
@@ -197,6 +200,14 @@ def _marked(state: State, leased: bool) -> list[str]:
     # Without leases, or in the claim of a streaming query, a message can be marked in flight: it may come back.
     known = state.processing.keys() | state.later.keys() if leased and not state.claims else set()
     return wrong + [f"{id.hex()} is marked, and does not wait" for id in state.cancelled & known]
+
+
+def _flying(state: State) -> list[str]:
+    if state.flights is None:
+        return []
+    messages = [Envelope(stored) for stored in state.processing.values()]
+    names = {bytes([len(one.tenant.encode())]) + one.tenant.encode() + one.id for one in messages if one.tenant}
+    return [] if state.flights == names else [f"{state.flights - names} and {names - state.flights} are miscounted"]
 
 
 def _recorded(state: State) -> list[str]:

@@ -12,7 +12,7 @@ from tests.lua.state import faults, read
 
 pytestmark = pytest.mark.topic("Pausing")
 
-PARKED = constant("turns", "PARKED")
+PARKED = constant("places", "PARKED")
 
 
 def turns(caller: Caller, count: int) -> list[str]:
@@ -109,7 +109,7 @@ def test_when_virtual_time_starts_again_a_paused_tenant_stays_paused(caller: Cal
     for name in ("a", "b", "c"):
         caller.enqueue_for(name, *numbered(9))
     caller.pause("a")
-    start = constant("turns", "REBASE_AT")
+    start = constant("places", "REBASE_AT")
     caller.client.zadd(KEYS.tenant_ring, {"b": start + 1, "c": start + 2})
     assert turns(caller, 4) == ["b", "c", "b", "c"]
     ring = read(caller.client).ring

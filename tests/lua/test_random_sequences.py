@@ -1,13 +1,14 @@
 """After any sequence of calls, every message is in one place and the state is consistent."""
 
 import random
+from collections import Counter
 
 import pytest
 import redis
 
 from redis_message_queue.envelope import Envelope
 from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, Claimed, New, Taken, chunk_ids, fresh_base, new_id
-from tests.lua.state import LISTS, faults, read
+from tests.lua.state import LISTS, State, faults, read
 
 pytestmark = pytest.mark.topic("Journal")
 
@@ -26,6 +27,7 @@ KINDS = {
     "with dead letters": {"most": 2, "dlq_limit": 5, "ttl_us": HOUR_US},
     "with limits that refuse": {"limit": 12, "tenant_limit": 4},
     "with limits that drop": {"limit": 12, "tenant_limit": 4, "overload": "drop"},
+    "with limits on what is in flight": {"in_flight_limit": 2, "most": 3},
     "with dead letters, without leases": {"lease_us": 0, "most": 1},
 }
 
@@ -210,6 +212,12 @@ class World:
     def _is_taken(self, one: Taken) -> None:
         assert one.id in self.alive
         assert (one.tenant or "").encode() not in self.paused
+        limit = self.callers[0].settings.in_flight_limit
+        if limit and one.tenant and one.origin == "queue":
+            flying = [
+                stored for stored in read(self.client).processing.values() if Envelope(stored).tenant == one.tenant
+            ]
+            assert len(flying) <= limit
         before = [taken for taken in self.ever_taken if taken.id == one.id]
         assert one.token not in {taken.token for taken in before}
         assert one.count <= one.attempts <= len(before) + 1
@@ -243,12 +251,23 @@ class World:
         came_back = [id for ids in state.returned.values() for id in ids]
         waiting = [Envelope(stored).id for line in state.lines.values() for stored in line]
         found = {*expired, *due, *came_back, *waiting} - state.cancelled
+        found -= self._at_their_limit(state, now)
         found -= {Envelope(one).id for one in state.stored if (Envelope(one).tenant or "").encode() in self.paused}
         most = self.callers[0].settings.most
         if most:
             found = {id for id in found if int(state.deliveries.get(id, b"0:0").split(b":")[1]) < most}
             found -= {id for id in (*expired, *came_back) if id not in state.deliveries and most <= 1}
         return len(found)
+
+    def _at_their_limit(self, state: State, now: int) -> set[bytes]:
+        """The waiting messages of tenants that may have no more in flight."""
+        limit, found = self.callers[0].settings.in_flight_limit, set()
+        flying = Counter(Envelope(stored).tenant for stored in state.processing.values())
+        for stored in state.stored if limit else ():
+            one = Envelope(stored)
+            if one.tenant and flying[one.tenant] >= limit and one.id not in state.processing:
+                found.add(one.id)
+        return found
 
 
 @pytest.mark.promise("The journal alone tells where every message is.")

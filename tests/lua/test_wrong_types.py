@@ -82,6 +82,7 @@ RIGHT = {
     "journal": "stream",
     **dict.fromkeys(("reply", "marker", "markers", "tenant_backlog", "longest"), "string"),
     **dict.fromkeys(("leases", "expired", "delayed", "tenant_ring", "cancelled", "schedules"), "zset"),
+    "tenant_in_flight": "zset",
 }
 
 
@@ -97,6 +98,8 @@ def spoil(caller: Caller, situation: Situation, key: str, kind: str) -> str:
     if key.endswith("journal"):  # it is of no interest to a queue without a journal
         rules = {"journal": 0, "journal_soft": 100, "journal_hard": 100}
         caller.client.hset(caller.key(key.replace("journal", "meta")), mapping=rules)
+    if key in ("tenant_in_flight", "wakeup"):  # these are of no interest to a queue without limits
+        caller.client.hset(KEYS.meta, "counts", 1)
     if key == "records" and script_of(situation) in ("settle", "hand_off", "sweep"):
         name = records_beside(caller.key("kept"))
     if caller.client.exists(name):

@@ -18,6 +18,7 @@ local silent = redis.call('LLEN', wakeup) == 0
 local drops, stored_event = false, 'published'
 --@include envelope
 --@include tenants
+--@include places
 --@include turns
 --@include ring
 --@include bounded

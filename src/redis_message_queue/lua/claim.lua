@@ -1,10 +1,12 @@
 -- claim.lua: leases messages to the caller: expired ones first, then the heads of the lists, tenants in turn.
 -- KEYS  pending | processing | leases | deliveries | wakeup | timer_owner | dlq | records: those of dlq | tenant_ring
---       tenant_backlog | weights | delayed | delayed_messages | cancelled | journal | meta | reply
+--       tenant_backlog | weights | delayed | delayed_messages | cancelled | tenant_in_flight
+--       journal | meta | reply
 -- ARGV  keep_ms | hold_ms: how long an answer with messages is kept | holder: 15 bytes that name the caller's slot
 --       lease_us (number): length of a lease, 0 for none
 --       most (number): how often a message may be delivered, 0 for any number
 --       dlq_limit (number): length of dlq, 0 for any | ttl_us (number): how old a message may be, 0 for any age
+--       in_flight_limit (number): how many messages of one tenant may be in flight, 0 for any number
 --       tenant_pending | expired | call | count (number): how many to take, 0 to ask only what this call took before
 --       slice_us (number): how long the caller will sleep if there is nothing
 --       woken: 0 if the caller has not waited, 1 if it has, 2 if it was the timer owner
@@ -84,9 +86,10 @@ if is_usual and not due[1] and (leased or redis.call('EXISTS', tenant_ring, dela
 end
 
 --@include tenants
+--@include places
 --@include turns
 -- Nearly as usual: only tenants wait. The first in the ring gives the head of its list.
-if is_usual and count == 1 and due[1] == 'r' and not due[2] then
+if is_usual and count == 1 and due[1] == 'r' and not due[2] and not counts and in_flight_limit == 0 then
   local tenant, score = unpack(redis.call('ZRANGE', tenant_ring, 0, 0, 'WITHSCORES'))
   if tenant and tenant ~= '' and tonumber(score) >= 0 and tonumber(score) < REBASE_AT
     and redis.call('EXISTS', pending, expired .. tenant) == 0 then
@@ -137,12 +140,15 @@ end
 --@include delivery_state
 --@include emptied
 --@include record
+--@include in_flight
+local parks = paused_tenants or counts or in_flight_limit > 0
+if parks then redis.call('ZCARD', tenant_in_flight) end
 --@include select
 local silent = redis.call('LLEN', wakeup) == 0
 select_messages(wanted_now)
 
 -- Write what must last before removing anything, many at a time.
-local bodies, deadlines, entries, old_leases, old_fields = {}, {}, {}, {}, {}
+local bodies, deadlines, entries, old_leases, old_fields, flights = {}, {}, {}, {}, {}, {}
 for place, one in ipairs(taken) do
   local known = one.attempts > 1 or has_entry(one.stored)
   if one.origin == 'queue' or not leased or (known and not has_entry(one.stored)) then
@@ -154,6 +160,11 @@ for place, one in ipairs(taken) do
     entries[#entries + 1] = one.id
     entries[#entries + 1] = write_entry(one.attempts, one.times, one.failures)
   end
+  local tenant = (counts or in_flight_limit > 0) and tenant_of(one.stored) or ''
+  if tenant ~= '' then
+    flights[#flights + 1] = 0
+    flights[#flights + 1] = flight_of(tenant, one.id)
+  end
   deadlines[#deadlines + 1] = deadline + place
   deadlines[#deadlines + 1] = one.id .. nonce
   old_leases[#old_leases + 1] = one.member
@@ -161,6 +172,10 @@ end
 if #bodies > 0 then redis.call('HSET', processing, unpack(bodies)) end
 if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end
 if leased and #deadlines > 0 then redis.call('ZADD', leases, unpack(deadlines)) end
+if #flights > 0 then
+  redis.call('ZADD', tenant_in_flight, unpack(flights))
+  if not counts then redis.call('HSET', meta, 'counts', 1) end
+end
 if #old_leases > 0 then redis.call('ZREM', leases, unpack(old_leases)) end
 if #old_fields > 0 then redis.call('HDEL', processing, unpack(old_fields)) end
 

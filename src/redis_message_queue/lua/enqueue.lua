@@ -45,6 +45,7 @@ end
 local drops, stored_event = overload == 'drop', 'published'
 --@include envelope
 --@include tenants
+--@include places
 --@include turns
 --@include ring
 --@include bounded

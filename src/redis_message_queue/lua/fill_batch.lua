@@ -1,6 +1,6 @@
 -- fill_batch.lua: moves the next messages to the open claim of a consumer group, in the order of claim.lua.
 -- KEYS  pending | processing | leases | deliveries | wakeup | dlq | records: those of dlq | tenant_ring
---       tenant_backlog | weights | delayed | delayed_messages | cancelled | group
+--       tenant_backlog | weights | delayed | delayed_messages | cancelled | tenant_in_flight | group
 --       members: the messages of the open claim
 --       groups | journal | meta
 -- ARGV  tenant_pending | expired | most (number): how often a message may be delivered, 0 for any number
@@ -73,8 +73,13 @@ local leased = true -- a queue without leases has nothing in `leases`, and loses
 --@include delivery_state
 --@include record
 --@include tenants
+--@include places
 --@include turns
 --@include ring
+--@include in_flight
+-- What a streaming query holds is not in flight, and has no limit.
+local parks, in_flight_limit = paused_tenants or counts, 0
+if parks then redis.call('ZCARD', tenant_in_flight) end
 --@include select
 select_messages(math.min(count, 1000))
 local messages, entries, old_fields, old_leases, largest_taken = {}, {}, {}, {}, 0
@@ -93,6 +98,7 @@ if #messages > 0 then add_members(messages, #entries / 2, 0, largest_taken) end
 if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end
 local trimming, letters = remove_selected(), {}
 if #old_fields > 0 then try_call('HDEL', processing, unpack(old_fields)) end
+for _, one in ipairs(counts and taken or {}) do leave_flight(tenant_of(one.stored), {one.id}) end
 if #old_leases > 0 then try_call('ZREM', leases, unpack(old_leases)) end
 record_selected('')
 local _, in_ring = set_alarms()

@@ -1,6 +1,6 @@
 -- hand_off.lua: removes a message that the caller owns and stores its results in other queues, all of it or nothing.
--- KEYS  processing | leases | deliveries | pending | tenant_ring | journal | meta | reply | kept: completed
---       records: those of kept
+-- KEYS  processing | leases | deliveries | pending | wakeup | tenant_ring | tenant_in_flight | journal | meta | reply
+--       kept: completed | records: those of kept
 --       targets...: for each target its pending, wakeup, deliveries, leases, tenant_ring, tenant_backlog, weights,
 --       delayed, delayed_messages, journal, meta and longest; at the end the markers of all messages
 -- ARGV  keep_ms | leased (flag) | tenant_pending | expired
@@ -31,6 +31,7 @@ local function open_target(
   --@include state
   --@include journal
   --@include tenants
+  --@include places
   --@include turns
   --@include ring
   --@include delayed
@@ -50,6 +51,8 @@ end
 --@include delivery_state
 --@include tenants
 --@include record
+--@include places
+--@include in_flight
 --@include owned
 
 -- First read: the message itself, then each target.
@@ -66,6 +69,7 @@ if keeps then
 end
 redis.call('ZCARD', leases)
 redis.call('ZCARD', tenant_ring)
+if counts then redis.call('LLEN', wakeup) redis.call('ZCARD', tenant_in_flight) end
 check_tenant(tenant)
 
 local queues, at, messages = {}, 1, 0
@@ -111,6 +115,8 @@ redis.call('HDEL', processing, fields[1])
 if has_entry(stored) then redis.call('HDEL', deliveries, id) end
 if leased then redis.call('ZREM', leases, tokens) end
 if expired_by_tenant[tenant] then remove_expired(tenant, expired_by_tenant[tenant]) end
+-- Not as before the results were stored: the queue may be one of the targets.
+if leave_flight(tenant, {id}) and redis.call('LLEN', wakeup) == 0 then redis.call('LPUSH', wakeup, '1') end
 record_event('handed_off', id, tenant, 'results', messages, handler_times(unpack(handled or {})))
 write_journal()
 local result = '1' .. table.concat(marks) .. all_dropped .. trim_error

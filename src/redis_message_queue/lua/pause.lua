@@ -8,6 +8,7 @@ if answer then return answer end
 --@include state
 --@include clock
 --@include tenants
+--@include places
 --@include turns
 --@include ring
 local silent = redis.call('LLEN', wakeup) == 0

@@ -18,6 +18,7 @@ local stored_event, drops, longest, expired = 'redriven', false, nil, nil -- no 
 --@include journal
 --@include envelope
 --@include tenants
+--@include places
 --@include turns
 --@include ring
 --@include bounded

@@ -13,6 +13,7 @@
 --@include envelope
 --@include delivery_state
 --@include tenants
+--@include places
 --@include turns
 --@include ring
 --@include bounded

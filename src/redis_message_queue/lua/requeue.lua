@@ -1,6 +1,6 @@
 -- requeue.lua: returns messages that the caller owns to the heads of their lists, in their order.
--- KEYS  pending | processing | leases | deliveries | wakeup | tenant_ring | tenant_backlog | weights | journal | meta
---       reply
+-- KEYS  pending | processing | leases | deliveries | wakeup | tenant_ring | tenant_backlog | weights | tenant_in_flight
+--       journal | meta | reply
 -- ARGV  keep_ms | leased (flag) | tenant_pending | expired
 --       forgiven (flag): 1 if no handler has seen them, so that this delivery does not count | call
 --       tokens: the oldest message first
@@ -13,13 +13,16 @@ if answer then return answer end
 --@include envelope
 --@include delivery_state
 --@include tenants
+--@include places
 --@include turns
 --@include ring
+--@include in_flight
 --@include owned
 local silent = redis.call('LLEN', wakeup) == 0
+if counts then redis.call('ZCARD', tenant_in_flight) end
 check_queues()
 redis.call('HLEN', deliveries)
-local marks, owned, ended, entries, bodies, order, seen = {}, {}, {}, {}, {}, {}, {}
+local marks, owned, ended, entries, bodies, order, seen, leaving = {}, {}, {}, {}, {}, {}, {}, {}
 local in_flight = redis.call('HMGET', processing, unpack(fields))
 local deadlines, expired_by_tenant = find_leases(in_flight)
 for nth, stored in ipairs(in_flight) do
@@ -38,6 +41,8 @@ for nth, stored in ipairs(in_flight) do
     ended[#ended + 1] = members[nth]
     marks[#marks + 1] = '1'
     record_event('requeued', id, tenant)
+    leaving[tenant] = leaving[tenant] or {}
+    table.insert(leaving[tenant], id)
     local uncounted = forgiven and 1 or 0
     entries[#entries + 1] = id
     entries[#entries + 1] = write_entry(attempts - uncounted, times - uncounted, failures)
@@ -57,6 +62,7 @@ if #owned > 0 then
   for tenant, expired_members in pairs(expired_by_tenant) do
     redis.call('ZREM', expired .. tenant, unpack(expired_members))
   end
+  for _, tenant in ipairs(order) do leave_flight(tenant, leaving[tenant]) end
   if silent then redis.call('LPUSH', wakeup, '1') end
   write_journal()
   redis.call('PSETEX', reply, keep_ms, call .. result)

@@ -1,6 +1,6 @@
 -- retry_later.lua: delays a message that the caller owns, after its handler failed, until its next attempt.
--- KEYS  processing | leases | deliveries | pending | tenant_ring | delayed | delayed_messages | wakeup | journal
---       meta | reply
+-- KEYS  processing | leases | deliveries | pending | tenant_ring | delayed | delayed_messages | wakeup
+--       tenant_in_flight | journal | meta | reply
 -- ARGV  keep_ms | leased (flag) | tenant_pending | expired | delay_us (number): how long it waits
 --       error_type: of the failure | handled: two numbers as in settle.lua, or '' | call | tokens: of one message
 -- Returns '1' if the message waits, '0' if it is not the caller's and untouched.
@@ -13,8 +13,11 @@ if answer then return answer end
 --@include delivery_state
 --@include tenants
 --@include delayed
+--@include places
+--@include in_flight
 --@include owned
 local silent = redis.call('LLEN', wakeup) == 0
+if counts then redis.call('ZCARD', tenant_in_flight) end
 redis.call('ZCARD', leases)
 redis.call('ZCARD', tenant_ring)
 redis.call('ZCARD', delayed)
@@ -36,10 +39,11 @@ local is_next = delay_messages({due, id}, {id, with_entry(stored)})
 redis.call('HDEL', processing, fields[1])
 if leased then redis.call('ZREM', leases, tokens) end
 if expired_by_tenant[tenant] then remove_expired(tenant, expired_by_tenant[tenant]) end
+local has_room = leave_flight(tenant, {id})
 local due_text = string.format('%.0f', due)
 record_event('retried', id, tenant, 'due', due_text, 'failures', failures + 1, 'error_type', error_type,
   handler_times(string.match(handled, '^(%d+) (%d+)$')))
 write_journal()
-if is_next and silent then redis.call('LPUSH', wakeup, '1') end
+if (is_next or has_room) and silent then redis.call('LPUSH', wakeup, '1') end
 redis.call('PSETEX', reply, keep_ms, call .. '1')
 return '1'

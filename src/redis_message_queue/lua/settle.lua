@@ -1,5 +1,5 @@
 -- settle.lua: removes messages that the caller owns, and pushes their payloads to a list if it is given.
--- KEYS  processing | leases | deliveries | pending | tenant_ring | journal | meta | reply
+-- KEYS  processing | leases | deliveries | pending | wakeup | tenant_ring | tenant_in_flight | journal | meta | reply
 --       kept: completed, failed or dlq (left out to keep nothing) | records: those of kept (left out with it)
 -- ARGV  keep_ms | leased (flag) | tenant_pending | expired | limit (number): length of kept, 0 for any
 --       note: a JSON object for the records, '' for an ack. Its `handled`, if a caller knows that, has two numbers for
@@ -15,7 +15,7 @@ if answer then return answer end
 if not kept and #tokens == 36 and not journaled then
   local field = leased and string.sub(tokens, 1, 16) or tokens
   local stored = redis.call('HGET', processing, field)
-  local is_plain = stored and (string.byte(stored, 1) or 0) <= 0x81
+  local is_plain = stored and (string.byte(stored, 1) or 0) <= (counts and 0x80 or 0x81)
   if is_plain and (not leased or redis.call('ZREM', leases, tokens) == 1) then
     redis.call('HDEL', processing, field)
     redis.call('PSETEX', reply, keep_ms, call .. '1')
@@ -30,7 +30,7 @@ end
 -- The same for many at once: without entries, only the leases have to be read. A short sorted set is a list, in which
 -- ZMSCORE looks for each member from the beginning: then it is quicker to read the whole.
 local SHORT = 128 -- as `zset-max-listpack-entries` has it
-if not kept and leased and not journaled and redis.call('HLEN', deliveries) == 0 then
+if not kept and leased and not journaled and not counts and redis.call('HLEN', deliveries) == 0 then
   redis.call('HLEN', processing)
   local owns_all, in_flight = true, redis.call('ZCARD', leases)
   if in_flight <= SHORT and in_flight < 2 * #members then
@@ -53,6 +53,10 @@ end
 --@include journal
 --@include delivery_state
 --@include record
+--@include places
+--@include in_flight
+local silent, leaving = not counts or redis.call('LLEN', wakeup) == 0, {}
+if counts then redis.call('ZCARD', tenant_in_flight) end
 if kept then
   redis.call('LLEN', kept)
   redis.call('LLEN', records)
@@ -71,6 +75,10 @@ for nth, stored in ipairs(bodies) do
     local is_ours, tenant, payload, times = is_message(stored), '', stored, 1
     if is_ours then
       tenant, payload, times = tenant_of(stored), payload_of(stored), select(2, read_entry(id, stored, 1))
+    end
+    if counts then
+      leaving[tenant] = leaving[tenant] or {}
+      table.insert(leaving[tenant], id)
     end
     owned[#owned + 1] = fields[nth]
     ended[#ended + 1] = members[nth]
@@ -104,6 +112,9 @@ if #owned > 0 then
   redis.call('HDEL', processing, unpack(owned))
   if #known > 0 then redis.call('HDEL', deliveries, unpack(known)) end
   for tenant, expired_members in pairs(expired_by_tenant) do remove_expired(tenant, expired_members) end
+  local wakes = false
+  for tenant, left_ids in pairs(leaving) do wakes = leave_flight(tenant, left_ids) or wakes end
+  if wakes and silent then redis.call('LPUSH', wakeup, '1') end
   write_journal()
   redis.call('PSETEX', reply, keep_ms, call .. result)
 end

@@ -1,6 +1,6 @@
 -- sweep.lua: removes up to 1,000 messages, or 4 MB of them, for good, for an operator, once for each call.
--- KEYS  pending | processing | leases | deliveries | tenant_ring | tenant_backlog | weights | delayed
---       delayed_messages | journal | meta | reply | kept: completed, failed or dlq, for a list
+-- KEYS  pending | processing | leases | deliveries | tenant_ring | tenant_backlog | weights | tenant_in_flight
+--       delayed | delayed_messages | journal | meta | reply | kept: completed, failed or dlq, for a list
 --       records: those of kept
 -- ARGV  keep_ms | tenant_pending | expired | call | event: 'purged' or 'deleted', for the journal
 --       target: what is purged, for the journal
@@ -20,13 +20,16 @@ if answer then return answer end
 --@include journal
 --@include envelope
 --@include tenants
+--@include places
 --@include turns
 --@include ring
+--@include in_flight
 --@include slices
 local STEPS, MAX_BYTES = 1000, 4194304 -- how many messages one script looks at, and their bytes
 
 check_queues()
 redis.call('HLEN', deliveries)
+if counts then redis.call('ZCARD', tenant_in_flight) end
 redis.call('HLEN', processing)
 redis.call('ZCARD', delayed)
 redis.call('HLEN', delayed_messages)
@@ -81,10 +84,12 @@ if what == 'pending' then
       local last = string.format('%.0f', began)
       tokens = redis.call('ZRANGEBYSCORE', expired .. one.tenant, '-inf', last, 'LIMIT', 0, room)
     end
-    for _, token in ipairs(tokens) do
+    local left_ids = {}
+    for nth, token in ipairs(tokens) do
       local id = string.sub(token, 1, 16)
-      in_flight[#in_flight + 1], known[#known + 1] = id, id
+      in_flight[#in_flight + 1], known[#known + 1], left_ids[nth] = id, id, id
     end
+    leave_flight(one.tenant, left_ids)
     steps = steps + #tokens
     local found, is_done = 0, one.waiting == 0
     if one.waiting > 0 then found, is_done = count_head(one, known) end

@@ -78,6 +78,7 @@ class ReplySlot:
             options.max_delivery_count or 0,
             options.max_dead_letter_length or 0,
             int((options.message_ttl_seconds or 0) * 1_000_000),
+            options.max_in_flight_per_tenant or 0,
             *prefixes,
             records=keys.records("dlq"),
         )

@@ -167,11 +167,19 @@ class HandOff:
             return [], settled.trim_error
         slot = self._calls.acquire_slot()
         try:
-            home = (keys.processing, keys.leases, keys.deliveries, keys.pending, keys.tenant_ring)
+            home = (keys.processing, keys.leases, keys.deliveries, keys.pending, keys.wakeup, keys.tenant_ring)
             markers: dict[str, int] = {}
             details = [part for target in targets for part in target.arguments(markers)]
             extra_keys = (
-                *(*home, keys.journal, keys.meta, slot.key, keys.completed, keys.records("completed")),
+                *(
+                    *home,
+                    keys.tenant_in_flight,
+                    keys.journal,
+                    keys.meta,
+                    slot.key,
+                    keys.completed,
+                    keys.records("completed"),
+                ),
                 *(key for target in targets for key in target.keys),
                 *markers,
             )

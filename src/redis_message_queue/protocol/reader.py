@@ -37,7 +37,7 @@ from redis_message_queue.scripts import constant, script
 PeekSource = Literal["pending", "processing", "delayed", "completed", "failed", "dead_letters"]
 RecordSource = Literal["completed", "failed", "dead_letters"]
 
-_STRIDE = constant("turns", "STRIDE")  # what a turn of a tenant with weight 1 costs
+_STRIDE = constant("places", "STRIDE")  # what a turn of a tenant with weight 1 costs
 
 
 class QueueReader:

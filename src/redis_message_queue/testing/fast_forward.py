@@ -35,6 +35,7 @@ AGEING: dict[str, str | None] = {
     "expired::": "scores",
     "tenant_backlog": None,
     "weights": None,
+    "tenant_in_flight": None,
     "longest": None,
     "completed": None,
     "failed": None,

@@ -55,11 +55,6 @@ end
 -- apart than a turn: a score that is was damaged, and its tenant goes behind the others.
 local function rebase_ring()
   local lowest = redis.call('ZRANGE', tenant_ring, 0, 0, 'WITHSCORES')[2]
-  if paused_tenants then
-    -- Behind those that are parked, nobody would ever look for a damaged score.
-    local last = redis.call('ZREVRANGEBYSCORE', tenant_ring, '+inf', 2 * PARKED, 'LIMIT', 0, 1)[1]
-    if last then join_ring(last) end
-  end
   if not lowest or is_parked(lowest) or tonumber(lowest) >= 0 and tonumber(lowest) < REBASE_AT then return end
   local ring, base = redis.call('ZRANGE', tenant_ring, 0, -1, 'WITHSCORES'), math.floor(lowest)
   for first = 1, #ring, 2000 do

@@ -3,7 +3,7 @@
 -- Needs  cancelled, meta, cancels, now, leased, uses_tenants, most, ttl_us, dlq_limit, hex, record_event
 -- Needs  has_outlived, is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
 -- Needs  pending_of, check_tenant, leave_ring
--- Needs  paused_tenants, PARKED, is_parked
+-- Needs  parks, in_flight_limit, counts, PARKED, AT_LIMIT, is_parked, count_in_flight, leave_flight
 -- Needs  check_queues, stride_of, place_in_ring, join_ring, rebase_ring, push_pending, reduce_backlog
 -- Needs  new_budget, largest
 -- Makes  taken, dead, try_call, select_messages, found_nothing, has_more, remove_selected, record_selected, set_alarms
@@ -206,6 +206,8 @@ local function open_turn(turn)
   turn.expired = redis.call('ZCARD', expired .. turn.tenant)
   turn.waiting = redis.call('LLEN', pending_of(turn.tenant))
   turn.members, turn.head, turn.done = {}, {}, {}
+  local limited = in_flight_limit > 0 and turn.tenant ~= ''
+  turn.room = limited and in_flight_limit - count_in_flight(turn.tenant) or 1e15
   turns[#turns + 1] = turn
 end
 
@@ -213,9 +215,14 @@ local function left_in(turn)
   return turn.expired - turn.from_expired + turn.waiting - turn.from_pending
 end
 
+-- Whether it can have another message: one whose lease ran out is in flight already.
+local function has_room(turn)
+  return turn.room > 0 or turn.from_expired < turn.expired
+end
+
 -- Takes the next message of the tenant that can be delivered. Returns whether there was one.
 local function take_turn(turn)
-  while left_in(turn) > 0 and not is_enough() do
+  while left_in(turn) > 0 and has_room(turn) and not is_enough() do
     steps = steps + 1
     if turn.from_expired < turn.expired then
       if #turn.members == 0 then
@@ -234,7 +241,10 @@ local function take_turn(turn)
       end
       local stored = table.remove(turn.head)
       turn.from_pending = turn.from_pending + 1
-      if classify_pending(stored) then return true end
+      if classify_pending(stored) then
+        turn.room = turn.room - 1
+        return true
+      end
     end
   end
   return false
@@ -259,6 +269,11 @@ local function read_ring(tenants)
 end
 
 local function select_in_turns()
+  if parks then
+    -- Behind those that are parked, nobody would ever look for a damaged score.
+    local last = redis.call('ZREVRANGEBYSCORE', tenant_ring, '+inf', 2 * PARKED, 'LIMIT', 0, 1)[1]
+    if last then join_ring(last) end
+  end
   rebase_ring()
   if redis.call('LLEN', pending) > 0 then join_ring('') end
   read_ring(wanted)
@@ -273,7 +288,7 @@ local function select_in_turns()
       turn.time = turn.time + turn.stride
       local at = #waiting_turns + 1
       while at > first_waiting and waiting_turns[at - 1].time > turn.time do at = at - 1 end
-      if left_in(turn) > 0 then table.insert(waiting_turns, at, turn) end
+      if left_in(turn) > 0 and has_room(turn) then table.insert(waiting_turns, at, turn) end
     end
   end
 end
@@ -339,12 +354,19 @@ local function remove_selected()
     if turn.from_pending > 0 then redis.call('RPOP', pending_of(turn.tenant), turn.from_pending) end
     if turn.tenant ~= '' then reduce_backlog(turn.from_pending) end
     if #turn.done > 0 then redis.call('ZREM', expired .. turn.tenant, unpack(turn.done)) end
-    if left_in(turn) == 0 then leave_ring(turn.tenant) end
+    if left_in(turn) == 0 then
+      leave_ring(turn.tenant)
+    elseif not has_room(turn) then
+      redis.call('ZADD', tenant_ring, AT_LIMIT + turn.time, turn.tenant)
+    end
   end
   -- In their order, so that tenants of the same time keep it.
   for at = first_waiting, #waiting_turns do
     local turn = waiting_turns[at]
     if turn.stride then place_in_ring(turn.time, turn.tenant) end
+  end
+  for _, one in ipairs(counts and dead or {}) do
+    if one.stored then leave_flight(tenant_of(one.stored), {one.id}) end
   end
   if #gone > 0 then
     redis.call('HDEL', processing, unpack(gone))
@@ -376,7 +398,7 @@ local function set_alarms()
   local next_due = (try_call('ZRANGE', delayed, 0, 0, 'WITHSCORES') or {})[2]
   if next_due then try_call('ZADD', leases, next_due, 'd') else try_call('ZREM', leases, 'd') end
   local in_ring, last = try_call('ZCARD', tenant_ring) or 0, taken[#taken]
-  if paused_tenants then -- none, one, or more than one that is not parked
+  if parks then -- none, one, or more than one that is not parked
     in_ring = #(try_call('ZRANGEBYSCORE', tenant_ring, '-inf', '(' .. PARKED, 'LIMIT', 0, 2) or {})
   end
   local had_turn = last and tenant_of(last.stored) == ''
