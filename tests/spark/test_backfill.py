@@ -204,8 +204,11 @@ def test_a_task_that_died_is_continued_in_the_middle_of_a_split(server, client, 
     assert (done.published, done.suppressed) == (20, 30)
     assert [one.payload for one in queue.peek(100)] == [row["payload"] for row in split_rows(0, 50)]
     assert {one.tenant for one in queue.peek(100)} == {"acme"}
-    with pytest.raises(SelectionError, match=r"a\.json has changed: its first 50 rows"):
-        publish_splits(iter(split_rows(0, 49)), split_options(server))
+    others = [*split_rows(0, 49, "acme"), *split_rows(7, 17, "acme")]
+    for changed in (split_rows(0, 49, "acme"), split_rows(0, 60), others):
+        with pytest.raises(SelectionError, match=r"a\.json has changed: its first 50 rows"):
+            publish_splits(iter(changed), split_options(server))
+    assert queue.stats().pending == 50
 
 
 def test_a_split_waits_for_room_and_then_names_the_limit(server, client, queue):

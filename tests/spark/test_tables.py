@@ -148,6 +148,15 @@ def test_what_streaming_queries_have_claimed_is_a_table(queue, read, client, mon
     assert everything(client) == before
 
 
+def test_a_batch_that_is_acked_but_not_yet_removed_is_not_claimed_any_more(queue, read, client):
+    """A query that dies while it removes a large batch leaves the rest of it to the next one."""
+    queue.publish_many(["first", "second"])
+    for _ in range(2):
+        claim_batch(client, "reports", 1)
+    client.hset(queue.key.group("reports"), "acked", 1)
+    assert [row["payload"] for row in read("claimed")] == ["second"]
+
+
 def test_a_claimed_message_has_its_delivery_count(queue, read, client):
     queue.publish("again")
     with pytest.raises(ValueError), queue.process_messages(1):
