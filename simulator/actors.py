@@ -408,6 +408,7 @@ class SimulatedReader(RedisReader):
         self.port = port
         self.calls = Calls(port, keys, GatewayOptions(retry_budget_seconds=10))
         self._keys = keys
+        self._is_whole = True  # the simulated queues have no partitions
 
 
 class Query:
