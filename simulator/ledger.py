@@ -77,6 +77,8 @@ MOVES: dict[str, set[tuple[str, str]]] = {
     "retry_later": {(PROCESSING, DELAYED)},
     "hand_off": {*_ENTER, (PROCESSING, GONE), (PROCESSING, COMPLETED), (COMPLETED, GONE), (WAITING, GONE)},
     "redrive": {(DEAD, WAITING), (FAILED, WAITING)},
+    "restore": _ENTER,
+    "append": {(NOWHERE, kind) for kind in _TERMINAL},
     "sweep": {(kind, GONE) for kind in (WAITING, DELAYED, PROCESSING, *_TERMINAL)},
     "fill_batch": {*_TAKE, (WAITING, BATCH), (DELAYED, BATCH), (PROCESSING, BATCH)},
     "ack_batch": {(BATCH, GONE)},

@@ -47,10 +47,10 @@ CONSUMER = Role(
 )
 OPERATOR = Role(
     "operator",
-    "reads, redrives, purges, pauses and schedules a queue, and cancels messages",
+    "reads, redrives, purges, pauses, schedules and imports into a queue, and cancels messages",
     (
         *("stats", "redrive", "sweep", "cancel", "pause", "read_page", "open_queue", "notify"),
-        *("schedule", "unschedule", "read_schedules", "grow_partition"),
+        *("schedule", "unschedule", "read_schedules", "grow_partition", "restore", "append"),
     ),
     (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCAN"),
 )

@@ -113,12 +113,12 @@ def test_a_command_need_not_read_its_stdin(rmq, queue):
 
 @pytest.mark.promise("With `rmq consume --exec` the exit status of the command decides, and failed messages are kept.")
 def test_any_other_status_fails_the_message_and_is_kept(caplog, rmq, queue):
-    """In the failed list unless asked otherwise, because a command mistyped should not cost messages."""
+    """In the dead letters unless asked otherwise, because a command mistyped should not cost messages."""
     queue.publish_many(["good", "bad"])
     ended = rmq("consume", "orders", "--exec", "test $(cat) = good")
     assert ended.status == ExitStatus.FAILED
-    assert "failed (CommandExitedError: exit status 1) and went to the failed list" in caplog.text
-    (record,) = queue.records("failed")
+    assert "failed (CommandExitedError: exit status 1) and went to the dead letters" in caplog.text
+    (record,) = queue.records("dead_letters")
     assert (record.payload, record.error) == ("bad", "exit status 1")
 
 
@@ -195,14 +195,19 @@ def test_what_was_handled_can_be_kept(rmq, queue):
 
 
 @pytest.mark.parametrize(
-    ("options", "kept"),
-    [([], 1_003), (["--max-failed-length", "1001"], 1_001), (["--no-enable-failed-queue"], 1_000)],
+    ("options", "failed", "dead"),
+    [
+        ([], 1_000, 1_003),
+        (["--enable-failed-queue"], 1_000, 1_000),
+        (["--enable-failed-queue", "--max-failed-length", "1001"], 1_001, 1_000),
+        (["--enable-failed-queue", "--max-failed-length", "0"], 1_003, 1_000),
+    ],
     ids=str,
 )
-def test_no_failure_is_deleted_unless_asked(rmq, queue, client, options, kept):
-    """The failed list is there by itself, so it is as long as it must be; without it the dead letters take them."""
-    client.lpush(queue.key.failed, *["earlier"] * 1_000)
+def test_no_failure_is_deleted_unless_asked(rmq, queue, client, options, failed, dead):
+    """The dead letters are as long as they must be; a failed list that you enable has the limit of the library."""
+    for kept in (queue.key.failed, queue.key.dead_letter):
+        client.lpush(kept, *["earlier"] * 1_000)
     queue.publish_many(["a", "b", "c"])
     assert rmq("consume", "orders", "--exec", "no-such-command", *options).status == ExitStatus.FAILED
-    assert queue.stats().failed == kept
-    assert queue.stats().dead_letters == (3 if options == ["--no-enable-failed-queue"] else 0)
+    assert (queue.stats().failed, queue.stats().dead_letters) == (failed, dead)

@@ -215,12 +215,12 @@ def test_a_module_that_raises_is_told_with_the_place(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("how", [["orders"], ["--queue", "queues:queue"]], ids=str)
 def test_no_failure_is_deleted(worker, queue, client, how):
-    """In the failed list that a worker keeps by itself, or in the dead letters of a queue that has none."""
-    client.lpush(queue.key.failed, *["earlier"] * 1_000)
+    """They are in the dead letters, which have no limit."""
+    client.lpush(queue.key.dead_letter, *["earlier"] * 1_000)
     queue.publish_many(["a", "b", "c"])
     _, errors = finish(worker("handlers:fail", *how, "--until-empty"))
     stats = queue.stats()
-    assert (stats.failed, stats.dead_letters) == ((1_003, 0) if how == ["orders"] else (1_000, 3)), errors
+    assert (stats.failed, stats.dead_letters) == (0, 1_003), errors
 
 
 @pytest.mark.promise("`rmq worker --until-empty` ends with exit status 1 if a message failed or became a dead letter.")
@@ -270,4 +270,4 @@ def test_a_full_server_is_drained(worker, queue, client, tmp_path, handler, opti
     if status is ExitStatus.OK:
         assert handled(tmp_path) == sorted(map(str, range(350)))
     else:
-        assert stats.failed == 350
+        assert stats.dead_letters == 350

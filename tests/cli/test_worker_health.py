@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.cli.terminal import Terminal
@@ -61,6 +62,20 @@ def test_health_and_metrics_are_served(worker, queue, tmp_path, handler):
     found = samples()
     assert found["rmq_worker_handler_duration_seconds_count [('queue', 'orders')]"] == 3
     assert (found["rmq_worker_processes []"], found["rmq_worker_ready []"]) == (2, 1)
+    stop(process)
+    assert process.returncode == ExitStatus.OK
+
+
+def test_a_queue_with_partitions_becomes_ready(worker, client, tmp_path):
+    """Each of its partitions has keys of its own."""
+    spread = RedisMessageQueue("spread", client=client, partitions=3)
+    spread.publish_many(map(str, range(9)))
+    process = worker("handlers:note", "spread", "--ready-file", "ready", "--health-port", "0")
+    url = health_url(process)
+    assert until((tmp_path / "ready").exists)
+    assert until(lambda: handled(tmp_path) == sorted(map(str, range(9))))
+    assert until(lambda: 'outcome="handled"} 9' in page(url, "/metrics")[1])  # a report, after it has asked Redis
+    assert (page(url, "/healthz")[0], page(url, "/readyz")[0]) == (200, 200)
     stop(process)
     assert process.returncode == ExitStatus.OK
 
@@ -137,7 +152,7 @@ def test_json_logs_name_queue_message_and_address(worker, queue, clean_server):
     queue.publish("a")
     (waiting,) = queue.peek(1)
     process = worker("handlers:fail", "orders", "--log-format", "json", "--tracebacks", "--max-attempts", "1")
-    assert until(lambda: queue.stats().failed == 1)
+    assert until(lambda: queue.stats().dead_letters == 1)
     _, err = stop(process)
     lines = [json.loads(line) for line in err.splitlines()]
     failures = [line for line in lines if line["message_id"] is not None]

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 from redis_message_queue import envelope
-from redis_message_queue.envelope import TOKEN_BYTES
+from redis_message_queue.envelope import TIME_AT, TOKEN_BYTES
 from redis_message_queue.keys import QueueKeys, partition_keys, script_keys
 from redis_message_queue.scripts import Script, script
 from tests.protocol.header import argument_names
@@ -243,6 +243,20 @@ class Caller:
             record = [place, hashlib.sha1(notes[place]).hexdigest()] if place < len(notes) else [-1, ""]
             words += [place, digest, *record, int(marker is not None), body]
         return self._send_words("redrive", words)
+
+    def restore(self, *messages: tuple[str, bytes, bytes], call: int | None = None) -> bytes:
+        """Messages of an export: due, entry and what was stored, each with a marker of its own."""
+        sha, keys, *words = self._words("restore", {}, (), call=self._numbered(call))
+        words[keys:keys] = _markers_of(stored[1:TIME_AT].hex() for _, _, stored in messages)
+        details = [part for one in messages for part in one]
+        return self._send_words("restore", [sha, keys + len(messages), *words, *details])
+
+    def append(self, *messages: tuple[bytes, bytes], call: int | None = None) -> bytes:
+        """Dead letters of an export: payload and record, each with a marker of its own."""
+        sha, keys, *words = self._words("append", {}, (), call=self._numbered(call))
+        words[keys:keys] = _markers_of(payload.hex() for payload, _ in messages)
+        details = [part for one in messages for part in one]
+        return self._send_words("append", [sha, keys + len(messages), *words, *details])
 
     def schedule(
         self,
@@ -578,6 +592,12 @@ class Caller:
 def _tokens(held: Held) -> list[bytes]:
     """A pair of an id and a number stands for a lease that nobody has."""
     return [one.token if isinstance(one, Taken) else one[0] + one[1].to_bytes(20, "big") for one in held]
+
+
+def _markers_of(messages: Iterable[str]) -> list[str]:
+    """A marker for each message; the first one has the key that other situations use too."""
+    names: dict[str, str] = {}
+    return [KEYS.deduplication(names.setdefault(one, one if names else "a key")) for one in messages]
 
 
 def _details(news: list[New]) -> tuple[dict[str, int], list[Any]]:

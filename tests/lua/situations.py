@@ -1,10 +1,13 @@
 """Situations that matter: each function prepares one, and returns the call to make in it."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from redis_message_queue.envelope import HEADER_BYTES, TIME_AT
+from redis_message_queue import envelope
+from redis_message_queue.envelope import HAS_ENTRY, HEADER_BYTES, TIME_AT
 from redis_message_queue.scripts import all_names
 from tests.lua.scripts_runner import (
     HOUR_US,
@@ -667,6 +670,47 @@ def hand_off_everything_at_once(caller: Caller) -> Call:
     return partial(caller.hand_off, caller.claim().taken, b"second", third, fourth, keeps=True, limit=3)
 
 
+def exported(payload: bytes, tenant: bytes = b"", *, entry: bool = False) -> bytes:
+    """A message as an export has it, from another time."""
+    flags, *rest = envelope.body(payload, tenant)
+    stamp = (1_700_000_000_000_000).to_bytes(8, "big")
+    return bytes((flags | (HAS_ENTRY if entry else 0),)) + new_id() + stamp + bytes(rest)
+
+
+def restore(caller: Caller) -> Call:
+    return partial(caller.restore, ("", b"", exported(b"first")), ("", b"", exported(b"second")))
+
+
+def restore_again(caller: Caller) -> Call:
+    message = ("", b"", exported(b"first"))
+    caller.restore(message)
+    return partial(caller.restore, message, message)
+
+
+def restore_everything_at_once(caller: Caller) -> Call:
+    """To wait and to be delayed, with and without a tenant, one of them delivered before."""
+    caller.take_token()
+    delivered = ("", b"2:2", exported(b"first", b"acme", entry=True))
+    return partial(
+        caller.restore, delivered, ("4000000000000000", b"", exported(b"second")), ("", b"", exported(b"third"))
+    )
+
+
+def recorded(payload: bytes) -> tuple[bytes, bytes]:
+    """A dead letter as an export has it."""
+    record = {"bytes": len(payload), "sha1": hashlib.sha1(payload).hexdigest(), "finished": "1700000000000000"}
+    return payload, json.dumps(record).encode()
+
+
+def append(caller: Caller) -> Call:
+    return partial(caller.append, recorded(b"first"), recorded(b"second"))
+
+
+def append_again(caller: Caller) -> Call:
+    caller.append(recorded(b"first"))
+    return partial(caller.append, recorded(b"first"), recorded(b"second"), recorded(b"second"))
+
+
 def redrive(caller: Caller) -> Call:
     caller.settle(caller.hold(b"first", b"second", b"third"), kept=KEYS.dead_letter)
     caller.take_token()
@@ -1085,6 +1129,11 @@ REDRIVES: tuple[Situation, ...] = (
     redrive_into_a_full_line,
     redrive_what_has_no_records,
     redrive_everything_at_once,
+    restore,
+    restore_again,
+    restore_everything_at_once,
+    append,
+    append_again,
 )
 RENEWALS: tuple[Situation, ...] = (
     renew,

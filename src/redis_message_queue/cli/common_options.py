@@ -142,7 +142,11 @@ def _number(name: str, panel: str, metavar: str = "N", **settings: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryOptions:
-    """How messages are leased, and what happens to those that fail; 0 means None."""
+    """How messages are leased, and what happens to those that fail; 0 means None.
+
+    The defaults are those of the library, but for the heartbeat: whoever runs a command cannot renew a lease, and does
+    not know before how long it takes.
+    """
 
     visibility_timeout_seconds: Annotated[float, _number("visibility_timeout_seconds", _DELIVERY, "SECONDS")] = (
         DEFAULT_VISIBILITY_TIMEOUT_SECONDS
@@ -162,7 +166,8 @@ class DeliveryOptions:
         typer.Option(
             metavar="N",
             min=1,
-            help="How often to try a message. It then goes to the failed list, or to the dead letters if N is above 1.",
+            help="How often to try a message. It then goes to the dead letters; if N is 1 and there is a failed list, "
+            "to that.",
             rich_help_panel=_FAILURE,
         ),
     ] = 1
@@ -179,10 +184,9 @@ class DeliveryOptions:
         float,
         typer.Option(metavar="SECONDS", min=0, help="The longest wait between attempts.", rich_help_panel=_FAILURE),
     ] = 3600.0
-    enable_failed_queue: Annotated[bool, queue_option("enable_failed_queue", _KEPT)] = True
+    enable_failed_queue: Annotated[bool, queue_option("enable_failed_queue", _KEPT)] = False
     enable_completed_queue: Annotated[bool, queue_option("enable_completed_queue", _KEPT)] = False
-    # `rmq` enables the failed list by itself, so it deletes nothing from it unless the user sets a limit.
-    max_failed_length: Annotated[int, _number("max_failed_length", _KEPT)] = 0
+    max_failed_length: Annotated[int, _number("max_failed_length", _KEPT)] = DEFAULT_TRACKING_LENGTH
     max_completed_length: Annotated[int, _number("max_completed_length", _KEPT)] = DEFAULT_TRACKING_LENGTH
     max_dead_letter_length: Annotated[int, _number("max_dead_letter_length", _KEPT)] = 0
 

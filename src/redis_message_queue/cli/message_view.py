@@ -37,12 +37,12 @@ class MessageView:
         return row
 
     def show(self, output: Output, records: Iterable[MessageRecord], *, title: str, empty: str) -> None:
-        """Print messages. A table leaves out columns that are unknown for all of them, and has the payload last."""
+        """Print messages. A table leaves out columns that are unknown or False for all, and has the payload last."""
         rows = [self.row(record) for record in records]
         if output.json:
             output.table(rows)
             return
-        known = {name for row in rows for name, value in row.items() if value is not None}
+        known = {name for row in rows for name, value in row.items() if value is not None and value is not False}
         columns = [name for name in (rows[0] if rows else ()) if name in known or name in _ALWAYS_SHOWN]
         columns.sort(key=lambda name: name == "payload")
         shown = [

@@ -42,6 +42,8 @@ COMMANDS: dict[str, str] = {
     "trace": "trace",
     "cancel": "cancel",
     "redrive": "redrive",
+    "export": "transfer",
+    "import": "transfer",
     "purge": "purge",
     "pause": "pause",
     "resume": "pause",
@@ -78,7 +80,7 @@ def _load(name: str) -> Any:
     group = getattr(module, "app", None)
     if group is None:
         group = CommandLine()
-        group.command()(getattr(module, name))
+        group.command()(getattr(module, name, None) or getattr(module, f"{name}_"))  # `import` is a word of Python
     command = typer.main.get_command(group)
     command.name = name
     return command

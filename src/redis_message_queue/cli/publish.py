@@ -71,7 +71,7 @@ class Backpressure:
     pending_overload_policy: Annotated[OverloadPolicy, queue_option("pending_overload_policy", _BACKPRESSURE)] = "raise"
     pending_overload_block_timeout_seconds: Annotated[
         float, queue_option("pending_overload_block_timeout_seconds", _BACKPRESSURE, metavar="SECONDS")
-    ] = 60.0
+    ] = 1.0
 
     def queue_options(self) -> dict[str, Any]:
         """Return these as options of a queue."""

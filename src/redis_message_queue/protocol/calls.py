@@ -26,7 +26,7 @@ _DAY_MS = 86_400_000
 _UNREAD = 10  # how many times its length a journal may have, while an archive has not read it
 _WEIGHTS_A_SCRIPT = 2_000  # tenants and their weights, so half as many tenants
 # What a full server refuses before anything is written.
-_BRINGING_IN = {"publish", "enqueue", "backfill", "redrive", "hand_off", "tick", "schedule"}
+_BRINGING_IN = {"publish", "enqueue", "backfill", "redrive", "hand_off", "tick", "schedule", "restore", "append"}
 _NAP_SECONDS = 0.5  # the longest sleep between two looks at a stop signal
 _FIRST_CONTACT_SECONDS = 5.0  # how long a server that was never reached is waited for
 _SHORTEST_CONNECT_SECONDS = 0.25  # so that the last attempt still gets an error of its own

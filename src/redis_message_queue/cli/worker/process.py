@@ -170,8 +170,8 @@ async def _work_async(settings: WorkerSettings, handler: Callable[[Any], Any], t
 
 async def _ping(queue: Any) -> None:
     """Reach the server of a queue. Any answer will do, also that this user may not ask."""
-    port = queue._protocol.port
-    await port.pipeline(queue.key.meta, (("PING",),))
+    part = queue._protocol.partition(0)
+    await part.port.pipeline(part.keys.meta, (("PING",),))
 
 
 def _weighted(queues: Sequence[Any], settings: WorkerSettings) -> dict[Any, int]:

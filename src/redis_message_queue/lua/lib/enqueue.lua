@@ -96,8 +96,9 @@ local function make_room(plan, before, over, may_leave, waiting)
   return over, may_leave
 end
 
--- A new message is {id, flags, body, due, marker}: `body` follows the time stamp, `due` is '' for now, microseconds of
--- the server's clock, or '+' and microseconds from now, `marker` is the key that suppresses duplicates.
+-- A new message is {id, flags, body, due, marker, stamp}: `body` follows the time stamp, which is now without a
+-- `stamp`, `due` is '' for now, microseconds of the server's clock, or '+' and microseconds from now, `marker` is the
+-- key that suppresses duplicates.
 -- Returns a mark for each ('1' enters, '0' is a duplicate), and the plan, or nil if there is no room.
 local function plan_messages(new_messages)
   local stamp = struct.pack('>I8', now)
@@ -117,7 +118,7 @@ local function plan_messages(new_messages)
         seen[marker] = one.id
         table.insert(plan.markers, {marker, one.id})
       end
-      local stored = one.flags .. one.id .. stamp .. one.body
+      local stored = one.flags .. one.id .. (one.stamp or stamp) .. one.body
       plan.largest = math.max(plan.largest, #stored)
       local due = string.sub(one.due, 1, 1) == '+' and now + tonumber(one.due) or tonumber(one.due)
       if due and due > now then
