@@ -44,6 +44,7 @@ AGEING: dict[str, str | None] = {
     "deduplication::": None,
     "tenant_deduplication::": None,
     "meta": None,
+    "meta::": None,
     "reply::": None,
     "wakeup": None,
     "journal": None,
