@@ -275,12 +275,30 @@ def _is_native(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
+try:
+    from orjson import dumps as _dumps
+except ImportError:  # it is optional
+    _refuse_other_keys: Callable[[Any], object] | None = None
+else:
+    _refuse_other_keys = _dumps
+
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _LISTS = (list, tuple)
 
 
 def _has_only_text_keys(message: dict[Any, Any]) -> bool:
-    """json.dumps silently turns other keys into strings; this check costs 0.3 µs for each dict or list."""
+    """json.dumps silently turns other keys into strings; this check costs 0.3 µs for each dict or list.
+
+    orjson writes such a message faster than we can look at it, and refuses keys that are no text. But it writes other
+    bytes than the standard library, so what it writes is thrown away: what is stored must not depend on it.
+    """
+    if _refuse_other_keys is not None:
+        try:
+            _refuse_other_keys(message)
+        except TypeError:  # also for values that it does not know
+            pass
+        else:
+            return True
     waiting: list[Any] = [message]
     for value in waiting:
         if isinstance(value, dict):
