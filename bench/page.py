@@ -28,9 +28,10 @@ This page shows what a message costs with this library, compared with raw redis-
 A figure is the speed relative to raw redis-py on the same interpreter, by CPU time of client and server together: 1.00
 is as fast, 2.00 takes half of the time. Raw redis-py makes the fewest calls that do the same (`LPUSH`; `LMOVE` and
 `LREM`; pipelines of 100), without leases, idempotence or deduplication across retries. Both encode dicts as JSON with
-the standard library when they publish. The async rows are relative to raw redis-py with asyncio. Streams are `XADD`,
-`XREADGROUP`, `XACK` and `XDEL` through redis-py; the bare socket sends the raw commands without any client. The
-[benchmark's own page](../../bench/README.md) explains how it measures.
+the standard library when they publish; beside hiredis, this library has orjson to check the keys. The async rows are
+relative to raw redis-py with asyncio. Streams are `XADD`, `XREADGROUP`, `XACK` and `XDEL` through redis-py; the bare
+socket sends the raw commands without any client. The [benchmark's own page](../../bench/README.md) explains how it
+measures.
 """
 _WHY = """
 - **On the server.** A publish is a script: it looks for an earlier reply to the same call, checks the version of the

@@ -23,7 +23,7 @@ SMALL, CHUNK = "x" * 20, 1_000
 _LEASE_SECONDS = 7_200
 _WAIT_SECONDS = 60.0
 # Time enough for a woken consumer to handle a message and to wait again.
-_APART_SECONDS = 0.03
+_APART_SECONDS = 0.008
 # The names under which costs are shown. Each is an operation on one message.
 PUBLISH, CONSUME, BATCH, WAKE = (
     "publish",
@@ -218,16 +218,18 @@ def _waiting(consumers: int, sizes: Sizes, binary: str) -> Figures:
         with _consumers(server.url, consumers) as process:
             _wait(lambda: client.info("clients")["blocked_clients"] >= consumers, "all consumers to wait")
             clocks = _Clocks(client, process.pid)
-            idle = clocks.spent_in(lambda: time.sleep(2.0))
-            client.config_set("slowlog-log-slower-than", 0)
+            idle = clocks.spent_in(lambda: time.sleep(3.0))
             found = clocks.spent_in(lambda: _deliver(queue, sizes.operations))
+            client.config_set("slowlog-log-slower-than", 0)
+            _deliver(queue, 20)
             _wait(lambda: not client.exists(queue.key.pending, queue.key.processing), "the messages to be handled")
             longest = _longest(client)
     cost = {
         clock: (found[clock] - idle[clock] / idle["wall"] * found["wall"]) / sizes.operations * 1e6
         for clock in ("client", "server")
     }
-    return {"size": consumers, "costs": {WAKE: cost}, "longest_ms": longest}
+    scripts = (found["scripts"] - idle["scripts"] / idle["wall"] * found["wall"]) / sizes.operations
+    return {"size": consumers, "costs": {WAKE: cost}, "longest_ms": longest, "scripts": scripts}
 
 
 @contextmanager
@@ -260,6 +262,7 @@ class _Clocks:
             "server": float(used["used_cpu_sys"] + used["used_cpu_user"]),
             "client": time.process_time() + theirs,
             "wall": time.monotonic(),
+            "scripts": float(self.client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)),
         }
 
 

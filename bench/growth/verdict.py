@@ -16,7 +16,7 @@ _PER_DECADE = 0.35
 class Verdict:
     """How a cost grows from the first point to the last."""
 
-    word: str
+    word: str  # flat, flat from a size on, logarithmic, a power, or linear
     times: float  # the last cost divided by the first
     exponent: float  # of the power of n that fits best
 
@@ -33,9 +33,22 @@ def judge(points: Points) -> Verdict:
         word = "flat"
     elif all(cost / points[0][1] <= 1 + _NOISE + _PER_DECADE * log10(size / points[0][0]) for size, cost in points):
         word = "logarithmic"
+    elif (start := _levels_off(points)) is not None:
+        word = f"flat from {start:,.0f}"
     else:
         word = "linear" if exponent > 0.8 else "a power"
     return Verdict(word, times, exponent if decades else 0.0)
+
+
+def _levels_off(points: Points) -> float | None:
+    """The size from which on all costs are like the last one, if that is at least half of the axis."""
+    last = points[-1][1]
+    calm = 0
+    for _, cost in reversed(points):
+        if not last / (1 + _NOISE) <= cost <= last * (1 + _NOISE):
+            break
+        calm += 1
+    return points[-calm][0] if 2 * calm > len(points) else None
 
 
 def _slope(points: Points) -> float:

@@ -7,6 +7,9 @@ import redis.asyncio
 
 from redis_message_queue.asyncio import RedisMessageQueue
 
+# A busy machine cannot open hundreds of connections at once within the time of a first contact.
+_APART_SECONDS = 0.01
+
 
 def _ignore(_: object) -> None:
     """A handler that costs nothing."""
@@ -17,6 +20,7 @@ async def main(url: str, name: str, count: int) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(count):
             group.create_task(RedisMessageQueue(name, client=client).run(_ignore))
+            await asyncio.sleep(_APART_SECONDS)
 
 
 if __name__ == "__main__":

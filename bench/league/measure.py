@@ -76,7 +76,9 @@ class Stand:
     def slice(self, workload: str, plan: Plan) -> Cost:
         """The cost of a message, in seconds."""
         if workload in PUBLISHES:
-            messages = max(BATCH, int(PUBLISHES[workload] * plan.messages))
+            # No more than its worker can handle afterwards in some seconds.
+            most = min(PUBLISHES[workload], self._site.member.consume)
+            messages = max(BATCH, int(most * plan.messages))
             cost = self._publish(workload, messages)
         else:
             messages = max(20, int(self._site.member.consume * plan.messages))

@@ -37,7 +37,7 @@ MEMBERS = (
     Member(
         name=LIBRARY,
         adapter="library",
-        packages=REDIS,
+        packages=(*REDIS, "orjson==3.13.0"),
         worker=_own("library"),
         guarantee="at least once, idempotent publish, fenced leases",
         unfair="It was written by the authors of this comparison. One message at a time, by `run()` with its defaults.",

@@ -38,6 +38,7 @@ def test_each_axis_has_a_point_for_each_size(axis: str, pytestconfig: pytest.Con
         ([20, 26, 31, 38], "logarithmic"),
         ([20, 40, 80, 160], "a power"),
         ([20, 200, 2_000, 20_000], "linear"),
+        ([20, 60, 62, 58], "flat from 100"),
         # A cost that stays and then explodes is not called logarithmic because of its good beginning.
         ([20, 20, 20, 60], "a power"),
     ],
