@@ -14,7 +14,7 @@ _INCLUDE = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--[^\n]*")
 _COMMAND = re.compile(r"\(\s*'([A-Z]+)'")
 _PASSED_ON = re.compile(r"(?<!redis\.call)(?<!redis\.pcall)\('([A-Z]+)'")
-_READS_STATE = "--@include state"
+_READS_STATE = re.compile(r"--@include (state|usual_state)$", re.MULTILINE)
 _HEADER = re.compile(r"\A(?:-- .*\n)+")
 _PARAGRAPH = {
     table: re.compile(rf"^-- {table} {{2}}(.*?)^-- (?:ARGV|Returns)", re.M | re.S) for table in ("KEYS", "ARGV")
@@ -82,7 +82,7 @@ def assembled(text: str, version_field: str = "version") -> str:
     if header is None or not _PARAGRAPH["KEYS"].search(header[0]):
         raise ValueError("a script must name its keys in its header: -- KEYS  name: what it is | ...")
     bindings = " ".join(one for table in _PARAGRAPH for one in _bindings(table, _names(header[0], table)))
-    if _READS_STATE in text:
+    if _READS_STATE.search(text):
         bindings += f" local version_field = '{version_field}'"
     body = _INCLUDE.sub(lambda found: (_LUA / "lib" / f"{found[1]}.lua").read_text("utf-8"), text[header.end() :])
     return f"{header[0]}{bindings}\n{body}"
@@ -125,7 +125,7 @@ def argument_names(source: str) -> tuple[str, ...]:
 def bound_names(source: str) -> list[str]:
     """The local variables that a script gets from its header."""
     names = [one.name for table in _PARAGRAPH for one in _names(source, table)]
-    return [*names, "version_field"] if _READS_STATE in source else names
+    return [*names, "version_field"] if _READS_STATE.search(source) else names
 
 
 def constant(step: str, name: str) -> int:

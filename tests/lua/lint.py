@@ -22,7 +22,10 @@ GLOBALS = {
 LINE_LENGTH = 120
 _INCLUDE = re.compile(r"( *)--@include (\w+)")
 
-CHECKS = {"state"}  # steps that are included for what they refuse, even if nothing that they make is used
+CHECKS = {
+    "state",
+    "usual_state",
+}  # steps that are included for what they refuse, even if nothing that they make is used
 
 
 @dataclass

@@ -1,10 +1,10 @@
 -- ack_one.lua: removes a message that the caller owns in the usual case: it has a lease and was delivered once.
--- KEYS  processing | leases | journal | meta | reply
+-- KEYS  processing | leases | meta | reply
 -- ARGV  keep_ms | call | token
 -- Returns '1', or '' if this is another case, and nothing has changed: settle.lua knows them all.
 --@include reply
 if answer then return answer end
---@include state
+--@include usual_state
 local id = string.sub(token, 1, 16)
 local stored = not journaled and redis.call('HGET', processing, id)
 -- 0x80 and, with a tenant, 0x81: no entry, no extras. settle.lua knows how to count the messages of a tenant.

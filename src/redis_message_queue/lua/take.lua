@@ -1,11 +1,11 @@
 -- take.lua: leases the first message to the caller in the usual case: nothing is due, and the message is plain.
--- KEYS  pending | processing | leases | journal | meta | reply
+-- KEYS  pending | processing | leases | meta | reply
 -- ARGV  hold_ms: how long the answer is kept | lease_us (number): length of a lease
 --       call | nonce: 20 bytes that no other claim has, see claim.lua
 -- Returns the stored message; nil if no message waits; or 0 if this is another case: claim.lua knows them all. A queue
 --       without leases, or with a limit on the age of its messages, is one of them. Without a message nothing changes.
 --@include reply
---@include state
+--@include usual_state
 if answer or journaled or paused or cancels then return 0 end
 --@include clock
 if redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then return 0 end

@@ -1,0 +1,13 @@
+-- lib/usual_state.lua: as lib/state.lua, for scripts that know the usual case alone.
+-- Needs  meta, version_field
+-- Makes  journaled, paused, counts, cancels
+-- A queue with one of these is not the usual case: such a script does nothing there, and needs no more of `meta`. Each
+-- field costs 0.2 µs, and a key 0.3.
+local journaled, paused, counts, cancels
+do
+  local version
+  version, journaled, paused, counts, cancels
+    = unpack(redis.call('HMGET', meta, version_field, 'journal', 'paused', 'counts', 'cancels'))
+  if not version then error('NOSTATE ' .. redis.sha1hex(meta), 0) end
+  if version ~= '1' then error('STATEVERSION ' .. version .. ' in ' .. meta, 0) end
+end
