@@ -106,7 +106,7 @@ MEMBERS = (
         packages=("huey", *REDIS),
         worker=("{bin}/huey_consumer", "--quiet", f"{_ADAPTERS}.huey.huey"),
         guarantee="at most once",
-        unfair="It pops a task before it runs it, so there is nothing to acknowledge; it polls.",
+        unfair="It pops a task before it runs it, so there is nothing to acknowledge.",
         settings="none to set",
         consume=1_000,
     ),

@@ -112,6 +112,7 @@ def _delays(found: list[dict[str, Any]]) -> Iterator[str]:
 
 def _memory(found: list[dict[str, Any]]) -> Iterator[str]:
     yield "\n## Bytes in Redis for each message\n"
+    yield "0: Redis has no copy of a message while a worker handles it, and cannot bring it back if the worker dies.\n"
     rows = (
         [_name(one), *(_number(one.get("memory", {}).get(kind), "{:,.0f}") for kind in ("waiting", "in flight"))]
         for one in found
