@@ -14,7 +14,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^ *```[ ]*$", re.MULTILINE | re.DOTALL)
-_NOT_RUN = re.compile(r"<!-- *not run: *(?P<reason>.*?) *-->\s*\Z", re.DOTALL)
+_NOT_RUN = re.compile(r"<!-- *not run: *(?P<reason>(?:(?!-->).)*?) *-->\s*\Z", re.DOTALL)
 _FILE = re.compile(r"# (?P<name>[\w/]+\.py)\n")
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 

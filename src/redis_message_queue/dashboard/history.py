@@ -38,7 +38,7 @@ class Step:
 
     title: str
     at: datetime | None = None
-    level: str = "idle"  # the colour of its mark
+    level: str = "idle"  # the color of its mark
     consumer: str | None = None
     details: tuple[str, ...] = ()
     other_id: str | None = None  # a message that has to do with it
@@ -153,7 +153,7 @@ def _is_number(value: str) -> bool:
 
 _OTHERS = ("of", "replay_of")  # ids of other messages
 _UNSAID = ("headers", "started")
-# What the page says for each event of the journal, its colour, and the details that come first.
+# What the page says for each event of the journal, its color, and the details that come first.
 _SAID: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "published": ("Published", "idle", ()),
     "duplicate": ("Suppressed as a duplicate", "warning", ()),

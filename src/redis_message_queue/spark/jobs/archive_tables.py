@@ -127,7 +127,7 @@ def location_of(
 
 @contextlib.contextmanager
 def clear_storage_errors(uri: str, queue: str | None = None) -> Iterator[None]:
-    """Raise our errors in place of those of the storage layer, which are long and coloured."""
+    """Raise our errors in place of those of the storage layer, which are long and colored."""
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     try:

@@ -43,7 +43,7 @@ _ACCOUNTS = {
     "purged": "Purged or deleted by an operator",
     "remaining": "Still in the queue, by the journal",
 }
-# Colour and width: where two quantiles are equal, the narrower line is seen on the wider one.
+# Color and width: where two quantiles are equal, the narrower line is seen on the wider one.
 _QUANTILES = ((50, 2, 1.6), (95, 3, 2.2), (99, 4, 6.0))
 
 
@@ -258,7 +258,7 @@ class _Buckets:
         return found
 
     def _quantiles(self, name: str) -> list[Line]:
-        return [Line(f"{one} %", colour, self._worst(f"{name}_p{one}"), width) for one, colour, width in _QUANTILES]
+        return [Line(f"{one} %", color, self._worst(f"{name}_p{one}"), width) for one, color, width in _QUANTILES]
 
     def _worst(self, name: str) -> list[float | None]:
         return [max((one[name] for one in bucket if one[name] is not None), default=None) for bucket in self._rows]

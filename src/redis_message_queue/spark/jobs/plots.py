@@ -39,7 +39,7 @@ class Line:
     """A named series: one value per bucket of time, or None where it is not known."""
 
     name: str
-    colour: int  # which of the page's colours
+    color: int  # which of the page's colors
     values: Sequence[float | None]
     width: float = 1.8
 
@@ -194,10 +194,10 @@ def _draw_line(line: Line, times: Sequence[datetime], scale: _Scale) -> Iterator
             continue
         if len(run) == 1:
             x, y = run[0].split(",")
-            yield f'<circle class="dot c{line.colour}" cx="{x}" cy="{y}" r="{max(2.5, line.width):g}"/>'
+            yield f'<circle class="dot c{line.color}" cx="{x}" cy="{y}" r="{max(2.5, line.width):g}"/>'
         elif run:
             style = f'stroke-width="{line.width:g}"' + (' stroke-opacity=".45"' if line.width > 3 else "")
-            yield f'<polyline class="line c{line.colour}" {style} points="{" ".join(run)}"/>'
+            yield f'<polyline class="line c{line.color}" {style} points="{" ".join(run)}"/>'
         run = []
 
 
@@ -215,12 +215,12 @@ def _tooltips(series: Series, size: Size, scale: _Scale) -> Iterator[str]:
             yield f'<rect class="hit" {box}><title>{text}</title></rect>'
 
 
-def bar(share: float, colour: int = 1) -> str:
+def bar(share: float, color: int = 1) -> str:
     """Return a bar for the cell of a table."""
     return (
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         '<rect class="track" width="100" height="8"/>'
-        f'<rect class="fill c{colour}" width="{min(1.0, share) * 100:.1f}" height="8"/>'
+        f'<rect class="fill c{color}" width="{min(1.0, share) * 100:.1f}" height="8"/>'
         "</svg>"
     )
 
