@@ -1,4 +1,4 @@
-"""Takes figures from the page that the benchmark writes: a table for the README, and a plot for the page itself."""
+"""Takes figures from the pages that the benchmarks write: a table for the README, and a plot of relative speeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from docs.reference.markdown import OutOfSync, table
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
 PERFORMANCE = DOCS / "explanation" / "performance.md"
-_SHOWN = ("publish", "publish, dedup", "claim and ack", "publish_many, 100", "process_messages, 100")
+LEAGUE = DOCS / "explanation" / "league.md"
+# What the README shows of the league: the section, its column, and what the README calls it.
+_SHOWN = (
+    ("Speed", "publish", "publish"),
+    ("Speed", "deduplicated", "deduplicated"),
+    ("Speed", "consume", "consume"),
+    ("Delay", "idle, p50", "delay, ms"),
+    ("Messages lost", "lost", "lost"),
+    ("Messages lost", "stuck", "stuck"),
+    ("Messages lost", "doubled", "doubled"),
+)
 _BLOCK = re.compile(r"(?<=<!-- begin figures: python -m docs\.generate -->\n).*?(?=<!-- end figures -->)", re.DOTALL)
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#667}.title{font-size:14px;font-weight:600}.grid{stroke:#8884}"
@@ -21,26 +31,37 @@ _SERIES = {"with hiredis": "ours", "without": "plain", "Streams": "streams"}
 
 
 def readme() -> str:
-    """The README with the current figures."""
-    text, rows = README.read_text(encoding="utf-8"), relative_speeds()
+    """The README with the current figures of the league."""
+    text = README.read_text(encoding="utf-8")
+    sections = {section: _first_table(_section(LEAGUE, section)) for section, _, _ in _SHOWN}
     try:
-        shown = [(name, *(_or_dash(rows[name][column]) for column in _SERIES)) for name in _SHOWN]
+        members = sections["Speed"]
+        shown = [(one, *(sections[section][one][column] for section, column, _ in _SHOWN)) for one in members]
     except KeyError as missing:
-        raise OutOfSync(f"{PERFORMANCE.name} has no {missing}") from missing
-    head = ("", "this library, with hiredis", "without hiredis", "Streams")
+        raise OutOfSync(f"{LEAGUE.name} has no {missing}") from missing
+    head = ("", *(title for _, _, title in _SHOWN))
     made, count = _BLOCK.subn(lambda _: f"\n{table(head, shown)}\n\n", text)
     if count != 1:
         raise OutOfSync("README.md needs one place for the figures")
     return made
 
 
-def _or_dash(cell: str) -> str:
-    return cell.partition(" (")[0] or "-"
-
-
 def relative_speeds() -> dict[str, dict[str, str]]:
     """The rows of the first table of the page, by name and column."""
-    lines = [line for line in PERFORMANCE.read_text(encoding="utf-8").split("\n## ")[0].splitlines() if line[:1] == "|"]
+    return _first_table(PERFORMANCE.read_text(encoding="utf-8"))
+
+
+def _section(page: Path, title: str) -> str:
+    """The part of a page whose title begins like this."""
+    for part in page.read_text(encoding="utf-8").split("\n## ")[1:]:
+        if part.startswith(title):
+            return part
+    raise OutOfSync(f"{page.name} has no section {title!r}")
+
+
+def _first_table(text: str) -> dict[str, dict[str, str]]:
+    """The rows of the first table before the next section, by name and column."""
+    lines = [line for line in text.split("\n## ")[0].splitlines() if line[:1] == "|"]
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return {cells[0]: dict(zip(head[1:], cells[1:], strict=True)) for cells in rows}
 
