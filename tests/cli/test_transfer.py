@@ -9,7 +9,7 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue, RetryPolicy
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.envelope import HEADER_BYTES, TIME_AT
+from redis_message_queue.envelope import HAS_ENTRY, HEADER_BYTES, TIME_AT
 from tests.embedded.waiting import until
 
 pytestmark = pytest.mark.topic("Command line")
@@ -82,9 +82,9 @@ def test_everything_arrives_as_it_was(rmq, full, client, tmp_path):
     assert ended.status == ExitStatus.OK, ended.err
     copy = opened(client, "copy")
     after = contents(client, copy)
-    (in_flight,) = client.hgetall(full.key.processing).values()
-    assert in_flight in after["::pending"]
-    after["::pending"].remove(in_flight)
+    ((id, in_flight),) = client.hgetall(full.key.processing).items()
+    after["::pending"].remove(bytes((in_flight[0] | HAS_ENTRY,)) + in_flight[1:])
+    assert after["deliveries"].pop(id) == b"1:1"
     assert after == before
     assert ended.documents == [{"queue": "copy", "imported": 1_213, "already_there": 0}], ended.documents
     assert copy.stats().delayed == 2
@@ -141,6 +141,20 @@ def test_what_was_imported_is_delivered(rmq, full, client, tmp_path):
     assert copy.stats().pending == 0
 
 
+def test_a_delivery_under_way_counts(rmq, queue, client, tmp_path):
+    """A message that crashes its consumers gets no fresh start with an import."""
+    path = str(tmp_path / "orders.jsonl")
+    queue.publish("poison")
+    held = queue.process_message()
+    assert held.__enter__() is not None
+    rmq("export", "orders", "--file", path)
+    rmq("import", "copy", path)
+    held.__exit__(None, None, None)
+    attempts = []
+    opened(client, "copy").run(lambda message: attempts.append(message.attempt), until_empty=True)
+    assert attempts == [2]
+
+
 def test_a_pipe_moves_a_queue(start_rmq, rmq, full, client):
     """`rmq export a | rmq import b`."""
     source = start_rmq("export", "orders")
@@ -169,6 +183,15 @@ def test_an_import_that_was_killed_is_finished_by_the_next(start_rmq, rmq, full,
     assert copy.stats().pending == full.stats().pending + 1
 
 
+HEAD = '{"rmq_export": 1, "export_id": "x"}\n'
+
+
+def line(**changed: object) -> str:
+    """An export of one message, with something wrong."""
+    facts = {"state": "pending", "number": 1, "id": "ab" * 16, "payload": "a"}
+    return HEAD + json.dumps(facts | changed)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -181,7 +204,11 @@ def test_an_import_that_was_killed_is_finished_by_the_next(start_rmq, rmq, full,
             "32 hex",
         ),
         ('{"rmq_export": 1, "export_id": "x"}\n{"state": "failed", "number": 1, "payload": 3}', "line 2 of stdin"),
+        (line(deliveries=5), "line 2 of stdin is not of an export: its deliveries are not a text"),
+        (line(partition=0.0), "line 2 of stdin is not of an export: there is no partition 0.0"),
+        (HEAD + '{"a":' * 100_000, "line 2 of stdin is not of an export: maximum recursion depth"),
     ],
+    ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
 def test_a_line_that_is_not_of_an_export_is_named(start_rmq, text, said):
     process = start_rmq("import", "copy", "-", stdin=-1)
@@ -198,6 +225,16 @@ def test_an_export_that_was_cut_off_is_noticed(start_rmq, rmq, queue, tmp_path):
     said, err = process.communicate("".join(out.splitlines(keepends=True)[:2]), timeout=120)
     assert process.returncode == ExitStatus.FAILED
     assert json.loads(said)["imported"] == 1
+    assert "stdin ends before its export was complete" in err
+
+
+def test_the_last_of_several_exports_must_be_complete_too(start_rmq, rmq, queue):
+    """`cat a.jsonl b.jsonl | rmq import`, and the disk was full when b.jsonl was copied."""
+    queue.publish_many(["a", "b"])
+    first, second = rmq("export", "orders").out, rmq("export", "orders").out
+    process = start_rmq("import", "copy", "-", stdin=-1)
+    _, err = process.communicate(first + "".join(second.splitlines(keepends=True)[:2]), timeout=120)
+    assert process.returncode == ExitStatus.FAILED
     assert "stdin ends before its export was complete" in err
 
 

@@ -137,7 +137,7 @@ class _Import:
                 continue
             try:
                 self._read(line)
-            except (ValueError, TypeError, KeyError, OverflowError) as error:
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
                 self._flush()
                 raise ConfigurationError(
                     f"line {number} of {'stdin' if name == '-' else name} is not of an export: {error}; the lines "
@@ -153,7 +153,7 @@ class _Import:
         if "rmq_export" in facts:
             if facts["rmq_export"] != _FORMAT:
                 raise ValueError(f"its format is {facts['rmq_export']!r}, and this release knows {_FORMAT}")
-            self._export_id = str(facts["export_id"])
+            self._export_id, self.is_complete = str(facts["export_id"]), False
             partitions = facts.get("partitions", 1)
             if partitions != len(self._importers):
                 raise ValueError(
@@ -166,7 +166,7 @@ class _Import:
             raise ValueError("an export begins with a line that has rmq_export")
         else:
             partition = facts.get("partition", 0)
-            if partition not in range(len(self._importers)):
+            if not isinstance(partition, int) or partition not in range(len(self._importers)):
                 raise ValueError(f"there is no partition {partition!r}")
             self._add(from_facts(facts), f"{self._export_id}:{int(facts['number'])}", partition)
 
@@ -175,7 +175,7 @@ class _Import:
             self._flush()
         self._partition = partition
         self._batch.append((message, key))
-        self._bytes += len(message.payload)
+        self._bytes += sum(len(getattr(message, name) or b"") for name in (*_BYTES, "deliveries"))
         if len(self._batch) >= _BATCH_MESSAGES or self._bytes >= _BATCH_BYTES:
             self._flush()
 
@@ -246,7 +246,9 @@ def from_facts(facts: dict[str, Any]) -> TransferredMessage:
         found["id"] = bytes.fromhex(facts["id"])
         if len(found["id"]) != 16:
             raise ValueError("an id has 32 hexadecimal digits")
-        found["deliveries"] = facts.get("deliveries", "").encode("ascii")
+        if not isinstance(deliveries := facts.get("deliveries", ""), str):
+            raise ValueError("its deliveries are not a text")
+        found["deliveries"] = deliveries.encode("ascii")
         if len(found.get("tenant", b"")) > 255 or len(found.get("extras", b"")) > 65_535:
             raise ValueError("its tenant or its extras are too long")
     return TransferredMessage(**found)

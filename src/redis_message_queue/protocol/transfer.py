@@ -17,6 +17,7 @@ from redis_message_queue.protocol.records import pair
 TransferSource = Literal["pending", "delayed", "processing", "failed", "dead_letters", "completed"]
 WAITING = ("pending", "delayed", "processing")
 _NEW = ord("1")
+_FIRST_DELIVERY = b"1:1"  # see lib/delivery_state.lua
 _SCANNED = 100  # fields of a hash in one step
 
 
@@ -153,8 +154,10 @@ class Exporter:
 
     async def _with_deliveries(self, page: list[TransferredMessage]) -> list[TransferredMessage]:
         entries = await self._pages.read_fields(self._keys.deliveries, [one.id for one in page]) if page else []
+        # A first delivery has no entry; where the message waits again, it needs one.
+        usual = _FIRST_DELIVERY if self._source == "processing" else b""
         return [
-            one if entry is None else replace(one, deliveries=entry) for one, entry in zip(page, entries, strict=True)
+            replace(one, deliveries=usual if entry is None else entry) for one, entry in zip(page, entries, strict=True)
         ]
 
 
