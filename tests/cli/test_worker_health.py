@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import urllib.error
 import urllib.request
@@ -13,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus
+from redis_message_queue.cli.worker.health import MOST_CONNECTIONS
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.cli.terminal import Terminal
 from tests.cli.workers import HANDLERS, finish, handled, said
@@ -63,6 +66,31 @@ def test_health_and_metrics_are_served(worker, queue, tmp_path, handler):
     assert found["rmq_worker_handler_duration_seconds_count [('queue', 'orders')]"] == 3
     assert (found["rmq_worker_processes []"], found["rmq_worker_ready []"]) == (2, 1)
     stop(process)
+    assert process.returncode == ExitStatus.OK
+
+
+def test_hostile_clients_neither_lock_out_probes_nor_fill_the_log(worker, queue):
+    """Slow ones give way to others, and one that goes away is no error."""
+    process = worker("handlers:note", "orders", "--health-port", "0")
+    url = health_url(process)
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    slow = [socket.create_connection(address, timeout=60) for _ in range(MOST_CONNECTIONS + 8)]
+    try:
+        slow[-1].sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
+        assert page(url, "/healthz")[0] == 200
+        slow[0].setblocking(False)  # it was closed before the probe was answered, not when its own time was up
+        assert slow[0].recv(1) == b""
+    finally:
+        for one in slow:
+            one.close()
+    for _ in range(30):
+        rude = socket.create_connection(address, timeout=60)
+        rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        rude.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        rude.close()
+    assert page(url, "/readyz")[0] == 200
+    _, err = stop(process)
+    assert "Exception occurred" not in err
     assert process.returncode == ExitStatus.OK
 
 

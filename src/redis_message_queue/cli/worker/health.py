@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +15,7 @@ from typing import Any
 
 from redis_message_queue.cli.worker.activity import DURATION_BUCKETS
 
+MOST_CONNECTIONS = 32  # the oldest gives way to one more
 READY_SECONDS = 10.0  # a worker is not ready if a process hangs, or has not reached Redis, for longer than this
 
 
@@ -81,8 +85,7 @@ class HealthServer:
         class Handler(_Handler):
             answers = pages
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server((host, port), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="rmq-worker-health", daemon=True)
         self._thread.start()
 
@@ -112,6 +115,36 @@ def _document(health: Health, troubles: list[str]) -> tuple[bool, str, str]:
     status = "failing" if troubles else "stopping" if health.stopping else "ok"
     facts = {"status": status, "troubles": troubles, "processes": [one.to_dict() for one in health.processes]}
     return not troubles, "application/json", json.dumps(facts) + "\n"
+
+
+class _Server(ThreadingHTTPServer):
+    """Keeps a few connections: slow clients must neither lock out a probe nor take the supervisor's descriptors."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: deque[socket.socket] = deque()
+        self._changing = threading.Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changing:
+            self._open.append(request)
+            if len(self._open) > MOST_CONNECTIONS:
+                with contextlib.suppress(OSError):  # its thread sees the end, and closes it
+                    self._open.popleft().shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changing, contextlib.suppress(ValueError):
+            self._open.remove(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that went away: that is no mistake of the worker."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
