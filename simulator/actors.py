@@ -368,6 +368,25 @@ class Life:
                 if "maxmemory" not in str(error):
                     raise
 
+    async def _canceller(self) -> None:
+        """Cancel messages: some that wait, as `peek` shows them, and some that are anywhere."""
+        random, world = self.random, self.world
+        for _ in range(self.actor.amount):
+            await asyncio.sleep(random.random() * random.choice((0.0, 0.1, 0.8)))
+            if world.is_ending:
+                break
+            waiting = world.ledger.ids(QUEUE, waiting=True)
+            ids = waiting if waiting and random.random() < 0.7 else world.ledger.ids(QUEUE)
+            if not ids:
+                continue
+            try:
+                await self.queue.cancel(random.choice(ids).hex())
+            except RetryBudgetExhaustedError:
+                continue
+            except LuaScriptError as error:
+                if "maxmemory" not in str(error):
+                    raise
+
     # -- streaming queries
 
     async def _query(self) -> None:

@@ -45,6 +45,7 @@ INVARIANTS = {
     "order": "Requeued messages return to the front of their queue, in their order.",
     "handled": "A message is acknowledged after its handler has returned, and for no other reason.",
     "drain": "After a drain that returned True, the queue object holds no message.",
+    "cancelled": "A claim drops a waiting message if and only if it was cancelled, and the mark goes with it.",
     "journal": "The journal has an entry for a change if and only if the change was made.",
     "errors": "Calls end in the errors that their documentation names.",
 }
@@ -65,11 +66,13 @@ _ENTER = {(NOWHERE, WAITING), (NOWHERE, DELAYED)}
 _TAKE = {
     *((DELAYED, WAITING), (WAITING, DEAD), (DELAYED, DEAD), (PROCESSING, DEAD), (DEAD, GONE)),
 }
+_DROP = {(WAITING, GONE), (DELAYED, GONE)}  # of cancelled messages
 MOVES: dict[str, set[tuple[str, str]]] = {
     "publish": _ENTER,
     "enqueue": {*_ENTER, (WAITING, GONE)},
     "backfill": {(NOWHERE, WAITING)},
-    "claim": {*_TAKE, (WAITING, PROCESSING), (DELAYED, PROCESSING)},
+    "cancel": {(DELAYED, GONE)},
+    "claim": {*_TAKE, *_DROP, (WAITING, PROCESSING), (DELAYED, PROCESSING)},
     "take": {(WAITING, PROCESSING)},
     "ack_one": {(PROCESSING, GONE)},
     "settle": {(PROCESSING, GONE), *((PROCESSING, kind) for kind in _TERMINAL), *((kind, GONE) for kind in _TERMINAL)},
@@ -80,7 +83,7 @@ MOVES: dict[str, set[tuple[str, str]]] = {
     "restore": _ENTER,
     "append": {(NOWHERE, kind) for kind in _TERMINAL},
     "sweep": {(kind, GONE) for kind in (WAITING, DELAYED, PROCESSING, *_TERMINAL)},
-    "fill_batch": {*_TAKE, (WAITING, BATCH), (DELAYED, BATCH), (PROCESSING, BATCH)},
+    "fill_batch": {*_TAKE, *_DROP, (WAITING, BATCH), (DELAYED, BATCH), (PROCESSING, BATCH)},
     "ack_batch": {(BATCH, GONE)},
     "release_batch": {(BATCH, WAITING)},
 }
@@ -211,6 +214,8 @@ class Account:
     accepted_us: dict[bytes, int] = field(default_factory=dict)
     deliveries: Counter[bytes] = field(default_factory=Counter)  # those that count
     dropped: set[bytes] = field(default_factory=set)
+    marked: set[bytes] = field(default_factory=set)  # ids that were cancelled and not dropped yet
+    doomed: set[bytes] = field(default_factory=set)  # those of them that waited: nobody may get them any more
     last_of_key: dict[bytes, int] = field(default_factory=dict)  # when one of this deduplication key was accepted
     duplicates: set[bytes] = field(default_factory=set)  # payloads that the server called duplicates
     journals: dict[str, JournalReader] = field(default_factory=dict)  # by queue
@@ -280,6 +285,10 @@ class Ledger:
             )
         if step.error.startswith("OOM") and step.name in _DRAINING:
             _fail("full memory", f"a full server refused {step.name}")
+        if step.error.startswith("OOM") and step.name == "cancel":
+            payload = self._payload_of(as_bytes(named_arguments(step)["id"]))
+            if payload is not None and self._place(payload) == DELAYED:
+                _fail("full memory", f"a full server refused to cancel {payload.decode()}, which is delayed")
 
     def _update(self, step: Step) -> dict[bytes, tuple[str, str]]:
         """Read the keys that changed. Returns which messages moved, from where to where."""
@@ -349,11 +358,15 @@ class Ledger:
 
     def _check_move(self, step: Step, payload: bytes, before: str, after: str) -> None:
         account, name, rules = self.account, payload.decode(), self._rules_of(payload)
-        if before != DEAD and after == GONE and self._is_cut_off(step, rules):
+        if step.name in ("claim", "fill_batch") and self._is_marked(payload):
+            self._check_drop(step, payload, after)
+        elif before != DEAD and after == GONE and self._is_cut_off(step, rules):
             # Of more dead letters than the list may have, the first have left it when the script ends.
             self._check_dead(step, payload, rules)
         elif (before, after) not in MOVES.get(step.name, ()):
             _fail("one place", f"{step.name} moved {name} from {before} to {after}")
+        elif (before, after) in _DROP and step.name in ("claim", "fill_batch"):
+            _fail("cancelled", f"{step.name} dropped {name}, which nobody has cancelled")
         if before == NOWHERE:
             self._accept(step, payload)
         if before == GONE:
@@ -368,6 +381,18 @@ class Ledger:
                 _fail("lease", f"{step.name} took {name} from its holder {owner.until_us - step.now_us} us too early")
         if after == DEAD and step.name in ("claim", "fill_batch"):
             self._check_dead(step, payload, rules)
+
+    def _is_marked(self, payload: bytes) -> bool:
+        return self.account.stored[payload][1:17] in self.account.marked
+
+    def _check_drop(self, step: Step, payload: bytes, after: str) -> None:
+        """A message that waited when it was cancelled is dropped by the claim that meets it, and by no other."""
+        account, identity = self.account, self.account.stored[payload][1:17]
+        if identity in account.doomed and after not in (GONE, WAITING):
+            _fail("cancelled", f"{step.name} moved {payload.decode()} to {after}, and it was cancelled")
+        if after == GONE:
+            account.marked.discard(identity)
+            account.doomed.discard(identity)
 
     def _is_cut_off(self, step: Step, rules: Rules) -> bool:
         """Whether the step filled the dead letters up to their limit."""
@@ -561,6 +586,36 @@ class Ledger:
             if key and self._rules_of(payload).window_us and step.keys and len(step.keys) > 14:
                 self.account.last_of_key[_key_owner(payload)] = step.now_us
 
+    def _after_cancel(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
+        """What was answered is where the message is. An answer from the reply cache changes nothing."""
+        identity, answer = as_bytes(named_arguments(step)["id"]), as_bytes(step.reply)
+        payload = self._payload_of(identity)
+        if step.changed and answer == b"marked":
+            self.account.marked.add(identity)
+        if not step.changed or payload is None:  # a server that lost a message marks its id, too
+            return
+        place = self._place(payload)
+        if (place == PROCESSING and bool(self._rules_of(payload).lease_us)) != (answer == b"in_flight"):
+            _fail("cancelled", f"{payload.decode()} is {place}, and was called {answer.decode()}")
+        if bool(moved) != (answer == b"cancelled") or (place in (WAITING, BATCH) and answer != b"marked"):
+            _fail("cancelled", f"{payload.decode()} is {place}, and was called {answer.decode()}")
+        if answer == b"marked" and place == WAITING:
+            self.account.doomed.add(identity)
+        elif answer == b"cancelled":
+            self.account.marked.discard(identity)
+
+    def _payload_of(self, identity: bytes) -> bytes | None:
+        stored = self.account.stored
+        return next((payload for payload in stored if stored[payload][1:17] == identity), None)
+
+    def ids(self, queue: str, *, waiting: bool = False) -> list[bytes]:
+        """The ids of the messages that a queue has ever had, as its producers have them from their receipts."""
+        start, places = queue.encode() + b"/", self.account.where
+        found = [
+            (payload, stored[1:17]) for payload, stored in self.account.stored.items() if payload.startswith(start)
+        ]
+        return [identity for payload, identity in found if not waiting or WAITING in places.get(payload, ())]
+
     # -- batches of streaming queries
 
     def _after_fill_batch(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
@@ -692,9 +747,17 @@ class Ledger:
             _fail("state", "the alarm of the delayed messages is late")
         if len(values.get(keys.wakeup.encode()) or ()) > 1:
             _fail("state", "there is more than one wake-up token")
+        self._check_marks(values, keys)
         deliveries = values.get(keys.deliveries.encode())
         if deliveries:
             self._check_deliveries(name, deliveries)
+
+    def _check_marks(self, values: dict[bytes, Any], keys: QueueKeys) -> None:
+        marks = _scores(values.get(keys.cancelled.encode())).keys()
+        if marks - self.account.marked:
+            _fail("cancelled", f"{len(marks - self.account.marked)} marks belong to no message that was cancelled")
+        if marks and b"cancels" not in (values.get(keys.meta.encode()) or Hash()):
+            _fail("state", "messages are marked as cancelled, and the queue does not say so")
 
     def _check_deliveries(self, name: str, deliveries: Hash) -> None:
         start, present = f"{name}::".encode(), set()
@@ -871,6 +934,16 @@ class Ledger:
         """The messages that somebody still has to handle."""
         return [payload for payload, places in self.account.where.items() if places and not set(places) <= {*_TERMINAL}]
 
+    def has_idle_marks(self) -> bool:
+        """Whether an empty queue still has marks of messages that it will never meet.
+
+        A streaming query may bring back a message that was marked in its batch, and so may a consumer without leases:
+        there the marks stay, for 30 days at most.
+        """
+        name = next(iter(self.rules))
+        keys, rules = self._keys[name], self.rules[name]
+        return rules.lease_us > 0 and not rules.has_queries and keys.cancelled.encode() in self._keyspace().values
+
     def check_the_end(self) -> None:
         """Nobody works any more: everything is accounted for, and nothing is left."""
         for payload in self.confirmed:
@@ -879,6 +952,8 @@ class Ledger:
         allowed = set() if all(rules.lease_us for rules in self.rules.values()) else {"processing", "deliveries"}
         # Without leases, a message whose consumer died stays in flight until an operator removes it.
         allowed |= {"completed", "failed", "dlq", "records", "wakeup", "journal", "meta", "weights", "groups", "group"}
+        if not self.has_idle_marks():
+            allowed.add("cancelled")
         allowed.add("queues")  # the registry of the server
         for key in self._keyspace().values:
             word = key.split(b"::")[1].decode()

@@ -265,6 +265,28 @@ MUTANTS = (
         "lib/delayed.lua",
         (("", "  redis.call('ZADD', leases, soonest, 'd')\n", ""),),
     ),
+    # -- cancelled messages
+    Mutant(
+        "a claim delivers a message that was cancelled",
+        "lib/select.lua",
+        (
+            (
+                "",
+                "local is_cancelled = marked > 0 and redis.call('ZSCORE', cancelled, id)",
+                "local is_cancelled = false",
+            ),
+        ),
+    ),
+    Mutant(
+        "a claim on the short way does not look for cancelled messages",
+        "claim.lua",
+        (("claim", "and not answer and not journaled and not cancels\n", "and not answer and not journaled\n"),),
+    ),
+    Mutant(
+        "a claim drops what was cancelled, and leaves the mark",
+        "lib/select.lua",
+        (("", "if #dropped > 0 then redis.call('ZREM', cancelled, unpack(dropped)) end", ""),),
+    ),
     # -- the journal
     Mutant(
         "a requeued message has no entry in the journal",

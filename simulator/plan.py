@@ -12,6 +12,7 @@ from simulator.network import Weather
 
 QUEUE, RESULTS = "orders", "results"  # a queue, and one that gets what handlers hand off
 GROUP = "lake"
+OPERATORS = ("operator", "canceller")  # who look after the queue, and neither publish nor consume
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Actor:
     """One process: what it does, and how much of it."""
 
     name: str
-    kind: str  # producer, single, batch, run, operator, query
+    kind: str  # producer, single, batch, run, query, or one of OPERATORS
     amount: int = 0  # messages of a producer, steps of an operator
     size: int = 1  # of batches, or how many a loop claims ahead
     concurrency: int = 1
@@ -104,7 +105,20 @@ def plan_of(seed: int) -> Plan:
     settings = _settings(random)
     actors = _actors(random, settings, size)
     faults = () if random.random() < 0.15 else _faults(random, settings, actors, size)
-    return Plan(seed, settings, actors, faults)
+    more, more_faults = _more(Random(f"{seed}/more"), len(faults))
+    return Plan(seed, settings, (*actors, *more), (*faults, *more_faults))
+
+
+def _more(random: Random, faults: int) -> tuple[list[Actor], list[Fault]]:
+    """Actors that joined later. What the seeds decided before stays as it was: schedules that found a bug are kept."""
+    actors: list[Actor] = []
+    if random.random() < 0.25:
+        actors.append(Actor("canceller-1", "canceller", amount=random.randint(3, 12), starts_at=random.random() * 2))
+    victims = [one for one in actors if faults and random.random() < 0.2]
+    return actors, [
+        Fault(faults + nth, "kill", 0.0, random.uniform(0.1, 2), one.name, after_requests=random.randint(1, 8))
+        for nth, one in enumerate(victims, 1)
+    ]
 
 
 def _settings(random: Random) -> Settings:

@@ -23,7 +23,7 @@ from simulator.ledger import Account, Ledger, Rules, Violation
 from simulator.loop import Livelock, Process, SimulatedLoop
 from simulator.lua import Interpreter
 from simulator.network import CLEAR, Network
-from simulator.plan import QUEUE, RESULTS, Actor, Fault, Plan, gateway_options
+from simulator.plan import OPERATORS, QUEUE, RESULTS, Actor, Fault, Plan, gateway_options
 from simulator.port import SimulatedPort
 from simulator.server import Server, Step
 
@@ -202,6 +202,8 @@ class World:
         if left := self._unfinished():
             places = self.ledger.account.where[left[0]]
             self.violated("left behind", f"{len(left)} messages, such as {left[0].decode()} in {', '.join(places)}")
+        while self.ledger.has_idle_marks() and self.loop.time() < deadline + _LONGEST:
+            await asyncio.sleep(0.25)  # the next claim of an empty queue forgets them
         watch.cancel()
         await self._let_everybody_finish()
         self.check(self.ledger.check_the_end)
@@ -215,7 +217,7 @@ class World:
 
     def _is_operated(self) -> bool:
         """Whether an operator is still at work: what it redrives, somebody has to handle."""
-        lives = [life for life in self.lives.values() if life.actor.kind == "operator" and not life.process.is_dead]
+        lives = [life for life in self.lives.values() if life.actor.kind in OPERATORS and not life.process.is_dead]
         return any(life.main is not None and not life.main.done() for life in lives)
 
     def _unfinished(self) -> list[bytes]:
@@ -237,7 +239,7 @@ class World:
         """Drain each queue object that lives: nothing may be unconfirmed afterwards."""
         self.is_finishing = True
         for life in list(self.lives.values()):
-            if not life.process.is_dead and life.actor.kind not in ("producer", "operator"):
+            if not life.process.is_dead and life.actor.kind not in ("producer", *OPERATORS):
                 self.loop.spawn(life.process, self._finish(life))
         await self._wait_for_ends(40.0)
         for life in self.lives.values():
@@ -330,7 +332,7 @@ class World:
     async def _drain(self, fault: Fault) -> None:
         """Stop a consumer as an operator does, and start it again."""
         life = self._life(fault)
-        if life is None or life.actor.kind in ("producer", "operator"):
+        if life is None or life.actor.kind in ("producer", *OPERATORS):
             return
         ending = self.loop.spawn(life.process, life.finish_gracefully())
         while not ending.done() and not life.process.is_dead:
