@@ -147,14 +147,14 @@ FIELD_SENTENCES = {
         "replay_of": "the id of the dead letter that this message repeats",
         "headers": "the headers that `get_headers` returned for it, None without headers",
         "state": "where `get()` found it: `pending`, `delayed` or `processing`",
-        "consumer": "who works on it, host and process id; for messages in processing",
+        "consumer": "who works on it, or had it when it failed: host and process id, and `consumer_name` if it has one",
         "cancelled": "whether `cancel()` has marked it, so that the claim that meets it drops it; for pending messages",
     },
     "TraceEntry": {
         "event": "what happened, as the [journal](../how-to/keep-a-journal.md#what-an-entry-contains) calls it",
         "at": "when, by the server's clock",
         "tenant": "the tenant of the message",
-        "consumer": "who claimed it: host and process id; for another host, four bytes that identify it",
+        "consumer": "who claimed it: host (of another host without a `consumer_name`: four bytes) and process id",
         "details": "the other fields of the entry, such as `count`, `reason`, `error_type` or `due`",
     },
     "RedriveSummary": {

@@ -43,6 +43,7 @@ QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
         "max_failed_length",
     ),
     "Journal": ("journal", "max_journal_length"),
+    "Names": ("consumer_name",),
     "Shutdown, events and headers": ("interrupt", "on_event", "get_headers"),
 }
 GATEWAY_GROUPS: dict[str, tuple[str, ...]] = {
@@ -64,6 +65,7 @@ GATEWAY_GROUPS: dict[str, tuple[str, ...]] = {
     "Backpressure": ("max_pending_length", "pending_overload_policy", "pending_overload_block_timeout_seconds"),
     "Durability": ("confirm_replicas", "confirm_fsync", "confirm_timeout_seconds"),
     "Journal": ("journal", "max_journal_length"),
+    "Names": ("consumer_name",),
 }
 # Options that have a different name on the gateway.
 GATEWAY_NAME = {"visibility_timeout_seconds": "message_visibility_timeout_seconds"}

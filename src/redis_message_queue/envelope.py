@@ -37,6 +37,7 @@ _BEFORE_PAYLOAD = HAS_TENANT | HAS_EXTRAS | HAS_TTL
 MAX_TENANT_BYTES = 255
 MAX_EXTRAS_BYTES = 65_535
 ID_BYTES = 16
+PROCESS_BYTES = 8  # host and process of a claim, at the beginning of its nonce
 NONCE_BYTES = 20  # host, process and slot of a claim, and its number: see lua/claim.lua
 TOKEN_BYTES = ID_BYTES + NONCE_BYTES  # a member of `leases`
 BASE_BYTES = 14  # the part that all ids of a chunk share; the position in the chunk follows
@@ -150,6 +151,11 @@ def body(payload: bytes, tenant: bytes = b"", extras: bytes = b"", ttl_us: int =
     if ttl_us:
         parts.append(ttl_us.to_bytes(TTL_BYTES, "big"))
     return b"".join((*parts, payload))
+
+
+def process_of(token: bytes) -> bytes:
+    """Return the host and the process of a claim, which its token contains; empty for what is no token."""
+    return token[ID_BYTES : ID_BYTES + PROCESS_BYTES] if len(token) == TOKEN_BYTES else b""
 
 
 def tenant_name(tenant: Any) -> bytes:

@@ -152,6 +152,12 @@ def consumer_name(slot_name: bytes) -> str:
     return f"{where}:{int.from_bytes(slot_name[4:8], 'big')}"
 
 
+def labelled(label: str | None, slot_name: bytes) -> str:
+    """Return the name of a slot's process, after the label that its queue has."""
+    name = consumer_name(slot_name)
+    return name if label is None else f"{label}@{name}"
+
+
 def is_gone(slot_name: bytes) -> bool:
     """Return whether the slot's process ran on this host and has ended."""
     if not is_of_this_host(slot_name):

@@ -92,6 +92,12 @@ KEY_MAP = (
         "STRING, TTL",
         "The number and the reply of a caller's last call, so that a repeated call gets the same reply.",
     ),
+    KeyKind(
+        "consumer_name::<process>",
+        "STRING, TTL",
+        "The name, host and process id of a process whose consumers have a `consumer_name`. Claim tokens contain "
+        "`<process>`.",
+    ),
     KeyKind("wakeup", "LIST", "At most one wake-up token, which a waiting consumer pops when there is work."),
     KeyKind("journal", "STREAM", "The state changes of this queue's messages, if the queue has a journal."),
     KeyKind(
@@ -256,6 +262,10 @@ class QueueKeys:
     def reply(self, caller: str) -> str:
         """The key that remembers the reply to a caller's last call."""
         return self._sibling("reply", caller)
+
+    def consumer_name(self, process: str) -> str:
+        """The key that has the readable name of a process; claim tokens have these hexadecimal digits as bytes."""
+        return self._sibling("consumer_name", process)
 
     def partitioned_meta(self, partitions: int) -> str:
         """The state of a partition, if the queue has so many of them."""

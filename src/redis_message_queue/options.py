@@ -31,6 +31,7 @@ from redis_message_queue.payloads import codec_for
 from redis_message_queue.plain_values import brief, is_text, plain
 from redis_message_queue.retry_policy import RetryPolicy
 
+_LONGEST_CONSUMER_NAME = 64  # characters
 OverloadPolicy = Literal["raise", "block", "drop_oldest"]
 JournalMode = bool | Literal["payload"]
 LeaseSeconds = Annotated[
@@ -130,6 +131,12 @@ class StorageOptions:
         float, "The pause before the first retry. Each further pause is twice as long, and half of it is random."
     ] = 0.01
     retry_max_delay_seconds: Annotated[float, "The longest pause between two retries."] = 5.0
+    consumer_name: Annotated[
+        str | None,
+        "What to call the consumers of this process, at most 64 characters. `peek`, `get`, `trace`, records and the "
+        "dashboard then show `<name>@<host>:<pid>`, on every host. Without it, host and process id, and other hosts as "
+        "four bytes.",
+    ] = None
     hash_tag: Annotated[
         bool | None,
         "Put the queue's name into braces, so that all its keys share one cluster slot. None does so for cluster "
@@ -161,6 +168,8 @@ class StorageOptions:
             _check_weights(self.tenant_weights)
         if self.hash_tag is not None:
             flag("hash_tag", self.hash_tag)
+        if self.consumer_name is not None:
+            _check_consumer_name(self.consumer_name)
         self._check_storage()
 
     def _check_storage(self) -> None:
@@ -180,6 +189,14 @@ class StorageOptions:
                 f"pending_overload_policy={self.pending_overload_policy!r} needs max_pending_length: "
                 "without a limit there is nothing to wait for or to drop from"
             )
+
+
+def _check_consumer_name(name: Any) -> None:
+    text("consumer_name", name)
+    if len(name) > _LONGEST_CONSUMER_NAME or not plain(name).isprintable():
+        raise ConfigurationError(
+            f"consumer_name must be at most {_LONGEST_CONSUMER_NAME} printable characters, not {brief(name)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,14 +52,14 @@ OPERATOR = Role(
         *("stats", "redrive", "sweep", "cancel", "pause", "read_page", "open_queue", "notify"),
         *("schedule", "unschedule", "read_schedules", "grow_partition", "restore", "append"),
     ),
-    (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "TIME", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCAN"),
+    (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "MGET", "TIME", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCAN"),
 )
 JOURNAL = Role(
     "journal",
     "reads the journal and the records, and marks archived entries",
     ("stats",),
     (
-        *("EVAL", "EXEC", "HDEL", "HEXISTS", "HMGET", "HSET", "LLEN", "LRANGE", "MULTI"),
+        *("EVAL", "EXEC", "HDEL", "HEXISTS", "HMGET", "HSET", "LLEN", "LRANGE", "MGET", "MULTI"),
         *("XLEN", "XRANGE", "XREVRANGE"),
     ),
 )
@@ -68,7 +68,10 @@ ROLES = {role.name: role for role in (PRODUCER, CONSUMER, OPERATOR, JOURNAL)}
 # The minimum number of arguments of each command, with its name; a test compares it with the servers.
 _ARGUMENT_COUNTS = {
     1: ("EXEC", "MULTI", "TIME"),
-    2: ("DECR", "EXISTS", "GET", "HLEN", "HVALS", "LLEN", "LPOP", "RPOP", "UNLINK", "XLEN", "ZCARD", "ZRANDMEMBER"),
+    2: (
+        *("DECR", "EXISTS", "GET", "HLEN", "HVALS", "LLEN", "LPOP", "MGET", "RPOP", "UNLINK", "XLEN", "ZCARD"),
+        "ZRANDMEMBER",
+    ),
     3: (
         *("BLPOP", "DECRBY", "EVAL", "EVALSHA", "HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN", "HSTRLEN", "INCRBY"),
         *("LINDEX", "LPUSH", "PEXPIRE", "RENAME", "RPUSH", "SET", "ZMSCORE", "ZRANK", "ZREM", "ZSCAN", "ZSCORE"),

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,19 @@ def test_a_signal_lets_handlers_finish_and_gives_back_the_rest(worker, queue, tm
     assert handled(tmp_path) == ["a"]
     assert (queue.stats().pending, queue.stats().processing) == (2, 0)
     assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2", "0", "0", "1", "0"]
+
+
+@pytest.mark.promise("`rmq worker --consumer-name` names its processes wherever consumers are shown.")
+def test_its_consumers_have_the_name_that_it_is_given(worker, queue, tmp_path):
+    queue.publish("a")
+    process = worker("handlers:slow", "orders", "--consumer-name", "billing")
+    assert until((tmp_path / "began").exists)
+    (held,) = queue.peek(source="processing")
+    assert held.consumer.startswith(f"billing@{socket.gethostname()}:")
+    (tmp_path / "go").touch()
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert process.returncode == ExitStatus.OK
 
 
 @pytest.mark.promise("On SIGTERM and SIGINT, `rmq worker` lets handlers finish and requeues prefetched messages.")

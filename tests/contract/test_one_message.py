@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from typing import Any
 
 import pytest
 
-from redis_message_queue import ConfigurationError, GatewayContractError, JournalError, RetryLater
+from redis_message_queue import ConfigurationError, DeadLetter, GatewayContractError, JournalError, RetryLater
 from tests.contract.shells import EVERY_WIRING, Awaited, Shell, claim_and_die, holding, silent_gateway, take
 
 pytestmark = pytest.mark.topic("One message by its id")
@@ -78,6 +79,139 @@ async def test_a_look_at_what_is_in_flight_names_the_consumers(shell: Shell) -> 
         shell.redis.zadd(queue.key.leases, {token[:16] + b"\x01\x02\x03\x04" + bytes([0, 0, 1, 0]) + token[24:]: 2e18})
         shell.redis.zrem(queue.key.leases, token)
         assert [one.consumer for one in await Awaited(queue).peek(source="processing")] == ["host-01020304:256"]
+
+
+FAR = bytes([1, 2, 3, 4, 0, 0, 1, 0])  # process 256 of another host
+
+
+def move_lease(shell: Shell, queue: Any, *, ends_us: float = 2e18) -> None:
+    """Let the only message in flight be held by a process of another host."""
+    (token,) = shell.leases(queue)
+    shell.redis.zadd(queue.key.leases, {token[:16] + FAR + token[24:]: ends_us})
+    shell.redis.zrem(queue.key.leases, token)
+
+
+@pytest.mark.promise(
+    "With `consumer_name` every host can read the name, the host and the process id of a consumer, in `peek`, `get`, "
+    "`trace` and the records."
+)
+@every_wiring
+async def test_a_consumer_has_a_name_that_every_host_can_read(shell: Shell) -> None:
+    queue = shell.queue(consumer_name="billing", journal=True, wait=0)
+    reader = Awaited(shell.queue(journal=True))
+    one = await reader.submit("m")
+    async with holding(queue):
+        name = f"billing@{HERE}"
+        assert [found.consumer for found in await reader.peek(source="processing")] == [name]
+        assert (await reader.get(one.id)).consumer == name
+        assert [entry.consumer for entry in await reader.trace(one.id)] == [None, name]
+        (key,) = shell.redis.keys(f"{queue.key.consumer_name('')}*")
+        assert shell.redis.get(key).decode() == name
+        assert 0 < shell.redis.ttl(key) <= 86_400
+        shell.redis.set(queue.key.consumer_name(FAR.hex()), "mails@far:256")
+        move_lease(shell, queue)
+        assert [found.consumer for found in await reader.peek(source="processing")] == ["mails@far:256"]
+        assert (await reader.get(one.id)).consumer == "mails@far:256"
+
+
+async def test_the_name_of_a_consumer_is_written_once(shell: Shell) -> None:
+    """It costs no claim a command, and a queue without the option none at all."""
+    queue = shell.queue(consumer_name="billing", wait=0)
+    await queue.publish_many(["m"] * 3)
+    await take(queue)
+    (key,) = shell.redis.keys(f"{queue.key.consumer_name('')}*")
+    shell.redis.delete(key)
+    await take(queue)
+    await take(queue)
+    assert not shell.redis.exists(key)
+    plain = shell.queue("plain", wait=0)
+    await plain.publish("m")
+    await take(plain)
+    assert not shell.redis.keys(f"{plain.key.consumer_name('')}*")
+
+
+async def test_the_name_of_a_consumer_is_written_again_after_a_flush(shell: Shell) -> None:
+    queue = shell.queue(consumer_name="billing", wait=0)
+    await queue.publish("m")
+    await take(queue)
+    shell.redis.flushdb()
+    assert await take(queue) is None
+    await queue.publish("m")
+    async with holding(queue):
+        assert [one.consumer for one in await Awaited(queue).peek(source="processing")] == [f"billing@{HERE}"]
+
+
+async def test_a_server_that_refuses_the_name_of_a_consumer_delivers_its_messages(shell: Shell) -> None:
+    """The name is for people: nothing depends on it."""
+    queue = shell.queue(consumer_name="billing", wait=0)
+    await queue.publish("m")
+    shell.redis.config_set("maxmemory", 1)
+    try:
+        assert await take(queue) == shell.payload("m")
+    finally:
+        shell.redis.config_set("maxmemory", 0)
+    assert not shell.redis.keys(f"{queue.key.consumer_name('')}*")
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"), [(b"\x1b[2Jme\n", r"\x1b[2Jme\n"), (b"\xff", "base64:/w=="), (b"", "host-01020304:256")]
+)
+async def test_a_name_that_another_program_wrote_is_shown_escaped(shell: Shell, stored: bytes, shown: str) -> None:
+    queue = shell.queue()
+    await queue.publish("m")
+    async with holding(queue):
+        move_lease(shell, queue)
+        shell.redis.set(queue.key.consumer_name(FAR.hex()), stored)
+        assert [one.consumer for one in await Awaited(queue).peek(source="processing")] == [shown]
+        shell.redis.delete(queue.key.consumer_name(FAR.hex()))
+        shell.redis.lpush(queue.key.consumer_name(FAR.hex()), "a list")
+        assert [one.consumer for one in await Awaited(queue).peek(source="processing")] == ["host-01020304:256"]
+
+
+@pytest.mark.promise("The record of a failed message or a dead letter names the consumer that had it last.")
+@every_wiring
+@pytest.mark.parametrize("name", [None, "billing"])
+async def test_a_record_names_the_consumer(shell: Shell, name: str | None) -> None:
+    queue = shell.queue(consumer_name=name, enable_failed_queue=True, enable_completed_queue=True, wait=0)
+    await queue.publish_many(["a", "b", "c"])
+    with pytest.raises(ValueError, match="no"):
+        async with queue.process_message():
+            raise ValueError("no")
+    async with queue.process_message():
+        raise DeadLetter("no")
+    await take(queue)
+    operator = Awaited(queue)
+    shown = HERE if name is None else f"{name}@{HERE}"
+    assert [one.consumer for one in await operator.records("failed")] == [shown]
+    assert [one.consumer for one in await operator.records("dead_letters")] == [shown]
+    assert [one.consumer for one in await operator.records("completed")] == [None]
+
+
+@every_wiring
+@pytest.mark.parametrize("tenant", [None, "t"])
+async def test_the_record_of_a_message_whose_consumer_died_names_that_consumer(
+    shell: Shell, tenant: str | None
+) -> None:
+    """Not the one that moved it to the dead letters."""
+    queue = shell.queue(consumer_name="billing", max_delivery_count=1, wait=0)
+    operator = Awaited(queue)
+    await queue.publish("m", tenant=tenant)
+    await claim_and_die(queue)
+    move_lease(shell, queue, ends_us=1)
+    assert await take(queue) is None
+    assert [one.consumer for one in await operator.records("dead_letters")] == ["host-01020304:256"]
+    shell.redis.set(queue.key.consumer_name(FAR.hex()), "mails@far:256")
+    assert [one.consumer for one in await operator.records("dead_letters")] == ["mails@far:256"]
+    (stored,) = shell.redis.lrange(queue.key.records("dlq"), 0, -1)
+    for damaged in ("no process", "01", 7):
+        shell.redis.lset(queue.key.records("dlq"), 0, json.dumps(json.loads(stored) | {"by": damaged}))
+        assert [one.consumer for one in await operator.records("dead_letters")] == [None]
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 65, 7, b"billing", "\ud800"])
+async def test_a_consumer_name_that_cannot_be_used_is_refused(shell: Shell, name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="consumer_name"):
+        shell.queue(consumer_name=name)
 
 
 @pytest.mark.promise("`trace(id)` returns the history of a message from the journal, with who claimed it.")

@@ -371,6 +371,16 @@ def test_many_queues_come_in_pages_and_can_be_filtered(client, start_dashboard):
         assert len([one for one in Page(browser.get("/", params={"q": "07"})).all("tr") if "data-row" in one]) == 12
 
 
+def test_a_consumer_is_shown_with_its_name(client, start_dashboard):
+    queue = open_queue(client, "orders", consumer_name="<b>billing</b>")
+    queue.publish("one")
+    crash_with(queue, 1)
+    with start_dashboard("orders").browser() as browser:
+        page = Page(browser.get("/queue", params={"name": "orders"}))
+        assert f"<b>billing</b>@{socket.gethostname()}:{os.getpid()}" in page.words
+        assert page.dangers() == []
+
+
 def test_a_consumer_that_lets_its_handler_hang_is_seen(client, start_dashboard):
     queue = open_queue(client, "orders")
     queue.publish_many(["one", "two"])

@@ -33,6 +33,7 @@ def queue_on(client: Any, **options: Any) -> RedisMessageQueue:
         "deduplication": True,
         "get_deduplication_key": str,
         "retry_budget_seconds": 0,
+        "consumer_name": "billing",
     }
     return RedisMessageQueue(NAME, client=client, **usual | options)
 

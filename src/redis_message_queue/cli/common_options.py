@@ -184,6 +184,9 @@ class DeliveryOptions:
         float,
         typer.Option(metavar="SECONDS", min=0, help="The longest wait between attempts.", rich_help_panel=_FAILURE),
     ] = 3600.0
+    consumer_name: Annotated[
+        str | None, queue_option("consumer_name", _DELIVERY, metavar="NAME", show_default=False)
+    ] = None
     enable_failed_queue: Annotated[bool, queue_option("enable_failed_queue", _KEPT)] = False
     enable_completed_queue: Annotated[bool, queue_option("enable_completed_queue", _KEPT)] = False
     max_failed_length: Annotated[int, _number("max_failed_length", _KEPT)] = DEFAULT_TRACKING_LENGTH
@@ -206,6 +209,7 @@ class DeliveryOptions:
         return options | {
             "enable_failed_queue": self.enable_failed_queue,
             "enable_completed_queue": self.enable_completed_queue,
+            "consumer_name": self.consumer_name,
             "retry_policy": self._retry_policy(),
             "retry_budget_seconds": DEFAULT_RETRY_BUDGET_SECONDS,  # a long-running command can wait for its server
         }

@@ -31,6 +31,7 @@ class Lease:
 
     token: bytes
     ends_at: float
+    name: str | None = None  # what the process has said that it is called
 
     @property
     def id(self) -> str:
@@ -38,8 +39,8 @@ class Lease:
 
     @property
     def consumer(self) -> str:
-        """The name of the process: its host and its process id."""
-        return consumer_name(self.token[envelope.ID_BYTES :])
+        """The name of the process: its host and its process id, after its own name if it has one."""
+        return self.name or consumer_name(self.token[envelope.ID_BYTES :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,9 @@ class Sampler:
         )
         at = int(seconds) + int(microseconds) / 1e6
         found = [(token, float(score) / 1e6) for token, score in members_with_scores(leases)]
-        held = [Lease(token, ends) for token, ends in found if len(token) == envelope.TOKEN_BYTES]
+        tokens = [(token, ends) for token, ends in found if len(token) == envelope.TOKEN_BYTES]
+        names = await self.pages.consumers(envelope.process_of(token) for token, _ in tokens)
+        held = [Lease(token, ends, names[envelope.process_of(token)]) for token, ends in tokens]
         claimed = {tenant_text(name): _number(count) for name, count in scanned_pairs(groups)}
         in_groups = claimed.pop("", 0)
         # Known only if all leases were read, and no tenant has messages whose lease ran out.

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redis_message_queue.envelope import LAST_FLAGS, PLAIN_FLAGS, TIME_AT, Envelope
+from redis_message_queue.envelope import LAST_FLAGS, PLAIN_FLAGS, PROCESS_BYTES, TIME_AT, Envelope
 from redis_message_queue.errors import RetryBudgetExhaustedError
-from redis_message_queue.protocol.calls import Calls, log, never_stop
+from redis_message_queue.identity import labelled
+from redis_message_queue.protocol.calls import Calls, ReplySlot, log, never_stop
 from redis_message_queue.protocol.claim_attempt import ClaimAttempt, UnconfirmedClaims
 from redis_message_queue.protocol.port import AttemptEnd, Call, Command, StateMissingError
 from redis_message_queue.scripts import script
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 _SLICE_SECONDS = 1.0
 
 _SHORTEST_ATTEMPT_SECONDS = 0.02  # with less time left than this nothing is sent any more
+
+# The name of a process is written again long before Redis forgets it, and soon if Redis did not take it.
+_NAME_KEPT_MS, _NAME_SECONDS, _NO_NAME_SECONDS = 86_400_000, 3_600.0, 60.0
 
 # What the script should know of where a claim comes from.
 FRESH, WOKEN, TIMER_OWNER = 0, 1, 2
@@ -192,6 +196,8 @@ class Claimer:
         self._is_leased = bool(calls.options.message_visibility_timeout_seconds)
         self._may_take = self._is_leased and not calls.options.message_ttl_seconds
         self._takes = False  # whether to try take.lua first: the last claim met the usual case
+        self._label = calls.options.consumer_name
+        self._named: tuple[int, float] = (0, 0.0)  # the process whose name was written, and when to write it again
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
         self.slice_seconds = _SLICE_SECONDS if timeout is None else min(_SLICE_SECONDS, 0.8 * timeout)
@@ -341,6 +347,8 @@ class Claimer:
             try:
                 if not calls.has_connected:
                     await calls.connect(started)
+                if self._label is not None:
+                    await self._write_name(self._label, slot, limit)
                 takes = is_one and self._takes
                 claim: Call = (slot.take, (), (call, nonce)) if takes else (slot.claim, (), request)
                 alone = piggyback is None or piggyback.settled is not None
@@ -364,6 +372,7 @@ class Claimer:
                     return ClaimResult()
                 continue
             except StateMissingError:
+                self._named = (0, 0.0)
                 await calls.write_state(limit, drains=True)
                 continue
             except Exception as error:
@@ -385,6 +394,23 @@ class Claimer:
             await claimant.on_tick(limit)
             result.again = True  # its message may be the next
         return result
+
+    async def _write_name(self, label: str, slot: ReplySlot, limit: float | None) -> None:
+        """Write what this process is called, now and then, if that works: only what people read depends on it."""
+        calls, port = self._calls, self._calls.port
+        process, due = self._named
+        if process == slot.process and port.now() < due:
+            return
+        self._named = (slot.process, port.now() + _NAME_SECONDS)  # first, so that other threads do not write it too
+        key, name = calls.keys.consumer_name(slot.holder[:PROCESS_BYTES].hex()), labelled(label, slot.holder)
+        try:
+            write = (("PSETEX", key, _NAME_KEPT_MS, name),)
+            (answer,) = await calls.until(limit, lambda: port.pipeline(key, write))
+        except Exception as error:
+            answer = error
+        if isinstance(answer, Exception):
+            self._named = (slot.process, port.now() + _NO_NAME_SECONDS)
+            log.debug("%s: the name %s was not written: %s", calls.keys.prefix, name, type(answer).__name__)
 
     async def _gives_up(
         self, error: Exception, tries: int, started: float, claimant: Claimant, limit: float | None, is_question: bool

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, get_args
 
 from redis_message_queue.checks import whole_number
+from redis_message_queue.envelope import PROCESS_BYTES
 from redis_message_queue.errors import ConfigurationError, PartitionCountError
-from redis_message_queue.plain_values import brief, is_text
+from redis_message_queue.identity import consumer_name
+from redis_message_queue.plain_values import brief, is_text, printable
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.port import Argument, Command
 from redis_message_queue.scripts import script
@@ -84,6 +86,18 @@ class PageReader:
         """Return the microseconds since 1970 by the server's clock."""
         ((seconds, microseconds),) = await self.send(("TIME",))
         return int(seconds) * 1_000_000 + int(microseconds)
+
+    async def consumers(self, named: Iterable[bytes]) -> dict[bytes, str]:
+        """Return the readable name of each process that claim tokens name; what is no process is left out."""
+        processes = sorted({process for process in named if len(process) == PROCESS_BYTES})
+        if not processes:
+            return {}
+        # Not GET: it would fail for a key that another program has made.
+        (stored,) = await self.send(("MGET", *(self.keys.consumer_name(one.hex()) for one in processes)))
+        return {
+            process: printable(name) if name else consumer_name(process)
+            for process, name in zip(processes, stored, strict=True)
+        }
 
     def tenant_queue(self, tenant: bytes) -> bytes:
         """Return the key of a tenant's queue. The tenant is given as bytes, because it need not be UTF-8."""

@@ -15,7 +15,6 @@ from redis_message_queue import envelope
 from redis_message_queue.checks import flag
 from redis_message_queue.envelope import tenant_name
 from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.identity import consumer_name
 from redis_message_queue.keys import script_keys
 from redis_message_queue.messages import MessageRecord, QueueStats
 from redis_message_queue.protocol.pages import (
@@ -30,7 +29,7 @@ from redis_message_queue.protocol.pages import (
     scanned_pairs,
 )
 from redis_message_queue.protocol.port import Command
-from redis_message_queue.protocol.records import pair, record_of, record_of_stored
+from redis_message_queue.protocol.records import claimed_by, pair, record_of, record_of_stored
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.scripts import constant, script
 
@@ -96,7 +95,8 @@ class QueueReader:
             [ListPart(key, "left", 0, count) for key in self._pages.lists[source]]
         )
         pairs = list(pair(payloads, records, whole=len(payloads) < count))[:count]
-        return [record_of(one, decode=self._decode) for one in pairs]
+        names = await self._pages.consumers(claimed_by(one.record) for one in pairs)
+        return [record_of(one, decode=self._decode, names=names) for one in pairs]
 
     async def peek(self, count: int, source: str, tenant: str | None) -> list[MessageRecord]:
         """Return the next messages of a source."""
@@ -191,15 +191,12 @@ class QueueReader:
             if cursor == b"0":
                 break
             page = max(FIRST_SCAN, min(PAGE, 2 * page, REPLY_BYTES // largest))
-        return [
-            replace(record_of_stored(stored, decode=self._decode), consumer=_consumer(token))
-            for stored, token in bodies[:count]
+        # Of a message whose lease has ended the token is not known.
+        held = [
+            (record_of_stored(one, decode=self._decode), envelope.process_of(token)) for one, token in bodies[:count]
         ]
-
-
-def _consumer(token: bytes) -> str | None:
-    """Return the name of the consumer that claimed a message, None if its lease has ended."""
-    return consumer_name(token[envelope.ID_BYTES :]) if len(token) == envelope.TOKEN_BYTES else None
+        names = await self._pages.consumers(process for _, process in held)
+        return [replace(record, consumer=names.get(process)) for record, process in held]
 
 
 def _turns(

@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from redis_message_queue import headers
-from redis_message_queue.envelope import Envelope, is_message, tenant_text
+from redis_message_queue.envelope import PROCESS_BYTES, Envelope, is_message, tenant_text
+from redis_message_queue.identity import consumer_name
 from redis_message_queue.messages import MessageRecord, moment
+from redis_message_queue.plain_values import printable
+
+_NO_NAMES: Mapping[bytes, str] = MappingProxyType({})
 
 
 class RecordPair(NamedTuple):
@@ -64,8 +69,18 @@ def _read(record: bytes) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-def record_of(one: RecordPair, *, decode: bool) -> MessageRecord:
-    """Return what is known of a message that has left the queue."""
+def claimed_by(record: dict[str, Any] | None) -> bytes:
+    """Return the process that held a message last, if its record has that instead of a name; else nothing."""
+    by = (record or {}).get("by")
+    try:
+        process = bytes.fromhex(by) if isinstance(by, str) else b""
+    except ValueError:  # another program wrote it
+        process = b""
+    return process if len(process) == PROCESS_BYTES else b""
+
+
+def record_of(one: RecordPair, *, decode: bool, names: Mapping[bytes, str] = _NO_NAMES) -> MessageRecord:
+    """Return what is known of a message that has left the queue. ``names`` are those of processes."""
     record = one.record or {}
     return MessageRecord(
         payload=None if one.payload is None else readable(one.payload, decode=decode),
@@ -80,7 +95,17 @@ def record_of(one: RecordPair, *, decode: bool) -> MessageRecord:
         error=headers.text_of(record.get("error")),
         replay_of=headers.replay_of(record),
         headers=headers.decode(record) or None,
+        consumer=_consumer(record, names),
     )
+
+
+def _consumer(record: dict[str, Any], names: Mapping[bytes, str]) -> str | None:
+    """Return who held the message last: it wrote its name, or a claim has found its lease."""
+    name = headers.text_of(record.get("consumer"))
+    if name:
+        return printable(name)
+    process = claimed_by(record)
+    return names.get(process) or consumer_name(process) if process else None
 
 
 def tenant_bytes(record: dict[str, Any]) -> bytes:

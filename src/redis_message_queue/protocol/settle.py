@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from redis_message_queue.envelope import ID_BYTES
+from redis_message_queue.identity import labelled
 from redis_message_queue.keys import script_keys
 from redis_message_queue.protocol.calls import Calls, ReplySlot, never_stop
 from redis_message_queue.protocol.claim import Claim, read_trimming
@@ -45,8 +47,10 @@ class SettleReason:
     event: str | None = None  # what a journal calls it, where it is not an acknowledgement
     handled: Sequence[int] = ()  # for a journal, where a loop knows it: see HandlerTimes.take
 
-    def as_json(self) -> str:
+    def as_json(self, consumer: str | None = None) -> str:
         fields: dict[str, Any] = {"reason": self.reason}
+        if consumer is not None:
+            fields["consumer"] = consumer
         if self.error is not None:
             fields["error_type"] = type(self.error).__name__
             fields["error"] = text_of(self.error)
@@ -134,7 +138,7 @@ class Settler:
         cancellations: Cancellations | None = None,
     ) -> Settled:
         """Remove messages, with or without a copy in a terminal list. Cancellations are noted and do not stop it."""
-        extra_keys, details = _details(terminal_list, reason)
+        extra_keys, details = self._details(claims, terminal_list, reason)
         owned: list[bool] = []
         trim_error, cut = None, 0
         for some in _chunks(claims):
@@ -173,9 +177,24 @@ class Settler:
     ) -> PiggybackedAck:
         """The same for at most a thousand messages, to be sent together with a claim."""
         slot = self._calls.acquire_slot()
-        extra_keys, details = _details(terminal_list, reason)
+        extra_keys, details = self._details(claims, terminal_list, reason)
         call = (slot.settle, extra_keys, (*details, slot.next_call(), _tokens(claims)))
         return PiggybackedAck(claims, call, self._calls, slot)
+
+    def _details(
+        self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None
+    ) -> tuple[tuple[str, ...], tuple[Argument, Argument]]:
+        """The keys of the lists, if any, and what the script should know of them."""
+        if terminal_list is None:
+            is_plain = reason is None or (reason.event is None and not reason.handled)
+            return (), _KEEPS_NOTHING if reason is None or is_plain else (0, reason.as_json())
+        extra_keys, limit = (terminal_list.key, terminal_list.records), terminal_list.limit or 0
+        if reason is None:
+            return extra_keys, (limit, "{}")
+        # Whoever looks for the cause of a failure wants to know where; a success needs no more bytes.
+        is_failure = reason.event is not None and len(claims) > 0
+        consumer = labelled(self._calls.options.consumer_name, claims[0].token[ID_BYTES:]) if is_failure else None
+        return extra_keys, (limit, reason.as_json(consumer))
 
     async def retry_later(
         self,
@@ -224,17 +243,6 @@ class Settler:
             reply = await self._calls.call(self._renew, (_tokens(some),), budget=budget, stopped=is_over)
             renewed += _flags(reply, len(some))
         return renewed
-
-
-def _details(
-    terminal_list: TerminalList | None, reason: SettleReason | None
-) -> tuple[tuple[str, ...], tuple[Argument, Argument]]:
-    """The keys of the lists, if any, and what the script should know of them."""
-    if terminal_list is None:
-        is_plain = reason is None or (reason.event is None and not reason.handled)
-        return (), _KEEPS_NOTHING if reason is None or is_plain else (0, reason.as_json())
-    extra_keys, limit = (terminal_list.key, terminal_list.records), terminal_list.limit or 0
-    return extra_keys, (limit, "{}" if reason is None else reason.as_json())
 
 
 def _read(reply: bytes, count: int) -> Settled:

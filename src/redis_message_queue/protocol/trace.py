@@ -8,7 +8,6 @@ from typing import Any
 from redis_message_queue import envelope
 from redis_message_queue.checks import whole_number
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, JournalError
-from redis_message_queue.identity import consumer_name
 from redis_message_queue.messages import MessageRecord, TraceEntry, moment
 from redis_message_queue.plain_values import brief, is_text, plain
 from redis_message_queue.protocol.pages import FIRST_SCAN, PAGE, REPLY_BYTES, PageReader, scanned_pairs
@@ -16,6 +15,7 @@ from redis_message_queue.protocol.records import record_of_stored
 
 _ENTERED = (b"published", b"redriven", b"duplicate")  # the first that happens to a message
 _NAMED = ("n", "at", "event", "id", "tenant", "payload", "by")  # what an entry has fields for, or does not show
+_Fields = dict[bytes, bytes]
 _FIRST_ENTRIES = 50  # of a journal, which may contain payloads of any size
 
 
@@ -63,8 +63,16 @@ class MessageFinder:
 
         It reads backwards, until the message entered the queue, or ``forward`` from the beginning of the part.
         """
-        wanted = check_id(message_id).hex().encode()
-        found: list[tuple[bytes, TraceEntry]] = []
+        found, is_whole = await self._search(check_id(message_id).hex().encode(), max_entries, first, last, forward)
+        names = await self._pages.consumers(_process(entry) for _, entry in found)
+        told = [(number, _trace_entry(entry, names.get(_process(entry)))) for number, entry in found]
+        return JournalPart(told if forward else told[::-1], is_whole)
+
+    async def _search(
+        self, wanted: bytes, max_entries: int, first: bytes, last: bytes, forward: bool
+    ) -> tuple[list[tuple[bytes, _Fields]], bool]:
+        """Return the entries of a message, as they were read, and whether these are all."""
+        found: list[tuple[bytes, _Fields]] = []
         count, left = _FIRST_ENTRIES, max_entries
         while left > 0:
             count = min(count, left)
@@ -73,15 +81,15 @@ class MessageFinder:
             for number, fields in entries:
                 entry = dict(zip(fields[::2], fields[1::2], strict=False))
                 if entry.get(b"id") == wanted:
-                    found.append((number, _trace_entry(entry)))
+                    found.append((number, entry))
                     if entry.get(b"event") in _ENTERED and not forward:
-                        return JournalPart(found[::-1], is_whole=True)
+                        return found, True
             left -= len(entries)
             if len(entries) < count:
-                return JournalPart(found if forward else found[::-1], is_whole=True)
+                return found, True
             first, last = (b"(" + entries[-1][0], last) if forward else (first, b"(" + entries[-1][0])
             count = _entries_that_fit(entries)
-        return JournalPart(found if forward else found[::-1], is_whole=False)
+        return found, False
 
     async def get(self, message_id: str, max_messages: int) -> MessageRecord | None:
         """Return what is known of a message that is in the queue, and where it is; None if it was not found."""
@@ -96,8 +104,9 @@ class MessageFinder:
             (held,) = await self._pages.read_fields(keys.processing, [token])
         if held is not None:
             token = token or await self._lease_of(wanted)
-            consumer = None if token is None else consumer_name(token[envelope.ID_BYTES :])
-            return self._record(held, "processing", _count(entry, 1), consumer=consumer)
+            process = envelope.process_of(token or b"")
+            names = await self._pages.consumers([process])
+            return self._record(held, "processing", _count(entry, 1), consumer=names.get(process))
         if delayed is not None:
             return self._record(delayed, "delayed", _count(entry, 0), due_us=None if due is None else float(due))
         waiting = await self._waiting(wanted, max_messages)
@@ -172,13 +181,17 @@ def _count(entry: bytes | None, usual: int) -> int:
     return int(attempts) if attempts.isdigit() and len(attempts) < 16 else usual
 
 
-def _trace_entry(entry: dict[bytes, bytes]) -> TraceEntry:
-    texts = {_text(name): _text(value) for name, value in entry.items()}
-    at, by = texts.get("at", ""), texts.get("by", "")
+def _process(entry: _Fields) -> bytes:
+    """Return the process that an entry names, empty if it names none."""
     try:
-        consumer = consumer_name(bytes.fromhex(by)) if by else None
+        return bytes.fromhex(_text(entry.get(b"by", b"")))
     except ValueError:  # another program wrote it
-        consumer = None
+        return b""
+
+
+def _trace_entry(entry: _Fields, consumer: str | None) -> TraceEntry:
+    texts = {_text(name): _text(value) for name, value in entry.items()}
+    at = texts.get("at", "")
     return TraceEntry(
         event=texts.get("event", ""),
         at=moment(int(at) / 1_000_000) if at.isdigit() else None,

@@ -46,6 +46,7 @@ AGEING: dict[str, str | None] = {
     "meta": None,
     "meta::": None,
     "reply::": None,
+    "consumer_name::": None,
     "wakeup": None,
     "journal": None,
     "timer_owner": None,

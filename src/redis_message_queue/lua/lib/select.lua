@@ -122,7 +122,7 @@ local function is_enough()
   return steps >= STEPS or budget.is_spent()
 end
 
-local function classify(id, stored, usual, origin, member)
+local function classify(id, stored, usual, origin, member, holder)
   local attempts, times, failures, damaged = read_entry(id, stored, usual)
   local is_cancelled = marked > 0 and redis.call('ZSCORE', cancelled, id)
   if is_cancelled then dropped[#dropped + 1] = id end
@@ -130,7 +130,9 @@ local function classify(id, stored, usual, origin, member)
     or (ttl_us > 0 and time_of(stored) + ttl_us <= now or has_outlived(stored, now)) and 'expired'
   budget.count(stored)
   if reason then
-    dead[#dead + 1] = {id = id, stored = stored, payload = payload_of(stored), times = times, reason = reason}
+    dead[#dead + 1] = {
+      id = id, stored = stored, payload = payload_of(stored), times = times, reason = reason, holder = holder,
+    }
     gone[#gone + 1] = id
     left_leases[#left_leases + 1] = member
     return false
@@ -149,9 +151,9 @@ local function classify_pending(stored)
   return false
 end
 
--- An expired lease, and its message if there is one. `member` is nil if it is no longer in `leases`.
-local function classify_expired(id, stored, member)
-  if stored and is_message(stored) then return classify(id, stored, 1, 'lease', member) end
+-- An expired lease `token`, and its message if there is one. `member` is nil if it is no longer in `leases`.
+local function classify_expired(id, stored, token, member)
+  if stored and is_message(stored) then return classify(id, stored, 1, 'lease', member, string.sub(token, 17, 24)) end
   if stored then
     budget.count(stored)
     set_aside(id, stored)
@@ -179,7 +181,7 @@ local function select_expired()
       if #taken == wanted or budget.is_spent() then return end
       seen, steps = seen + 1, steps + 1
       if #member == 36 then
-        classify_expired(ids[place], bodies[place], member)
+        classify_expired(ids[place], bodies[place], member, member)
       else
         set_lease_aside(member)
       end
@@ -232,7 +234,7 @@ local function take_turn(turn)
       local id = string.sub(member, 1, 16)
       turn.from_expired = turn.from_expired + 1
       table.insert(turn.done, member)
-      if classify_expired(id, redis.call('HGET', processing, id)) then return true end
+      if classify_expired(id, redis.call('HGET', processing, id), member) then return true end
     else
       if #turn.head == 0 then
         -- One if every tenant has a turn, more if this one has several.
@@ -341,6 +343,7 @@ local function remove_selected()
       if one.reason ~= 'cancelled' then
         letters[#letters + 1] = one.payload
         local note = {reason = one.reason, id = one.id ~= '' and hex(one.id) or nil}
+        if one.holder then note.by = hex(one.holder) end
         notes[#notes + 1] = to_record(one.stored, one.payload, one.times, note)
       end
     end
