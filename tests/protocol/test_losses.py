@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue.errors import CleanupFailedError, QueueBackpressureError, RetryBudgetExhaustedError
-from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.port import attempt_ends_at, finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.sender import OutgoingMessage, chunk_ids
 from redis_message_queue.sync.batch import ProcessMessages
@@ -310,6 +310,28 @@ def test_a_claim_whose_answer_comes_after_another_consumer_took_over_starts_no_h
         assert payload is None
     assert seen == [b"a"]
     assert setup.completed == [b"a"]
+
+
+def test_the_second_request_of_a_claim_ends_at_the_limit_of_its_first(monkeypatch: pytest.MonkeyPatch):
+    """The short script meets another case after a long way: what is sent then has less time left."""
+    setup = Setup(message_wait_interval_seconds=0, **RETRIES)
+    port, ends = setup.port(), []
+    queue = setup.queue(port)
+    finish(queue.publish("plain"))
+    with ProcessMessage(queue) as payload:
+        assert payload == b"plain"
+    finish(queue.publish("of a tenant", tenant="ann"))
+    port.socket_timeout, port.latency, at = 1.0, 0.4, len(port.sent)
+    call, limit = port.call, port.now() + queue.store.calls.listening_seconds
+
+    async def noted_call(*request: Any) -> Any:
+        ends.append(attempt_ends_at())
+        return await call(*request)
+
+    monkeypatch.setattr(port, "call", noted_call)
+    with ProcessMessage(queue):
+        assert [one.verb for one in port.sent[at:]] == ["take", "claim"]
+    assert ends[0] is None and ends[1] == pytest.approx(limit, abs=0.01)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3])

@@ -335,9 +335,12 @@ class Claimer:
         After the deadline it only asks what it took in time. At the limit it ends unconfirmed.
         """
         calls, port, slot = self._calls, self._calls.port, attempt.slot
-        started, tries = port.now(), 0
+        started = sent_at = port.now()
+        requests = tries = 0
         while True:
-            sent_at = port.now() if tries else started
+            if requests:
+                sent_at = port.now()
+            requests += 1
             call, count, slice_us, origin = request
             nonce = slot.nonce_of(call)
             is_one = count == 1 and origin == FRESH and self._may_take
