@@ -387,6 +387,24 @@ class Life:
                 if "maxmemory" not in str(error):
                     raise
 
+    async def _pauser(self) -> None:
+        """Pause and resume tenants. What is paused in the end, the resumer resumes."""
+        random, tenants = self.random, [one for one in self.world.plan.settings.tenants if one]
+        for _ in range(self.actor.amount):
+            await asyncio.sleep(random.random() * 0.8)
+            if self.world.is_ending:
+                break
+            change = random.choice((self.queue.pause, self.queue.pause, self.queue.resume))
+            with suppress(RetryBudgetExhaustedError):
+                await change(tenant=random.choice(tenants))
+
+    async def _resumer(self) -> None:
+        """Resume all tenants when a schedule is about to end, also those of a pause that arrives late."""
+        while not self.finishing:
+            for tenant in sorted(self.world.ledger.account.paused):
+                await self.queue.resume(tenant=tenant)
+            await asyncio.sleep(0.25)
+
     # -- streaming queries
 
     async def _query(self) -> None:

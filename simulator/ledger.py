@@ -46,6 +46,7 @@ INVARIANTS = {
     "handled": "A message is acknowledged after its handler has returned, and for no other reason.",
     "drain": "After a drain that returned True, the queue object holds no message.",
     "cancelled": "A claim drops a waiting message if and only if it was cancelled, and the mark goes with it.",
+    "paused": "Nobody gets a message of a tenant while it is paused, and none of those that wait is touched.",
     "journal": "The journal has an entry for a change if and only if the change was made.",
     "errors": "Calls end in the errors that their documentation names.",
 }
@@ -216,6 +217,7 @@ class Account:
     dropped: set[bytes] = field(default_factory=set)
     marked: set[bytes] = field(default_factory=set)  # ids that were cancelled and not dropped yet
     doomed: set[bytes] = field(default_factory=set)  # those of them that waited: nobody may get them any more
+    paused: set[str] = field(default_factory=set)  # tenants
     last_of_key: dict[bytes, int] = field(default_factory=dict)  # when one of this deduplication key was accepted
     duplicates: set[bytes] = field(default_factory=set)  # payloads that the server called duplicates
     journals: dict[str, JournalReader] = field(default_factory=dict)  # by queue
@@ -369,6 +371,8 @@ class Ledger:
             _fail("cancelled", f"{step.name} dropped {name}, which nobody has cancelled")
         if before == NOWHERE:
             self._accept(step, payload)
+        if before == WAITING and step.name in ("claim", "take", "fill_batch"):
+            self._check_paused(step, payload)
         if before == GONE:
             _fail("accounted for", f"{step.name} brought back {name}, which was gone")
         if before == WAITING and after == GONE and step.name in ("enqueue", "hand_off"):
@@ -381,6 +385,10 @@ class Ledger:
                 _fail("lease", f"{step.name} took {name} from its holder {owner.until_us - step.now_us} us too early")
         if after == DEAD and step.name in ("claim", "fill_batch"):
             self._check_dead(step, payload, rules)
+
+    def _check_paused(self, step: Step, payload: bytes) -> None:
+        if _tenant(payload) in self.account.paused:
+            _fail("paused", f"{step.name} took {payload.decode()}, and its tenant is paused")
 
     def _is_marked(self, payload: bytes) -> bool:
         return self.account.stored[payload][1:17] in self.account.marked
@@ -488,6 +496,7 @@ class Ledger:
                     _fail("delivery limit", f"{name} was delivered {account.deliveries[payload]} times")
                 if self._is_too_old(payload, step.now_us, rules):
                     _fail("delivery limit", f"{name} was delivered after its time to live")
+                self._check_paused(step, payload)
                 fresh.append(payload)
             self._issued_to[token] = step.caller
             until = step.now_us + rules.lease_us + place if rules.lease_us else math.inf
@@ -604,6 +613,21 @@ class Ledger:
         elif answer == b"cancelled":
             self.account.marked.discard(identity)
 
+    def _after_pause(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
+        """An answer from the reply cache changes nothing."""
+        given, paused = named_arguments(step), self.account.paused
+        tenant, pauses = as_bytes(given["tenant"]).decode(), bool(int(given["pauses"]))
+        if not step.changed:
+            return
+        if (as_bytes(step.reply) == b"1") != ((tenant in paused) != pauses):
+            _fail(
+                "paused",
+                f"{step.name} answered {step.reply!r}, and {tenant!r} was {'' if tenant in paused else 'not '}paused",
+            )
+        if (tenant in paused) != pauses:
+            self.account.missed.pop(tenant, None)  # it comes back as a tenant with its first message
+        (paused.add if pauses else paused.discard)(tenant)
+
     def _payload_of(self, identity: bytes) -> bytes | None:
         stored = self.account.stored
         return next((payload for payload in stored if stored[payload][1:17] == identity), None)
@@ -628,6 +652,7 @@ class Ledger:
         self._delivered = taken
         self._take_turns(queue, taken, moved)
         for payload in taken:
+            self._check_paused(step, payload)
             self.account.deliveries[payload] += 1
             if rules.max_deliveries and self.account.deliveries[payload] > rules.max_deliveries:
                 _fail("delivery limit", f"{payload.decode()} was delivered too often, to a batch")
@@ -697,7 +722,7 @@ class Ledger:
         waiting = {key[len(prefix) :].decode() for key in self.account.contents if key.startswith(prefix)}
         if pending in self.account.contents:
             waiting.add("")
-        return waiting
+        return waiting - self.account.paused
 
     # -- how the keys fit together
 
@@ -748,6 +773,9 @@ class Ledger:
         if len(values.get(keys.wakeup.encode()) or ()) > 1:
             _fail("state", "there is more than one wake-up token")
         self._check_marks(values, keys)
+        count = (values.get(keys.meta.encode()) or {}).get(b"paused_tenants", b"0")
+        if name == next(iter(self.rules)) and int(count) != len(self.account.paused):
+            _fail("state", f"{len(self.account.paused)} tenants are paused, and the queue says {int(count)}")
         deliveries = values.get(keys.deliveries.encode())
         if deliveries:
             self._check_deliveries(name, deliveries)

@@ -287,6 +287,17 @@ MUTANTS = (
         "lib/select.lua",
         (("", "if #dropped > 0 then redis.call('ZREM', cancelled, unpack(dropped)) end", ""),),
     ),
+    # -- paused tenants
+    Mutant(
+        "a new message brings a paused tenant back into the ring",
+        "lib/ring.lua",
+        (("", "  if is_paused(tenant) then\n", "  if false then\n"),),
+    ),
+    Mutant(
+        "a tenant whose messages wait keeps its place when it is paused",
+        "pause.lua",
+        (("pause", "if waits and pauses then redis.call('ZADD', tenant_ring, PARKED, tenant) end", ""),),
+    ),
     # -- the journal
     Mutant(
         "a requeued message has no entry in the journal",

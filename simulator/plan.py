@@ -12,7 +12,7 @@ from simulator.network import Weather
 
 QUEUE, RESULTS = "orders", "results"  # a queue, and one that gets what handlers hand off
 GROUP = "lake"
-OPERATORS = ("operator", "canceller")  # who look after the queue, and neither publish nor consume
+OPERATORS = ("operator", "canceller", "pauser")  # who look after the queue, and neither publish nor consume
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,14 @@ def plan_of(seed: int) -> Plan:
     actors = _actors(random, settings, size)
     faults = () if random.random() < 0.15 else _faults(random, settings, actors, size)
     more, more_faults = _more(Random(f"{seed}/more"), len(faults))
+    more += _pausers(Random(f"{seed}/pausers"), settings)
     return Plan(seed, settings, (*actors, *more), (*faults, *more_faults))
+
+
+def _pausers(random: Random, settings: Settings) -> list[Actor]:
+    if not any(settings.tenants) or random.random() > 0.4:
+        return []
+    return [Actor("pauser-1", "pauser", amount=random.randint(2, 6), starts_at=random.random() * 2)]
 
 
 def _more(random: Random, faults: int) -> tuple[list[Actor], list[Fault]]:

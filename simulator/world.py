@@ -196,6 +196,8 @@ class World:
         self._last_disturbance = self.loop.time()
         self.begin(Actor("finisher", "single"))
         self.begin(Actor("collector", "collector"))
+        if any(actor.kind == "pauser" for actor in plan.actors):
+            self.begin(Actor("resumer", "resumer"))
         await asyncio.sleep(max(0.0, self.network.last_arrival - self.loop.time()) + 0.1)
         while (self._unfinished() or self._is_operated()) and self.loop.time() < deadline + _LONGEST:
             await asyncio.sleep(0.25)
