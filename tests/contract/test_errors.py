@@ -38,6 +38,7 @@ TREE = {
     "JavaError": (RuntimeError,),
     "ConsumerGroupBusyError": (),
     "ConsumerGroupLostError": (),
+    "PartitionCountError": (RuntimeError,),
     "DataLossError": (),
     "JournalError": (),
     "JobError": (),

@@ -278,8 +278,9 @@ async def test_cancelled_tasks_do_not_pile_up_keys(shell: Shell) -> None:
 
 def in_the_key_map(shell: Shell, key: bytes) -> bool:
     """Whether the reference names this key, with this type, and with a time to live exactly where it has one."""
-    word = key.removeprefix(b"q::").decode().split("::")[0]
-    (kind,) = [kind for kind in KEY_MAP if kind.word.split("::")[0] == word]
+    word, *more = key.removeprefix(b"q::").decode().split("::")
+    named = [kind for kind in KEY_MAP if kind.word.split("::")[0] == word]
+    (kind,) = [kind for kind in named if len(named) == 1 or ("::" in kind.word) == bool(more)]
     found, left = shell.redis.pipeline().type(key).pttl(key).execute()
     if found == b"none":  # its time was over just now
         return True

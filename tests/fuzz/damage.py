@@ -30,6 +30,7 @@ def queue_on(client: Any, **options: Any) -> RedisMessageQueue:
         "enable_failed_queue": True,
         "journal": "payload",
         "tenant_weights": {"acme": 2},
+        "max_in_flight_per_tenant": 100,
         "deduplication": True,
         "get_deduplication_key": str,
         "retry_budget_seconds": 0,

@@ -9,7 +9,8 @@ local function forget_emptied()
   local waiting = redis.pcall('EXISTS', pending, processing, tenant_ring, delayed)
   if waiting ~= 0 then return end
   redis.call('HDEL', meta, 'largest', 'counts')
-  if counts then redis.call('UNLINK', tenant_in_flight) end -- it is empty, unless somebody removed messages by hand
+  -- It is empty, unless somebody removed messages by hand. A key of another program is left alone.
+  if counts and type(redis.pcall('ZCARD', tenant_in_flight)) == 'number' then redis.call('UNLINK', tenant_in_flight) end
   if cancels == '1' then
     redis.call('UNLINK', cancelled)
     redis.call('HDEL', meta, 'cancels')
