@@ -88,6 +88,15 @@ def sweep_the_last_of_a_tenant(caller: Caller) -> Call:
     return partial(caller.sweep, "pending", "acme")
 
 
+def sweep_the_last_orphan_before_one_that_is_gone(caller: Caller) -> Call:
+    caller.settings.lease_us = 0
+    gone, orphan = caller.hold(b"first", b"second", tenant="acme")
+    caller.settle((gone,))
+    caller.enqueue_for("acme", b"third")
+    caller.publish(b"fourth")
+    return partial(caller.sweep, "orphans", orphan.token + gone.token)
+
+
 def gathering(caller: Caller) -> Holder:
     """A holder whose open claim has messages of acme and of no tenant."""
     caller.enqueue_for("acme", b"before")
@@ -116,6 +125,56 @@ def release_batch_of_the_last_beside_others(caller: Caller) -> Call:
     return holder.release_batch
 
 
+# Situations in which the last message that counts for a limit leaves, beside one that does not count.
+
+
+def hold_one_that_counts(caller: Caller) -> tuple[Taken, ...]:
+    """That of acme counts. That of zeta was claimed before anybody had a limit. More of everybody are pending."""
+    uncounted = caller.hold(b"first", tenant="zeta") + caller.hold(b"second")
+    caller.settings.in_flight_limit = 5
+    counted = caller.hold(b"third", tenant="acme")
+    caller.enqueue_for("zeta", b"fourth")
+    caller.enqueue_for("acme", b"fifth")
+    caller.publish(b"sixth")
+    return counted + uncounted
+
+
+def hold_one_that_counts_and_came_back(caller: Caller) -> tuple[Taken, ...]:
+    """As above, and all leases have run out and wait for their turn."""
+    held = hold_one_that_counts(caller)
+    for one in held:
+        token = one.id + one.nonce
+        caller.client.zadd(TAGGED.expired(one.tenant or ""), {token: 1})
+        caller.client.zrem(TAGGED.leases, token)
+    return held
+
+
+def settle_the_last_that_counts(caller: Caller) -> Call:
+    return partial(caller.settle, hold_one_that_counts(caller))
+
+
+def requeue_the_last_that_counts(caller: Caller) -> Call:
+    return partial(caller.requeue, hold_one_that_counts_and_came_back(caller))
+
+
+def sweep_the_last_that_counts(caller: Caller) -> Call:
+    hold_one_that_counts_and_came_back(caller)
+    return partial(caller.sweep, "pending", "acme", "zeta")
+
+
+def claim_the_last_of_everybody_past_one_that_counts(caller: Caller) -> Call:
+    """What came back was delivered too often, and the ring is empty when it leaves."""
+    hold_one_that_counts_and_came_back(caller)
+    caller.settings.most = 1
+    return partial(caller.claim, 10)
+
+
+def fill_batch_with_the_last_that_counts(caller: Caller) -> Call:
+    holder = gathering(caller)
+    hold_one_that_counts_and_came_back(caller)
+    return holder.fill_batch
+
+
 # These find all their keys and succeed; without them this test would prove nothing.
 SERVED: tuple[Situation, ...] = (
     claim_the_last_of_everybody,
@@ -123,10 +182,16 @@ SERVED: tuple[Situation, ...] = (
     requeue_the_last_that_came_back,
     renew_the_last_that_came_back,
     sweep_the_last_of_a_tenant,
+    sweep_the_last_orphan_before_one_that_is_gone,
     publish_and_drop_two_that_came_back,
     fill_batch_with_the_last_of_everybody,
     ack_batch_of_the_last_that_came_back,
     release_batch_of_the_last_beside_others,
+    settle_the_last_that_counts,
+    requeue_the_last_that_counts,
+    sweep_the_last_that_counts,
+    claim_the_last_of_everybody_past_one_that_counts,
+    fill_batch_with_the_last_that_counts,
 )
 LAST: tuple[Situation, ...] = (
     *SERVED,
@@ -166,6 +231,8 @@ def fill_the_gaps(caller: Caller, name: str) -> None:
         "weights": lambda key: client.hset(key, "zeta", 2),
         "delayed": lambda key: client.zadd(key, {later: FAR_AWAY}),
         "delayed_messages": lambda key: client.hset(key, later, b"another's"),
+        "cancelled": lambda key: client.zadd(key, {new_id(): FAR_AWAY}),
+        "tenant_in_flight": lambda key: client.zadd(key, {b"\x05other" + new_id(): 0}),
         "journal": lambda key: client.xadd(key, {"event": "before"}),
         "reply": lambda key: client.set(key, b"%012d" % caller.number, px=A_MINUTE_MS),
     }

@@ -142,11 +142,11 @@ elseif what == 'list' then
   redis.call('UNLINK', kept, records)
 else
   -- Orphans: a consumer without leases that died leaves its message in flight. If somebody settled the message
-  -- meanwhile, its token is gone.
+  -- meanwhile, its token is gone. In a slot that is leaving its node, an error means that none is left.
   local gone = {}
   for at = 1, math.min(#whose, 36 * STEPS), 36 do
     local token = string.sub(whose, at, at + 35)
-    if redis.call('HDEL', processing, token) == 1 then gone[#gone + 1] = string.sub(token, 1, 16) end
+    if redis.pcall('HDEL', processing, token) == 1 then gone[#gone + 1] = string.sub(token, 1, 16) end
   end
   count = #gone
   if count > 0 then redis.call('HDEL', deliveries, unpack(gone)) end

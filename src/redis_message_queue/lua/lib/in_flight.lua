@@ -25,14 +25,17 @@ local function unpark(tenant, score)
   place_in_ring(time, tenant)
 end
 
--- Messages of a tenant have left `processing`. Returns whether the tenant can have turns again because of that.
+-- Messages of a tenant have left `processing`. Returns whether the tenant can have turns again because of that. The
+-- script may have emptied both keys before: in a slot that is leaving its node, an error means empty.
 local function leave_flight(tenant, left_ids)
   if not counts or tenant == '' or #left_ids == 0 then return false end
-  local flights = {}
-  for place, id in ipairs(left_ids) do flights[place] = flight_of(tenant, id) end
-  redis.call('ZREM', tenant_in_flight, unpack(flights))
-  local score = redis.call('ZSCORE', tenant_ring, tenant)
-  if not score or tonumber(score) < AT_LIMIT or tonumber(score) >= 2 * PARKED then return false end
+  if type(redis.pcall('ZCARD', tenant_in_flight)) == 'number' then
+    local flights = {}
+    for place, id in ipairs(left_ids) do flights[place] = flight_of(tenant, id) end
+    redis.call('ZREM', tenant_in_flight, unpack(flights))
+  end
+  local score = tonumber(redis.pcall('ZSCORE', tenant_ring, tenant))
+  if not score or score < AT_LIMIT or score >= 2 * PARKED then return false end
   unpark(tenant, score)
   return true
 end
