@@ -14,7 +14,7 @@ import redis
 
 from redis_message_queue import envelope
 from redis_message_queue.envelope import TIME_AT, TOKEN_BYTES
-from redis_message_queue.keys import QueueKeys, partition_keys, script_keys
+from redis_message_queue.keys import QueueKeys, script_keys
 from redis_message_queue.scripts import Script, script
 from tests.protocol.header import argument_names
 from tests.protocol.stored import unpacked
@@ -496,7 +496,9 @@ class Caller:
             "group": KEYS.group("reports"),
             "members": KEYS.members("reports", 1),
             "backfill": KEYS.backfill("orders"),
-            "counted": partition_keys(KEYS, 1, 2).counted,
+            "counted": KEYS.partitioned_meta(
+                1
+            ),  # in the slot of the others, and not `meta`, which holds the state here
             "before": KEYS.partitioned_meta(2),
         }
         return special.get(name) or getattr(KEYS, name)

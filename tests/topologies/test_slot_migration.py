@@ -73,8 +73,9 @@ async def test_between_two_moved_keys_a_call_is_executed_completely_or_refused(s
     """A publish, a claim and an ack after each moved key; in the end every message is accounted for."""
     client = shell.new_client()
     client.RedisClusterRequestTTL = 2  # instead of redis-py's 16 attempts, half of them 50 ms apart
-    # With a journal and tenants: a call succeeds only where all its keys are.
-    queue = shell.queue("orders", client=client, wait=0, retry_budget_seconds=0, journal=True, **KEPT)
+    # With a journal, tenants and their limit: a call succeeds only where all its keys are.
+    options = {"journal": True, "max_in_flight_per_tenant": 100, **KEPT}
+    queue = shell.queue("orders", client=client, wait=0, retry_budget_seconds=0, **options)
     await leave_a_returned_message(shell, queue)
     published = ["returned", *(f"message {number}" for number in range(40))]
     for number, text in enumerate(published[1:]):
