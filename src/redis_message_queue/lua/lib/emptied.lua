@@ -8,7 +8,6 @@ local function forget_emptied()
   if largest == 0 and cancels ~= '1' and not counts then return end
   local waiting = redis.pcall('EXISTS', pending, processing, tenant_ring, delayed)
   if waiting ~= 0 then return end
-  if counts then redis.call('ZCARD', tenant_in_flight) end -- a key of a wrong type fails here, and is not removed
   redis.call('HDEL', meta, 'largest', 'counts')
   -- It is empty, unless somebody removed messages by hand. A key of another program is left alone.
   if counts and type(redis.pcall('ZCARD', tenant_in_flight)) == 'number' then redis.call('UNLINK', tenant_in_flight) end
