@@ -13,6 +13,7 @@ _LUA = files("redis_message_queue") / "lua"
 _INCLUDE = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--[^\n]*")
 _COMMAND = re.compile(r"\(\s*'([A-Z]+)'")
+_LINE = re.compile(r"(?:.*\(\n)?.*")  # with the next one, if that has the first argument of its call
 _PASSED_ON = re.compile(r"(?<!redis\.call)(?<!redis\.pcall)\('([A-Z]+)'")
 _READS_STATE = re.compile(r"--@include (state|usual_state)$", re.MULTILINE)
 _HEADER = re.compile(r"\A(?:-- .*\n)+")
@@ -50,9 +51,11 @@ class Script:
     def commands_in(self, line: int) -> tuple[str, ...]:
         """What it may call in one line of its source, counted from 1 as Redis does.
 
-        A line that passes on the command it was given may call any that such a function is given.
+        A call may name its command in the line after. A line that passes on the command it was given may call any that
+        such a function is given.
         """
-        return commands_of(self.source.splitlines()[line - 1]) or tuple(sorted(set(_PASSED_ON.findall(self.source))))
+        found = _LINE.match("\n".join(self.source.splitlines()[line - 1 :]))
+        return commands_of(found[0] if found else "") or tuple(sorted(set(_PASSED_ON.findall(self.source))))
 
 
 class Named(NamedTuple):

@@ -29,8 +29,7 @@ from redis_message_queue.errors import (
     StateVersionError,
 )
 from redis_message_queue.protocol.port import Argument, Command, StateMissingError
-from redis_message_queue.scripts import all_names
-from redis_message_queue.scripts import script as script_of
+from redis_message_queue.scripts import all_scripts
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _KNOWN_SHAPES = 16  # how many numbers of keys and arguments of one command are packed in advance
@@ -170,7 +169,8 @@ def _commands_at(said: str, name: str) -> tuple[str, ...]:
     if place is None:
         return ()
     digest, line = place.groups()
-    found = [one for one in map(script_of, all_names()) if (one.sha == digest if digest else one.name == name)]
+    # The copies of a script for the kinds of clients differ in their digests, and not in what a line calls.
+    found = [one for one in all_scripts() if (one.sha == digest if digest else one.name == name)]
     return found[0].commands_in(int(line)) if found else ()
 
 

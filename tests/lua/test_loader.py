@@ -8,10 +8,13 @@ import pytest
 import redis
 
 from redis_message_queue.keys import KEY_MAP
-from redis_message_queue.scripts import all_names, argument_names, assembled, key_names, script
+from redis_message_queue.scripts import all_names, all_scripts, argument_names, assembled, key_names, script
+from redis_message_queue.wire import not_permitted
 
 LUA = Path(str(files("redis_message_queue") / "lua"))
 INCLUDE = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
+
+FORBIDDEN = "The user executing the script can't run this command or subcommand"
 
 every_script = pytest.mark.parametrize("name", all_names())
 every_step = pytest.mark.parametrize("step", sorted(path.stem for path in (LUA / "lib").glob("*.lua")))
@@ -68,6 +71,27 @@ def test_the_digest_is_the_one_that_the_server_makes(name: str, client: redis.Re
 def test_a_script_is_read_once(name: str):
     """Asked for again, it is the same object."""
     assert script(name) is script(name)
+
+
+def test_a_line_that_calls_tells_which_commands():
+    """Redis 6.2 says only the digest and the line of a forbidden call, whichever client's copy of a script it is."""
+    for one in all_scripts():
+        for line, text in enumerate(one.source.splitlines(), 1):
+            if re.search(r"redis\.p?call\(('|$)", re.sub(r"--.*", "", text)):
+                commands = one.commands_in(line)
+                said = f"Error running script (call to f_{one.sha}): @user_script:{line}: @user_script: {line}: "
+                refused = not_permitted(redis.ResponseError(f"{said}{FORBIDDEN}"), one.verb)
+                assert commands, f"{one.name}, line {line}: {text}"
+                assert refused is not None
+                assert f"may not run {' or '.join(commands)}," in str(refused)
+
+
+def test_a_call_may_name_its_command_in_the_line_after():
+    """Redis counts the line in which the call begins."""
+    one = script("publish")
+    lines = one.source.splitlines()
+    (line,) = (number for number, text in enumerate(lines, 1) if text.endswith("redis.call("))
+    assert one.commands_in(line) == ("HMGET",)
 
 
 def test_names_are_read_from_the_header():
