@@ -37,13 +37,13 @@ class Timing:
         """Return the timing that these arguments describe; raise if they describe none."""
         if (cron is None) == (every_seconds is None):
             raise ConfigurationError("give cron or every_seconds, and only one of them")
+        text("timezone", timezone)
         if every_seconds is not None:
             number("every_seconds", every_seconds, least=_SHORTEST_SECONDS)
-            if timezone != "UTC":
+            if plain(timezone) != "UTC":
                 raise ConfigurationError("timezone is for cron; every_seconds counts the same in all time zones")
             return cls(None, round(plain(every_seconds) * _SECOND_US), "UTC")
         text("cron", cron)
-        text("timezone", timezone)
         timing = cls(" ".join(plain(cron).split()), None, plain(timezone))
         if timing.next_after(0) is None:
             raise ConfigurationError(f"cron {brief(timing.cron)} has no date within 50 years")
