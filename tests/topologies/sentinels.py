@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +21,7 @@ SERVICE = "orders"
 # Long enough that a busy machine is not declared dead, short enough for a test to wait.
 DOWN_AFTER_MS = 1_500
 FAILOVER_TIMEOUT_MS = 6_000
+_NEVER_DOWN_MS = 3_600_000
 
 
 class PrimaryClient(redis.Redis):
@@ -120,6 +122,15 @@ class SentinelSet:
         """SIGKILL."""
         self.primary.server.kill()
 
+    @contextlib.contextmanager
+    def patient(self) -> Iterator[None]:
+        """Let Sentinel replace no lost primary within the block."""
+        self._set_down_after(_NEVER_DOWN_MS)
+        try:
+            yield
+        finally:
+            self._set_down_after(DOWN_AFTER_MS)
+
     def await_promotion(self) -> None:
         """Wait until Sentinel names the other server and it accepts writes; then swap the roles."""
         until(self._names_the_replica, "Sentinel has promoted the replica")
@@ -160,6 +171,9 @@ class SentinelSet:
         """Whether Sentinel is connected to the replica, and the replica reports that it is in sync."""
         replicas = self.sentinel.redis.sentinel_slaves(SERVICE)
         return any(one["flags"] == "slave" and one["master-link-status"] == "ok" for one in replicas)
+
+    def _set_down_after(self, milliseconds: int) -> None:
+        self.sentinel.redis.execute_command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", milliseconds)
 
     def _names_the_replica(self) -> bool:
         address = self.sentinel.redis.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
