@@ -216,7 +216,7 @@ class Claiming:
             if expired:
                 token = by_score(expired)[0]
                 del expired[token]
-                if token[:16] in self.processing and self._weigh_again(token[:16]):
+                if token[:16] in self.processing and self._weigh_again(token):
                     return True
             else:
                 if self._classify_waiting(waiting.pop()):
@@ -231,7 +231,7 @@ class Claiming:
             token = due.pop(0)
             del self.leases[token]
             if token[:16] in self.processing:
-                self._weigh_again(token[:16])
+                self._weigh_again(token)
             else:
                 self._remove(token[:16])
 
@@ -243,8 +243,10 @@ class Claiming:
 
     # -- what becomes of each
 
-    def _weigh_again(self, key: bytes) -> bool:
-        return self._classify(self.processing[key], self.deliveries.get(key, IN_FLIGHT), "lease")
+    def _weigh_again(self, token: bytes) -> bool:
+        """The token names the process that held the message, for its record."""
+        key = token[:16]
+        return self._classify(self.processing[key], self.deliveries.get(key, IN_FLIGHT), "lease", token[16:24])
 
     def _classify_waiting(self, stored: bytes) -> bool:
         """Move a value that is not one of our messages to the dead letters, unchanged."""
@@ -253,11 +255,11 @@ class Claiming:
         self._bury(None, stored, 0, "foreign")
         return False
 
-    def _classify(self, stored: bytes, entry: Entry, origin: str) -> bool:
+    def _classify(self, stored: bytes, entry: Entry, origin: str, holder: bytes = b"") -> bool:
         """Take a message, or move it to the dead letters. Returns whether it was taken."""
         key, most = id_of(stored), self.given.most
         if reason := "deliveries" if most and entry.times >= most else "expired" if self._is_too_old(stored) else None:
-            self._bury(stored, payload_of(stored), entry.times, reason)
+            self._bury(stored, payload_of(stored), entry.times, reason, holder)
             self._remove(key)
             return False
         now = Entry(entry.attempts + 1, entry.times + 1, entry.failures)
@@ -272,8 +274,9 @@ class Claiming:
     def _is_too_old(self, stored: bytes) -> bool:
         return bool(self.given.ttl_us) and time_of(stored) + self.given.ttl_us <= self.now
 
-    def _bury(self, stored: bytes | None, payload: bytes, times: int, reason: str) -> None:
-        note = self.memory.record(stored, payload, times, {"reason": reason})
+    def _bury(self, stored: bytes | None, payload: bytes, times: int, reason: str, holder: bytes = b"") -> None:
+        by = {"by": holder.hex()} if holder else {}
+        note = self.memory.record(stored, payload, times, {"reason": reason, **by})
         self.cut += self.memory.terminal_list(self.keys.dlq, self.keys.records, [(payload, note)], self.given.dlq_limit)
         self.dead.append((b"" if stored is None else id_of(stored), times, reason.encode()))
 
