@@ -9,11 +9,15 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 from chaos.evidence import Evidence, JournalEntry, QueueEvidence, load
 from chaos.inventory import check_keys
 from chaos.ledger import Entry, read_ledgers
+from chaos.scenario import TICK_KEY
+from redis_message_queue.partitioning import partition_of
 
 # Where a campaign keeps its ledgers, and what the checker has to know about it.
 LEDGERS, RULES_FILE = "ledgers", "rules.json"
@@ -45,6 +49,7 @@ class Publish:
     deduplication: str | None
     outcome: str = "none"  # confirmed, suppressed, refused, unknown, or none: killed before it had one
     ended: float | None = None
+    partition_key: str | None = None
 
 
 @dataclass
@@ -93,13 +98,18 @@ def check(ledger: Sequence[Entry], evidence: Evidence, rules: Rules) -> Verdict:
             check_window(queue, rules),
             check_settlements(queue, told, rules, verdict.counts),
             check_fairness(queue, verdict.counts),
+            check_in_flight(queue, rules),
+            check_ticks(queue, verdict.counts),
+            check_partitions(queue, mine, verdict.counts),
             check_results(queue, by_name.get(queue.place.results or ""), verdict.counts),
             check_sink(queue, evidence.sink.get(name)),
         ):
             verdict.violations += found
     verdict.violations += [
         Violation("nothing is left but what the design says", "", found)
-        for found in check_keys(evidence.keys, [queue.place.name for queue in evidence.queues])
+        for found in check_keys(
+            evidence.keys, [prefix for queue in evidence.queues for prefix in queue.place.key_prefixes]
+        )
     ]
     return verdict
 
@@ -111,7 +121,8 @@ def publishes(ledger: Iterable[Entry]) -> list[Publish]:
         do = entry["do"]
         if do == "intent":
             calls[entry["who"], entry["call"]] = [
-                Publish(entry["queue"], key, entry["t"], entry.get("d")) for key in entry["keys"]
+                Publish(entry["queue"], key, entry["t"], entry.get("d"), partition_key=entry.get("partition_key"))
+                for key in entry["keys"]
             ]
         elif do in ("confirmed", "refused", "unknown"):
             call = calls[entry["who"], entry["call"]]
@@ -136,10 +147,11 @@ def _keys_of(queue: QueueEvidence) -> dict[str, str]:
 
 def check_serials(queue: QueueEvidence) -> Iterator[Violation]:
     """The journal has no gap: its numbers are 1, 2, 3, …"""
-    for place, entry in enumerate(queue.journal, 1):
-        if entry.n != place:
-            yield Violation("the journal has no gap", queue.place.name, f"entry {place} has the number {entry.n}")
-            return
+    for journal in queue.journals:
+        for place, entry in enumerate(journal, 1):
+            if entry.n != place:
+                yield Violation("the journal has no gap", queue.place.name, f"entry {place} has the number {entry.n}")
+                return
 
 
 def check_publishes(
@@ -151,7 +163,7 @@ def check_publishes(
 ) -> Iterator[Violation]:
     """Every confirmed publish is stored once; refused and suppressed ones never; and nothing was invented."""
     rule, name = "every confirmed publish is stored once", queue.place.name
-    stored = Counter(entry.key for entry in queue.journal if entry.event == "published")
+    stored = Counter(entry.key for entry in queue.journal if entry.event == "published" and entry.tick is None)
     duplicates = {entry.of for entry in queue.journal if entry.event == "duplicate"}
     known = {entry.id for entry in queue.journal if entry.event == "published"}
     for one in published:
@@ -361,11 +373,18 @@ def check_fairness(queue: QueueEvidence, counts: Counter[str]) -> Iterator[Viola
 
     Only what the journal shows counts as waiting: messages that became due or whose lease ran out have no entry.
     """
+    if queue.place.most_in_flight is not None:
+        return  # a tenant at its limit waits while others are served
+    for journal in queue.journals:
+        yield from _turns_out_of_order(queue.place.name, journal, counts)
+
+
+def _turns_out_of_order(name: str, journal: Sequence[JournalEntry], counts: Counter[str]) -> Iterator[Violation]:
     ready: Counter[str] = Counter()
-    delayed = {entry.id for entry in queue.journal if entry.event == "delayed"}
+    delayed = {entry.id for entry in journal if entry.event == "delayed"}
     certain: set[str] = set()  # ids that wait in their tenant's queue for certain
     served: defaultdict[str, Counter[str]] = defaultdict(Counter)  # tenant that waits: how often others were served
-    for entry in queue.journal:
+    for entry in journal:
         if (entry.event == "published" and entry.id not in delayed) or entry.event == "requeued":
             certain.add(entry.id)
             ready[entry.tenant] += 1
@@ -381,10 +400,55 @@ def check_fairness(queue: QueueEvidence, counts: Counter[str]) -> Iterator[Viola
                     times = served[tenant][entry.tenant]
                     if times > 1:
                         found = f"{entry.tenant or 'no tenant'} was served {times} times while {tenant or 'no tenant'}"
-                        yield Violation("fairness", queue.place.name, f"{found} waited, at entry {entry.n}")
+                        yield Violation("fairness", name, f"{found} waited, at entry {entry.n}")
         elif entry.event in ENDS and entry.id in certain:
             certain.discard(entry.id)
             ready[entry.tenant] -= 1
+
+
+def check_in_flight(queue: QueueEvidence, rules: Rules) -> Iterator[Violation]:
+    """No tenant had more messages in flight than its limit.
+
+    Renewals have no entry. So only a claim that is younger than a lease counts as one that holds its message.
+    """
+    limit = queue.place.most_in_flight
+    claimed: defaultdict[tuple[int, str], dict[str, float]] = defaultdict(dict)  # when each message was claimed
+    for entry in queue.journal:
+        held = claimed[entry.partition, entry.tenant]
+        if entry.event not in _CLAIMS:
+            held.pop(entry.id, None)
+        elif entry.tenant and limit is not None:
+            held[entry.id] = entry.at
+            times = [at for at in held.values() if entry.at - at < rules.lease_seconds - _CLOCK_TOLERANCE]
+            if len(times) > limit:
+                found = f"{entry.tenant} has {len(times)} messages in flight at entry {entry.n}, its limit is {limit}"
+                yield Violation("no tenant exceeds its limit in flight", queue.place.name, found)
+
+
+def check_ticks(queue: QueueEvidence, counts: Counter[str]) -> Iterator[Violation]:
+    """A schedule published one message for each of its times, from the first to the last."""
+    rule, every = "each tick is published once", queue.place.tick_seconds
+    published = [entry for entry in queue.journal if entry.event == "published" and entry.tick is not None]
+    ticks = sorted(datetime.fromisoformat(str(entry.tick)) for entry in published)
+    counts["ticks of schedules"] += len(ticks)
+    for entry in published:
+        if every is None or entry.key != TICK_KEY:
+            yield Violation(rule, queue.place.name, f"{entry.id} is the tick of a schedule that nobody defined")
+    for earlier, later in pairwise(ticks):
+        if (later - earlier).total_seconds() != every:
+            yield Violation(rule, queue.place.name, f"{later} follows {earlier}, and every {every} s is one due")
+
+
+def check_partitions(queue: QueueEvidence, published: Iterable[Publish], counts: Counter[str]) -> Iterator[Violation]:
+    """A message is in the partition that its key names."""
+    stored = {entry.key: entry.partition for entry in queue.journal if entry.event == "published"}
+    for one in published:
+        if one.partition_key is not None and one.key in stored and queue.place.partitions > 1:
+            counts["messages found in the partition of their key"] += 1
+            wanted = partition_of(one.partition_key, queue.place.partitions)
+            if stored[one.key] != wanted:
+                found = f"{one.key} is in partition {stored[one.key]}, its key {one.partition_key} names {wanted}"
+                yield Violation("a key names its partition", queue.place.name, found)
 
 
 def check_results(queue: QueueEvidence, results: QueueEvidence | None, counts: Counter[str]) -> Iterator[Violation]:

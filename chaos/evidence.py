@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class JournalEntry:
     key: str | None = None  # of the payload, where a message is published
     deduplication: str | None = None
     of: str | None = None  # the first message with the same deduplication key
+    partition: int = 0
+    tick: str | None = None  # the time that a schedule published it for
 
 
 @dataclass
@@ -39,12 +41,18 @@ class QueueEvidence:
     """One queue: its journal, where messages are, and the payloads of its lists."""
 
     place: QueuePlace
-    journal: list[JournalEntry] = field(default_factory=list)
+    journal: list[JournalEntry] = field(default_factory=list)  # of one partition after the other
     waiting: list[str] = field(default_factory=list)  # ids
     processing: list[str] = field(default_factory=list)
     delayed: list[str] = field(default_factory=list)
     completed: Counter[str] = field(default_factory=Counter)  # keys of payloads
     dead_letters: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def journals(self) -> list[list[JournalEntry]]:
+        """The journal of each partition."""
+        numbers = range(self.place.partitions)
+        return [[entry for entry in self.journal if entry.partition == number] for number in numbers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +91,28 @@ def _queue_evidence(place: QueuePlace, client: Any, queue: RedisMessageQueue) ->
     def ids(source: Any) -> list[str]:
         return [str(record.id) for record in queue.peek(_MOST, source=source)]
 
+    parts = [queue.partition(number).key for number in range(place.partitions)]
     return QueueEvidence(
         place,
-        journal=list(read_journal(client, queue.key.journal)),
+        journal=[entry for number, keys in enumerate(parts) for entry in read_journal(client, keys.journal, number)],
         waiting=ids("pending"),
         processing=ids("processing"),
         delayed=ids("delayed"),
-        completed=_payload_keys(client, queue.key.completed),
-        dead_letters=_payload_keys(client, queue.key.dead_letter),
+        completed=_payload_keys(client, [keys.completed for keys in parts]),
+        dead_letters=_payload_keys(client, [keys.dead_letter for keys in parts]),
     )
 
 
-def read_journal(client: Any, key: str) -> Iterator[JournalEntry]:
+def read_journal(client: Any, key: str, partition: int = 0) -> Iterator[JournalEntry]:
     """All entries, page by page."""
     start = "-"
     while page := client.xrange(key, start, "+", count=_PAGE):
         for _, entry in page:
-            yield _journal_entry({name.decode(): value.decode() for name, value in entry.items()})
+            yield _journal_entry({name.decode(): value.decode() for name, value in entry.items()}, partition)
         start = f"({page[-1][0].decode()}"
 
 
-def _journal_entry(told: dict[str, str]) -> JournalEntry:
+def _journal_entry(told: dict[str, str], partition: int) -> JournalEntry:
     payload = json.loads(told["payload"]) if "payload" in told else {}
     return JournalEntry(
         n=int(told["n"]),
@@ -114,14 +123,17 @@ def _journal_entry(told: dict[str, str]) -> JournalEntry:
         key=payload.get("key"),
         deduplication=payload.get("d"),
         of=told.get("of"),
+        partition=partition,
+        tick=json.loads(told.get("headers", "{}")).get("scheduled_for"),
     )
 
 
-def _payload_keys(client: Any, list_key: str) -> Counter[str]:
+def _payload_keys(client: Any, list_keys: Iterable[str]) -> Counter[str]:
     keys: Counter[str] = Counter()
-    for start in range(0, client.llen(list_key), _PAGE):
-        payloads = client.lrange(list_key, start, start + _PAGE - 1)
-        keys.update(str(json.loads(payload)["key"]) for payload in payloads)
+    for list_key in list_keys:
+        for start in range(0, client.llen(list_key), _PAGE):
+            payloads = client.lrange(list_key, start, start + _PAGE - 1)
+            keys.update(str(json.loads(payload)["key"]) for payload in payloads)
     return keys
 
 

@@ -12,7 +12,10 @@ from chaos.world import World
 from tests.faults.proxy import CUT_AFTER, CUT_BEFORE, Fault
 
 # The scripts whose requests a cut may hit: everything that changes a message.
-_SCRIPTS = ("publish", "enqueue", "claim", "settle", "hand_off", "retry_later", "requeue", "renew")
+_SCRIPTS = (
+    *("publish", "enqueue", "take", "claim", "ack_one", "settle"),
+    *("hand_off", "retry_later", "requeue", "renew", "tick"),
+)
 
 
 @dataclass
@@ -105,8 +108,7 @@ class Nemesis:
         return "durable", 1
 
     def _move_slot(self, _: Action) -> tuple[str, int]:
-        self._world.move_slot()
-        return "cluster", 1
+        return self._world.move_slot(), 1
 
     def _flush_scripts(self, _: Action) -> tuple[str, int]:
         servers = self._world.servers()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from redis_message_queue.keys import QueueKeys, partition_keys
+
 TENANTS = ("acme", "globex", "initech", "umbrella")
 WINDOW_SECONDS = 20.0
 GROUP = "chaos"
@@ -18,6 +20,15 @@ class QueuePlace:
     place: str
     confirms: bool = False
     results: str | None = None  # the queue that gets the results of its messages
+    partitions: int = 1
+    most_in_flight: int | None = None  # messages of one tenant
+    tick_seconds: float | None = None  # how often its schedule publishes a message
+
+    @property
+    def key_prefixes(self) -> list[str]:
+        """What the keys of each of its partitions begin with."""
+        whole = QueueKeys.unchecked(self.name)
+        return [partition_keys(whole, number, self.partitions).prefix for number in range(self.partitions)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +54,25 @@ class WorkerSpec:
         return cls(**given | {"queue": QueuePlace(**given["queue"]), "ways": tuple(given["ways"])})
 
 
-ORDERS = QueuePlace("orders", "durable", results="results")
+ORDERS = QueuePlace("orders", "durable", results="results", tick_seconds=2.0)
 RESULTS = QueuePlace("results", "durable")
 EVENTS = QueuePlace("events", "durable")  # read by the Spark query
 PAYMENTS = QueuePlace("payments", "replicated", confirms=True)
 CLICKS = QueuePlace("clicks", "replicated")
 TRANSFERS = QueuePlace("{transfers}", "cluster", results="{transfers}.results")
 TRANSFER_RESULTS = QueuePlace("{transfers}.results", "cluster")
-QUEUES = (ORDERS, RESULTS, EVENTS, PAYMENTS, CLICKS, TRANSFERS, TRANSFER_RESULTS)
+PARCELS = QueuePlace("{parcels}", "cluster", partitions=3, most_in_flight=2, tick_seconds=3.0)
+QUEUES = (ORDERS, RESULTS, EVENTS, PAYMENTS, CLICKS, TRANSFERS, TRANSFER_RESULTS, PARCELS)
 
 ALL_WAYS = ("single", "batch", "dedup", "tenant", "delayed")
+SCHEDULE, TICK_KEY = "ticks", "tick"
 
 
-def queue_options(lease_seconds: float) -> dict[str, Any]:
-    """What all objects of all queues have in common. Lists and journals keep everything, because it is evidence."""
+def queue_options(place: QueuePlace, lease_seconds: float) -> dict[str, Any]:
+    """What all objects of a queue have in common. Lists and journals keep everything, because it is evidence."""
     return {
+        "partitions": place.partitions,
+        "max_in_flight_per_tenant": place.most_in_flight,
         "visibility_timeout_seconds": lease_seconds,
         "max_delivery_count": 20,
         "message_wait_interval_seconds": 1.0,
@@ -87,6 +102,9 @@ def workers(rate: float, *, spark: bool) -> list[WorkerSpec]:
         WorkerSpec("transfers-producer", "producer", "sync", TRANSFERS, ALL_WAYS, 6 * rate),
         WorkerSpec("transfers-batch", "batch", "sync", TRANSFERS, prefetch=6),
         WorkerSpec("transfers-results", "single", "async", TRANSFER_RESULTS),
+        WorkerSpec("parcels-producer", "producer", "async", PARCELS, (*ALL_WAYS, "keyed"), 6 * rate),
+        WorkerSpec("parcels-run", "run", "sync", PARCELS, concurrency=3, prefetch=4),
+        WorkerSpec("parcels-single", "single", "async", PARCELS),
     ]
     if spark:
         found.append(WorkerSpec("events-producer", "producer", "async", EVENTS, ("batch", "tenant"), 4 * rate))

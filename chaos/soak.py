@@ -10,7 +10,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ import psutil
 from chaos.campaign import Stuck, say_on_stderr, versions
 from chaos.flatness import RULE, flatness_of
 from chaos.processes import Processes
-from chaos.scenario import ALL_WAYS, ORDERS, RESULTS, QueuePlace, WorkerSpec
+from chaos.scenario import ALL_WAYS, ORDERS, PARCELS, RESULTS, QueuePlace, WorkerSpec
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 
 LEASE_SECONDS = 3.0
+_PARCELS = replace(PARCELS, place=ORDERS.place)  # partitions on one server
+_QUEUES = (ORDERS, RESULTS, _PARCELS)
 _MOST_SAMPLES = 360
 _MEGABYTE = 2**20
 # What is sampled: its name, its unit, and a growth that never matters.
@@ -70,7 +72,8 @@ class Samples:
                 "connections": clients["connected_clients"],
                 "keys": client.dbsize(),
             }
-            self.changes.append(sum(int(client.hget(queue.key.meta, "journal_serial") or 0) for queue in queues))
+            metas = [queue.partition(number).key.meta for queue in queues for number in range(queue.partitions)]
+            self.changes.append(sum(int(client.hget(meta, "journal_serial") or 0) for meta in metas))
         self.seconds.append(round(at, 1))
         for name, value in found.items():
             self.values[name].append(round(float(value), 3))
@@ -89,6 +92,8 @@ def specs(rate: float) -> list[WorkerSpec]:
         worker("batch-async", "batch", "async", ORDERS, prefetch=8),
         worker("run-sync", "run", "sync", ORDERS, concurrency=3, prefetch=6),
         worker("run-async", "run", "async", RESULTS, concurrency=4, prefetch=10),
+        worker("partitions-producer", "producer", "async", _PARCELS, ways=(*ALL_WAYS, "keyed"), per_second=4 * rate),
+        worker("partitions-run", "run", "sync", _PARCELS, concurrency=3, prefetch=4),
     ]
 
 
@@ -104,7 +109,7 @@ def run(seconds: float, rate: float, binary: str, say: Callable[[str], None]) ->
             specs(rate), lambda _: server.url, Path(directory), 1, LEASE_SECONDS, write_ledgers=False
         ) as processes,
     ):
-        queues = [RedisMessageQueue(place.name, client=client) for place in (ORDERS, RESULTS)]
+        queues = [RedisMessageQueue(place.name, client=client, partitions=place.partitions) for place in _QUEUES]
         samples, started_at, began = Samples(), datetime.now(UTC), time.monotonic()
         while (passed := time.monotonic() - began) < seconds:
             processes.look_after()

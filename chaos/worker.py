@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.ledger import Ledger, NoLedger
-from chaos.scenario import TENANTS, WorkerSpec, queue_options
+from chaos.scenario import SCHEDULE, TENANTS, TICK_KEY, WorkerSpec, queue_options
 from chaos.shells import EXPECTED_ERRORS, SHELLS, Shell, lease_of
 from redis_message_queue import (
     CleanupFailedError,
@@ -28,6 +28,7 @@ from redis_message_queue import (
 
 POLICY = RetryPolicy(max_attempts=3, initial_delay_seconds=0.2, max_delay_seconds=1.0)
 _DEDUPLICATION_KEYS = 40  # so few that most publishes with one of them are duplicates
+_PARTITION_KEYS = 20
 _LONGEST_BATCH = 12
 # Some handlers take long, so that many a process that is stopped or killed has a message at hand.
 _LONG_WORK_SHARE, _LONG_WORK_SECONDS = 0.03, 0.5
@@ -62,7 +63,7 @@ class Worker:
         self.random = random.Random(told["seed"])
         self.stop = GracefulInterruptHandler(signals=(signal.SIGTERM,))
         self.shell: Shell = SHELLS[self.spec.shell](told["url"], self.spec.queue.place)
-        self._options = queue_options(told["lease_seconds"]) | self.spec.options
+        self._options = queue_options(self.spec.queue, told["lease_seconds"]) | self.spec.options
         self._lease = told["lease_seconds"]
         self._published = 0
 
@@ -85,12 +86,27 @@ class Worker:
         deduplicating = self.queue(
             place.name, deduplication=True, get_deduplication_key=lambda message: message["d"], **confirming
         )
+        await self.schedule(plain)
         while not self.stop.is_interrupted():
             way = self.random.choice(self.spec.ways)
             await self.publish(deduplicating if way == "dedup" else plain, way)
             await asyncio.sleep(self.random.uniform(0.5, 1.5) / self.spec.per_second)
+        if place.tick_seconds is not None:
+            await self.shell.call(plain.unschedule, SCHEDULE)
         for queue in (plain, deduplicating):
             await self.shell.call(queue.drain, 30)
+
+    async def schedule(self, queue: Any) -> None:
+        """Define the schedule of the queue, if it has one; every producer does, and the first one counts."""
+        every = self.spec.queue.tick_seconds
+        while every is not None and not self.stop.is_interrupted():
+            try:
+                message = {"key": TICK_KEY}
+                await self.shell.call(queue.schedule, SCHEDULE, message=message, every_seconds=every, missed="all")
+                return
+            except EXPECTED_ERRORS as error:
+                self.ledger.write("trouble", error=type(error).__name__, text=str(error)[:200])
+                await asyncio.sleep(0.1)
 
     async def publish(self, queue: Any, way: str) -> None:
         """One publish, with its intent and its outcome in the ledger."""
@@ -102,8 +118,14 @@ class Worker:
         details: dict[str, Any] = {"tenant": tenant}
         if way == "delayed":
             details["delay_seconds"] = self.random.uniform(0.1, 3.0)
+        if way == "keyed":
+            details["partition_key"] = f"k{self.random.randrange(_PARTITION_KEYS)}"
+        # What decides on the partition: the first of these that a message has.
+        partition_key = details.get("partition_key") or tenant or key
         keys = [message["key"] for message in messages]
-        call = self.ledger.intend(self.spec.queue.name, keys, d=key, way=way, tenant=tenant)
+        call = self.ledger.intend(
+            self.spec.queue.name, keys, d=key, way=way, tenant=tenant, partition_key=partition_key
+        )
         sent, given = (queue.publish_many, messages) if way == "batch" else (queue.publish, messages[0])
         unconfirmed: PublishNotConfirmedError | None = None
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any, Self
 import redis
 
 from chaos.faketime import MISSING, FakeClock, find_library
-from chaos.scenario import QUEUES, TRANSFERS, QueuePlace
+from chaos.scenario import PARCELS, QUEUES, TRANSFERS, QueuePlace
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.concurrency import until
@@ -38,6 +39,7 @@ class World:
         self.left_out: dict[str, str] = {}
         self.losses: list[tuple[float, float]] = []  # when confirmed writes to the replicated server may be lost
         self.versions = ""
+        self._moving = itertools.cycle([TRANSFERS.name, *PARCELS.key_prefixes])
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opening:
@@ -106,7 +108,8 @@ class World:
         """A client and a queue for looking at it, without a proxy."""
         client: Any = self.cluster.client() if place.place == "cluster" else self.clients(place.place)[0]
         with contextlib.closing(client):
-            yield client, RedisMessageQueue(place.name, client=client, retry_budget_seconds=60)
+            queue = RedisMessageQueue(place.name, client=client, partitions=place.partitions, retry_budget_seconds=60)
+            yield client, queue
 
     def servers(self) -> list[EmbeddedRedis]:
         """All servers, replicas included."""
@@ -165,13 +168,16 @@ class World:
             until(lambda: _is_killed(killer) or not loop.is_alive(), "the script was killed")
             loop.join()
 
-    def move_slot(self) -> None:
-        migration = Migration(self.cluster, TRANSFERS.name)
+    def move_slot(self) -> str:
+        """Move the slot of a queue or of a partition to another node. Returns whose it was."""
+        name = next(self._moving)
+        migration = Migration(self.cluster, name)
         migration.__enter__()
         while keys := migration.left():
             for key in keys:
                 migration.move(key)
         migration.finish()
+        return name
 
 
 def _run_for_ever(client: redis.Redis) -> None:

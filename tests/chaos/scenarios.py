@@ -11,6 +11,7 @@ from chaos.evidence import Evidence, JournalEntry, QueueEvidence
 from chaos.scenario import QueuePlace
 
 WINDOW = 20.0
+LEASE = 30.0
 
 
 @dataclass
@@ -34,7 +35,8 @@ class Scenario:
 
     def record(self, event: str, message: str, tenant: str = "", **details: Any) -> None:
         self.time += 0.1
-        entry = JournalEntry(len(self.queue.journal) + 1, self.time, event, f"id-{message}", tenant, **details)
+        before = [one for one in self.queue.journal if one.partition == details.get("partition", 0)]
+        entry = JournalEntry(len(before) + 1, self.time, event, f"id-{message}", tenant, **details)
         self.queue.journal.append(entry)
 
     def publish(self, message: str, tenant: str = "", d: str | None = None, outcome: str = "confirmed") -> None:
@@ -47,9 +49,10 @@ class Scenario:
             self.record("published", message, tenant, key=message, deduplication=d)
         self.confirm(outcome)
 
-    def intend(self, message: str, d: str | None = None) -> None:
+    def intend(self, message: str, d: str | None = None, partition_key: str | None = None) -> None:
         self._calls += 1
-        self.say("producer", "intent", call=self._calls, queue=self.place.name, keys=[message], d=d, way="single")
+        details = {"queue": self.place.name, "keys": [message], "d": d, "partition_key": partition_key}
+        self.say("producer", "intent", call=self._calls, **details)
 
     def confirm(self, outcome: str = "confirmed") -> None:
         if outcome in ("refused", "unknown"):
@@ -85,7 +88,7 @@ class Scenario:
         self.settle(message, self.claim(message, tenant=tenant), tenant=tenant)
 
     def verdict(self) -> Verdict:
-        return check(self.ledger, self.evidence, Rules(WINDOW, self.losses))
+        return check(self.ledger, self.evidence, Rules(WINDOW, self.losses, LEASE))
 
     def broken(self) -> set[str]:
         """The rules that are broken."""

@@ -6,13 +6,17 @@ from pathlib import Path
 
 from chaos.checker import LEDGERS, RULES_FILE, Rules, check_directory
 from chaos.evidence import QueueEvidence, StoredKey, save
-from chaos.scenario import QueuePlace
-from tests.chaos.scenarios import WINDOW, Scenario
+from chaos.scenario import TICK_KEY, QueuePlace
+from redis_message_queue.partitioning import partition_of
+from tests.chaos.scenarios import LEASE, WINDOW, Scenario
 
 STORED_ONCE = "every confirmed publish is stored once"
 ONE_PLACE = "every message is in exactly one place"
 FENCED = "no settlement by a lost lease"
 REPLICATED = QueuePlace("clicks", "replicated")
+TICKING = QueuePlace("orders", "durable", tick_seconds=2.0)
+LIMITED = QueuePlace("orders", "durable", most_in_flight=1)
+SPREAD = QueuePlace("orders", "durable", partitions=2)
 CONFIRMING = QueuePlace("payments", "replicated", confirms=True)
 
 
@@ -344,3 +348,87 @@ def test_a_key_that_should_not_be_left_is_found() -> None:
     scenario = kept()
     scenario.evidence.keys.append(StoredKey("orders::processing", "hash", None, 1))
     assert scenario.broken() == {"nothing is left but what the design says"}
+
+
+def at_the_limit() -> tuple[Scenario, str]:
+    """A tenant that may have one message in flight has one, and another message waits. Returns the lease."""
+    scenario = Scenario(LIMITED)
+    for message in ("first", "second"):
+        scenario.publish(message, tenant="acme")
+    return scenario, scenario.claim("first", tenant="acme")
+
+
+def test_a_tenant_above_its_limit_in_flight_is_found() -> None:
+    scenario, lease = at_the_limit()
+    scenario.handle("second", tenant="acme")
+    scenario.settle("first", lease, tenant="acme")
+    assert scenario.broken() == {"no tenant exceeds its limit in flight"}
+
+
+def test_a_message_that_is_settled_makes_room_and_so_does_an_old_lease() -> None:
+    scenario, lease = at_the_limit()
+    scenario.settle("first", lease, tenant="acme")
+    scenario.handle("second", tenant="acme")
+    assert scenario.broken() == set()
+    scenario, lease = at_the_limit()
+    scenario.time += LEASE
+    scenario.handle("second", tenant="acme")
+    scenario.settle("first", lease, tenant="acme")
+    assert scenario.broken() == set()
+
+
+def ticks(*seconds: int) -> Scenario:
+    """A schedule that published messages for these seconds of a minute."""
+    scenario = Scenario(TICKING)
+    for place, second in enumerate(seconds):
+        tick = f"2026-01-01T00:00:{second:02}+00:00"
+        scenario.record("published", f"tick-{place}", key=TICK_KEY, tick=tick)
+        scenario.queue.waiting.append(f"id-tick-{place}")
+    return scenario
+
+
+def test_ticks_that_follow_each_other_are_counted() -> None:
+    verdict = ticks(2, 4, 6).verdict()
+    assert verdict.violations == []
+    assert verdict.counts["ticks of schedules"] == 3
+
+
+def test_a_tick_that_was_published_twice_or_never_is_found() -> None:
+    assert ticks(2, 4, 4, 6).broken() == {"each tick is published once"}
+    assert ticks(2, 6).broken() == {"each tick is published once"}
+
+
+def test_a_tick_of_a_schedule_that_nobody_defined_is_found() -> None:
+    scenario = ticks(2)
+    scenario.queue.place = QueuePlace("orders", "durable")
+    assert scenario.broken() == {"each tick is published once"}
+
+
+def stored_in(partition: int) -> Scenario:
+    """A message with a partition key, stored in this partition, behind one in each of the two."""
+    scenario = Scenario(SPREAD)
+    for message, number in (("a", 0), ("b", 1)):
+        scenario.intend(message)
+        scenario.record("published", message, key=message, partition=number)
+        scenario.confirm()
+        scenario.queue.waiting.append(f"id-{message}")
+    scenario.intend("keyed", partition_key="key")
+    scenario.record("published", "keyed", key="keyed", partition=partition)
+    scenario.confirm()
+    scenario.queue.waiting.append("id-keyed")
+    return scenario
+
+
+def test_a_message_in_another_partition_than_its_key_names_is_found() -> None:
+    right = partition_of("key", 2)
+    assert stored_in(right).broken() == set()
+    assert stored_in(right).verdict().counts["messages found in the partition of their key"] == 1
+    assert stored_in(1 - right).broken() == {"a key names its partition"}
+
+
+def test_a_gap_in_the_journal_of_one_partition_is_found() -> None:
+    scenario = stored_in(partition_of("key", 2))
+    scenario.queue.journal = [entry for entry in scenario.queue.journal if entry.id != "id-b"]
+    scenario.record("published", "b", key="b", partition=1)
+    scenario.queue.journal[-1] = replace(scenario.queue.journal[-1], n=7)
+    assert scenario.broken() == {"the journal has no gap"}
