@@ -18,11 +18,13 @@ from redis_message_queue.envelope import HAS_ENTRY, Envelope
 from redis_message_queue.keys import REGISTRY_KEY, QueueKeys
 from redis_message_queue.protocol.claim import ClaimResult, _read
 from redis_message_queue.protocol.port import Call
+from redis_message_queue.protocol.records import pair
 from redis_message_queue.scripts import Script, argument_names
 from simulator.keyspace import Hash, Keyspace, List, SortedSet, Stream
 from simulator.loop import Process
 from simulator.lua import as_bytes
 from simulator.server import Step
+from simulator.ticks import MARK, ScheduleEntry, name_of, named
 
 INVARIANTS = {
     "one place": "After every script a message is in exactly one place, and it got there by a step that may move it.",
@@ -47,6 +49,9 @@ INVARIANTS = {
     "drain": "After a drain that returned True, the queue object holds no message.",
     "cancelled": "A claim drops a waiting message if and only if it was cancelled, and the mark goes with it.",
     "paused": "Nobody gets a message of a tenant while it is paused, and none of those that wait is touched.",
+    "in flight": "No tenant has more messages in flight than it may, and a tenant with less is not held back.",
+    "schedules": "Each tick of a schedule is published once: none is lost, none early, none without its schedule.",
+    "imports": "A message of an export is stored once, however often it is sent.",
     "journal": "The journal has an entry for a change if and only if the change was made.",
     "errors": "Calls end in the errors that their documentation names.",
 }
@@ -82,6 +87,7 @@ MOVES: dict[str, set[tuple[str, str]]] = {
     "hand_off": {*_ENTER, (PROCESSING, GONE), (PROCESSING, COMPLETED), (COMPLETED, GONE), (WAITING, GONE)},
     "redrive": {(DEAD, WAITING), (FAILED, WAITING)},
     "restore": _ENTER,
+    "tick": {*_ENTER, (WAITING, GONE)},
     "append": {(NOWHERE, kind) for kind in _TERMINAL},
     "sweep": {(kind, GONE) for kind in (WAITING, DELAYED, PROCESSING, *_TERMINAL)},
     "fill_batch": {*_TAKE, *_DROP, (WAITING, BATCH), (DELAYED, BATCH), (PROCESSING, BATCH)},
@@ -95,6 +101,7 @@ _EXPIRING = ("reply", "deduplication", "tenant_deduplication", "timer_owner", "l
 _EXPECTED_ERRORS = ("OOM ", "ERR NOSTATE", "ERR OVERTAKEN", "ERR STALE", "BUSY ")
 _LATE = 0.1  # seconds that a message may wait beside an idle consumer, without faults
 _SLICE = 1.0
+_PARKED, _AT_LIMIT = 1 << 40, 3 << 39  # scores in the ring, see lib/places.lua
 
 
 class Violation(Exception):
@@ -185,6 +192,7 @@ class Rules:
     ttl_us: int
     window_us: int  # 0 without deduplication
     weights: dict[str, int] = field(default_factory=dict)
+    most_in_flight: int = 0  # of one tenant, 0 for any number
     drops: bool = False
     confirms: bool = False  # publishes wait for replicas
     fsyncs: bool = False  # publishes wait for the disk
@@ -192,6 +200,7 @@ class Rules:
     keeps_terminal: bool = True
     most_dead: int = 0  # dead letters that are kept, 0 for any number
     is_journaled: bool = False
+    is_bounded: bool = False  # publishes are refused when too many messages wait
     has_queries: bool = False  # streaming queries read the queue, too
 
 
@@ -222,6 +231,7 @@ class Account:
     duplicates: set[bytes] = field(default_factory=set)  # payloads that the server called duplicates
     journals: dict[str, JournalReader] = field(default_factory=dict)  # by queue
     missed: dict[str, Counter[str]] = field(default_factory=dict)  # turns of others while a tenant waits
+    schedules: dict[str, ScheduleEntry] = field(default_factory=dict)  # by the key of their record
     sealed: dict[tuple[str, int], tuple[bytes, ...]] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)
@@ -244,6 +254,7 @@ class Ledger:
         self.refused: set[bytes] = set()  # publishes of which the caller knows that they were not stored
         self._rolled_back: set[bytes] = set()  # stored once, and lost by the server
         self._called_duplicates: set[bytes] = set()  # also those that the server has forgotten since
+        self._called_new: set[bytes] = set()  # messages that an import has stored, as its caller knows
         self._told_settled: set[bytes] = set()  # tokens that a client knows to be settled
         self._settled_and_lost: set[bytes] = set()  # tokens that were settled, by a server that lost it
         self._delivered: list[bytes] = []  # by the step that is being checked
@@ -301,7 +312,7 @@ class Ledger:
             if kind is None:
                 continue
             before = account.contents.get(key, Counter())
-            after = Counter(self._payloads(kind, values.get(key)))
+            after = Counter(self._terminal(key) if kind in _TERMINAL else self._payloads(kind, values.get(key)))
             if after:
                 account.contents[key] = after
             else:
@@ -346,21 +357,29 @@ class Ledger:
     def _payloads(self, kind: str, value: Any) -> Iterable[bytes]:
         if value is None:
             return []
-        if kind in _TERMINAL:
-            return list(value)
         all_stored = value.values() if isinstance(value, Hash) else value
         payloads = []
         for stored in all_stored:
             if kind == BATCH and stored[0] < 0x80:
                 stored = stored.partition(b":")[2]
-            payload = Envelope(stored).payload
+            payload = name_of(stored)
             self.account.stored[payload] = stored
             payloads.append(payload)
         return payloads
 
+    def _terminal(self, key: bytes) -> list[bytes]:
+        """The messages of a terminal list. Those of a schedule are told apart by their records."""
+        values: dict[bytes, Any] = self._keyspace().values
+        payloads = values.get(key) or []
+        if not any(one.endswith(MARK) for one in payloads):
+            return list(payloads)
+        queue, _, word = key.rpartition(b"::")
+        pairs = pair(payloads, values.get(queue + b"::records::" + word) or [], whole=True)
+        return [named(one.payload, (one.record or {}).get("headers")) for one in pairs if one.payload is not None]
+
     def _check_move(self, step: Step, payload: bytes, before: str, after: str) -> None:
         account, name, rules = self.account, payload.decode(), self._rules_of(payload)
-        if step.name in ("claim", "fill_batch") and self._is_marked(payload):
+        if step.name in ("claim", "take", "fill_batch") and self._is_marked(payload):
             self._check_drop(step, payload, after)
         elif before != DEAD and after == GONE and self._is_cut_off(step, rules):
             # Of more dead letters than the list may have, the first have left it when the script ends.
@@ -374,8 +393,10 @@ class Ledger:
         if before == WAITING and step.name in ("claim", "take", "fill_batch"):
             self._check_paused(step, payload)
         if before == GONE:
+            if step.name in ("tick", "restore"):
+                _fail("schedules" if step.name == "tick" else "imports", f"{name} was stored a second time")
             _fail("accounted for", f"{step.name} brought back {name}, which was gone")
-        if before == WAITING and after == GONE and step.name in ("enqueue", "hand_off"):
+        if before == WAITING and after == GONE and step.name in ("enqueue", "hand_off", "tick"):
             if not rules.drops:
                 _fail("one place", f"{step.name} dropped {name}")
             account.dropped.add(payload)
@@ -484,7 +505,7 @@ class Ledger:
         rules, account = self.rules[queue], self.account
         fresh: list[bytes] = []
         for place, claim in enumerate(result.claims, 1):
-            payload, token = claim.envelope.payload, claim.token
+            payload, token = name_of(claim.envelope.stored), claim.token
             name, owner = payload.decode(), account.owners.get(payload)
             if self._place(payload) != PROCESSING:
                 _fail("one place", f"a claim returned {name}, which is {self._place(payload)}")
@@ -504,8 +525,16 @@ class Ledger:
         for payload, (_, after) in moved.items():
             if after == PROCESSING and payload not in account.owners:
                 _fail("accounted for", f"a claim took {payload.decode()} and did not return it")
+        for tenant in sorted({_tenant(payload) for payload in fresh}) if rules.most_in_flight else ():
+            if tenant and (found := self._in_flight(queue, tenant)) > rules.most_in_flight:
+                _fail("in flight", f"tenant {tenant!r} has {found} messages in flight, and its limit is lower")
         self._delivered = fresh
         self._take_turns(queue, fresh, moved)
+
+    def _in_flight(self, queue: str, tenant: str) -> int:
+        """How many messages of a tenant are in flight, also those whose leases have ended."""
+        messages = self.account.contents.get(f"{queue}::processing".encode(), Counter())
+        return sum(_tenant(payload) == tenant for payload in messages)
 
     def _after_renew(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
         given = named_arguments(step)
@@ -553,7 +582,7 @@ class Ledger:
         for tenant, payloads in back.items():
             key = keys.tenant_pending(tenant) if tenant else keys.pending
             elements = self._keyspace().values.get(key.encode())
-            front = [Envelope(one).payload for one in reversed(list(elements or ())[-len(payloads) :])]  # type: ignore[arg-type]
+            front = [name_of(one) for one in reversed(list(elements or ())[-len(payloads) :])]  # type: ignore[arg-type]
             if front != payloads:
                 _fail("order", f"{step.name} did not put {payloads[0].decode()} to the front of its queue")
 
@@ -627,6 +656,54 @@ class Ledger:
         if (tenant in paused) != pauses:
             self.account.missed.pop(tenant, None)  # it comes back as a tenant with its first message
         (paused.add if pauses else paused.discard)(tenant)
+
+    # -- schedules
+
+    def _after_schedule(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
+        key, schedules = step.keys[-1], self.account.schedules
+        if key.encode() not in step.changed:
+            return  # it was the same, or the answer is from the reply cache
+        entry, before = ScheduleEntry.of(named_arguments(step)), schedules.get(key)
+        if (step.reply == b"changed") != (before is not None):
+            _fail("schedules", f"{key} was called {step.reply.decode()}")
+        if before is not None and before.timing == entry.timing:
+            entry.done_us = before.done_us  # only the message is another one
+        schedules[key] = entry
+
+    def _after_unschedule(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
+        if step.keys[-1].encode() in step.changed:
+            self.account.schedules.pop(step.keys[-1], None)
+
+    def _after_tick(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
+        """It publishes what is due since the last tick, and nothing else."""
+        key, done_us = step.keys[-1], int(named_arguments(step)["done"])
+        published = {payload for payload, (before, _) in moved.items() if before == NOWHERE}
+        if key.encode() not in step.changed:
+            if moved:
+                _fail("schedules", f"{key} was not advanced, and has published {min(moved).decode()}")
+            return
+        entry = self.account.schedules.get(key)
+        if entry is None or not entry.done_us <= done_us <= step.now_us:
+            _fail("schedules", f"{key} was advanced to {done_us}, and is not so far")
+        if published != entry.ticks(done_us, step.now_us):
+            _fail("schedules", f"{key} was advanced to {done_us}, and {len(published)} messages were published")
+        entry.done_us = done_us
+
+    def has_schedules(self) -> bool:
+        """Whether messages will come without a producer."""
+        return bool(self.account.schedules)
+
+    # -- imports
+
+    def imported(self, payload: bytes, is_new: bool) -> None:
+        """An import said whether it has stored a message, or had done so before."""
+        known = self.account.accepted_us.keys() | self._rolled_back
+        if payload not in known:
+            _fail("imports", f"{payload.decode()} was called {'new' if is_new else 'known'}, and was never stored")
+        if is_new and payload in self._called_new and payload not in self._rolled_back:
+            _fail("imports", f"{payload.decode()} was called new twice")
+        if is_new:
+            self._called_new.add(payload)
 
     def _payload_of(self, identity: bytes) -> bytes | None:
         stored = self.account.stored
@@ -722,7 +799,9 @@ class Ledger:
         waiting = {key[len(prefix) :].decode() for key in self.account.contents if key.startswith(prefix)}
         if pending in self.account.contents:
             waiting.add("")
-        return waiting - self.account.paused
+        waiting -= self.account.paused
+        limit = self.rules[queue].most_in_flight
+        return {one for one in waiting if not (limit and one and self._in_flight(queue, one) >= limit)}
 
     # -- how the keys fit together
 
@@ -773,6 +852,12 @@ class Ledger:
         if len(values.get(keys.wakeup.encode()) or ()) > 1:
             _fail("state", "there is more than one wake-up token")
         self._check_marks(values, keys)
+        ticks = _scores(values.get(keys.schedules.encode()))
+        # A consumer that is told of a tick has a second to publish it, then another one is told.
+        if ticks and leases.get(b"s", math.inf) > max(min(ticks.values()), keyspace.now_us + 1_000_000):
+            _fail("state", "the alarm of the schedules is late")
+        if rules.most_in_flight:
+            self._check_flights(name, values, ring)
         count = (values.get(keys.meta.encode()) or {}).get(b"paused_tenants", b"0")
         if name == next(iter(self.rules)) and int(count) != len(self.account.paused):
             _fail("state", f"{len(self.account.paused)} tenants are paused, and the queue says {int(count)}")
@@ -786,6 +871,21 @@ class Ledger:
             _fail("cancelled", f"{len(marks - self.account.marked)} marks belong to no message that was cancelled")
         if marks and b"cancels" not in (values.get(keys.meta.encode()) or Hash()):
             _fail("state", "messages are marked as cancelled, and the queue does not say so")
+
+    def _check_flights(self, name: str, values: dict[bytes, Any], ring: dict[bytes, float]) -> None:
+        """The messages in flight are counted, and a tenant is parked for its limit only while it has reached it."""
+        messages = self.account.contents.get(f"{name}::processing".encode(), Counter())
+        flights = {
+            bytes([len(tenant)]) + tenant.encode() + self.account.stored[payload][1:17]
+            for payload in messages
+            if (tenant := _tenant(payload))
+        }
+        if flights != _scores(values.get(self._keys[name].tenant_in_flight.encode())).keys():
+            _fail("state", "the count of the messages in flight of some tenant is wrong")
+        limit = self.rules[name].most_in_flight
+        for tenant in (one.decode() for one, score in ring.items() if _AT_LIMIT <= score < 2 * _PARKED):
+            if self._in_flight(name, tenant) < limit:
+                _fail("in flight", f"tenant {tenant!r} waits for its limit, and has not reached it")
 
     def _check_deliveries(self, name: str, deliveries: Hash) -> None:
         start, present = f"{name}::".encode(), set()
@@ -856,12 +956,12 @@ class Ledger:
             nonce = given["holder"] + int(given["call"]).to_bytes(5, "big")
             lease = given["lease_us"] / 1_000_000 or math.inf
             for claim in _read(answer, 0.0, nonce).claims:
-                self._leases_known[process.name, claim.envelope.payload] = (claim.token, sent_at + lease)
+                self._leases_known[process.name, name_of(claim.envelope.stored)] = (claim.token, sent_at + lease)
         elif name == "take":
             given = _by_name(command.script, (*command.settings, *arguments))
             for claim in _read(answer, 0.0, given["nonce"]).claims if isinstance(answer, bytes) else ():
                 known = (claim.token, sent_at + given["lease_us"] / 1_000_000)
-                self._leases_known[process.name, claim.envelope.payload] = known
+                self._leases_known[process.name, name_of(claim.envelope.stored)] = known
         elif name == "ack_one" and answer == b"1":
             self._told_settled.add(_by_name(command.script, (*command.settings, *arguments))["token"])
         elif name == "renew":
@@ -915,9 +1015,9 @@ class Ledger:
         owners = [(payload, owner.token) for payload, owner in self.account.owners.items()]
         return [one for one, token in owners if self._issued_to.get(token) in processes and token not in forgotten]
 
-    def look_for_idle(self, queue: str, now: float, now_us: int, is_idle: bool, slack: float) -> None:
+    def look_for_idle(self, queue: str, now: float, now_us: int, slack: float, *, is_idle: bool, is_full: bool) -> None:
         """Somebody waits for messages, or nobody does; whether messages wait beside them."""
-        if not is_idle or not self._has_ready(queue, now_us):
+        if not is_idle or not (self._has_ready(queue, now_us) or (not is_full and self._has_tick(queue, now_us))):
             self._waits_since = None
             return
         if self._waits_since is None:
@@ -938,6 +1038,11 @@ class Ledger:
         due = _scores(values.get(keys.delayed.encode())).values()
         leases = (score for member, score in _scores(values.get(keys.leases.encode())).items() if len(member) == 36)
         return any(one <= now_us for one in (*due, *leases))
+
+    def _has_tick(self, queue: str, now_us: int) -> bool:
+        """Whether a tick is due, and nothing keeps consumers from publishing it."""
+        ticks = _scores(self._keyspace().values.get(self._keys[queue].schedules.encode())).values()
+        return not self.rules[queue].is_bounded and any(tick <= now_us for tick in ticks)
 
     # -- faults and the end
 

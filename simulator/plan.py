@@ -12,7 +12,8 @@ from simulator.network import Weather
 
 QUEUE, RESULTS = "orders", "results"  # a queue, and one that gets what handlers hand off
 GROUP = "lake"
-OPERATORS = ("operator", "canceller", "pauser")  # who look after the queue, and neither publish nor consume
+# Who look after the queue, and neither publish messages of their own nor consume.
+OPERATORS = ("operator", "canceller", "pauser", "scheduler", "importer")
 
 
 @dataclass(frozen=True)
@@ -102,18 +103,36 @@ def plan_of(seed: int) -> Plan:
     """The schedule of a seed. Some are calm, most have a few faults, and every tenth is large."""
     random = Random(f"{seed}/plan")
     size = 3 if random.random() < 0.07 else 1
-    settings = _settings(random)
+    settings = _limited(Random(f"{seed}/limits"), _settings(random))
     actors = _actors(random, settings, size)
     faults = () if random.random() < 0.15 else _faults(random, settings, actors, size)
     more, more_faults = _more(Random(f"{seed}/more"), len(faults))
     more += _pausers(Random(f"{seed}/pausers"), settings)
+    more += _helpers(Random(f"{seed}/helpers"))
     return Plan(seed, settings, (*actors, *more), (*faults, *more_faults))
+
+
+def _limited(random: Random, settings: Settings) -> Settings:
+    """Options that joined later, as the actors of `_more` did."""
+    gateway = dict(settings.gateway)
+    if any(settings.tenants) and gateway["message_visibility_timeout_seconds"] and random.random() < 0.35:
+        gateway["max_in_flight_per_tenant"] = random.choice((1, 1, 2, 4))
+    return replace(settings, gateway=gateway)
 
 
 def _pausers(random: Random, settings: Settings) -> list[Actor]:
     if not any(settings.tenants) or random.random() > 0.4:
         return []
     return [Actor("pauser-1", "pauser", amount=random.randint(2, 6), starts_at=random.random() * 2)]
+
+
+def _helpers(random: Random) -> list[Actor]:
+    actors: list[Actor] = []
+    if random.random() < 0.2:
+        actors.append(Actor("scheduler-1", "scheduler", amount=random.randint(2, 8), starts_at=random.random()))
+    if random.random() < 0.12:
+        actors.append(Actor("importer-1", "importer", amount=random.randint(2, 6), starts_at=random.random() * 2))
+    return actors
 
 
 def _more(random: Random, faults: int) -> tuple[list[Actor], list[Fault]]:

@@ -10,11 +10,13 @@ import random as random_module
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from redis_message_queue.protocol.transfer import TransferredMessage
 from redis_message_queue.scripts import Script
 from redis_message_queue.spark import consumer_group
 from simulator import actors
@@ -71,6 +73,7 @@ class World:
         self.finished: set[str] = set()
         self.checkpoint = actors.Checkpoint()
         self.in_table: set[bytes] = set()
+        self.exports: dict[str, list[TransferredMessage]] = {}  # what each importer has in its file
         self.has_lost_data = False
         self.is_ending = False
         self.is_finishing = False  # nobody begins any more
@@ -198,8 +201,10 @@ class World:
         self.begin(Actor("collector", "collector"))
         if any(actor.kind == "pauser" for actor in plan.actors):
             self.begin(Actor("resumer", "resumer"))
+        if any(actor.kind == "scheduler" for actor in plan.actors):
+            self.begin(Actor("unscheduler", "unscheduler"))
         await asyncio.sleep(max(0.0, self.network.last_arrival - self.loop.time()) + 0.1)
-        while (self._unfinished() or self._is_operated()) and self.loop.time() < deadline + _LONGEST:
+        while self._is_unfinished() and self.loop.time() < deadline + _LONGEST:
             await asyncio.sleep(0.25)
         if left := self._unfinished():
             places = self.ledger.account.where[left[0]]
@@ -216,6 +221,9 @@ class World:
         """Without leases, a message in flight is one whose consumer died or failed to settle it."""
         if orphans := self._held():
             self.violated("left behind", f"{orphans[0].decode()} is in flight, and its consumer has forgotten it")
+
+    def _is_unfinished(self) -> bool:
+        return bool(self._unfinished()) or self._is_operated() or self.ledger.has_schedules()
 
     def _is_operated(self) -> bool:
         """Whether an operator is still at work: what it redrives, somebody has to handle."""
@@ -423,7 +431,10 @@ class World:
                 for life in self.lives.values()
             )
             is_idle = is_idle and not (disturbed or self.network.weather is not CLEAR)
-            self.check(self.ledger.look_for_idle, QUEUE, now, server.now_us, is_idle, 0.5)
+            self.check(
+                partial(self.ledger.look_for_idle, is_idle=is_idle, is_full=server.is_full),
+                *(QUEUE, now, server.now_us, 0.5),
+            )
 
 
 def _rules(plan: Plan) -> dict[str, Rules]:
@@ -437,9 +448,11 @@ def _rules(plan: Plan) -> dict[str, Rules]:
             ttl_us=int((options.message_ttl_seconds or 0) * 1_000_000),
             window_us=int(window * 1_000_000),
             weights=dict(options.tenant_weights or {}),
+            most_in_flight=options.max_in_flight_per_tenant or 0,
             drops=options.pending_overload_policy == "drop_oldest",
             most_dead=options.max_dead_letter_length or 0,
             is_journaled=bool(options.journal),
+            is_bounded=bool(options.max_pending_length) and options.pending_overload_policy != "drop_oldest",
             has_queries=any(actor.kind == "query" for actor in plan.actors),
             is_calm=plan.is_calm,
         ),

@@ -95,7 +95,7 @@ def test_other_seeds_give_other_schedules():
         *("weather", "kill", "freeze", "cancel", "cut", "drain", "restart", "failover", "full", "busy")
     }
     assert {actor.kind for plan in plans for actor in plan.actors} == {
-        *("producer", "single", "batch", "run", "operator", "canceller", "pauser", "query")
+        *("producer", "single", "batch", "run", "operator", "canceller", "pauser", "scheduler", "importer", "query")
     }
     assert any(plan.is_calm for plan in plans)
 
