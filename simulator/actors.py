@@ -24,6 +24,7 @@ from redis_message_queue.errors import (
     DataLossError,
     LeaseLostError,
     LuaScriptError,
+    PartitionCountError,
     PublishNotConfirmedError,
     QueueBackpressureError,
     QueueDrainedError,
@@ -33,6 +34,8 @@ from redis_message_queue.events import EventOperation, QueueEvent
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions, QueueOptions
 from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.partitioned_queue import PartitionedQueue
+from redis_message_queue.protocol.partitioned_store import PartitionedStore, partition_stores
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.protocol.transfer import Importer, TransferredMessage
@@ -65,7 +68,12 @@ def open_queue(
     described = QueueOptions(name=name, **settings.queue) if name == QUEUE else QueueOptions(name=name)
     if name == QUEUE:
         described = replace(described, on_event=on_event)
-    queue._protocol = QueueProtocol(described, RedisStore(port, QueueKeys.of(name), options), ReceivedMessage)
+    keys, count = QueueKeys.of(name), world.partitions() if name == QUEUE else 1
+    if count > 1:
+        store = PartitionedStore(port, partition_stores(port, keys, options, count))
+        queue._protocol = PartitionedQueue(described, store, ReceivedMessage)
+    else:
+        queue._protocol = QueueProtocol(described, RedisStore(port, keys, options), ReceivedMessage)
     return queue
 
 
@@ -100,6 +108,8 @@ class Life:
             await work()
         except (RetryBudgetExhaustedError, CleanupFailedError, QueueDrainedError):
             self.give_up()
+        except PartitionCountError:
+            await self.world.restart(self)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -132,14 +142,18 @@ class Life:
                 await self._publish()
         world.finished.add(self.actor.name)
 
-    def _message(self, tenant: str | None) -> str:
+    def _message(self, details: dict[str, Any]) -> str:
+        """A message that says which keys it is published with."""
         world, random = self.world, self.random
         key = f"k{random.randrange(world.plan.settings.keys)}" if world.plan.settings.keys else ""
-        return world.new_payload(QUEUE, tenant, key, self.actor.name)
+        payload = world.new_payload(QUEUE, details["tenant"], key, self.actor.name)
+        return f"{payload}~{details['partition_key']}" if "partition_key" in details else payload
 
     def _details(self) -> dict[str, Any]:
         settings, random = self.world.plan.settings, self.random
         details: dict[str, Any] = {"tenant": random.choice(settings.tenants)}
+        if settings.most_partitions > 1 and random.random() < 0.3:
+            details["partition_key"] = f"customer {random.randrange(5)}"
         if random.random() < settings.delayed:
             details["delay_seconds"] = random.choice((0.1, 1.0, 3.0))
         return details
@@ -152,7 +166,7 @@ class Life:
 
     async def _publish(self) -> None:
         details = self._details()
-        message = self._message(details["tenant"])
+        message = self._message(details)
         payload, world, repeat = message.encode(), self.world, None
         for _ in range(3):
             try:
@@ -172,7 +186,7 @@ class Life:
 
     async def _publish_many(self, count: int) -> None:
         details = self._details()
-        messages = [self._message(details["tenant"]) for _ in range(count)]
+        messages = [self._message(details) for _ in range(count)]
         world = self.world
         try:
             work = self.queue.publish_many(messages, **details)
@@ -183,7 +197,8 @@ class Life:
             stored = list(getattr(error, "results", ()))  # of the chunks before the one that was refused
             for message, result in zip(messages, stored, strict=False):
                 world.check(world.ledger.published, message.encode(), result)
-            for message in messages[len(stored) :]:
+            # Messages of other partitions may have been stored behind those.
+            for message in messages[len(stored) :] if self.queue.partitions == 1 else ():
                 world.check(world.ledger.publish_refused, message.encode())
         except (RetryBudgetExhaustedError, PublishNotConfirmedError):
             pass
@@ -225,7 +240,8 @@ class Life:
 
     def _first_contact(self) -> float:
         """What a queue object that was never answered may take longer."""
-        return 0.0 if self.queue._protocol.store.calls.has_connected else 5.25
+        parts = self.queue._protocol.parts
+        return 0.0 if all(one.store.calls.has_connected for one in parts) else 5.25
 
     async def _single(self) -> None:
         wait = self.queue._protocol.store.options.message_wait_interval_seconds
@@ -327,7 +343,10 @@ class Life:
         """Be told to end: drain, as a program does that was asked to stop. Returns whether nothing is left."""
         self.finishing = True
         limit = seconds + self.port.socket_timeout
-        drained = await self._timed("drain", self.queue.drain(seconds), limit)
+        try:
+            drained = await self._timed("drain", self.queue.drain(seconds), limit)
+        except PartitionCountError:
+            await self.world.restart(self)
         return bool(await self._timed("drain", self.results.drain(seconds), limit) and drained)
 
     async def finish_gracefully(self) -> None:
@@ -403,7 +422,7 @@ class Life:
     async def _resumer(self) -> None:
         """Resume all tenants when a schedule is about to end, also those of a pause that arrives late."""
         while not self.finishing:
-            for tenant in sorted(self.world.ledger.account.paused):
+            for tenant in sorted({tenant for _, tenant in self.world.ledger.account.paused}):
                 await self.queue.resume(tenant=tenant)
             await asyncio.sleep(0.25)
 
@@ -448,6 +467,18 @@ class Life:
             for schedule in await self.queue.schedules():
                 await self.queue.unschedule(schedule.name)
             await asyncio.sleep(0.25)
+
+    async def _grower(self) -> None:
+        """Give the queue more partitions, again and again until it is done."""
+        while not self.finishing:
+            try:
+                await open_queue(self.world, self.port).grow_partitions(self.world.plan.settings.grows_to)
+                return
+            except (RetryBudgetExhaustedError, ConfigurationError, LuaScriptError) as error:
+                # A full server refuses it, and a queue that nobody has used yet cannot grow.
+                if not isinstance(error, RetryBudgetExhaustedError) and not _refuses_growth(str(error)):
+                    raise
+            await asyncio.sleep(0.3)
 
     async def _importer(self) -> None:
         """Import a file again and again, from its beginning or from where it was interrupted."""
@@ -618,3 +649,7 @@ def _name(message: ReceivedMessage) -> bytes:
     """What the oracle calls this message."""
     payload: Any = message.payload
     return named(payload if isinstance(payload, bytes) else str(payload).encode(), message.headers)
+
+
+def _refuses_growth(text: str) -> bool:
+    return "maxmemory" in text or "there is no queue" in text

@@ -12,10 +12,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NoReturn
 
 from redis_message_queue.envelope import HAS_ENTRY, Envelope
 from redis_message_queue.keys import REGISTRY_KEY, QueueKeys
+from redis_message_queue.partitioning import partition_of
 from redis_message_queue.protocol.claim import ClaimResult, _read
 from redis_message_queue.protocol.port import Call
 from redis_message_queue.protocol.records import pair
@@ -52,6 +54,7 @@ INVARIANTS = {
     "in flight": "No tenant has more messages in flight than it may, and a tenant with less is not held back.",
     "schedules": "Each tick of a schedule is published once: none is lost, none early, none without its schedule.",
     "imports": "A message of an export is stored once, however often it is sent.",
+    "partitions": "A message is in the partition that its key names; a client with another number changes nothing.",
     "journal": "The journal has an entry for a change if and only if the change was made.",
     "errors": "Calls end in the errors that their documentation names.",
 }
@@ -98,7 +101,8 @@ _HELD = ("settle", "requeue", "retry_later", "hand_off")  # scripts that name th
 _DRAINING = ("claim", "take", "settle", "ack_one", "requeue", "retry_later", "renew", "fill_batch", "seal_batch",
              "ack_batch", "release_batch", "acquire_group", "sweep")  # fmt: skip
 _EXPIRING = ("reply", "deduplication", "tenant_deduplication", "timer_owner", "longest")
-_EXPECTED_ERRORS = ("OOM ", "ERR NOSTATE", "ERR OVERTAKEN", "ERR STALE", "BUSY ")
+_EXPECTED_ERRORS = ("OOM ", "ERR NOSTATE", "ERR OVERTAKEN", "ERR STALE", "BUSY ", "ERR PARTITIONS ",
+                    "ERR STATEVERSION partitions:")  # fmt: skip
 _LATE = 0.1  # seconds that a message may wait beside an idle consumer, without faults
 _SLICE = 1.0
 _PARKED, _AT_LIMIT = 1 << 40, 3 << 39  # scores in the ring, see lib/places.lua
@@ -224,13 +228,17 @@ class Account:
     accepted_us: dict[bytes, int] = field(default_factory=dict)
     deliveries: Counter[bytes] = field(default_factory=Counter)  # those that count
     dropped: set[bytes] = field(default_factory=set)
-    marked: set[bytes] = field(default_factory=set)  # ids that were cancelled and not dropped yet
-    doomed: set[bytes] = field(default_factory=set)  # those of them that waited: nobody may get them any more
-    paused: set[str] = field(default_factory=set)  # tenants
-    last_of_key: dict[bytes, int] = field(default_factory=dict)  # when one of this deduplication key was accepted
+    # By queue and id: what was cancelled and not dropped yet. What waited then is doomed: nobody may get it any more.
+    marked: set[tuple[str, bytes]] = field(default_factory=set)
+    doomed: set[tuple[str, bytes]] = field(default_factory=set)
+    paused: set[tuple[str, str]] = field(default_factory=set)  # by queue and tenant
+    home: dict[bytes, str] = field(default_factory=dict)  # the queue or partition that a message entered
+    partitions: dict[str, int] = field(default_factory=dict)  # how many there are, as each of them was told
+    last_of_key: dict[tuple[str, bytes], int] = field(default_factory=dict)  # when one of a key was accepted
     duplicates: set[bytes] = field(default_factory=set)  # payloads that the server called duplicates
     journals: dict[str, JournalReader] = field(default_factory=dict)  # by queue
-    missed: dict[str, Counter[str]] = field(default_factory=dict)  # turns of others while a tenant waits
+    # By queue and tenant: turns of others while it waits.
+    missed: dict[str, dict[str, Counter[str]]] = field(default_factory=lambda: defaultdict(dict))
     schedules: dict[str, ScheduleEntry] = field(default_factory=dict)  # by the key of their record
     sealed: dict[tuple[str, int], tuple[bytes, ...]] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
@@ -247,7 +255,7 @@ class Ledger:
 
     def __init__(self, rules: dict[str, Rules], keyspace: Callable[[], Keyspace]) -> None:
         self.rules = rules  # by the name of the queue
-        self._keys = {name: QueueKeys.of(name) for name in rules}
+        self._keys = {name: QueueKeys.unchecked(name) for name in rules}
         self._keyspace = keyspace
         self.account = Account()
         self.confirmed: set[bytes] = set()  # publishes that returned True
@@ -262,7 +270,7 @@ class Ledger:
         self._lost: set[tuple[str, bytes]] = set()  # by process and token
         self._returned: set[tuple[str, bytes]] = set()  # by process and payload: handlers that have returned
         self._issued_to: dict[bytes, str] = {}  # the process that a token was given to
-        self._waits_since: float | None = None
+        self._waits_since: dict[str, float] = {}  # by queue
         self.steps = 0
         self.handled: Counter[bytes] = Counter()
 
@@ -273,6 +281,8 @@ class Ledger:
         self.steps += 1
         if step.error is not None:
             self._check_error(step)
+        if step.changed:
+            self._check_count(step)
         moved = self._update(step) if step.changed else {}
         for payload, (before, after) in moved.items():
             self._check_move(step, payload, before, after)
@@ -318,10 +328,12 @@ class Ledger:
             else:
                 account.contents.pop(key, None)
                 if kind == WAITING:
-                    account.missed.pop(key.decode().partition("::tenant_pending::")[2], None)
+                    account.missed[split_key(key)[0]].pop(split_key(key)[2], None)
             for payload in sorted(before.keys() | after.keys()):
                 change = after[payload] - before[payload]
                 if change:
+                    if change > 0 and account.home.setdefault(payload, split_key(key)[0]) != split_key(key)[0]:
+                        _fail("partitions", f"{step.name} took {payload.decode()} to {key.decode()}")
                     if payload not in touched:
                         touched[payload] = self._place(payload)
                     places = account.where.setdefault(payload, Counter())
@@ -345,14 +357,10 @@ class Ledger:
         return next(iter(places))
 
     def _kind(self, key: bytes) -> str | None:
-        for name in self.rules:
-            prefix = name.encode() + b"::"
-            if key.startswith(prefix):
-                word, _, rest = key[len(prefix) :].decode().partition("::")
-                if word == "group" and "::" in rest:
-                    return BATCH
-                return _KINDS.get(word)
-        return None
+        queue, word, rest = split_key(key)
+        if word == "group" and "::" in rest:
+            return BATCH
+        return _KINDS.get(word) if queue in self.rules else None
 
     def _payloads(self, kind: str, value: Any) -> Iterable[bytes]:
         if value is None:
@@ -408,15 +416,19 @@ class Ledger:
             self._check_dead(step, payload, rules)
 
     def _check_paused(self, step: Step, payload: bytes) -> None:
-        if _tenant(payload) in self.account.paused:
+        if (self._queue_of(step), _tenant(payload)) in self.account.paused:
             _fail("paused", f"{step.name} took {payload.decode()}, and its tenant is paused")
 
     def _is_marked(self, payload: bytes) -> bool:
-        return self.account.stored[payload][1:17] in self.account.marked
+        return self._identity(payload) in self.account.marked
+
+    def _identity(self, payload: bytes) -> tuple[str, bytes]:
+        """Where a message is, and its id."""
+        return self.account.home[payload], self.account.stored[payload][1:17]
 
     def _check_drop(self, step: Step, payload: bytes, after: str) -> None:
         """A message that waited when it was cancelled is dropped by the claim that meets it, and by no other."""
-        account, identity = self.account, self.account.stored[payload][1:17]
+        account, identity = self.account, self._identity(payload)
         if identity in account.doomed and after not in (GONE, WAITING):
             _fail("cancelled", f"{step.name} moved {payload.decode()} to {after}, and it was cancelled")
         if after == GONE:
@@ -449,9 +461,10 @@ class Ledger:
         if payload in self.refused:
             _fail("accounted for", f"{name} was stored after its publish had been refused")
         account.accepted_us[payload] = step.now_us
+        self._check_partition(step, payload)
         key = payload_key(payload)
         if key and rules.window_us:
-            whose = _key_owner(payload)
+            whose = (self._queue_of(step), _key_owner(payload))
             last = account.last_of_key.get(whose)
             if last is not None and step.now_us < last + rules.window_us:
                 _fail("deduplication", f"{name} was accepted {step.now_us - last} us after another with its key")
@@ -478,7 +491,7 @@ class Ledger:
         account, rules = self.account, self._rules_of(payload)
         if payload in account.duplicates:
             return  # the same answer again, from the reply cache
-        last = account.last_of_key.get(_key_owner(payload))
+        last = account.last_of_key.get((self._queue_of(step), _key_owner(payload)))
         if last is None or step.now_us > last + rules.window_us:
             _fail("deduplication", f"{payload.decode()} was called a duplicate, and there was no other in its window")
         account.duplicates.add(payload)
@@ -622,16 +635,16 @@ class Ledger:
             if step.was_full:
                 _fail("full memory", f"a full server redrove {payload.decode()}")
             if key and self._rules_of(payload).window_us and step.keys and len(step.keys) > 14:
-                self.account.last_of_key[_key_owner(payload)] = step.now_us
+                self.account.last_of_key[self._queue_of(step), _key_owner(payload)] = step.now_us
 
     def _after_cancel(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
         """What was answered is where the message is. An answer from the reply cache changes nothing."""
-        identity, answer = as_bytes(named_arguments(step)["id"]), as_bytes(step.reply)
-        payload = self._payload_of(identity)
+        given, answer = as_bytes(named_arguments(step)["id"]), as_bytes(step.reply)
+        payload, identity = self._payload_of(given), (self._queue_of(step), given)
         if step.changed and answer == b"marked":
             self.account.marked.add(identity)
-        if not step.changed or payload is None:  # a server that lost a message marks its id, too
-            return
+        if not step.changed or payload is None or self.account.home[payload] != identity[0]:
+            return  # a server that lost a message marks its id, too, and so does another partition
         place = self._place(payload)
         if (place == PROCESSING and bool(self._rules_of(payload).lease_us)) != (answer == b"in_flight"):
             _fail("cancelled", f"{payload.decode()} is {place}, and was called {answer.decode()}")
@@ -644,18 +657,46 @@ class Ledger:
 
     def _after_pause(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
         """An answer from the reply cache changes nothing."""
-        given, paused = named_arguments(step), self.account.paused
+        given, paused, queue = named_arguments(step), self.account.paused, self._queue_of(step)
         tenant, pauses = as_bytes(given["tenant"]).decode(), bool(int(given["pauses"]))
+        was_paused = (queue, tenant) in paused
         if not step.changed:
             return
-        if (as_bytes(step.reply) == b"1") != ((tenant in paused) != pauses):
+        if (as_bytes(step.reply) == b"1") != (was_paused != pauses):
             _fail(
                 "paused",
-                f"{step.name} answered {step.reply!r}, and {tenant!r} was {'' if tenant in paused else 'not '}paused",
+                f"{step.name} answered {step.reply!r}, and {tenant!r} was {'' if was_paused else 'not '}paused",
             )
-        if (tenant in paused) != pauses:
-            self.account.missed.pop(tenant, None)  # it comes back as a tenant with its first message
-        (paused.add if pauses else paused.discard)(tenant)
+        if was_paused != pauses:
+            self.account.missed[queue].pop(tenant, None)  # it comes back as a tenant with its first message
+        (paused.add if pauses else paused.discard)((queue, tenant))
+
+    # -- partitions
+
+    def _check_count(self, step: Step) -> None:
+        """A client that has another number of partitions than its queue changes nothing."""
+        number = _partitions_of(step)
+        # A request that arrives again gets its answer from before, and keeps it longer.
+        if number is None or all(split_key(key)[1] == "reply" for key in step.changed):
+            return
+        known = self.account.partitions.setdefault(self._queue_of(step), number)
+        if known != number and step.name != "grow_partition":
+            _fail("partitions", f"{step.name} of a client with {number} partitions changed a queue with {known}")
+
+    def _after_grow_partition(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
+        if step.changed:
+            self.account.partitions[self._queue_of(step)] = int(named_arguments(step)["new"])
+
+    def _check_partition(self, step: Step, payload: bytes) -> None:
+        """Whether a message enters the partition that its key names. Without a key it can enter any of them."""
+        if step.name in ("publish", "enqueue"):
+            _, tenant, key, name = payload.decode().split("/")
+            self._check_number(step, name.partition("~")[2] or tenant or key)
+
+    def _check_number(self, step: Step, key: str) -> None:
+        number, queue = _partitions_of(step) or 1, self._queue_of(step)
+        if number > 1 and key and int(queue.partition("::partition::")[2] or 0) != partition_of(key, number):
+            _fail("partitions", f"{step.name} of something with the key {key!r} went to {queue}")
 
     # -- schedules
 
@@ -666,6 +707,8 @@ class Ledger:
         entry, before = ScheduleEntry.of(named_arguments(step)), schedules.get(key)
         if (step.reply == b"changed") != (before is not None):
             _fail("schedules", f"{key} was called {step.reply.decode()}")
+        # Its ticks stay there when the queue grows.
+        self._check_number(step, _tenant(entry.payload) or split_key(key.encode())[2])
         if before is not None and before.timing == entry.timing:
             entry.done_us = before.done_us  # only the message is another one
         schedules[key] = entry
@@ -774,7 +817,7 @@ class Ledger:
 
     def _take_turns(self, queue: str, fresh: list[bytes], moved: dict[bytes, tuple[str, str]]) -> None:
         """Count the turns of others for each tenant that waited all the time."""
-        missed, rules = self.account.missed, self.rules[queue]
+        missed, rules = self.account.missed[queue], self.rules[queue]
         waiting = self._tenants_waiting(queue)
         had = {_tenant(payload) for payload, (before, _) in moved.items() if before == WAITING}
         order = [_tenant(payload) for payload in fresh]
@@ -799,7 +842,7 @@ class Ledger:
         waiting = {key[len(prefix) :].decode() for key in self.account.contents if key.startswith(prefix)}
         if pending in self.account.contents:
             waiting.add("")
-        waiting -= self.account.paused
+        waiting = {one for one in waiting if (queue, one) not in self.account.paused}
         limit = self.rules[queue].most_in_flight
         return {one for one in waiting if not (limit and one and self._in_flight(queue, one) >= limit)}
 
@@ -808,10 +851,10 @@ class Ledger:
     def _check_state(self, step: Step) -> None:
         keyspace = self._keyspace()
         for key in step.changed:
-            word = key.split(b"::")[1].decode() if b"::" in key else ""
+            word = split_key(key)[1]
             if word in _EXPIRING and key in keyspace.values and key not in keyspace.expires_us:
                 _fail("state", f"{step.name} left {key!r} without an expiry time")
-        for name in sorted({key.split(b"::")[0].decode() for key in step.changed}):
+        for name in sorted({split_key(key)[0] for key in step.changed}):
             if name in self.rules:
                 self._check_queue(name, keyspace)
 
@@ -851,25 +894,33 @@ class Ledger:
             _fail("state", "the alarm of the delayed messages is late")
         if len(values.get(keys.wakeup.encode()) or ()) > 1:
             _fail("state", "there is more than one wake-up token")
-        self._check_marks(values, keys)
+        self._check_marks(name, values)
         ticks = _scores(values.get(keys.schedules.encode()))
         # A consumer that is told of a tick has a second to publish it, then another one is told.
         if ticks and leases.get(b"s", math.inf) > max(min(ticks.values()), keyspace.now_us + 1_000_000):
             _fail("state", "the alarm of the schedules is late")
         if rules.most_in_flight:
             self._check_flights(name, values, ring)
-        count = (values.get(keys.meta.encode()) or {}).get(b"paused_tenants", b"0")
-        if name == next(iter(self.rules)) and int(count) != len(self.account.paused):
-            _fail("state", f"{len(self.account.paused)} tenants are paused, and the queue says {int(count)}")
+        count, paused = int(self._meta(name).get(b"paused_tenants", b"0")), self.account.paused
+        if count != sum(queue == name for queue, _ in paused):
+            _fail("state", f"{len(paused)} tenants are paused, and {name} says {count}")
         deliveries = values.get(keys.deliveries.encode())
         if deliveries:
             self._check_deliveries(name, deliveries)
 
-    def _check_marks(self, values: dict[bytes, Any], keys: QueueKeys) -> None:
-        marks = _scores(values.get(keys.cancelled.encode())).keys()
-        if marks - self.account.marked:
-            _fail("cancelled", f"{len(marks - self.account.marked)} marks belong to no message that was cancelled")
-        if marks and b"cancels" not in (values.get(keys.meta.encode()) or Hash()):
+    def _meta(self, name: str) -> Hash:
+        """The state of a queue or partition, which the number of partitions names."""
+        values: dict[bytes, Any] = self._keyspace().values
+        counted = values.get(f"{name}::meta".encode()) or Hash()
+        number = counted.get(b"partitions", b"1")
+        return counted if number == b"1" else values.get(f"{name}::meta::{number.decode()}".encode()) or Hash()
+
+    def _check_marks(self, name: str, values: dict[bytes, Any]) -> None:
+        marks = _scores(values.get(self._keys[name].cancelled.encode())).keys()
+        unknown = [mark for mark in marks if (name, mark) not in self.account.marked]
+        if unknown:
+            _fail("cancelled", f"{len(unknown)} marks belong to no message that was cancelled")
+        if marks and b"cancels" not in self._meta(name):
             _fail("state", "messages are marked as cancelled, and the queue does not say so")
 
     def _check_flights(self, name: str, values: dict[bytes, Any], ring: dict[bytes, float]) -> None:
@@ -888,9 +939,9 @@ class Ledger:
                 _fail("in flight", f"tenant {tenant!r} waits for its limit, and has not reached it")
 
     def _check_deliveries(self, name: str, deliveries: Hash) -> None:
-        start, present = f"{name}::".encode(), set()
+        present = set()
         for key, payloads in self.account.contents.items():
-            if key.startswith(start) and self._kind(key) not in _TERMINAL:
+            if split_key(key)[0] == name and self._kind(key) not in _TERMINAL:
                 for payload in payloads:
                     stored = self.account.stored[payload]
                     if stored[0] & HAS_ENTRY:
@@ -902,10 +953,9 @@ class Ledger:
 
     def _check_journals(self, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
         """Fold the new entries, and compare where they say that messages are with where they are."""
-        for name, rules in self.rules.items():
-            start = name.encode() + b"::"
-            if rules.is_journaled and any(key.startswith(start) for key in step.changed):
-                ours = {payload: move for payload, move in moved.items() if payload.startswith(name.encode() + b"/")}
+        for name in sorted({split_key(key)[0] for key in step.changed}):
+            if name in self.rules and self.rules[name].is_journaled:
+                ours = {payload: move for payload, move in moved.items() if self.account.home[payload] == name}
                 self._check_journal(name, step, ours)
 
     def _check_journal(self, name: str, step: Step, moved: dict[bytes, tuple[str, str]]) -> None:
@@ -920,7 +970,7 @@ class Ledger:
         places = {
             stored[payload][1:17].hex(): kind
             for key, payloads in self.account.contents.items()
-            if key.startswith(name.encode() + b"::") and (kind := self._kind(key)) and kind not in _TERMINAL
+            if split_key(key)[0] == name and (kind := self._kind(key)) and kind not in _TERMINAL
             for payload in payloads
         }
         reader.compare(step.name, places)
@@ -1018,15 +1068,13 @@ class Ledger:
     def look_for_idle(self, queue: str, now: float, now_us: int, slack: float, *, is_idle: bool, is_full: bool) -> None:
         """Somebody waits for messages, or nobody does; whether messages wait beside them."""
         if not is_idle or not (self._has_ready(queue, now_us) or (not is_full and self._has_tick(queue, now_us))):
-            self._waits_since = None
+            self._waits_since.pop(queue, None)
             return
-        if self._waits_since is None:
-            self._waits_since = now
+        waited = now - self._waits_since.setdefault(queue, now)
         rules = self.rules[queue]
         # A query may take the wake-up for a delayed message, which it cannot have yet, and does not pass it on.
         limit = _LATE if rules.is_calm and not rules.has_queries else _SLICE + slack
-        if now - self._waits_since > limit:
-            waited = now - self._waits_since
+        if waited > limit:
             _fail("wake-up", f"a message has waited for {waited:.3f} s beside an idle consumer")
 
     def _has_ready(self, queue: str, now_us: int) -> bool:
@@ -1073,9 +1121,11 @@ class Ledger:
         A streaming query may bring back a message that was marked in its batch, and so may a consumer without leases:
         there the marks stay, for 30 days at most.
         """
-        name = next(iter(self.rules))
-        keys, rules = self._keys[name], self.rules[name]
-        return rules.lease_us > 0 and not rules.has_queries and keys.cancelled.encode() in self._keyspace().values
+        values = self._keyspace().values
+        return any(
+            rules.lease_us > 0 and not rules.has_queries and self._keys[name].cancelled.encode() in values
+            for name, rules in self.rules.items()
+        )
 
     def check_the_end(self) -> None:
         """Nobody works any more: everything is accounted for, and nothing is left."""
@@ -1089,13 +1139,21 @@ class Ledger:
             allowed.add("cancelled")
         allowed.add("queues")  # the registry of the server
         for key in self._keyspace().values:
-            word = key.split(b"::")[1].decode()
+            word = split_key(key)[1]
             if word in _EXPIRING or word in allowed or key == REGISTRY_KEY.encode():
                 continue
             _fail("left behind", f"{key.decode(errors='replace')} is left when everybody has finished")
 
     def _queue_of(self, step: Step) -> str:
-        return step.keys[0].partition("::")[0]
+        return split_key(step.keys[0].encode())[0]
+
+
+@cache
+def split_key(key: bytes) -> tuple[str, str, str]:
+    """The queue or partition of a key, the word that tells what it holds, and what follows."""
+    words = key.decode(errors="replace").split("::")
+    first = 3 if words[1:2] == ["partition"] else 1
+    return "::".join(words[:first]), "::".join(words[first : first + 1]), "::".join(words[first + 1 :])
 
 
 def _fail(invariant: str, what: str) -> NoReturn:
@@ -1117,6 +1175,14 @@ def _text(keys: Iterable[bytes]) -> str:
 
 def _scores(value: Any) -> dict[bytes, float]:
     return value.scores if isinstance(value, SortedSet) else {}
+
+
+def _partitions_of(step: Step) -> int | None:
+    """The number of partitions that the caller of a script believes in: it names the key of the state."""
+    if step.script is None or "meta" not in step.script.keys:
+        return None
+    number = split_key(step.keys[step.script.keys.index("meta")].encode())[2]
+    return int(number or 1)
 
 
 def _group_of(step: Step) -> str:

@@ -16,9 +16,12 @@ from typing import Any
 from unittest import mock
 
 from redis_message_queue.asyncio.loop import Loop
+from redis_message_queue.protocol import partitioned_settler
 from redis_message_queue.protocol import queue as protocol_queue
 from redis_message_queue.protocol.batch_block import BatchBlock
 from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.partitioned_claimer import _Round
+from redis_message_queue.protocol.partitioned_publisher import PartitionedPublisher
 from redis_message_queue.protocol.prefetcher import Prefetcher
 from redis_message_queue.schedule_timing import Timing
 from redis_message_queue.scripts import Script, all_names, script
@@ -116,6 +119,11 @@ def _shared_slot(self: Any) -> Any:
 def _due_early(self: Any, after_us: int, now_us: int) -> list[int]:
     """As `Timing.due`, a second ahead."""
     return _due(self, after_us, now_us + 1_000_000)
+
+
+async def _keep_wakeups(self: Any, taken_from: int, unused: Any) -> None:
+    """As `_Round._pass_on`, without telling anybody."""
+    self.timers.clear()
 
 
 _due = Timing.due
@@ -367,6 +375,35 @@ MUTANTS = (
         "an import does not remember its messages",
         "restore.lua",
         (("restore", "due = due, marker = marker,", "due = due,"),),
+    ),
+    # -- partitions
+    Mutant(
+        "growing leaves the old number to those who use it",
+        "grow_partition.lua",
+        (("grow_partition", "redis.call('RENAME', before, meta)", "redis.call('HSET', meta, 'version', '1')"),),
+    ),
+    Mutant(
+        "a client with an old number begins anew",
+        "open_queue.lua",
+        (
+            ("open_queue", "if stored and stored ~= partitions then", "if false then"),
+            ("open_queue", "if found and found ~= version then", "if false then"),
+        ),
+    ),
+    Mutant(
+        "a message without a tenant goes to the first partition, whatever its key is",
+        "protocol/partitioned_publisher.py",
+        patch=_replaced(PartitionedPublisher, "_of_call", lambda self, tenant, given: None if tenant else 0),
+    ),
+    Mutant(
+        "an acknowledgement goes to the first partition",
+        "protocol/partitioned_settler.py",
+        patch=_replaced(partitioned_settler, "_by_partition", lambda claims: [(0, [*range(len(claims))], [*claims])]),
+    ),
+    Mutant(
+        "a consumer keeps the wake-ups of the partitions that it leaves alone",
+        "protocol/partitioned_claimer.py",
+        patch=_replaced(_Round, "_pass_on", _keep_wakeups),
     ),
     # -- the journal
     Mutant(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 from redis_message_queue.protocol.transfer import TransferredMessage
@@ -99,6 +99,25 @@ class World:
     def new_payload(self, queue: str, tenant: str | None, key: str, whose: str) -> str:
         self._payloads += 1
         return f"{queue}/{tenant or ''}/{key}/{whose}-{self._payloads}"
+
+    def partitions(self) -> int:
+        """How many partitions the queue has; a program that starts is told by an operator, who looks in Redis."""
+        values: dict[bytes, Any] = self.server.keyspace.values
+        found = (values.get(f"{QUEUE}::meta".encode()) or {}).get(b"partitions")
+        return int(found) if found else self.plan.settings.partitions
+
+    async def restart(self, life: actors.Life) -> NoReturn:
+        """A process ends and starts again, because the number of partitions is another one."""
+        self._last_disturbance = self.loop.time()
+        self.loop.spawn(self.loop.world, self._restart_life(life))
+        while True:
+            await asyncio.sleep(1)  # until it is killed
+
+    async def _restart_life(self, life: actors.Life) -> None:
+        self.loop.kill(life.process)
+        await asyncio.sleep(0.2)
+        if self.lives[life.actor.name] is life and not self.is_finishing:
+            self.begin(life.actor)
 
     def check(self, check: Callable[..., None], *arguments: Any) -> None:
         """Let the ledger check something; the first violation ends the schedule."""
@@ -203,6 +222,8 @@ class World:
             self.begin(Actor("resumer", "resumer"))
         if any(actor.kind == "scheduler" for actor in plan.actors):
             self.begin(Actor("unscheduler", "unscheduler"))
+        if plan.settings.grows_to:
+            self.begin(Actor("last-grower", "grower"))
         await asyncio.sleep(max(0.0, self.network.last_arrival - self.loop.time()) + 0.1)
         while self._is_unfinished() and self.loop.time() < deadline + _LONGEST:
             await asyncio.sleep(0.25)
@@ -418,31 +439,30 @@ class World:
 
     async def _watch_for_idle(self) -> None:
         """Look all the time whether messages wait beside an idle consumer."""
-        key, pause = f"{QUEUE}::wakeup".encode(), 0.05 if self.plan.is_calm else 0.2
+        pause, names = 0.05 if self.plan.is_calm else 0.2, queue_names(self.plan)
         while True:
             await asyncio.sleep(pause)
             server = self.server
             now = self.loop.time()
             disturbed = not self.plan.is_calm and now - self._last_disturbance < 3
-            disturbed = disturbed or not server.is_up or server.is_busy
-            is_idle = server.is_anybody_blocked(key) and any(
+            disturbed = disturbed or not server.is_up or server.is_busy or self.network.weather is not CLEAR
+            is_anybody_idle = not disturbed and any(
                 # Streaming queries look once a second: nobody waits for the next message of a micro-batch.
                 life.port.is_waiting and life.actor.kind != "query" and not life.process.is_dead
                 for life in self.lives.values()
             )
-            is_idle = is_idle and not (disturbed or self.network.weather is not CLEAR)
-            self.check(
-                partial(self.ledger.look_for_idle, is_idle=is_idle, is_full=server.is_full),
-                *(QUEUE, now, server.now_us, 0.5),
-            )
+            for name in names:
+                is_idle = is_anybody_idle and server.is_anybody_blocked(f"{name}::wakeup".encode())
+                look = partial(self.ledger.look_for_idle, is_idle=is_idle, is_full=server.is_full)
+                self.check(look, name, now, server.now_us, 0.5)
 
 
 def _rules(plan: Plan) -> dict[str, Rules]:
     options = gateway_options(plan.settings)
     lease = options.message_visibility_timeout_seconds
     window = options.message_deduplication_log_ttl_seconds if plan.settings.keys else 0
-    return {
-        QUEUE: Rules(
+    rules = {
+        name: Rules(
             lease_us=int((lease or 0) * 1_000_000),
             max_deliveries=options.max_delivery_count or 0,
             ttl_us=int((options.message_ttl_seconds or 0) * 1_000_000),
@@ -455,9 +475,16 @@ def _rules(plan: Plan) -> dict[str, Rules]:
             is_bounded=bool(options.max_pending_length) and options.pending_overload_policy != "drop_oldest",
             has_queries=any(actor.kind == "query" for actor in plan.actors),
             is_calm=plan.is_calm,
-        ),
-        RESULTS: Rules(lease_us=5_000_000, max_deliveries=0, ttl_us=0, window_us=0, is_calm=plan.is_calm),
+        )
+        for name in queue_names(plan)
     }
+    results = Rules(lease_us=5_000_000, max_deliveries=0, ttl_us=0, window_us=0, is_calm=plan.is_calm)
+    return {**rules, RESULTS: results}
+
+
+def queue_names(plan: Plan) -> list[str]:
+    """The queue, or each of its partitions."""
+    return [QUEUE, *(f"{QUEUE}::partition::{number}" for number in range(1, plan.settings.most_partitions))]
 
 
 def _described(step: Step) -> str:

@@ -95,8 +95,10 @@ def test_other_seeds_give_other_schedules():
         *("weather", "kill", "freeze", "cancel", "cut", "drain", "restart", "failover", "full", "busy")
     }
     assert {actor.kind for plan in plans for actor in plan.actors} == {
-        *("producer", "single", "batch", "run", "operator", "canceller", "pauser", "scheduler", "importer", "query")
+        *("producer", "single", "batch", "run", "query"),
+        *("operator", "canceller", "pauser", "scheduler", "importer", "grower"),
     }
+    assert {plan.settings.partitions for plan in plans} == {1, 2, 3}
     assert any(plan.is_calm for plan in plans)
 
 
