@@ -43,10 +43,10 @@ from redis_message_queue.spark import consumer_group
 from redis_message_queue.spark.connection import RedisReader
 from simulator.bridge import BlockingSimulatedPort, block_on, run_blocking
 from simulator.loop import Process
+from simulator.oracle.ticks import MARK, name_of, named
 from simulator.plan import GROUP, QUEUE, RESULTS, Actor, gateway_options
 from simulator.port import SimulatedPort
 from simulator.server import EPOCH_US
-from simulator.ticks import MARK, name_of, named
 
 if TYPE_CHECKING:
     from simulator.world import World

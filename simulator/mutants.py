@@ -25,7 +25,7 @@ from redis_message_queue.protocol.partitioned_publisher import PartitionedPublis
 from redis_message_queue.protocol.prefetcher import Prefetcher
 from redis_message_queue.schedule_timing import Timing
 from redis_message_queue.scripts import Script, all_names, script
-from simulator.ledger import INVARIANTS
+from simulator.oracle.invariants import INVARIANTS
 from simulator.plan import plan_of
 from simulator.world import Outcome, run
 

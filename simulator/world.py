@@ -21,10 +21,12 @@ from redis_message_queue.scripts import Script
 from redis_message_queue.spark import consumer_group
 from simulator import actors
 from simulator.bridge import block_on
-from simulator.ledger import Account, Ledger, Rules, Violation
+from simulator.ledger import Ledger
 from simulator.loop import Livelock, Process, SimulatedLoop
 from simulator.lua import Interpreter
 from simulator.network import CLEAR, Network
+from simulator.oracle.account import Account, Rules
+from simulator.oracle.invariants import Violation
 from simulator.plan import OPERATORS, QUEUE, RESULTS, Actor, Fault, Plan, gateway_options
 from simulator.port import SimulatedPort
 from simulator.server import Server, Step
