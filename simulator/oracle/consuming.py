@@ -105,8 +105,9 @@ class Consuming(Turns):
         """Whether they are at the right ends of their lists, the first of them outermost."""
         ids = {self.account.stored[payload][1:17]: payload for payload in moved}
         back: dict[str, list[bytes]] = {}
-        for at in range(0, len(tokens), 36):
-            if payload := ids.get(tokens[at : at + 16]):
+        for place, mark in enumerate(step.reply):  # its caller may also name a claim of the same message that is past
+            payload = ids.get(tokens[36 * place : 36 * place + 16])
+            if payload and mark == ord("1"):
                 back.setdefault(tenant_of(payload), []).append(payload)
         keys = self._keys[queue_of(step)]
         for tenant, payloads in back.items():
