@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.queue import RedisMessageQueue
-from redis_message_queue.envelope import Envelope
 from redis_message_queue.errors import (
     CleanupFailedError,
     ConfigurationError,
@@ -25,6 +24,7 @@ from redis_message_queue.errors import (
     DataLossError,
     LeaseLostError,
     LuaScriptError,
+    PartitionCountError,
     PublishNotConfirmedError,
     QueueBackpressureError,
     QueueDrainedError,
@@ -34,14 +34,19 @@ from redis_message_queue.events import EventOperation, QueueEvent
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions, QueueOptions
 from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.partitioned_queue import PartitionedQueue
+from redis_message_queue.protocol.partitioned_store import PartitionedStore, partition_stores
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
+from redis_message_queue.protocol.transfer import Importer, TransferredMessage
 from redis_message_queue.spark import consumer_group
 from redis_message_queue.spark.connection import RedisReader
 from simulator.bridge import BlockingSimulatedPort, block_on, run_blocking
 from simulator.loop import Process
+from simulator.oracle.ticks import MARK, name_of, named
 from simulator.plan import GROUP, QUEUE, RESULTS, Actor, gateway_options
 from simulator.port import SimulatedPort
+from simulator.server import EPOCH_US
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -63,7 +68,12 @@ def open_queue(
     described = QueueOptions(name=name, **settings.queue) if name == QUEUE else QueueOptions(name=name)
     if name == QUEUE:
         described = replace(described, on_event=on_event)
-    queue._protocol = QueueProtocol(described, RedisStore(port, QueueKeys.of(name), options), ReceivedMessage)
+    keys, count = QueueKeys.of(name), world.partitions() if name == QUEUE else 1
+    if count > 1:
+        store = PartitionedStore(port, partition_stores(port, keys, options, count))
+        queue._protocol = PartitionedQueue(described, store, ReceivedMessage)
+    else:
+        queue._protocol = QueueProtocol(described, RedisStore(port, keys, options), ReceivedMessage)
     return queue
 
 
@@ -98,6 +108,8 @@ class Life:
             await work()
         except (RetryBudgetExhaustedError, CleanupFailedError, QueueDrainedError):
             self.give_up()
+        except PartitionCountError:
+            await self.world.restart(self)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -130,14 +142,18 @@ class Life:
                 await self._publish()
         world.finished.add(self.actor.name)
 
-    def _message(self, tenant: str | None) -> str:
+    def _message(self, details: dict[str, Any]) -> str:
+        """A message that says which keys it is published with."""
         world, random = self.world, self.random
         key = f"k{random.randrange(world.plan.settings.keys)}" if world.plan.settings.keys else ""
-        return world.new_payload(QUEUE, tenant, key, self.actor.name)
+        payload = world.new_payload(QUEUE, details["tenant"], key, self.actor.name)
+        return f"{payload}~{details['partition_key']}" if "partition_key" in details else payload
 
     def _details(self) -> dict[str, Any]:
         settings, random = self.world.plan.settings, self.random
         details: dict[str, Any] = {"tenant": random.choice(settings.tenants)}
+        if settings.most_partitions > 1 and random.random() < 0.3:
+            details["partition_key"] = f"customer {random.randrange(5)}"
         if random.random() < settings.delayed:
             details["delay_seconds"] = random.choice((0.1, 1.0, 3.0))
         return details
@@ -150,7 +166,7 @@ class Life:
 
     async def _publish(self) -> None:
         details = self._details()
-        message = self._message(details["tenant"])
+        message = self._message(details)
         payload, world, repeat = message.encode(), self.world, None
         for _ in range(3):
             try:
@@ -170,7 +186,7 @@ class Life:
 
     async def _publish_many(self, count: int) -> None:
         details = self._details()
-        messages = [self._message(details["tenant"]) for _ in range(count)]
+        messages = [self._message(details) for _ in range(count)]
         world = self.world
         try:
             work = self.queue.publish_many(messages, **details)
@@ -181,7 +197,8 @@ class Life:
             stored = list(getattr(error, "results", ()))  # of the chunks before the one that was refused
             for message, result in zip(messages, stored, strict=False):
                 world.check(world.ledger.published, message.encode(), result)
-            for message in messages[len(stored) :]:
+            # Messages of other partitions may have been stored behind those.
+            for message in messages[len(stored) :] if self.queue.partitions == 1 else ():
                 world.check(world.ledger.publish_refused, message.encode())
         except (RetryBudgetExhaustedError, PublishNotConfirmedError):
             pass
@@ -223,7 +240,8 @@ class Life:
 
     def _first_contact(self) -> float:
         """What a queue object that was never answered may take longer."""
-        return 0.0 if self.queue._protocol.store.calls.has_connected else 5.25
+        parts = self.queue._protocol.parts
+        return 0.0 if all(one.store.calls.has_connected for one in parts) else 5.25
 
     async def _single(self) -> None:
         wait = self.queue._protocol.store.options.message_wait_interval_seconds
@@ -235,7 +253,9 @@ class Life:
                     if payload is None:
                         await asyncio.sleep(0.2 if not wait else 0.01)
                     else:
-                        await self._handle(payload, self.queue.current_message())
+                        message = self.queue.current_message()
+                        assert message is not None
+                        await self._handle(_name(message), message)
                 except BaseException as error:
                     await context.__aexit__(type(error), error, None)
                     raise
@@ -276,11 +296,11 @@ class Life:
         world = self.world
         for message in messages:
             if message.lease_lost:
-                world.trace("skips", self.process, _bytes(message.payload).decode())
-                world.check(world.ledger.handler_returned, self.process, _bytes(message.payload))
+                world.trace("skips", self.process, _name(message).decode())
+                world.check(world.ledger.handler_returned, self.process, _name(message))
                 continue
             try:
-                await self._handle(_bytes(message.payload), message)
+                await self._handle(_name(message), message)
             except HandlerError as error:
                 if random.random() < 0.3:
                     raise
@@ -308,24 +328,25 @@ class Life:
                 await asyncio.sleep(0.05)
 
     async def _handle_message(self, message: ReceivedMessage) -> None:
-        await self._handle(_bytes(message.payload), message)
+        await self._handle(_name(message), message)
 
     async def _handle_batch(self, messages: list[ReceivedMessage]) -> None:
         for message in messages:
-            self.world.check(
-                self.world.ledger.handler_started, self.process, _bytes(message.payload), self.world.loop.time()
-            )
+            self.world.check(self.world.ledger.handler_started, self.process, _name(message), self.world.loop.time())
         await asyncio.sleep(self.world.plan.settings.handler_seconds)
         if self.random.random() < self.world.plan.settings.failing and not self.world.is_ending:
             raise HandlerError
         for message in messages:
-            self.world.check(self.world.ledger.handler_returned, self.process, _bytes(message.payload))
+            self.world.check(self.world.ledger.handler_returned, self.process, _name(message))
 
     async def finish(self, seconds: float) -> bool:
         """Be told to end: drain, as a program does that was asked to stop. Returns whether nothing is left."""
         self.finishing = True
         limit = seconds + self.port.socket_timeout
-        drained = await self._timed("drain", self.queue.drain(seconds), limit)
+        try:
+            drained = await self._timed("drain", self.queue.drain(seconds), limit)
+        except PartitionCountError:
+            await self.world.restart(self)
         return bool(await self._timed("drain", self.results.drain(seconds), limit) and drained)
 
     async def finish_gracefully(self) -> None:
@@ -401,9 +422,99 @@ class Life:
     async def _resumer(self) -> None:
         """Resume all tenants when a schedule is about to end, also those of a pause that arrives late."""
         while not self.finishing:
-            for tenant in sorted(self.world.ledger.account.paused):
+            for tenant in sorted({tenant for _, tenant in self.world.ledger.account.paused}):
                 await self.queue.resume(tenant=tenant)
             await asyncio.sleep(0.25)
+
+    async def _scheduler(self) -> None:
+        """Define schedules, define them again, change and remove them. The unscheduler removes what is left."""
+        random, world = self.random, self.world
+        last: dict[str, dict[str, Any]] = {}
+        for _ in range(self.actor.amount):
+            await asyncio.sleep(random.random() * 1.2)
+            if world.is_ending:
+                break
+            name, choice = random.choice(("hourly", "daily")), random.random()
+            try:
+                if choice < 0.2:
+                    await self.queue.unschedule(name)
+                    continue
+                if choice < 0.7 or name not in last:
+                    last[name] = self._definition(last.get(name), is_new=choice < 0.45)
+                await self.queue.schedule(name, **last[name])
+            except RetryBudgetExhaustedError:
+                continue
+            except LuaScriptError as error:
+                if "maxmemory" not in str(error):
+                    raise
+
+    def _definition(self, before: dict[str, Any] | None, *, is_new: bool) -> dict[str, Any]:
+        """A schedule with a message of its own, at other times than before or at the same."""
+        random, world = self.random, self.world
+        tenant = random.choice(world.plan.settings.tenants)
+        message = world.new_payload(QUEUE, tenant, "", self.actor.name) + MARK.decode()
+        every = before["every_seconds"] if before and not is_new else random.choice((1.0, 1.5, 2.0))
+        return {
+            "message": message,
+            "tenant": tenant,
+            "every_seconds": every,
+            "missed": random.choice(("one", "all", "skip")),
+        }
+
+    async def _unscheduler(self) -> None:
+        """Remove all schedules when a run is about to end, also those of a definition that arrives late."""
+        while not self.finishing:
+            for schedule in await self.queue.schedules():
+                await self.queue.unschedule(schedule.name)
+            await asyncio.sleep(0.25)
+
+    async def _grower(self) -> None:
+        """Give the queue more partitions, again and again until it is done."""
+        while not self.finishing:
+            try:
+                await open_queue(self.world, self.port).grow_partitions(self.world.plan.settings.grows_to)
+                return
+            except (RetryBudgetExhaustedError, ConfigurationError, LuaScriptError) as error:
+                # A full server refuses it, and a queue that nobody has used yet cannot grow.
+                if not isinstance(error, RetryBudgetExhaustedError) and not _refuses_growth(str(error)):
+                    raise
+            await asyncio.sleep(0.3)
+
+    async def _importer(self) -> None:
+        """Import a file again and again, from its beginning or from where it was interrupted."""
+        random, world = self.random, self.world
+        options = replace(gateway_options(world.plan.settings), message_deduplication_log_ttl_seconds=86_400.0)
+        importer = Importer(RedisStore(self.port, QueueKeys.of(QUEUE), options).calls)
+        if self.actor.name not in world.exports:
+            world.exports[self.actor.name] = [self._exported() for _ in range(random.randint(2, 6))]
+        messages = world.exports[self.actor.name]
+        for _ in range(self.actor.amount):
+            await asyncio.sleep(random.random() * 0.8)
+            if world.is_ending:
+                break
+            first = random.randrange(len(messages))
+            chunk = messages[first : first + random.randint(1, len(messages))]
+            try:
+                for one, is_new in zip(chunk, await importer.store(chunk), strict=True):
+                    world.check(world.ledger.imported, one.payload, is_new)
+            except RetryBudgetExhaustedError:
+                continue
+            except LuaScriptError as error:
+                if "maxmemory" not in str(error):
+                    raise
+
+    def _exported(self) -> TransferredMessage:
+        random, world = self.random, self.world
+        tenant = random.choice(world.plan.settings.tenants)
+        now_us = EPOCH_US + int(world.loop.time() * 1_000_000)
+        return TransferredMessage(
+            state="pending",
+            payload=world.new_payload(QUEUE, tenant, "", self.actor.name).encode(),
+            id=random.randbytes(16),
+            tenant=(tenant or "").encode(),
+            published_us=now_us,
+            due_us=now_us + 2_000_000 if random.random() < 0.3 else 0,
+        )
 
     # -- streaming queries
 
@@ -516,7 +627,7 @@ class Query:
             self._check_loss(f"batch {number} is gone before it was committed")
         else:
             world.check(world.ledger.batch_read, group.keys.group(GROUP), number, members)
-        payloads = tuple(Envelope(one if one[0] >= 0x80 else one.partition(b":")[2]).payload for one in members)
+        payloads = tuple(name_of(one if one[0] >= 0x80 else one.partition(b":")[2]) for one in members)
         for payload in payloads:
             if payload in world.in_table and not world.has_lost_data:
                 world.violated("batches", f"{payload.decode()} is in two batches of the table")
@@ -534,5 +645,11 @@ class Query:
             self._world.violated("batches", what)
 
 
-def _bytes(payload: Any) -> bytes:
-    return payload if isinstance(payload, bytes) else str(payload).encode()
+def _name(message: ReceivedMessage) -> bytes:
+    """What the oracle calls this message."""
+    payload: Any = message.payload
+    return named(payload if isinstance(payload, bytes) else str(payload).encode(), message.headers)
+
+
+def _refuses_growth(text: str) -> bool:
+    return "maxmemory" in text or "there is no queue" in text

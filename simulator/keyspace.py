@@ -205,6 +205,20 @@ class Keyspace:
         return sum(self._delete(key) for key in keys)
 
     @command(2, writes=True)
+    def rename(self, arguments: Arguments) -> Status:
+        key, new = arguments
+        if key not in self.values:
+            raise RedisError("ERR no such key")
+        value, expires = self.values[key], self.expires_us.get(key)
+        self._delete(key)
+        self._delete(new)
+        self.values[new] = value
+        if expires is not None:
+            self.expires_us[new] = expires
+        self.changed.add(new)
+        return OK
+
+    @command(2, writes=True)
     def pexpire(self, arguments: Arguments) -> int:
         key, milliseconds = arguments
         if key not in self.values:

@@ -73,9 +73,11 @@ class Interpreter:
 
     def _call(self, *given: Any) -> Any:
         try:
-            return self._to_lua(self._execute(given))
+            reply = self._execute(given)
         except RedisError as error:
             raise _Stop(error) from None
+        kind = type(reply)
+        return reply if kind is int or kind is bytes else self._to_lua(reply)
 
     def _pcall(self, *given: Any) -> Any:
         try:
@@ -86,13 +88,16 @@ class Interpreter:
     def _execute(self, given: Sequence[Any]) -> Any:
         keyspace, name = self._keyspace, given[0]
         assert keyspace is not None
+        arguments = [one if type(one) is bytes else _number(one) for one in given[1:]]
         found = COMMANDS.get(name)
-        if found is not None and found.writes:
+        if found is None or len(arguments) < found.arguments:
+            return keyspace.execute(name, arguments)  # raises
+        if found.writes:
             # Redis looks at its memory at the first write of a script only.
             if found.needs_memory and self._is_full and not self._has_written:
                 raise RedisError(OUT_OF_MEMORY)
             self._has_written = True
-        return keyspace.execute(name, [one if type(one) is bytes else _number(one) for one in given[1:]])
+        return found.run(keyspace, arguments)
 
     def _to_lua(self, reply: Any) -> Any:
         kind = type(reply)
@@ -123,7 +128,9 @@ def as_bytes(argument: Argument) -> bytes:
 
 def _number(value: Any) -> bytes:
     """A Lua number as an argument of a command."""
-    if isinstance(value, bool) or value is None or not isinstance(value, int | float):
+    if type(value) is int:
+        return b"%d" % value
+    if type(value) is not float:
         raise RedisError("ERR Lua redis lib command arguments must be strings or integers")
     return b"%d" % value if value == int(value) else b"%.17g" % value
 

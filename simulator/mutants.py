@@ -16,12 +16,16 @@ from typing import Any
 from unittest import mock
 
 from redis_message_queue.asyncio.loop import Loop
+from redis_message_queue.protocol import partitioned_settler
 from redis_message_queue.protocol import queue as protocol_queue
 from redis_message_queue.protocol.batch_block import BatchBlock
 from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.partitioned_claimer import _Round
+from redis_message_queue.protocol.partitioned_publisher import PartitionedPublisher
 from redis_message_queue.protocol.prefetcher import Prefetcher
+from redis_message_queue.schedule_timing import Timing
 from redis_message_queue.scripts import Script, all_names, script
-from simulator.ledger import INVARIANTS
+from simulator.oracle.invariants import INVARIANTS
 from simulator.plan import plan_of
 from simulator.world import Outcome, run
 
@@ -112,6 +116,17 @@ def _shared_slot(self: Any) -> Any:
     return free[-1]
 
 
+def _due_early(self: Any, after_us: int, now_us: int) -> list[int]:
+    """As `Timing.due`, a second ahead."""
+    return _due(self, after_us, now_us + 1_000_000)
+
+
+async def _keep_wakeups(self: Any, taken_from: int, unused: Any) -> None:
+    """As `_Round._pass_on`, without telling anybody."""
+    self.timers.clear()
+
+
+_due = Timing.due
 MUTANTS = (
     # -- fences and leases
     Mutant(
@@ -283,6 +298,11 @@ MUTANTS = (
         (("claim", "and not answer and not journaled and not cancels\n", "and not answer and not journaled\n"),),
     ),
     Mutant(
+        "a claim by the script for the usual case does not look for cancelled messages",
+        "take.lua",
+        (("take", "or paused or cancels then", "or paused then"),),
+    ),
+    Mutant(
         "a claim drops what was cancelled, and leaves the mark",
         "lib/select.lua",
         (("", "if #dropped > 0 then redis.call('ZREM', cancelled, unpack(dropped)) end", ""),),
@@ -297,6 +317,93 @@ MUTANTS = (
         "a tenant whose messages wait keeps its place when it is paused",
         "pause.lua",
         (("pause", "if waits and pauses then redis.call('ZADD', tenant_ring, PARKED, tenant) end", ""),),
+    ),
+    # -- limits of what a tenant has in flight
+    Mutant(
+        "a claim does not count what its tenant has in flight already",
+        "lib/select.lua",
+        (("claim", "in_flight_limit - count_in_flight(turn.tenant)", "in_flight_limit"),),
+    ),
+    Mutant(
+        "a message that failed still counts as one in flight",
+        "retry_later.lua",
+        (("retry_later", "local has_room = leave_flight(tenant, {id})", "local has_room = false"),),
+    ),
+    Mutant(
+        "a tenant that has room again gets no turns",
+        "lib/in_flight.lua",
+        (("", "  unpark(tenant, score)\n", ""),),
+    ),
+    Mutant(
+        "nobody is woken when a tenant has room again",
+        "settle.lua",
+        (("settle", "wakes = leave_flight(tenant, left_ids) or wakes end", "leave_flight(tenant, left_ids) end"),),
+    ),
+    # -- schedules and imports
+    Mutant(
+        "a tick is published by everybody who is told of it",
+        "tick.lua",
+        (("tick", "known[1] == revision and known[2] == after", "known[1] == revision"),),
+    ),
+    Mutant(
+        "a schedule that was changed publishes a tick of its old message",
+        "tick.lua",
+        (("tick", "known[1] == revision and known[2] == after", "known[2] == after"),),
+    ),
+    Mutant(
+        "a tick is published before its time",
+        "schedule_timing.py, tick.lua",
+        (("tick", "is_known and done <= now", "is_known"),),
+        patch=_replaced(Timing, "due", _due_early),
+    ),
+    Mutant(
+        "a schedule goes on, and its message is not stored",
+        "tick.lua",
+        (("tick", "    local wakes, dropped = store_messages(plan, 0)", "    local wakes, dropped = false, ''"),),
+    ),
+    Mutant(
+        "the alarm for the next tick is not set again",
+        "lib/tick_alarm.lua",
+        (("tick", "  redis.call('ZADD', leases, found[2], 's')\n", ""),),
+    ),
+    Mutant(
+        "a changed schedule begins anew",
+        "schedule.lua",
+        (("schedule", "if result == 'new' or old_timing ~= timing then", "if true then"),),
+    ),
+    Mutant(
+        "an import does not remember its messages",
+        "restore.lua",
+        (("restore", "due = due, marker = marker,", "due = due,"),),
+    ),
+    # -- partitions
+    Mutant(
+        "growing leaves the old number to those who use it",
+        "grow_partition.lua",
+        (("grow_partition", "redis.call('RENAME', before, meta)", "redis.call('HSET', meta, 'version', '1')"),),
+    ),
+    Mutant(
+        "a client with an old number begins anew",
+        "open_queue.lua",
+        (
+            ("open_queue", "if stored and stored ~= partitions then", "if false then"),
+            ("open_queue", "if found and found ~= version then", "if false then"),
+        ),
+    ),
+    Mutant(
+        "a message without a tenant goes to the first partition, whatever its key is",
+        "protocol/partitioned_publisher.py",
+        patch=_replaced(PartitionedPublisher, "_of_call", lambda self, tenant, given: None if tenant else 0),
+    ),
+    Mutant(
+        "an acknowledgement goes to the first partition",
+        "protocol/partitioned_settler.py",
+        patch=_replaced(partitioned_settler, "_by_partition", lambda claims: [(0, [*range(len(claims))], [*claims])]),
+    ),
+    Mutant(
+        "a consumer keeps the wake-ups of the partitions that it leaves alone",
+        "protocol/partitioned_claimer.py",
+        patch=_replaced(_Round, "_pass_on", _keep_wakeups),
     ),
     # -- the journal
     Mutant(

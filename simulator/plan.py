@@ -12,7 +12,8 @@ from simulator.network import Weather
 
 QUEUE, RESULTS = "orders", "results"  # a queue, and one that gets what handlers hand off
 GROUP = "lake"
-OPERATORS = ("operator", "canceller", "pauser")  # who look after the queue, and neither publish nor consume
+# Who look after the queue, and neither publish messages of their own nor consume.
+OPERATORS = ("operator", "canceller", "pauser", "scheduler", "importer", "grower")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Settings:
     handing_off: float  # of handlers: they complete their message themselves
     delayed: float  # of messages
     socket_timeout: float
+    partitions: int = 1  # that the queue has when it is made
+    grows_to: int = 0  # how many an operator gives it later, 0 for none
+
+    @property
+    def most_partitions(self) -> int:
+        return max(self.partitions, self.grows_to)
 
 
 @dataclass(frozen=True)
@@ -102,18 +109,54 @@ def plan_of(seed: int) -> Plan:
     """The schedule of a seed. Some are calm, most have a few faults, and every tenth is large."""
     random = Random(f"{seed}/plan")
     size = 3 if random.random() < 0.07 else 1
-    settings = _settings(random)
+    settings = _limited(Random(f"{seed}/limits"), _settings(random))
     actors = _actors(random, settings, size)
     faults = () if random.random() < 0.15 else _faults(random, settings, actors, size)
     more, more_faults = _more(Random(f"{seed}/more"), len(faults))
     more += _pausers(Random(f"{seed}/pausers"), settings)
-    return Plan(seed, settings, (*actors, *more), (*faults, *more_faults))
+    helpers, weather = _helpers(Random(f"{seed}/helpers"), len(faults) + len(more_faults))
+    plan = Plan(seed, settings, (*actors, *more, *helpers), (*faults, *more_faults, *weather))
+    return _partitioned(Random(f"{seed}/partitions"), plan)
+
+
+def _partitioned(random: Random, plan: Plan) -> Plan:
+    """Some queues have partitions, and some of them get more. Imports and streaming queries read one at a time."""
+    if random.random() > 0.15:
+        return plan
+    count = random.choice((1, 2, 3))
+    grows = count == 1 or random.random() < 0.5
+    settings = replace(plan.settings, partitions=count, grows_to=count + random.randint(1, 2) if grows else 0)
+    plan = plan.only(actors={one.name for one in plan.actors if one.kind not in ("query", "importer")})
+    growers = (Actor("grower-1", "grower", starts_at=random.uniform(0.5, 4)),) if grows else ()
+    return replace(plan, settings=settings, actors=(*plan.actors, *growers))
+
+
+def _limited(random: Random, settings: Settings) -> Settings:
+    """Options that joined later, as the actors of `_more` did."""
+    gateway = dict(settings.gateway)
+    if any(settings.tenants) and gateway["message_visibility_timeout_seconds"] and random.random() < 0.35:
+        gateway["max_in_flight_per_tenant"] = random.choice((1, 1, 2, 4))
+    return replace(settings, gateway=gateway)
 
 
 def _pausers(random: Random, settings: Settings) -> list[Actor]:
     if not any(settings.tenants) or random.random() > 0.4:
         return []
     return [Actor("pauser-1", "pauser", amount=random.randint(2, 6), starts_at=random.random() * 2)]
+
+
+def _helpers(random: Random, faults: int) -> tuple[list[Actor], list[Fault]]:
+    """Who else publishes; and a network that is slower than the second which a consumer has to publish a tick."""
+    actors: list[Actor] = []
+    weather: list[Fault] = []
+    if random.random() < 0.2:
+        actors.append(Actor("scheduler-1", "scheduler", amount=random.randint(2, 8), starts_at=random.random()))
+        slow = Weather(late=0.15, slow=0.3, slow_latency=2.0, latest=3.0)
+        if faults and random.random() < 0.6:
+            weather.append(Fault(faults + 1, "weather", random.uniform(1, 3), random.uniform(2, 6), weather=slow))
+    if random.random() < 0.12:
+        actors.append(Actor("importer-1", "importer", amount=random.randint(2, 6), starts_at=random.random() * 2))
+    return actors, weather
 
 
 def _more(random: Random, faults: int) -> tuple[list[Actor], list[Fault]]:

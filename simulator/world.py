@@ -10,19 +10,23 @@ import random as random_module
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
+from redis_message_queue.protocol.transfer import TransferredMessage
 from redis_message_queue.scripts import Script
 from redis_message_queue.spark import consumer_group
 from simulator import actors
 from simulator.bridge import block_on
-from simulator.ledger import Account, Ledger, Rules, Violation
+from simulator.ledger import Ledger
 from simulator.loop import Livelock, Process, SimulatedLoop
 from simulator.lua import Interpreter
 from simulator.network import CLEAR, Network
+from simulator.oracle.account import Account, Rules
+from simulator.oracle.invariants import Violation
 from simulator.plan import OPERATORS, QUEUE, RESULTS, Actor, Fault, Plan, gateway_options
 from simulator.port import SimulatedPort
 from simulator.server import Server, Step
@@ -71,6 +75,7 @@ class World:
         self.finished: set[str] = set()
         self.checkpoint = actors.Checkpoint()
         self.in_table: set[bytes] = set()
+        self.exports: dict[str, list[TransferredMessage]] = {}  # what each importer has in its file
         self.has_lost_data = False
         self.is_ending = False
         self.is_finishing = False  # nobody begins any more
@@ -96,6 +101,25 @@ class World:
     def new_payload(self, queue: str, tenant: str | None, key: str, whose: str) -> str:
         self._payloads += 1
         return f"{queue}/{tenant or ''}/{key}/{whose}-{self._payloads}"
+
+    def partitions(self) -> int:
+        """How many partitions the queue has; a program that starts is told by an operator, who looks in Redis."""
+        values: dict[bytes, Any] = self.server.keyspace.values
+        found = (values.get(f"{QUEUE}::meta".encode()) or {}).get(b"partitions")
+        return int(found) if found else self.plan.settings.partitions
+
+    async def restart(self, life: actors.Life) -> NoReturn:
+        """A process ends and starts again, because the number of partitions is another one."""
+        self._last_disturbance = self.loop.time()
+        self.loop.spawn(self.loop.world, self._restart_life(life))
+        while True:
+            await asyncio.sleep(1)  # until it is killed
+
+    async def _restart_life(self, life: actors.Life) -> None:
+        self.loop.kill(life.process)
+        await asyncio.sleep(0.2)
+        if self.lives[life.actor.name] is life and not self.is_finishing:
+            self.begin(life.actor)
 
     def check(self, check: Callable[..., None], *arguments: Any) -> None:
         """Let the ledger check something; the first violation ends the schedule."""
@@ -198,8 +222,12 @@ class World:
         self.begin(Actor("collector", "collector"))
         if any(actor.kind == "pauser" for actor in plan.actors):
             self.begin(Actor("resumer", "resumer"))
+        if any(actor.kind == "scheduler" for actor in plan.actors):
+            self.begin(Actor("unscheduler", "unscheduler"))
+        if plan.settings.grows_to:
+            self.begin(Actor("last-grower", "grower"))
         await asyncio.sleep(max(0.0, self.network.last_arrival - self.loop.time()) + 0.1)
-        while (self._unfinished() or self._is_operated()) and self.loop.time() < deadline + _LONGEST:
+        while self._is_unfinished() and self.loop.time() < deadline + _LONGEST:
             await asyncio.sleep(0.25)
         if left := self._unfinished():
             places = self.ledger.account.where[left[0]]
@@ -216,6 +244,9 @@ class World:
         """Without leases, a message in flight is one whose consumer died or failed to settle it."""
         if orphans := self._held():
             self.violated("left behind", f"{orphans[0].decode()} is in flight, and its consumer has forgotten it")
+
+    def _is_unfinished(self) -> bool:
+        return bool(self._unfinished()) or self._is_operated() or self.ledger.has_schedules()
 
     def _is_operated(self) -> bool:
         """Whether an operator is still at work: what it redrives, somebody has to handle."""
@@ -410,41 +441,52 @@ class World:
 
     async def _watch_for_idle(self) -> None:
         """Look all the time whether messages wait beside an idle consumer."""
-        key, pause = f"{QUEUE}::wakeup".encode(), 0.05 if self.plan.is_calm else 0.2
+        pause, names = 0.05 if self.plan.is_calm else 0.2, queue_names(self.plan)
         while True:
             await asyncio.sleep(pause)
             server = self.server
             now = self.loop.time()
             disturbed = not self.plan.is_calm and now - self._last_disturbance < 3
-            disturbed = disturbed or not server.is_up or server.is_busy
-            is_idle = server.is_anybody_blocked(key) and any(
+            disturbed = disturbed or not server.is_up or server.is_busy or self.network.weather is not CLEAR
+            is_anybody_idle = not disturbed and any(
                 # Streaming queries look once a second: nobody waits for the next message of a micro-batch.
                 life.port.is_waiting and life.actor.kind != "query" and not life.process.is_dead
                 for life in self.lives.values()
             )
-            is_idle = is_idle and not (disturbed or self.network.weather is not CLEAR)
-            self.check(self.ledger.look_for_idle, QUEUE, now, server.now_us, is_idle, 0.5)
+            for name in names:
+                is_idle = is_anybody_idle and server.is_anybody_blocked(f"{name}::wakeup".encode())
+                look = partial(self.ledger.look_for_idle, is_idle=is_idle, is_full=server.is_full)
+                self.check(look, name, now, server.now_us, 0.5)
 
 
 def _rules(plan: Plan) -> dict[str, Rules]:
     options = gateway_options(plan.settings)
     lease = options.message_visibility_timeout_seconds
     window = options.message_deduplication_log_ttl_seconds if plan.settings.keys else 0
-    return {
-        QUEUE: Rules(
+    rules = {
+        name: Rules(
             lease_us=int((lease or 0) * 1_000_000),
             max_deliveries=options.max_delivery_count or 0,
             ttl_us=int((options.message_ttl_seconds or 0) * 1_000_000),
             window_us=int(window * 1_000_000),
             weights=dict(options.tenant_weights or {}),
+            most_in_flight=options.max_in_flight_per_tenant or 0,
             drops=options.pending_overload_policy == "drop_oldest",
             most_dead=options.max_dead_letter_length or 0,
             is_journaled=bool(options.journal),
+            is_bounded=bool(options.max_pending_length) and options.pending_overload_policy != "drop_oldest",
             has_queries=any(actor.kind == "query" for actor in plan.actors),
             is_calm=plan.is_calm,
-        ),
-        RESULTS: Rules(lease_us=5_000_000, max_deliveries=0, ttl_us=0, window_us=0, is_calm=plan.is_calm),
+        )
+        for name in queue_names(plan)
     }
+    results = Rules(lease_us=5_000_000, max_deliveries=0, ttl_us=0, window_us=0, is_calm=plan.is_calm)
+    return {**rules, RESULTS: results}
+
+
+def queue_names(plan: Plan) -> list[str]:
+    """The queue, or each of its partitions."""
+    return [QUEUE, *(f"{QUEUE}::partition::{number}" for number in range(1, plan.settings.most_partitions))]
 
 
 def _described(step: Step) -> str:

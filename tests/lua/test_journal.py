@@ -61,6 +61,15 @@ def test_a_chunk_is_recorded_message_by_message(journaled: Caller):
     assert int(told[3]["due"]) == int(told[3]["at"]) + 1_000_000_000
 
 
+def test_a_repeated_import_leaves_no_entries(journaled: Caller):
+    """The message that it finds is its own: its history goes on as it was."""
+    message = ("", b"", situations.exported(b"first"))
+    journaled.restore(message)
+    journaled.settle(journaled.claim().taken)
+    assert journaled.restore(message, message) == b"00"
+    assert events(journaled) == ["published", "claimed", "acked"]
+
+
 def test_payloads_are_recorded_where_they_are_wanted(caller: Caller):
     """By publish, by enqueue and by redrive; with 0 they stay private."""
     for payload in (0, 1):

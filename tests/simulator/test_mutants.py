@@ -2,8 +2,8 @@
 
 import pytest
 
-from simulator.ledger import INVARIANTS
 from simulator.mutants import MUTANTS, PAGE
+from simulator.oracle.invariants import INVARIANTS
 from simulator.shrink import command, shrink
 from simulator.world import run
 from tests.depth import often

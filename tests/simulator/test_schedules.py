@@ -36,6 +36,7 @@ def test_no_schedule_breaks_an_invariant(first: int):
         pytest.param(511, "producer-15,consumer-1,operator-2", "2", 1, id="an operator redrove at the end"),
         pytest.param(717, None, None, None, id="a query took the wake-up for a delayed message"),
         pytest.param(1089, None, None, None, id="more messages expired at once than the dead letters may have"),
+        pytest.param(1847, None, "3,4,5", None, id="a requeue named two claims of the same message"),
         pytest.param(3476, None, "2,3,4", None, id="a query died when the schedule was about to end"),
         pytest.param(4675, None, None, None, id="the server lost the ack of a query's last batch"),
         pytest.param(
@@ -95,8 +96,10 @@ def test_other_seeds_give_other_schedules():
         *("weather", "kill", "freeze", "cancel", "cut", "drain", "restart", "failover", "full", "busy")
     }
     assert {actor.kind for plan in plans for actor in plan.actors} == {
-        *("producer", "single", "batch", "run", "operator", "canceller", "pauser", "query")
+        *("producer", "single", "batch", "run", "query"),
+        *("operator", "canceller", "pauser", "scheduler", "importer", "grower"),
     }
+    assert {plan.settings.partitions for plan in plans} == {1, 2, 3}
     assert any(plan.is_calm for plan in plans)
 
 

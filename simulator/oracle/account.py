@@ -1,0 +1,61 @@
+"""What the server has done so far: where each message is, who has it, and what was cancelled, paused or scheduled."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from simulator.oracle.journal import JournalReader
+from simulator.oracle.ticks import ScheduleEntry
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the ledger has to know about the queue."""
+
+    lease_us: int
+    max_deliveries: int
+    ttl_us: int
+    window_us: int  # 0 without deduplication
+    weights: dict[str, int] = field(default_factory=dict)
+    most_in_flight: int = 0  # of one tenant, 0 for any number
+    drops: bool = False
+    is_calm: bool = False  # no faults at all
+    most_dead: int = 0  # dead letters that are kept, 0 for any number
+    is_journaled: bool = False
+    is_bounded: bool = False  # publishes are refused when too many messages wait
+    has_queries: bool = False  # streaming queries read the queue, too
+
+
+@dataclass
+class Owner:
+    """Who has a message: the latest claim of it."""
+
+    token: bytes
+    until_us: float
+
+
+@dataclass
+class Account:
+    """What the server has done so far. A failover to a stale replica takes back a part of it."""
+
+    contents: dict[bytes, Counter[bytes]] = field(default_factory=dict)  # by key
+    where: dict[bytes, Counter[str]] = field(default_factory=dict)  # by payload
+    stored: dict[bytes, bytes] = field(default_factory=dict)  # by payload, as it was last seen
+    owners: dict[bytes, Owner] = field(default_factory=dict)
+    accepted_us: dict[bytes, int] = field(default_factory=dict)
+    deliveries: Counter[bytes] = field(default_factory=Counter)  # those that count
+    # By queue and id: what was cancelled and not dropped yet. What waited then is doomed: nobody may get it any more.
+    marked: set[tuple[str, bytes]] = field(default_factory=set)
+    doomed: set[tuple[str, bytes]] = field(default_factory=set)
+    paused: set[tuple[str, str]] = field(default_factory=set)  # by queue and tenant
+    home: dict[bytes, str] = field(default_factory=dict)  # the queue or partition that a message entered
+    partitions: dict[str, int] = field(default_factory=dict)  # how many there are, as each of them was told
+    last_of_key: dict[tuple[str, bytes], int] = field(default_factory=dict)  # when one of a key was accepted
+    duplicates: set[bytes] = field(default_factory=set)  # payloads that the server called duplicates
+    journals: dict[str, JournalReader] = field(default_factory=dict)  # by queue
+    # By queue and tenant: turns of others while it waits.
+    missed: dict[str, dict[str, Counter[str]]] = field(default_factory=lambda: defaultdict(dict))
+    schedules: dict[str, ScheduleEntry] = field(default_factory=dict)  # by the key of their record
+    sealed: dict[tuple[str, int], tuple[bytes, ...]] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,147 @@
+"""What consumers do: claim, renew, settle, requeue, retry and hand off."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from redis_message_queue.protocol.claim import ClaimResult, _read
+from simulator.oracle.account import Owner
+from simulator.oracle.book import Moved
+from simulator.oracle.invariants import fail
+from simulator.oracle.places import PROCESSING
+from simulator.oracle.steps import named_arguments, queue_of, tenant_of
+from simulator.oracle.ticks import name_of
+from simulator.oracle.turns import Turns
+from simulator.server import Step
+
+
+class Consuming(Turns):
+    """Knows who has which message."""
+
+    def _after_claim(self, step: Step, moved: Moved) -> None:
+        given = named_arguments(step)
+        nonce = given["holder"] + int(given["call"]).to_bytes(5, "big")
+        self._check_claims(step, _read(step.reply, 0.0, nonce), moved)
+
+    def _after_take(self, step: Step, moved: Moved) -> None:
+        if isinstance(step.reply, bytes):
+            self._check_claims(step, _read(step.reply, 0.0, named_arguments(step)["nonce"]), moved)
+        else:
+            self._check_untouched(step, moved)
+
+    def _check_untouched(self, step: Step, moved: Moved) -> None:
+        """A script that says that this is not its case has changed nothing."""
+        if moved or step.changed:
+            fail("one place", f"{step.name} left the call to another script, and has changed something")
+
+    def _check_claims(self, step: Step, result: ClaimResult, moved: Moved) -> None:
+        queue = queue_of(step)
+        rules, account = self.rules[queue], self.account
+        fresh: list[bytes] = []
+        for place, claim in enumerate(result.claims, 1):
+            payload, token = name_of(claim.envelope.stored), claim.token
+            name, owner = payload.decode(), account.owners.get(payload)
+            if self._place(payload) != PROCESSING:
+                fail("one place", f"a claim returned {name}, which is {self._place(payload)}")
+            if owner is None or owner.token != token:
+                if owner is not None and owner.until_us > step.now_us:
+                    fail("lease", f"{name} was claimed while another had {owner.until_us - step.now_us} us left")
+                account.deliveries[payload] += 1
+                if rules.max_deliveries and account.deliveries[payload] > rules.max_deliveries:
+                    fail("delivery limit", f"{name} was delivered {account.deliveries[payload]} times")
+                if self._is_too_old(payload, step.now_us, rules):
+                    fail("delivery limit", f"{name} was delivered after its time to live")
+                self._check_paused(step, payload)
+                fresh.append(payload)
+            self._issued_to[token] = step.caller
+            until = step.now_us + rules.lease_us + place if rules.lease_us else math.inf
+            account.owners[payload] = Owner(token, until)
+        for payload, (_, after) in moved.items():
+            if after == PROCESSING and payload not in account.owners:
+                fail("accounted for", f"a claim took {payload.decode()} and did not return it")
+        for tenant in sorted({tenant_of(payload) for payload in fresh}) if rules.most_in_flight else ():
+            if tenant and (found := self._in_flight(queue, tenant)) > rules.most_in_flight:
+                fail("in flight", f"tenant {tenant!r} has {found} messages in flight, and its limit is lower")
+        self._delivered = fresh
+        self._take_turns(queue, fresh, moved)
+
+    def _after_renew(self, step: Step, moved: Moved) -> None:
+        given = named_arguments(step)
+        self._check_holders(step, given["tokens"], step.reply, given["lease_us"])
+
+    def _after_settle(self, step: Step, moved: Moved) -> None:
+        given = named_arguments(step)
+        tokens = given["tokens"]
+        self._check_holders(step, tokens, step.reply[: len(tokens) // 36], 0)
+        self._check_fence(step, tokens, moved)
+        # An ack for a journal says how long the handler ran.
+        if not given["note"] or ("handled" in (note := json.loads(given["note"])) and "event" not in note):
+            self._check_handled(step, moved)
+
+    def _after_ack_one(self, step: Step, moved: Moved) -> None:
+        if not step.reply:
+            self._check_untouched(step, moved)
+        token = named_arguments(step)["token"]
+        self._check_holders(step, token, step.reply, 0)
+        self._check_fence(step, token, moved)
+        self._check_handled(step, moved)
+
+    def _check_handled(self, step: Step, moved: Moved) -> None:
+        for payload, (before, _) in moved.items():
+            if before == PROCESSING and (step.caller, payload) not in self._returned:
+                fail("handled", f"{step.caller} acknowledged {payload.decode()}, and its handler has not returned")
+
+    def _after_requeue(self, step: Step, moved: Moved) -> None:
+        given = named_arguments(step)
+        self._check_holders(step, given["tokens"], step.reply, 0)
+        self._check_fence(step, given["tokens"], moved)
+        for payload, (before, _) in moved.items():
+            if before == PROCESSING and given["forgiven"]:
+                self.account.deliveries[payload] -= 1
+        self._check_front(step, given["tokens"], moved)
+
+    def _check_front(self, step: Step, tokens: bytes, moved: Moved) -> None:
+        """Whether they are at the right ends of their lists, the first of them outermost."""
+        ids = {self.account.stored[payload][1:17]: payload for payload in moved}
+        back: dict[str, list[bytes]] = {}
+        for place, mark in enumerate(step.reply):  # its caller may also name a claim of the same message that is past
+            payload = ids.get(tokens[36 * place : 36 * place + 16])
+            if payload and mark == ord("1"):
+                back.setdefault(tenant_of(payload), []).append(payload)
+        keys = self._keys[queue_of(step)]
+        for tenant, payloads in back.items():
+            key = keys.tenant_pending(tenant) if tenant else keys.pending
+            elements = self._keyspace().values.get(key.encode())
+            front = [name_of(one) for one in reversed(list(elements or ())[-len(payloads) :])]  # type: ignore[arg-type]
+            if front != payloads:
+                fail("order", f"{step.name} did not put {payloads[0].decode()} to the front of its queue")
+
+    def _after_retry_later(self, step: Step, moved: Moved) -> None:
+        tokens = named_arguments(step)["tokens"]
+        self._check_holders(step, tokens, step.reply, 0)
+        self._check_fence(step, tokens, moved)
+        for payload in moved:
+            self.account.deliveries[payload] -= 1
+
+    def _after_hand_off(self, step: Step, moved: Moved) -> None:
+        self._check_fence(step, named_arguments(step)["tokens"], moved)
+
+    def _check_holders(self, step: Step, tokens: bytes, marks: bytes, lease_us: int) -> None:
+        """Whoever was told that it held a message did, and whoever holds one was not refused."""
+        owners = {one.token: one for one in self.account.owners.values()}
+        for place, mark in enumerate(marks, 1):
+            owner = owners.get(tokens[36 * place - 36 : 36 * place])
+            if mark == ord("0") and owner is not None:
+                fail("fencing", f"{step.name} refused the holder of a message")
+            if lease_us and mark == ord("1"):
+                if owner is None:
+                    fail("fencing", "a lease was renewed by a consumer that had lost it")
+                owner.until_us = step.now_us + lease_us + place
+
+    def _check_fence(self, step: Step, tokens: bytes, moved: Moved) -> None:
+        given = {tokens[at : at + 36] for at in range(0, len(tokens), 36)}
+        for payload, (before, _) in moved.items():
+            owner = self.account.owners.get(payload)
+            if before == PROCESSING and (owner is None or owner.token not in given):
+                fail("fencing", f"{step.name} moved {payload.decode()} for a consumer that had lost it")
