@@ -38,13 +38,14 @@ MESSAGES_A_SCRIPT = 5_000  # that one script moves into a batch: some 10 ms of t
 _RELEASED_A_SCRIPT = 1_000
 _COUNTED_BATCHES = 1_000  # that one ack is expected to have: usually it is one batch
 _DIGITS = 15  # of a number that a script can count to
+_TIME_DIGITS = 16  # of a time in microseconds, until the year 2286
 _LARGEST_PAGE, _PAGE_BYTES = 5_000, 4_000_000  # messages that one command reads, and their bytes
 _STALE = re.compile(r"STALE epoch \d+ of a consumer group that is at epoch (\d+)")
 
 
-def _count(value: bytes | None) -> int:
+def _count(value: bytes | None, digits: int = _DIGITS) -> int:
     """Return a number of messages, 0 for what is none: the scripts read it in the same way."""
-    return int(value) if value and value.isdigit() and len(value) <= _DIGITS else 0
+    return int(value) if value and value.isdigit() and len(value) <= digits else 0
 
 
 class GroupState(NamedTuple):
@@ -200,7 +201,7 @@ class ConsumerGroup:
         """Return who holds the group, for how long, and how old the oldest message is that it has claimed."""
         (fields, clock) = self._reader.read(("HMGET", self.keys.group(self.name), "holder", "deadline"), ("TIME",))
         now = int(clock[0]) * 1_000_000 + int(clock[1])
-        left = (_count(fields[1]) - now) / 1_000_000
+        left = (_count(fields[1], _TIME_DIGITS) - now) / 1_000_000
         oldest, _ = split_members(self.read_batch(self.state().acked + 1, 0, 1))
         published = [Envelope(stored).published_at for stored in oldest if is_message(stored)]
         return GroupHolder(
