@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from redis_message_queue import PartitionCountError, RedisMessageQueue
 from redis_message_queue.errors import ConfigurationError, ConsumerGroupBusyError, DataLossError
 from redis_message_queue.partitioning import partition_of
+from redis_message_queue.spark import partitioned_group
 from redis_message_queue.spark.connection import Partition, RedisReader
 from redis_message_queue.spark.consumer_group import ConsumerGroup
 from redis_message_queue.spark.options import SourceOptions
@@ -96,13 +97,15 @@ def test_what_is_published_after_the_start_of_a_query_for_what_there_is_now_wait
     assert queue.stats().pending == 15
 
 
-def test_a_publish_into_any_partition_wakes_a_query_that_waits(queue, reader, client):
+def test_a_publish_into_any_partition_wakes_a_query_that_waits(queue, reader, client, monkeypatch):
+    monkeypatch.setattr(partitioned_group, "_WAIT_SECONDS", 60.0)
     one = reader(partitions=3)
     one.initialOffset()
     with beside(one.latestOffset, {"batches": [0, 0, 0]}, TEN) as found:
         until(lambda: int(client.info("clients")["blocked_clients"]) == 1)
         publish(queue, 0, 0, 1)
     assert found.result() == {"batches": [0, 0, 1]}
+    assert client.llen(queue.partition(2).key.wakeup) == 0, "the wake-up was taken"
 
 
 def test_the_progress_is_that_of_all_partitions(queue, reader):
