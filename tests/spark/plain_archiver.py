@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.spark.jobs.archive import ArchiveOptions, Archiver, journal_table
+from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive_journals, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.job import JobProgress
-from redis_message_queue.spark.journal import JournalReader, StreamRange
+from redis_message_queue.spark.journal import StreamRange
 
 T = TypeVar("T")
 
@@ -42,8 +42,7 @@ def archived(path: str, queue: str = "orders") -> list[dict]:
 
 def archive_plainly(options: ArchiveOptions, on_progress=lambda progress: None, dies_after: int | None = None):
     location = location_of(options.path, options.storage_options)
-    with JournalReader(options) as journal:
-        return Archiver(journal, location, PlainRunner(dies_after), options, on_progress).run()
+    return archive_journals(location, PlainRunner(dies_after), options, on_progress)
 
 
 def die_at(step: str):

@@ -25,10 +25,11 @@ def source_class() -> type:
 
     from redis_message_queue.spark.options import SourceOptions
     from redis_message_queue.spark.rows import messages_schema, row_encoder
-    from redis_message_queue.spark.source import QueueStreamReader
+    from redis_message_queue.spark.source import QueueStreamReader, batches_of
 
     class MortalReader(QueueStreamReader):
-        """Dies at a place such as `partitions 2`: in this method, when the offset is number 2.
+        """Dies at a place such as `partitions 2`: in this method, when the offset is number 2. With partitions that
+        is the sum of their numbers.
 
         Those who die with it are the processes named in `kill`; without any it is the reader's process alone.
         """
@@ -59,7 +60,7 @@ def source_class() -> type:
                 yield batch
 
         def die_at(self, place: str, offset: Any) -> None:
-            if self.die != f"{place} {offset['batch']}":
+            if self.die != f"{place} {sum(batches_of(offset))}":
                 return
             if place == "read":
                 from pyspark import TaskContext

@@ -26,6 +26,8 @@ from redis_message_queue.spark.jobs.backfill import BackfillOptions, backfill
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
 from redis_message_queue.spark.jobs.report import ReportOptions, report
 from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.spark.partitioned_group import PartitionedGroup
+from tests.concurrency import until
 
 pytestmark = pytest.mark.topic("Data pipeline")
 
@@ -164,9 +166,10 @@ def test_groups_are_shown_and_released(rmq, client, queue):
     group.acquire_group()
     assert group.fill_batch(10) == 1
     group.seal_batch()
+    until(lambda: json.loads(rmq("groups", "orders", "--json")[1])["holder"] is None)  # its lease has ended
     status, out, _ = rmq("groups", "orders", "--json")
     shown = json.loads(out)
-    assert (shown.pop("holder") is None) == (shown.pop("lease_seconds") == 0)
+    assert (shown.pop("holder"), shown.pop("lease_seconds")) == (None, 0)
     assert shown.pop("oldest_seconds") >= 0
     assert (status, shown) == (0, {"group": "reports", "messages": 1, "lag": 0, "sealed": 1, "acked": 0, "epoch": 1})
     assert queue.stats().processing == 1
@@ -178,6 +181,36 @@ def test_groups_are_shown_and_released(rmq, client, queue):
     assert (status, json.loads(out)) == (0, {"queue": "orders", "group": "reports", "released": 1})
     assert (queue.stats().pending, queue.stats().processing) == (1, 0)
     assert rmq("groups", "nobody")[1:] == ("", "no streaming query has read 'nobody'\n")
+
+
+@pytest.mark.promise("An operator sees what a streaming query has claimed and can requeue it.")
+def test_the_holder_of_a_group_is_shown_with_its_lease(rmq, client, queue):
+    group = ConsumerGroup(
+        client, SourceOptions(url="redis://unused", queue="orders", consumer_group="reports", lease_seconds=3_600)
+    )
+    group.acquire_group()
+    shown = json.loads(rmq("groups", "orders", "--json")[1])
+    assert shown["holder"] == client.hget("orders::group::reports", "holder").decode()
+    assert 0 < shown["lease_seconds"] <= 3_600
+
+
+@pytest.mark.promise("An operator sees what a streaming query has claimed and can requeue it.")
+def test_groups_of_a_queue_with_partitions_have_a_row_for_each(rmq, clean_server, client):
+    queue = RedisMessageQueue("split", client=client, partitions=2)
+    for number, count in enumerate((3, 2)):
+        queue.partition(number).publish_many(["message"] * count)
+    options = SourceOptions(url=clean_server.url, queue="split", consumer_group="reports", lease_seconds=0.2)
+    group = PartitionedGroup(client, options)
+    group.acquire_group()
+    assert group.fill_batches(4) == 4
+    group.seal_batches()
+    shown = [json.loads(line) for line in rmq("groups", "split", "--json")[1].splitlines()]
+    told = [(one["group"], one["partition"], one["messages"], one["lag"], one["sealed"]) for one in shown]
+    assert told == [("reports", 0, 2, 1, 1), ("reports", 1, 2, 0, 1)]
+    status, out, _ = rmq("release", "split", "reports", "--yes", "--json")
+    assert (status, json.loads(out)) == (0, {"queue": "split", "group": "reports", "released": 4})
+    assert (queue.stats().pending, queue.stats().processing) == (5, 0)
+    assert rmq("groups", "split", "--partitions", "3")[0] == ExitStatus.FAILED
 
 
 @pytest.mark.promise("An operator sees what a streaming query has claimed and can requeue it.")

@@ -245,7 +245,7 @@ def test_the_verdict_is_balanced_only_where_nothing_is_missing_and_all_adds_up(g
 
 @pytest.mark.parametrize(("journal", "serial", "known"), [("a", 10, 3), ("a", 9, None), ("b", 10, None)])
 def test_an_inventory_of_another_moment_is_not_compared(journal, serial, known):
-    assert _held(Held(journal, serial, 3), [JournalRange("a", 0, 10, 0, [])]) == known
+    assert _held([Held(journal, serial, 3)], [JournalRange("a", 0, 10, 0, [])]) == known
 
 
 @pytest.mark.parametrize(("served", "index"), [([5, 5, 5], 1.0), ([9, 0, 0], 1 / 3), ([], None), ([0, 0], None)])

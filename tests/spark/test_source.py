@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConfigurationError, ConsumerGroupLostError, DataLossError
 from redis_message_queue.spark import QueueListener, StreamProgress
+from redis_message_queue.spark.connection import WHOLE
 from redis_message_queue.spark.consumer_group import ConsumerGroup, split_members
 from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.spark.prometheus import StreamMetrics
@@ -343,7 +344,9 @@ def test_a_checkpoint_that_is_older_than_what_was_acked_is_a_data_loss(queue, re
     ],
 )
 def test_batches_are_read_in_slices(sizes, wanted, parts):
-    assert split(sizes, wanted) == [BatchSlice(*one) for one in parts]
+    assert split({(WHOLE, number): size for number, size in sizes.items()}, wanted) == [
+        BatchSlice(*one) for one in parts
+    ]
 
 
 def test_a_delivery_count_stands_before_messages_that_came_before():

@@ -20,6 +20,7 @@ from redis_message_queue.spark.options import SinkOptions, SourceOptions, Table,
 from redis_message_queue.spark.sink import RowReader, publish_rows
 from redis_message_queue.spark.source import QueueStreamReader
 from redis_message_queue.spark.tables import TableReader, table_schema
+from tests.concurrency import beside
 from tests.topologies.cluster import Cluster
 
 pytestmark = pytest.mark.topic("Streaming queries in Spark")
@@ -97,6 +98,42 @@ def test_the_source_reads_a_cluster_by_the_url_of_any_node(cluster: Cluster, nod
             one.commit(end)
             one.stop()
         assert queue.stats().processing == 0
+
+
+@pytest.mark.promise("Source, sink and tables reach the partitions of a queue on all nodes of a cluster.")
+def test_partitions_on_different_nodes_are_written_and_read(cluster: Cluster, nodes: list[str]):
+    count = 6
+    where: dict[str, Any] = {"url": nodes[0], "queue": "orders", "cluster": True}
+    sent = [f"message {place}" for place in range(60)]
+    schema = StructType().add("payload", StringType()).add("key", StringType())
+    options = SinkOptions(**where, partitions=count, dedup_key_column="key")
+    rows = pa.RecordBatch.from_pydict({"payload": sent, "key": sent})
+    for published in (60, 0):
+        assert publish_rows(RowReader.of(options, schema), iter([rows]), None).published == published
+    with closing(cluster.client()) as client:
+        queue = RedisMessageQueue("orders", client=client, partitions=count)
+        owners = {
+            client.get_node_from_key(queue.partition(number).key.pending).port  # type: ignore[union-attr]  # it is one
+            for number in range(count)
+        }
+        assert len(owners) > 1
+        asked = TableOptions(**where, table="pending")
+        table = TableReader(asked, table_schema(asked))
+        found = [row for part in table.partitions() for batch in table.read(part) for row in batch.to_pylist()]
+        assert sorted(row["payload"] for row in found) == sorted(sent)
+        assert {row["partition"] for row in found} == set(range(count))
+        one, start = reader(nodes[-1], cluster=True), {"batches": [0] * count}
+        end = one.latestOffset(start, ReadMaxRows(100))
+        parts = one.partitions(start, end)
+        assert len(parts) == count
+        assert sorted(payload.decode() for part in parts for page in one.read(part) for payload in page) == sorted(sent)
+        one.commit(end)
+        with beside(one.latestOffset, end, ReadMaxRows(100)) as following:
+            queue.partition(count - 1).publish("one more")
+        if following.result() == end:  # it came after the wait
+            assert one.latestOffset(end, ReadMaxRows(100)) != end
+        one.stop()
+        assert queue.stats().processing == 1
 
 
 @pytest.mark.promise(

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import redis
 from redis.exceptions import AskError, ClusterCrossSlotError, RedisClusterException, RedisError
 
 from redis_message_queue import wire
 from redis_message_queue.errors import ConfigurationError, PartitionCountError, RetryBudgetExhaustedError
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.keys import QueueKeys, partition_keys, refuse_one_slot
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
-from redis_message_queue.protocol.growth import stored_partitions
-from redis_message_queue.protocol.port import Argument, finish
+from redis_message_queue.protocol.growth import check_count, stored_partitions
+from redis_message_queue.protocol.partitioned_store import PartitionCalls
+from redis_message_queue.protocol.port import Argument, Port, finish
 from redis_message_queue.sync.port import BlockingPort
+
+if TYPE_CHECKING:
+    from redis_message_queue.spark.options import QueueAddress
 
 _PAUSE_SECONDS = 0.2  # between two attempts to reach a cluster
 _FIRST_CONTACT_SECONDS = 5.0  # how long a cluster that was never reached is waited for, as with a single server
@@ -57,35 +62,56 @@ def not_a_single_server(queue: str) -> ConfigurationError:
     return ConfigurationError("this server is a node of a Redis Cluster. Set the option cluster to true.", queue=queue)
 
 
-class RedisReader:
-    """Reads with the retries of the library. Replies are bytes, numbers and lists."""
+@dataclass(frozen=True)
+class Partition:
+    """One partition of a queue: its number, and how many the queue has."""
 
-    def __init__(self, client: Any, keys: QueueKeys) -> None:
+    number: int = 0
+    count: int = 1
+
+
+WHOLE = Partition()  # a queue without partitions
+
+
+class RedisReader:
+    """Reads one partition of a queue with the retries of the library. Replies are bytes, numbers and lists."""
+
+    def __init__(
+        self, client: Any, keys: QueueKeys, partition: Partition = WHOLE, port: BlockingPort | None = None
+    ) -> None:
+        """Take the keys of the whole queue: those of its partition are ``self.keys``."""
         self._client = client
-        self.port = BlockingPort(client)
-        self.calls = Calls(self.port, keys, GatewayOptions())
-        self._keys = keys
-        self._is_whole = False  # whether the queue is known to have no partitions
+        self.port = port or BlockingPort(client)
+        self.partition = partition
+        self.calls = _calls(self.port, keys, partition)
+        self.keys = self.calls.keys
+        self._is_checked = False  # whether the queue is known to have as many partitions
 
     def read(self, *commands: tuple[Argument, ...]) -> list[Any]:
         """Return the replies to commands that are sent together, and may be sent more than once."""
         try:
-            if not self._is_whole:
-                self._refuse_partitions()
-            return finish(self.calls.pipeline(self._keys.pending, commands, "read")) if commands else []
+            if not self._is_checked:
+                self._check_count()
+            return finish(self.calls.pipeline(self.keys.pending, commands, "read")) if commands else []
         except (AskError, ClusterCrossSlotError) as error:  # a MovedError is an AskError
-            raise not_a_single_server(self._keys.prefix) from error
+            raise not_a_single_server(self.keys.prefix) from error
 
-    def _refuse_partitions(self) -> None:
-        """Raise for a queue with partitions: these keys are those of the first one, which is a part of it."""
-        found = finish(stored_partitions(self.calls))
-        if found is not None and found > 1:
-            raise PartitionCountError(
-                f"this queue has {found} partitions, and Spark reads and writes queues without partitions only; use "
-                "queues without partitions for it",
-                queue=self._keys.prefix,
-            )
-        self._is_whole = True
+    def _check_count(self) -> None:
+        """Raise if the queue has another number of partitions: who reads with an old number would miss some."""
+        try:
+            finish(check_count(self.calls, self.partition.count))
+        except PartitionCountError as error:
+            raise PartitionCountError(str(error), queue=self.keys.prefix) from None
+        self._is_checked = True
+
+    def stored_count(self) -> int | None:
+        """Return how many partitions the queue has in Redis; None if there is no such queue."""
+        try:
+            found = finish(stored_partitions(self.calls))
+        except (AskError, ClusterCrossSlotError) as error:
+            raise not_a_single_server(self.keys.prefix) from error
+        self._is_checked = found == self.partition.count
+        return found
 
     def refuse_cluster_node(self) -> None:
         """Raise if a node of a cluster is read as a server of its own. Call it if nothing was found: on a cluster the
@@ -96,10 +122,10 @@ class RedisReader:
         """
         if wire.is_cluster(self._client):
             return
-        (reply,) = self.read(("HELLO",))  # every user may send it
+        (reply,) = finish(self.calls.pipeline(self.keys.pending, (("HELLO",),), "read"))  # every user may send it
         told = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
         if told.get(b"mode") == b"cluster":
-            raise not_a_single_server(self._keys.prefix)
+            raise not_a_single_server(self.keys.prefix)
 
     def read_atomically(self, *commands: tuple[Argument, ...]) -> list[Any]:
         """Return the replies to commands that run in one transaction."""
@@ -108,3 +134,51 @@ class RedisReader:
             if isinstance(reply, Exception):
                 raise reply
         return replies
+
+
+def _calls(port: Port, keys: QueueKeys, partition: Partition) -> Calls:
+    options, number, count = GatewayOptions(), partition.number, partition.count
+    if count == 1:
+        return Calls(port, keys, options)
+    first = PartitionCalls(port, partition_keys(keys, 0, count), options, count, None)
+    return PartitionCalls(port, partition_keys(keys, number, count), options, count, first) if number else first
+
+
+def open_partitions(client: Any, address: QueueAddress, usual: int = 1) -> list[RedisReader]:
+    """Return a reader of each partition of a queue.
+
+    Redis knows how many there are. A queue that does not exist yet has as many as the options say, or else the
+    ``usual`` number.
+
+    Raises:
+        PartitionCountError: The queue has another number of partitions than the options say.
+        ConfigurationError: The queue has partitions, and the options have a dead-letter list of its own; or it is on
+            a cluster, and the options do not say so.
+    """
+    whole = RedisReader(client, address.keys)
+    found, given = whole.stored_count(), address.partitions
+    if found is None:
+        whole.refuse_cluster_node()
+    elif given is not None and given != found:
+        raise PartitionCountError(
+            f"the queue {address.queue!r} has partitions={found} in Redis, and the options say partitions={given}; "
+            "nothing was read or changed. Leave the option out.",
+            queue=address.queue,
+        )
+    count = found or given or usual
+    if count == 1:
+        return [whole]
+    refuse_with_partitions(address)
+    return [RedisReader(client, address.keys, Partition(number, count), whole.port) for number in range(count)]
+
+
+def refuse_with_partitions(address: QueueAddress) -> None:
+    """Raise for options that a queue with partitions cannot have."""
+    if address.dead_letter_queue is not None:
+        raise ConfigurationError(
+            f"the queue {address.queue!r} has partitions, and each has its own dead letters. Leave the option "
+            "deadLetterQueue out.",
+            queue=address.queue,
+        )
+    if address.cluster:
+        refuse_one_slot(address.keys.prefix)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import redis
 
@@ -27,7 +27,7 @@ from redis_message_queue.errors import (
 )
 from redis_message_queue.keys import script_keys
 from redis_message_queue.protocol.claim import log_dead, read_dead, read_trimming
-from redis_message_queue.protocol.port import Argument, Command, finish
+from redis_message_queue.protocol.port import Argument, Command, Port, finish
 from redis_message_queue.scripts import script
 from redis_message_queue.spark.connection import RedisReader, not_a_single_server
 from redis_message_queue.spark.options import SourceOptions
@@ -38,14 +38,14 @@ MESSAGES_A_SCRIPT = 5_000  # that one script moves into a batch: some 10 ms of t
 _RELEASED_A_SCRIPT = 1_000
 _COUNTED_BATCHES = 1_000  # that one ack is expected to have: usually it is one batch
 _DIGITS = 15  # of a number that a script can count to
+_TIME_DIGITS = 16  # of a time in microseconds, until the year 2286
 _LARGEST_PAGE, _PAGE_BYTES = 5_000, 4_000_000  # messages that one command reads, and their bytes
 _STALE = re.compile(r"STALE epoch \d+ of a consumer group that is at epoch (\d+)")
-_WAIT_SECONDS = 1.0  # the longest wait for a wake-up, which may be lost together with another consumer
 
 
-def _count(value: bytes | None) -> int:
+def _count(value: bytes | None, digits: int = _DIGITS) -> int:
     """Return a number of messages, 0 for what is none: the scripts read it in the same way."""
-    return int(value) if value and value.isdigit() and len(value) <= _DIGITS else 0
+    return int(value) if value and value.isdigit() and len(value) <= digits else 0
 
 
 class GroupState(NamedTuple):
@@ -101,14 +101,23 @@ def batch_length(counts: bytes | None) -> int:
 
 
 class ConsumerGroup:
-    """The batches of one consumer group of one queue. Call `acquire_group` before anything that writes."""
+    """The batches of one consumer group of one queue, or of one partition of it: that of the reader.
 
-    def __init__(self, client: redis.Redis | redis.RedisCluster, options: SourceOptions) -> None:
+    Call `acquire_group` before anything that writes.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis | redis.RedisCluster,
+        options: SourceOptions,
+        reader: RedisReader | None = None,
+        holder: str | None = None,
+    ) -> None:
         self._client: Any = client
         self.queue, self.name, self.lease_seconds = options.queue, options.consumer_group, options.lease_seconds
-        self.keys = options.keys
-        self._reader = RedisReader(client, self.keys)
-        self._holder = os.urandom(12).hex()
+        self._reader = reader or RedisReader(client, options.keys)
+        self.partition, self.keys = self._reader.partition, self._reader.keys
+        self._holder = holder or os.urandom(12).hex()
         self._epoch_before = -1  # the epoch before ours
         self._part = 0  # how many scripts have filled the open batch
         self.sealed = self.acked = 0
@@ -175,6 +184,11 @@ class ConsumerGroup:
             self._epoch_before = -1
 
     @property
+    def port(self) -> Port:
+        """How the group reaches the server."""
+        return self._reader.port
+
+    @property
     def epoch(self) -> int:
         """Our epoch; 0 before the first `acquire_group`."""
         return self._epoch_before + 1
@@ -187,7 +201,7 @@ class ConsumerGroup:
         """Return who holds the group, for how long, and how old the oldest message is that it has claimed."""
         (fields, clock) = self._reader.read(("HMGET", self.keys.group(self.name), "holder", "deadline"), ("TIME",))
         now = int(clock[0]) * 1_000_000 + int(clock[1])
-        left = (_count(fields[1]) - now) / 1_000_000
+        left = (_count(fields[1], _TIME_DIGITS) - now) / 1_000_000
         oldest, _ = split_members(self.read_batch(self.state().acked + 1, 0, 1))
         published = [Envelope(stored).published_at for stored in oldest if is_message(stored)]
         return GroupHolder(
@@ -363,18 +377,6 @@ class ConsumerGroup:
         pending, *_, oldest_us, _, _ = self._send(self._stats, "-inf", "")
         return pending, None if oldest_us < 0 else oldest_us / 1_000_000
 
-    def wait_for_wakeup(self, seconds: float = _WAIT_SECONDS) -> None:
-        """Wait until a publish wakes us, or for so long. Then fill the batch: a wake-up is meant for one consumer."""
-        port = self._reader.port
-        if port.socket_timeout:
-            seconds = min(seconds, 0.8 * port.socket_timeout)
-        try:
-            finish(port.wait(self.keys.wakeup, seconds))
-        except Exception as error:
-            if not port.is_transient(error):
-                raise
-            time.sleep(min(seconds, 0.1))
-
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
@@ -420,10 +422,20 @@ class ConsumerGroup:
         )
 
 
+class Renewable(Protocol):
+    """What has a lease: a consumer group, or those of all partitions."""
+
+    queue: str
+    name: str
+    lease_seconds: float
+
+    def renew_lease(self) -> None: ...
+
+
 class LeaseRenewal:
     """A daemon thread that renews the lease of a consumer group while its query works."""
 
-    def __init__(self, group: ConsumerGroup) -> None:
+    def __init__(self, group: Renewable) -> None:
         self._group = group
         self._stopped = threading.Event()
         self.lost: ConsumerGroupLostError | DataLossError | None = None

@@ -256,7 +256,10 @@ class ReplayOptions(PublishOptions):
     def target(self) -> PublishOptions:
         """Where to publish. Another queue may be in another slot than these dead letters, so they are left out."""
         given = {name: getattr(self, name) for name in declared_options(PublishOptions)}
-        return PublishOptions(**given | {"queue": self.into or self.queue, "dead_letter_queue": None})
+        partitions = self.partitions if self.into is None else None
+        return PublishOptions(
+            **given | {"queue": self.into or self.queue, "dead_letter_queue": None, "partitions": partitions}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

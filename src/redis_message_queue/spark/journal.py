@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 from redis_message_queue.errors import JournalError
 from redis_message_queue.keys import script_keys
 from redis_message_queue.scripts import script
-from redis_message_queue.spark.connection import RedisReader
+from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader, open_partitions
 from redis_message_queue.spark.options import QueueAddress
 
 PAGE = 1_000  # entries in one reply; ten times as many block the server for some 5 ms
@@ -109,13 +110,14 @@ class JournalSnapshot:
 
 
 class JournalReader:
-    """Reads the journal of one queue through its own client."""
+    """Reads the journal of one queue, or of one partition of it, through its own client."""
 
-    def __init__(self, address: QueueAddress) -> None:
+    def __init__(self, address: QueueAddress, partition: Partition = WHOLE) -> None:
         self.address = address
+        self.partition = partition
         self._client = address.connect()
-        self._keys = address.keys
-        self._reader = RedisReader(self._client, self._keys)
+        self._reader = RedisReader(self._client, address.keys, partition)
+        self._keys = self._reader.keys
         self.key, self.state_key = self._keys.journal, self._keys.meta
 
     def __enter__(self) -> "JournalReader":
@@ -259,6 +261,17 @@ class JournalReader:
                 low = found[0].ms + 1
         found = self._first_from(StreamId(low, 0))
         return found if found is not None and found[0] <= last else None
+
+
+def journals_of(address: QueueAddress) -> list[Partition]:
+    """Return the partitions of a queue that have a journal, or the first if none has one.
+
+    A partition has none before its first use.
+    """
+    with closing(address.connect()) as client:
+        readers = open_partitions(client, address)
+        found = [one.partition for one in readers if one.read(("HEXISTS", one.keys.meta, "journal"))[0]]
+    return found or [readers[0].partition]
 
 
 RawEntry = tuple[bytes, list[bytes]]

@@ -26,7 +26,7 @@ class StreamProgress:
     run_id: str
     queue: str
     consumer_group: str
-    batch: int  # the last batch that is sealed
+    batch: int  # the last batch that is sealed; with partitions the sum of these numbers
     claimed: int
     replayed: int  # read again, because an earlier run died before it had committed them
     acked: int

@@ -18,10 +18,16 @@ from redis import ConnectionPool, Redis, RedisCluster
 from redis_message_queue.checks import MILLISECOND, flag, number, text, whole_number
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import DEFAULT_MAX_DELIVERY_COUNT, GatewayOptions, ImplicitDefault, QueueOptions
+from redis_message_queue.options import (
+    DEFAULT_MAX_DELIVERY_COUNT,
+    GatewayOptions,
+    ImplicitDefault,
+    QueueOptions,
+    check_partitions,
+)
 from redis_message_queue.plain_values import brief, is_text, plain
 from redis_message_queue.protocol.reader import RecordSource
-from redis_message_queue.spark.connection import connect
+from redis_message_queue.spark.connection import connect, refuse_with_partitions
 
 PayloadFormat = Literal["string", "binary"]
 InvalidPayloads = Literal["fail", "column"]
@@ -140,6 +146,13 @@ class QueueAddress(CheckedOptions):
     key_separator: Annotated[str, text, _queue_option("key_separator")] = "::"
     hash_tag: Annotated[bool, flag, _queue_option("hash_tag")] = False
     dead_letter_queue: Annotated[str | None, text, _queue_option("dead_letter_queue")] = None
+    partitions: Annotated[
+        int | None,
+        check_partitions,
+        _queue_option(
+            "partitions", "Here you need it only for a queue that nobody has used yet: the default is what is stored."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,6 +164,8 @@ class QueueAddress(CheckedOptions):
                 "Write it as redis://user:password@host:6379 or rediss://."
             )
         _ = self.keys  # raises for a name that cannot be one
+        if self.partitions is not None and self.partitions > 1:
+            refuse_with_partitions(self)
 
     @property
     def keys(self) -> QueueKeys:
@@ -311,6 +326,13 @@ class SinkOptions(PublishOptions):
         "skipped.",
     ] = None
     tenant_column: Annotated[str | None, text, "The column with the tenants. Null means no tenant."] = None
+    partition_key_column: Annotated[
+        str | None,
+        text,
+        "In a queue with partitions: the column with the partition keys, strings or whole numbers. Rows with the same "
+        "key go to the same partition. Null, or no column, takes the tenant, else the deduplication key, else each in "
+        "turn.",
+    ] = None
     delay_column: Annotated[
         str | None,
         text,

@@ -10,7 +10,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from itertools import repeat
+from random import randrange
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -29,18 +31,18 @@ from redis_message_queue.errors import (
 )
 from redis_message_queue.identity import new_id
 from redis_message_queue.options import GatewayOptions
+from redis_message_queue.partitioning import partition_of
 from redis_message_queue.protocol.calls import never_stop
+from redis_message_queue.protocol.partitioned_store import partition_stores
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.sender import OutgoingMessage, chunk_ids, chunks
 from redis_message_queue.protocol.store import RedisStore
+from redis_message_queue.spark.connection import open_partitions
 from redis_message_queue.spark.options import PublishOptions, SinkOptions, spark_name
 from redis_message_queue.sync.port import BlockingPort
 
-if TYPE_CHECKING:
-    pass
-
 T = TypeVar("T")
-MakeKeys = Callable[[Sequence[OutgoingMessage]], Sequence[str]]
+MakeKeys = Callable[[Sequence[OutgoingMessage], Sequence[str | None] | None], Sequence[str]]
 
 
 # From rows to messages
@@ -55,15 +57,16 @@ class RowReader:
     payload: int
     key: int | None
     tenant: int | None
+    partition_key: int | None
     delay: int | None
     headers: int | None
 
     @classmethod
     def of(cls, options: SinkOptions, schema: t.StructType) -> RowReader:
         """Find the columns that the options name in the schema of a DataFrame, and check their types."""
-        payload, key, tenant, delay, texts = (_find(schema, name, getattr(options, name)) for name in _TYPES)
+        payload, *others = (_find(schema, name, getattr(options, name)) for name in _TYPES)
         assert payload is not None  # this option has a default
-        return cls(options, tuple(schema.fieldNames()), payload, key, tenant, delay, texts)
+        return cls(options, tuple(schema.fieldNames()), payload, *others)
 
     def messages(self, batch: pa.RecordBatch) -> list[OutgoingMessage]:
         """Return the rows of a batch as messages without deduplication markers."""
@@ -81,6 +84,10 @@ class RowReader:
     def keys(self, batch: pa.RecordBatch) -> list[str] | None:
         """Return the deduplication keys of a batch, or None if there is no column for them."""
         return self._read(batch, self.key, _keys)
+
+    def partition_keys(self, batch: pa.RecordBatch) -> list[str | None] | None:
+        """Return the partition keys of a batch, or None if there is no column for them."""
+        return self._read(batch, self.partition_key, _partition_keys)
 
     def _payloads(self, batch: pa.RecordBatch) -> list[bytes]:
         column, name = batch.column(self.payload), self.names[self.payload]
@@ -111,6 +118,7 @@ _TYPES: dict[str, tuple[tuple[type[t.DataType], ...], str]] = {
     "payload_column": ((t.StringType, t.BinaryType), "string or binary"),
     "dedup_key_column": ((t.StringType, t.IntegralType), "string or a whole number"),
     "tenant_column": ((t.StringType,), "string"),
+    "partition_key_column": ((t.StringType, t.IntegralType), "string or a whole number"),
     "delay_column": ((t.NumericType, t.TimestampType), "a number of seconds or a timestamp"),
     "headers_column": ((t.MapType,), "map<string,string>"),
 }
@@ -141,6 +149,13 @@ def _keys(column: pa.Array) -> list[str]:
             f"a deduplication key is {'null' if column.null_count else 'empty'}; give every row one, "
             "or leave dedupKeyColumn out"
         )
+    return keys
+
+
+def _partition_keys(column: pa.Array) -> list[str | None]:
+    keys: list[str | None] = column.cast(pa.string()).to_pylist()
+    if "" in keys:
+        raise PayloadValueError("a partition key is empty; write null for a row without one")
     return keys
 
 
@@ -177,12 +192,16 @@ class ContentKeys:
     def __post_init__(self) -> None:
         self._seen: Counter[bytes] = Counter()
 
-    def __call__(self, messages: Sequence[OutgoingMessage]) -> list[str]:
-        """Return the keys of the next messages of the partition."""
-        return [self._key(one) for one in messages]
+    def __call__(
+        self, messages: Sequence[OutgoingMessage], partition_keys: Sequence[str | None] | None = None
+    ) -> list[str]:
+        """Return the keys of the next messages of the task."""
+        return [*map(self._key, messages, partition_keys or repeat(None))]
 
-    def _key(self, message: OutgoingMessage) -> str:
+    def _key(self, message: OutgoingMessage, partition_key: str | None) -> str:
         content = hashlib.blake2b(digest_size=16)
+        if partition_key is not None:  # rows for different partitions are not interchangeable
+            content.update(b"%d:%b:" % (len(partition_key.encode()), partition_key.encode()))
         for part in (message.tenant, message.due.encode(), message.extras):
             content.update(b"%d:%b" % (len(part), part))
         content.update(message.payload)
@@ -209,17 +228,26 @@ class BulkPublisher:
         limited = options.max_pending_length or options.max_pending_per_tenant
         self._block_seconds = options.pending_overload_block_timeout_seconds
         self._client = options.connect()
-        self._store = RedisStore(
-            BlockingPort(self._client),
-            options.keys,
-            GatewayOptions(
-                message_deduplication_log_ttl_seconds=options.message_deduplication_log_ttl_seconds,
-                max_pending_length=options.max_pending_length,
-                max_pending_per_tenant=options.max_pending_per_tenant,
-                pending_overload_policy="block" if limited else "raise",
-            ),
+        self._rules = GatewayOptions(
+            message_deduplication_log_ttl_seconds=options.message_deduplication_log_ttl_seconds,
+            max_pending_length=options.max_pending_length,
+            max_pending_per_tenant=options.max_pending_per_tenant,
+            pending_overload_policy="block" if limited else "raise",
         )
+        self._partitions = self._open(options)
+        self._turn = randrange(len(self._partitions))  # tasks that start together do not all begin with the same
         self.count = PublishCount()  # of all messages so far
+
+    def _open(self, options: PublishOptions) -> Sequence[RedisStore]:
+        try:
+            count = len(open_partitions(self._client, options))
+        except BaseException:
+            self._client.close()
+            raise
+        port = BlockingPort(self._client)
+        if count == 1:
+            return [RedisStore(port, options.keys, self._rules)]
+        return partition_stores(port, options.keys, self._rules, count)
 
     def __enter__(self) -> BulkPublisher:
         return self
@@ -227,15 +255,50 @@ class BulkPublisher:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def publish(self, messages: Sequence[OutgoingMessage], keys: Sequence[str] | None) -> None:
-        """Publish messages in their order. If the queue is full, wait for room until the time is up."""
-        if keys is not None:
-            for one, key in zip(messages, keys, strict=True):
-                one.marker = self._store.keys.deduplication(key, one.tenant.decode() or None)
-        for chunk in chunks(messages, self._store.options):
+    def publish(
+        self,
+        messages: Sequence[OutgoingMessage],
+        keys: Sequence[str] | None,
+        partition_keys: Sequence[str | None] | None = None,
+    ) -> None:
+        """Publish messages, in their order within each partition. If one is full, wait until the time is up."""
+        places = self._places(messages, keys, partition_keys)
+        for partition, some in places.items():
+            store = self._partitions[partition]
+            if keys is not None:
+                for place in some:
+                    tenant = messages[place].tenant.decode() or None
+                    messages[place].marker = store.keys.deduplication(keys[place], tenant)
+            self._send(store, [messages[place] for place in some] if len(places) > 1 else messages)
+
+    def _places(
+        self,
+        messages: Sequence[OutgoingMessage],
+        keys: Sequence[str] | None,
+        partition_keys: Sequence[str | None] | None,
+    ) -> dict[int, Sequence[int]]:
+        """Return which messages go to which partition: by partition key, tenant or deduplication key, or in turn.
+
+        A task that is repeated chooses the same for all messages that have a key: there the key is known.
+        """
+        count = len(self._partitions)
+        if count == 1:
+            return {0: range(len(messages))}
+        self._turn = (self._turn + 1) % count
+        found: dict[int, list[int]] = {}
+        for place, one in enumerate(messages):
+            key = (
+                (partition_keys[place] if partition_keys else None)
+                or one.tenant.decode()
+                or (keys[place] if keys else None)
+            )
+            found.setdefault(partition_of(key, count) if key else self._turn, []).append(place)
+        return {**found}
+
+    def _send(self, store: RedisStore, messages: Sequence[OutgoingMessage]) -> None:
+        for chunk in chunks(messages, self._rules):
             ids = chunk_ids(new_id(), len(chunk))
-            sending = self._store.sender.send(ids, chunk, never_stop, self._block_seconds)
-            accepted = finish(sending).accepted
+            accepted = finish(store.sender.send(ids, chunk, never_stop, self._block_seconds)).accepted
             self.count.published += sum(accepted)
             self.count.suppressed += len(accepted) - sum(accepted)
 
@@ -247,10 +310,10 @@ def publish_rows(rows: RowReader, batches: Iterator[pa.RecordBatch], make_keys: 
         for batch in batches:
             for start in range(0, batch.num_rows, size):
                 part = batch.slice(start, size)
-                messages, keys = rows.messages(part), rows.keys(part)
+                messages, keys, partition_keys = rows.messages(part), rows.keys(part), rows.partition_keys(part)
                 if keys is None and make_keys is not None:
-                    keys = list(make_keys(messages))
-                publisher.publish(messages, keys)
+                    keys = list(make_keys(messages, partition_keys))
+                publisher.publish(messages, keys, partition_keys)
     return publisher.count
 
 

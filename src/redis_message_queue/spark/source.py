@@ -1,4 +1,7 @@
-"""The streaming source: the offset of a micro-batch is the number of a sealed batch, which a replay reads again."""
+"""The streaming source: the offset of a micro-batch is the number of a sealed batch, which a replay reads again.
+
+In a queue with partitions it is the number of a sealed batch of each.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from redis_message_queue.errors import DataLossError, RedisMessageQueueError
+from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader
 from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal, split_members
 from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.spark.partitioned_group import Batches, PartitionedGroup
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,9 +28,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("redis_message_queue")
 
 _ROWS_A_TASK = 25_000  # unless minPartitions says otherwise: a task costs some 50 ms by itself
-_BATCH = "batch"  # the one field of an offset
+_BATCH, _BATCHES = "batch", "batches"  # the one field of an offset: a number, or with partitions one for each
 
-Offset = dict[str, int]
+Offset = dict[str, Any]
+
+
+def batches_of(offset: Offset) -> Batches:
+    """Return the last batch of each partition that an offset includes. Of partitions that it does not name: none."""
+    return list(offset[_BATCHES]) if _BATCHES in offset else [offset[_BATCH]]
+
+
+def offset_of(batches: Batches) -> Offset:
+    """Return the offset after these batches, one of each partition."""
+    return {_BATCHES: batches} if len(batches) > 1 else {_BATCH: batches[0]}
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,7 @@ class BatchSlice(InputPartition):
     batch: int
     start: int
     stop: int
+    partition: Partition = WHOLE
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -44,13 +60,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     acquires it; after a crash that may be `partitions`.
     """
 
-    # Set only in the process on the driver that Spark asks for offsets.
-    _connected: ConsumerGroup | None = None
+    # Set only in the process on the driver that Spark asks for offsets. A list has a number for each partition.
+    _connected: PartitionedGroup | None = None
     _renewal: LeaseRenewal | None = None
-    _left: int | None = None  # how many messages an AvailableNow query may still read
-    _offered = 0  # the last batch that this run has found by itself
-    _replayed_upto = 0  # the last batch that Spark has asked for by its checkpoint
-    _replayed = 0  # messages
+    _left: list[int] | None = None  # how many messages an AvailableNow query may still read
+    _known: Batches | None = None  # the last batches that this run has found, or was asked for by the checkpoint
+    _replayed = 0  # messages of the latter
 
     def __init__(self, options: SourceOptions, rows: RowEncoder) -> None:
         self._options = options
@@ -58,7 +73,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what executors do not need: they only read."""
-        return {name: value for name, value in vars(self).items() if name not in ("_connected", "_renewal", "_left")}
+        return {name: vars(self)[name] for name in vars(self).keys() - {"_connected", "_renewal", "_left", "_known"}}
 
     # -- on the driver
 
@@ -67,37 +82,46 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Spark asks again when it replays the first batch. Nothing is acked before that is done.
         """
-        return {_BATCH: self._acquired().acked}
+        return offset_of(self._acquired([0]).acked)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_messages_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what is there now, and nothing that is published later."""
-        self._left = self._group.depth()
+        self._left = self._group.depths()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Return the next batch: one that Spark has not seen yet, or a new one, or `start` if there is nothing."""
-        self._offered = self._next_batch(start[_BATCH], limit)
-        return {_BATCH: self._offered}
+        """Return the next batches: those that Spark has not seen yet, or new ones, or `start` if there is nothing."""
+        committed = batches_of(start)
+        group = self._acquired(committed)
+        committed = self._fitting(group, committed)
+        found = self._next_batches(group, committed, limit)
+        self._known = [*map(max, self._known or found, found)]
+        return start if found == committed else offset_of(found)
 
-    def _next_batch(self, committed: int, limit: ReadLimit) -> int:
-        group = self._acquired()
+    def _next_batches(self, group: PartitionedGroup, committed: Batches, limit: ReadLimit) -> Batches:
         self._ack(group, committed)
-        if group.sealed > committed:
-            return committed + 1
+        if group.sealed != committed:
+            return [number + (number < sealed) for number, sealed in zip(committed, group.sealed, strict=True)]
         wanted = self._wanted(group, limit)
-        if wanted > 0 and not group.fill_batch(wanted) and self._left is None:
+        if wanted > 0 and not group.fill_batches(wanted, self._left) and self._left is None:
             # With the default trigger Spark asks 80 times a second.
             group.wait_for_wakeup()
-            group.fill_batch(wanted)
-        sealed = group.seal_batch()
+            group.fill_batches(wanted)
+        sealed = group.seal_batches()
         if self._left is not None:
-            size = (group.batch_size(sealed) or 0) if sealed > committed else 0
-            self._left = self._left - size if size else 0
-            if not size:
+            self._left = self._still_left(self._left, committed)
+            if sealed == committed:
                 self._release_lease()
         return sealed
+
+    def _still_left(self, left: list[int], committed: Batches) -> list[int]:
+        """Return how many messages may still be read. If there was none, others have taken the rest."""
+        parts = self._group.parts
+        new = [one.sealed > number for one, number in zip(parts, committed, strict=True)]
+        sizes = [(one.batch_size(one.sealed) or 0) if is_new else 0 for one, is_new in zip(parts, new, strict=True)]
+        return [one - size for one, size in zip(left, sizes, strict=True)] if any(new) else [0] * len(parts)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return what the progress shows: the lag, and what this run has done: see `StreamProgress`.
@@ -110,7 +134,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.warning("%s: the lag of the query could not be read (%s)", self._options.queue, type(error).__name__)
             return None
         return {
-            _BATCH: self._group.sealed,
+            _BATCH: sum(self._group.sealed),
             "queue": self._options.queue,
             "consumer_group": self._options.consumer_group,
             "replayed": self._replayed,
@@ -121,26 +145,35 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the batches after `start` in slices. After a crash this is the first call, with the same batches."""
-        group = self._acquired()
-        self._ack(group, start[_BATCH])
-        sizes = {number: group.batch_size(number) for number in range(start[_BATCH] + 1, end[_BATCH] + 1)}
-        state = group.state()
-        lost = [number for number, size in sizes.items() if size is None or number <= state.released]
-        if lost or end[_BATCH] < start[_BATCH]:
-            self._report_data_loss(_why_gone(lost[0] if lost else end[_BATCH], state.sealed, state.released))
-        kept = {number: size for number, size in sizes.items() if size and number not in lost}
-        self._count_replayed(kept)
-        return split(kept, self._options.min_partitions)
+        group = self._acquired(batches_of(end))
+        first, last = (self._fitting(group, batches_of(one)) for one in (start, end))
+        self._ack(group, first)
+        sizes: dict[tuple[Partition, int], int] = {}
+        for place, one in enumerate(group.parts):
+            found = self._sizes(one, first[place], last[place])
+            self._count_replayed(group, place, found)
+            sizes |= {(one.partition, number): size for number, size in found.items()}
+        return split(sizes, self._options.min_partitions)
 
-    def _count_replayed(self, sizes: dict[int, int]) -> None:
+    def _sizes(self, one: ConsumerGroup, first: int, last: int) -> dict[int, int]:
+        """Return how many messages each batch of a partition has, without those that are lost."""
+        sizes = {number: one.batch_size(number) for number in range(first + 1, last + 1)}
+        state = one.state()
+        lost = [number for number, size in sizes.items() if size is None or number <= state.released]
+        if lost or last < first:
+            self._report_data_loss(_why_gone(one, lost[0] if lost else last, state.sealed, state.released))
+        return {number: size for number, size in sizes.items() if size and number not in lost}
+
+    def _count_replayed(self, group: PartitionedGroup, place: int, sizes: dict[int, int]) -> None:
         """Count batches that this run did not find itself, each once: Spark may plan one more than once."""
-        known = max(self._offered, self._replayed_upto)
-        self._replayed += sum(size for number, size in sizes.items() if number > known)
-        self._replayed_upto = max(known, *sizes, 0)
+        self._known = self._known or [0] * len(group.parts)
+        self._replayed += sum(size for number, size in sizes.items() if number > self._known[place])
+        self._known[place] = max(self._known[place], *sizes, 0)
 
     def commit(self, end: Offset) -> None:
         """Ack everything up to here: Spark is done with it."""
-        self._ack(self._acquired(), end[_BATCH])
+        group = self._acquired(batches_of(end))
+        self._ack(group, self._fitting(group, batches_of(end)))
 
     def stop(self) -> None:
         """Release the group. Spark calls this on failure and when the driver is gone, not on a normal end."""
@@ -154,7 +187,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of a slice. Reading changes nothing, so a task may be repeated."""
         assert isinstance(partition, BatchSlice)
-        group = ConsumerGroup(self._options.connect(), self._options)
+        client = self._options.connect()
+        group = ConsumerGroup(client, self._options, RedisReader(client, self._options.keys, partition.partition))
         try:
             found = 0
             for members in group.read_pages(partition.batch, partition.start, partition.stop):
@@ -163,22 +197,26 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         finally:
             group.close()
         if found != partition.stop - partition.start:
+            named, expected = _named(group, partition.batch), partition.stop - partition.start
             self._report_data_loss(
-                f"batch {partition.batch} should have {partition.stop - partition.start:,} messages from index "
-                f"{partition.start:,}, but {found:,} are there"
+                f"{named} should have {expected:,} messages from index {partition.start:,}, but {found:,} are there"
             )
 
     # -- the consumer group
 
     @property
-    def _group(self) -> ConsumerGroup:
+    def _group(self) -> PartitionedGroup:
+        return self._connect([0])
+
+    def _connect(self, known: Batches) -> PartitionedGroup:
+        """Return the group. If Redis does not know the queue, it has as many partitions as the checkpoint."""
         if self._connected is None:
-            self._connected = ConsumerGroup(self._options.connect(), self._options)
+            self._connected = PartitionedGroup(self._options.connect(), self._options, len(known))
         return self._connected
 
-    def _acquired(self) -> ConsumerGroup:
+    def _acquired(self, known: Batches) -> PartitionedGroup:
         """Return the group. The first call of a run acquires it and recovers what the run before has left."""
-        group = self._group
+        group = self._connect(known)
         if self._renewal is None:
             group.acquire_group()
             self._renewal = LeaseRenewal(group)
@@ -186,6 +224,16 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._renewal.lost is not None:
             raise type(self._renewal.lost)(str(self._renewal.lost), queue=self._options.queue)
         return group
+
+    def _fitting(self, group: PartitionedGroup, batches: Batches) -> Batches:
+        """Return a number for each partition: none of a partition that the queue has got since."""
+        count = len(group.parts)
+        if any(batches[count:]):
+            self._report_data_loss(
+                f"the checkpoint has batches of {len(batches)} partitions, and the queue has {count}; the server was "
+                "emptied or restored, or the checkpoint belongs to another queue"
+            )
+        return [*batches, *[0] * (count - len(batches))][:count]
 
     def _release_lease(self) -> None:
         if self._renewal is not None:
@@ -202,21 +250,22 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self._options.lease_seconds,
                 )
 
-    def _ack(self, group: ConsumerGroup, number: int) -> None:
-        if number > group.sealed:
-            self._report_data_loss(_why_gone(number, group.sealed, 0))
-            group.skip_to(number)
-        group.ack_batch(number)
+    def _ack(self, group: PartitionedGroup, batches: Batches) -> None:
+        for one, number in zip(group.parts, batches, strict=True):
+            if number > one.sealed:
+                self._report_data_loss(_why_gone(one, number, one.sealed, 0))
+                one.skip_to(number)
+            one.ack_batch(number)
 
-    def _wanted(self, group: ConsumerGroup, limit: ReadLimit) -> int:
-        """Return how many messages the next batch may have."""
+    def _wanted(self, group: PartitionedGroup, limit: ReadLimit) -> int:
+        """Return how many messages the next batches may have."""
         if isinstance(limit, ReadMaxRows):
             wanted = limit.max_rows
         elif isinstance(limit, ReadAllAvailable):  # a trigger that runs once: what is there now
-            wanted = group.depth()
+            wanted = sum(group.depths())
         else:
             wanted = self._options.max_messages_per_trigger
-        return wanted if self._left is None else min(wanted, self._left)
+        return wanted if self._left is None else min(wanted, sum(self._left))
 
     def _report_data_loss(self, what: str) -> None:
         """Raise, or only warn if the user wants to continue."""
@@ -229,24 +278,29 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log.warning("messages are lost: %s", where)
 
 
-def split(sizes: dict[int, int], wanted: int | None) -> list[BatchSlice]:
+def split(sizes: dict[tuple[Partition, int], int], wanted: int | None) -> list[BatchSlice]:
     """Return the batches in slices of equal length, or one message more: at least as many as wanted, if there are."""
     total = sum(sizes.values())
     count = max(wanted or 1, -(-total // _ROWS_A_TASK))
     slices: list[BatchSlice] = []
-    for number, size in sizes.items():
+    for (partition, number), size in sizes.items():
         parts = min(size, -(-count * size // total))
         edges = [size * place // parts for place in range(parts + 1)]
-        slices += [BatchSlice(number, start, stop) for start, stop in pairwise(edges)]
+        slices += [BatchSlice(number, start, stop, partition) for start, stop in pairwise(edges)]
     return slices
 
 
-def _why_gone(number: int, sealed: int, released: int) -> str:
+def _named(group: ConsumerGroup, number: int) -> str:
+    return f"batch {number}" + (f" of partition {group.partition.number}" if group.partition.count > 1 else "")
+
+
+def _why_gone(group: ConsumerGroup, number: int, sealed: int, released: int) -> str:
+    named = _named(group, number)
     if number > sealed:
         return (
-            f"batch {number} is in the checkpoint but not in Redis, where the last batch is {sealed}; "
+            f"{named} is in the checkpoint but not in Redis, where the last batch is {sealed}; "
             "the server was emptied or restored, or the checkpoint belongs to another queue"
         )
     if number <= released:
-        return f"an operator released batch {number}, and its messages went back to the queue"
-    return f"batch {number} was acked before, and its messages are gone; the checkpoint is older than that"
+        return f"an operator released {named}, and its messages went back to the queue"
+    return f"{named} was acked before, and its messages are gone; the checkpoint is older than that"

@@ -28,7 +28,7 @@ from redis_message_queue.keys import QueueKeys
 from redis_message_queue.protocol.port import Argument
 from redis_message_queue.protocol.records import RecordPair, pair, record_of
 from redis_message_queue.spark import journal
-from redis_message_queue.spark.connection import RedisReader
+from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader, open_partitions
 from redis_message_queue.spark.consumer_group import batch_length, page_size, split_members
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.rows import ColumnEncoder, message_columns, messages_schema, parse_stored, payload_type
@@ -90,9 +90,10 @@ def _microseconds(value: Any) -> int | None:
 
 @dataclass(frozen=True)
 class TableSlice(spark.InputPartition):
-    """What one task reads: pieces of the table, as the table divides itself."""
+    """What one task reads: pieces of the table, as the table divides itself, all of one partition of the queue."""
 
     pieces: tuple[tuple[Any, ...], ...]
+    partition: Partition = WHOLE
 
 
 class QueueTable(ABC):
@@ -102,16 +103,15 @@ class QueueTable(ABC):
 
     def __init__(self, options: TableOptions) -> None:
         self.options = options
-        self.keys = options.keys
 
     @property
     @abstractmethod
     def schema(self) -> t.StructType:
-        """The columns of the table."""
+        """The columns of the table, without the partition of a row."""
 
     @abstractmethod
     def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
-        """Split the table for tasks. An empty table has no slices."""
+        """Split what one partition of the queue has for tasks. An empty table has no slices."""
 
     @abstractmethod
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
@@ -125,7 +125,7 @@ class QueueTable(ABC):
         """Return how often each message was delivered. Most have the usual count, and a flag that says so."""
         noted = [parse_stored(one)[0] for one in stored if one and one[0] & HAS_ENTRY]
         ids = [one for one in noted if one is not None]
-        (entries,) = reader.read(("HMGET", self.keys.deliveries, *ids)) if ids else ([],)
+        (entries,) = reader.read(("HMGET", reader.keys.deliveries, *ids)) if ids else ([],)
         found = {one: _delivery_count(entry) for one, entry in zip(ids, entries, strict=True)}
         counts = {one: count for one, count in found.items() if count is not None}
         return [counts.get(one[1 : 1 + ID_BYTES], usual) for one in stored]
@@ -159,28 +159,25 @@ class PendingTable(QueueTable):
         names = sorted(filters.tenants) if filters.tenants is not None else ["", *self._tenants(reader)]
         for at in range(0, len(names), PAGE):
             some = names[at : at + PAGE]
-            yield from zip(some, reader.read(*(("LLEN", self._tenant_key(name)) for name in some)), strict=True)
+            yield from zip(some, reader.read(*(("LLEN", _tenant_key(reader.keys, name)) for name in some)), strict=True)
 
     def _tenants(self, reader: RedisReader) -> list[str]:
         """Return the tenants that have work now."""
         names: dict[str, None] = {}
         cursor: bytes = b"0"
         while True:
-            ((cursor, page),) = reader.read(("ZSCAN", self.keys.tenant_ring, cursor, "COUNT", PAGE))
+            ((cursor, page),) = reader.read(("ZSCAN", reader.keys.tenant_ring, cursor, "COUNT", PAGE))
             names.update((name.decode("utf-8", "surrogateescape"), None) for name in page[::2] if name)
             if cursor == b"0":
                 return list(names)
-
-    def _tenant_key(self, tenant: str) -> bytes:
-        """Return the key of a tenant's queue. The name of the tenant need not be UTF-8."""
-        key = self.keys.tenant_pending("").encode() + tenant.encode("utf-8", "surrogateescape")
-        return key if tenant else self.keys.pending.encode()
 
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
         """Return the messages of each tenant in the order of their delivery."""
         pages = [(tenant, *page) for tenant, start, stop in wanted.pieces for page in _pages(start, stop)]
         for some in _grouped(pages, lambda page: page[2] - page[1]):
-            answers = reader.read(*(_from_the_right(self._tenant_key(tenant), at, end) for tenant, at, end in some))
+            keys = [_tenant_key(reader.keys, tenant) for tenant, _, _ in some]
+            wanted_pages = zip(keys, some, strict=True)
+            answers = reader.read(*(_from_the_right(key, at, end) for key, (_, at, end) in wanted_pages))
             stored = [one for answer in answers for one in reversed(answer)]
             yield message_columns(stored, self._delivery_counts(reader, stored, 0), self.options.queue)
 
@@ -200,7 +197,7 @@ class ProcessingTable(QueueTable):
         deadlines = self._deadlines(reader)
         cursor: bytes = b"0"
         while True:
-            ((cursor, page),) = reader.read(("HSCAN", self.keys.processing, cursor, "COUNT", PAGE))
+            ((cursor, page),) = reader.read(("HSCAN", reader.keys.processing, cursor, "COUNT", PAGE))
             fresh = {one: stored for one, stored in zip(page[::2], page[1::2], strict=True) if one not in seen}
             seen.update(fresh)
             if fresh:
@@ -213,7 +210,7 @@ class ProcessingTable(QueueTable):
         found: dict[bytes, int] = {}
         first, page = 0, [b""]
         while page:
-            (page,) = reader.read(("ZRANGE", self.keys.leases, first, first + PAGE - 1, "WITHSCORES"))
+            (page,) = reader.read(("ZRANGE", reader.keys.leases, first, first + PAGE - 1, "WITHSCORES"))
             scored = ((token, score) for token, score in _scored(page) if len(token) == TOKEN_BYTES)
             found.update({token[:ID_BYTES]: _whole(score) for token, score in scored})
             first += PAGE
@@ -236,7 +233,7 @@ class DelayedTable(QueueTable):
 
     def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
         """Split into ranges of due times with about the same number of messages."""
-        key, low, high = self.keys.delayed, filters.since or 0, filters.until
+        key, low, high = reader.keys.delayed, filters.since or 0, filters.until
         top = "+inf" if high is None else str(high)
         first, rows = reader.read(("ZCOUNT", key, "-inf", f"({low}"), ("ZCOUNT", key, low, top))
         size = self._rows_a_slice(rows)
@@ -250,7 +247,7 @@ class DelayedTable(QueueTable):
         ((low, high),) = wanted.pieces
         seen = 0  # how many messages with the due time at which the next page starts
         while True:
-            (found,) = reader.read(("ZRANGEBYSCORE", self.keys.delayed, low, high, "WITHSCORES", "LIMIT", seen, PAGE))
+            (found,) = reader.read(("ZRANGEBYSCORE", reader.keys.delayed, low, high, "WITHSCORES", "LIMIT", seen, PAGE))
             due = _scored(found)
             if due:
                 yield self._page(reader, due)
@@ -261,7 +258,7 @@ class DelayedTable(QueueTable):
             low = f"{last:.0f}"
 
     def _page(self, reader: RedisReader, due: list[tuple[bytes, float]]) -> ColumnValues:
-        (bodies,) = reader.read(("HMGET", self.keys.delayed_messages, *(one for one, _ in due)))
+        (bodies,) = reader.read(("HMGET", reader.keys.delayed_messages, *(one for one, _ in due)))
         there = [(stored, _whole(at)) for stored, (_, at) in zip(bodies, due, strict=True) if stored is not None]
         stored = [one for one, _ in there]
         counts = self._delivery_counts(reader, stored, 0)
@@ -289,12 +286,12 @@ class ClaimedTable(QueueTable):
     def _groups(self, reader: RedisReader) -> list[str]:
         if self.options.consumer_group is not None:
             return [self.options.consumer_group]
-        (names,) = reader.read(("HKEYS", self.keys.groups))
+        (names,) = reader.read(("HKEYS", reader.keys.groups))
         return sorted(name.decode("utf-8", "replace") for name in names if name)  # '' has the sum of all groups
 
     def _batches(self, reader: RedisReader, group: str) -> Iterator[tuple[str, int, bool, int, int]]:
         """Return the batches of a group: whether each is sealed, how much of it to read at once, and its length."""
-        (found,) = reader.read(("HGETALL", self.keys.group(group)))
+        (found,) = reader.read(("HGETALL", reader.keys.group(group)))
         fields = found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
         acked, sealed = (batch_length(fields.get(name)) for name in (b"acked", b"sealed"))
         for number in sorted(int(name) for name in fields if name.isdigit() and int(name) > acked):
@@ -304,7 +301,7 @@ class ClaimedTable(QueueTable):
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
         ((group, number, is_sealed, size, start, stop),) = wanted.pieces
         for at, end in _pages(start, stop, size):
-            (members,) = reader.read(("LRANGE", self.keys.members(group, number), at, end - 1))
+            (members,) = reader.read(("LRANGE", reader.keys.members(group, number), at, end - 1))
             stored, counts = split_members(members)
             rest = ([value] * len(stored) for value in (group, number, is_sealed))
             yield [*message_columns(stored, counts, self.options.queue), *rest]
@@ -317,19 +314,15 @@ class ListTable(QueueTable):
     def schema(self) -> t.StructType:
         return _with_outcome(messages_schema(self.options.payload_format))
 
-    @property
-    def _lists(self) -> tuple[str, str]:
-        return _lists(self.keys, self.options.table)
-
     def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
-        payloads, records = reader.read_atomically(*(("LLEN", key) for key in self._lists))
+        payloads, records = reader.read_atomically(*(("LLEN", key) for key in _lists(reader.keys, self.options.table)))
         # Lists of different lengths were changed by hand. Records are then matched from the end, by one task.
         size = self._rows_a_slice(payloads) if payloads == records else max(1, payloads)
         return [TableSlice((piece,)) for piece in _pages(0, payloads, size)]
 
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
         """Return the oldest messages first: indexes from that end do not change when messages are added."""
-        letters, notes = self._lists
+        letters, notes = _lists(reader.keys, self.options.table)
         ((start, stop),) = wanted.pieces
         read = start
         for at, end in _pages(start, stop):
@@ -348,18 +341,15 @@ class RecordsTable(QueueTable):
     def schema(self) -> t.StructType:
         return records_schema()
 
-    @property
-    def _records(self) -> str:
-        return _lists(self.keys, self.options.records_of)[1]
-
     def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
-        (rows,) = reader.read(("LLEN", self._records))
+        (rows,) = reader.read(("LLEN", _lists(reader.keys, self.options.records_of)[1]))
         return [TableSlice((piece,)) for piece in _pages(0, rows, self._rows_a_slice(rows))]
 
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
         ((start, stop),) = wanted.pieces
+        records = _lists(reader.keys, self.options.records_of)[1]
         for at, end in _pages(start, stop):
-            (notes,) = reader.read(_from_the_right(self._records, at, end))
+            (notes,) = reader.read(_from_the_right(records, at, end))
             # Without payloads no record is matched. Values that are not records are left out.
             entries = [one for one in pair([], notes[::-1], whole=True) if one.record is not None]
             yield _record_columns(self.schema, self.options.queue, entries)
@@ -383,7 +373,7 @@ class JournalTable(QueueTable):
         An id is never earlier than the time of its entry, and later only after a clock went back. So `since` can be
         used, and `until` cannot.
         """
-        key = self.keys.journal
+        key = reader.keys.journal
         least = "-" if filters.since is None else str(max(0, filters.since // 1_000))
         head, tail, length = reader.read(
             ("XRANGE", key, least, "+", "COUNT", 1),
@@ -401,7 +391,7 @@ class JournalTable(QueueTable):
 
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
         ((start, end),) = wanted.pieces
-        for page in journal.pages(reader, self.keys.journal, start, end, PAGE):
+        for page in journal.pages(reader, reader.keys.journal, start, end, PAGE):
             rows = [journal.decode(stream_id, fields, int) for stream_id, fields in page]
             yield [*([row[name] for row in rows] for name in journal.SCHEMA.names), [self.options.queue] * len(rows)]
 
@@ -427,7 +417,12 @@ def records_schema() -> t.StructType:
 
 def table_schema(options: TableOptions) -> t.StructType:
     """Return the columns of the table that is asked for."""
-    return TABLES[options.table](options).schema
+    return _with_partition(TABLES[options.table](options).schema)
+
+
+def _with_partition(schema: t.StructType) -> t.StructType:
+    """Add the number of the partition that a row is from: 0 in a queue without partitions."""
+    return schema.add("partition", t.IntegerType())
 
 
 # Shared by the tables
@@ -445,6 +440,12 @@ def _lists(keys: QueueKeys, name: str) -> tuple[str, str]:
     """Return the keys of a list of payloads and of the records beside it."""
     key = {"completed": keys.completed, "failed": keys.failed, "dead_letters": keys.dead_letter}[name]
     return key, keys.records(key)
+
+
+def _tenant_key(keys: QueueKeys, tenant: str) -> bytes:
+    """Return the key of a tenant's queue. The name of the tenant need not be UTF-8."""
+    key = keys.tenant_pending("").encode() + tenant.encode("utf-8", "surrogateescape")
+    return key if tenant else keys.pending.encode()
 
 
 def _record_columns(schema: t.StructType, queue: str, entries: Sequence[RecordPair]) -> ColumnValues:
@@ -521,7 +522,7 @@ class TableReader(spark.DataSourceReader):
 
     def __init__(self, options: TableOptions, schema: t.StructType) -> None:
         self._table = TABLES[options.table](options)
-        self._encoder = ColumnEncoder(_checked(schema, self._table.schema, options.table))
+        self._encoder = ColumnEncoder(_checked(schema, table_schema(options), options.table))
         self._filters = PushedFilters()
         self.pushFilters = _FilterPush(self)  # type: ignore[method-assign]  # see there
 
@@ -533,10 +534,11 @@ class TableReader(spark.DataSourceReader):
 
     def partitions(self) -> Sequence[TableSlice]:
         with closing(self._table.options.connect()) as client:
-            reader = RedisReader(client, self._table.keys)
-            if not reader.read(("EXISTS", self._table.keys.meta))[0]:
-                reader.refuse_cluster_node()
-            slices = self._table.slices(reader, self._filters)
+            slices = [
+                replace(one, partition=reader.partition)
+                for reader in open_partitions(client, self._table.options)
+                for one in self._table.slices(reader, self._filters)
+            ]
         # Spark reads a table without partitions as one with a partition of its own making.
         return slices or [TableSlice(())]
 
@@ -545,8 +547,9 @@ class TableReader(spark.DataSourceReader):
         if not partition.pieces:
             return
         with closing(self._table.options.connect()) as client:
-            for columns in self._table.read(RedisReader(client, self._table.keys), partition):
-                yield self._encoder.encode(columns)
+            reader = RedisReader(client, self._table.options.keys, partition.partition)
+            for columns in self._table.read(reader, partition):
+                yield self._encoder.encode([*columns, [partition.partition.number] * len(columns[0])])
 
 
 class _FilterPush:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from redis_message_queue.spark.options import QueueAddress, SourceOptions
 
 if TYPE_CHECKING:
     from redis_message_queue.spark.consumer_group import ConsumerGroup
+    from redis_message_queue.spark.partitioned_group import PartitionedGroup
 
 
 def groups(queue: QueueChoice, output: Output) -> None:
@@ -27,11 +29,15 @@ def groups(queue: QueueChoice, output: Output) -> None:
 
     Batches are numbered. Those up to `acked` are done. Those up to `sealed` belong to a query, or
     to the next query that you start with the same checkpoint. The table `claimed` of the Spark format shows
-    their messages.
+    their messages. In a queue with partitions there is a row for each partition of a group.
     """
     address = address_of(queue)
     with queue.client() as client:
-        rows = [_row(_group(client, address, name), messages) for name, messages in _messages_by_group(client, address)]
+        rows = [
+            _row(one, messages[one.partition.number])
+            for name, messages in _messages_by_group(client, address).items()
+            for one in _group(client, address, name).parts
+        ]
     output.table(rows, empty=f"no streaming query has read {queue.name!r}")
     if any(row["messages"] for row in rows):
         output.say(
@@ -54,16 +60,16 @@ def release(
     """
     address = address_of(queue)
     with queue.client() as client:
-        claimed = dict(_messages_by_group(client, address)).get(group)
+        claimed = _messages_by_group(client, address).get(group)
         if claimed is None:
             raise CommandFailedError(f"queue {queue.name!r} has no consumer group {group!r}; see rmq spark groups")
-        if not yes and not _confirmed(claimed, group):
+        if not yes and not _confirmed(sum(claimed.values()), group):
             return ExitStatus.FAILED
         acquired = _group(client, address, group)
         acquired.acquire_group()
         try:
             acquired.recover()
-            released = acquired.release_batches()
+            released = sum(one.release_batches() for one in acquired.parts)
         finally:
             acquired.release_lease()
     output.document({"queue": queue.name, "group": group, "released": released})
@@ -76,21 +82,31 @@ def _confirmed(claimed: int, group: str) -> bool:
     return typer.confirm(f"Return {claimed:,} messages of consumer group {group!r} to the queue?", err=True)
 
 
-def _messages_by_group(client: Any, address: dict[str, Any]) -> list[tuple[str, int]]:
-    found: dict[bytes, bytes] = client.hgetall(QueueAddress(**address).keys.groups)
-    return sorted((text_of(name), int(messages)) for name, messages in found.items() if name)  # '' has the sum
+def _messages_by_group(client: Any, address: dict[str, Any]) -> dict[str, Counter[int]]:
+    """Return how many messages each group has claimed from each partition."""
+    from redis_message_queue.spark.connection import open_partitions
+
+    found: dict[str, Counter[int]] = {}
+    for reader in open_partitions(client, QueueAddress(**address)):
+        (reply,) = reader.read(("HGETALL", reader.keys.groups))
+        pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+        for name, messages in pairs:
+            if name:  # '' has the sum
+                found.setdefault(text_of(name), Counter())[reader.partition.number] = int(messages)
+    return dict(sorted(found.items()))
 
 
-def _group(client: Any, address: dict[str, Any], name: str) -> ConsumerGroup:
-    from redis_message_queue.spark.consumer_group import ConsumerGroup
+def _group(client: Any, address: dict[str, Any], name: str) -> PartitionedGroup:
+    from redis_message_queue.spark.partitioned_group import PartitionedGroup
 
-    return ConsumerGroup(client, SourceOptions(**address, consumer_group=name))
+    return PartitionedGroup(client, SourceOptions(**address, consumer_group=name))
 
 
 def _row(group: ConsumerGroup, messages: int) -> dict[str, Any]:
     state, held = group.state(), group.holder()
     return {
         "group": group.name,
+        **({"partition": group.partition.number} if group.partition.count > 1 else {}),
         "holder": held.holder,
         "lease_seconds": round(held.lease_seconds, 1),
         "messages": messages,

@@ -123,4 +123,5 @@ def address_of(queue: QueueChoice) -> dict[str, Any]:
         "key_separator": queue.key_separator,
         "hash_tag": bool(queue.hash_tag),
         "dead_letter_queue": queue.dead_letter_queue,
+        "partitions": queue.partitions,
     }

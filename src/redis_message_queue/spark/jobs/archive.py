@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from redis_message_queue.errors import ArchiveError
+from redis_message_queue.spark.connection import WHOLE, Partition
 from redis_message_queue.spark.job_options import ArchiveOptions, CompactOptions
 from redis_message_queue.spark.jobs.archive_tables import (
     ArchiveTable,
@@ -40,7 +41,15 @@ from redis_message_queue.spark.jobs.job import (
     require_classic,
 )
 from redis_message_queue.spark.jobs.records import RecordArchiver, records_table
-from redis_message_queue.spark.journal import BEGINNING, SCHEMA, JournalReader, JournalSnapshot, StreamId, StreamRange
+from redis_message_queue.spark.journal import (
+    BEGINNING,
+    SCHEMA,
+    JournalReader,
+    JournalSnapshot,
+    StreamId,
+    StreamRange,
+    journals_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +64,7 @@ Missing = tuple[int, int]  # the first serial that is missing, and how many are
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveResult(JobResult):
-    """What a run has added, and how far the archive goes now."""
+    """What a run has added, and how far the archive goes now: of a queue with partitions, the sum of these."""
 
     queue: str
     path: str
@@ -103,9 +112,15 @@ def journal_table(archive: Location) -> ArchiveTable:
     return ArchiveTable(archive, "journal", _FILE_SCHEMA)
 
 
-def application_of(queue: str, journal: str, partition: int = 0) -> str:
+def journal_of(identity: str, partition: int) -> str:
+    """Return how the archive names a journal: by its identity, and after a slash the partition unless it is 0."""
+    return f"{identity}/{partition}" if partition else identity
+
+
+def application_of(queue: str, journal: str) -> str:
     """Return the name under which Delta keeps the last serial of a journal that is archived."""
-    return f"redis-exact-queue/{journal}/{partition}/{queue}"
+    identity, _, partition = journal.partition("/")
+    return f"redis-exact-queue/{identity}/{partition or 0}/{queue}"
 
 
 def archive(spark: "SparkSession", options: ArchiveOptions, on_progress: OnProgress = ignore_progress) -> ArchiveResult:
@@ -118,14 +133,37 @@ def archive(spark: "SparkSession", options: ArchiveOptions, on_progress: OnProgr
     """
     require_classic(spark, "archiving")
     location = location_of(options.path, options.storage_options, spark)
-    with JournalReader(options) as journal, clear_errors("archiving"):
-        result = Archiver(journal, location, in_tasks(spark), options, on_progress).run()
+    with clear_errors("archiving"):
+        result = archive_journals(location, in_tasks(spark), options, on_progress)
         records = RecordArchiver(spark, location, options, on_progress).run()
     return dataclasses.replace(result, records=records)
 
 
+def archive_journals(
+    location: Location, run_tasks: TaskRunner, options: ArchiveOptions, on_progress: OnProgress = ignore_progress
+) -> ArchiveResult:
+    """Archive the journal of each partition, one after the other, and then what all of them hold."""
+    partitions = journals_of(options)
+    # Before the ends are read: every message that is found now is in a journal by then.
+    inventory = Inventory.read(options, location, run_tasks) if options.inventory else None
+    results, ends = [], {}
+    for partition in partitions:
+        with JournalReader(options, partition) as journal:
+            archiver = Archiver(journal, location, run_tasks, options, on_progress)
+            results.append(archiver.run())
+        if archiver.end is not None:
+            ends[partition.number] = (archiver.identity, archiver.end)
+    if inventory is not None and ends:
+        inventory.commit(ends)
+    return dataclasses.replace(
+        results[0],
+        **{name: sum(getattr(one, name) for one in results) for name in ("rows", "files", "last_serial")},
+        missing=[gap for one in results for gap in one.missing],
+    )
+
+
 class Archiver:
-    """One run of `archive` over the journal."""
+    """One run of `archive` over the journal of a queue or a partition."""
 
     def __init__(
         self,
@@ -138,8 +176,10 @@ class Archiver:
         self._journal, self._location, self._run_tasks = journal, location, run_tasks
         self._options, self._on_progress = options, on_progress
         self._table = journal_table(location)
-        self._identity = journal.state().identity  # raises if there is no journal
-        self._application = application_of(options.queue, self._identity)
+        found = journal.state().identity  # raises if there is no journal
+        self.identity = journal_of(found, journal.partition.number)
+        self.end: JournalSnapshot | None = None  # of the journal, when it was archived
+        self._application = application_of(options.queue, self.identity)
 
     def run(self) -> ArchiveResult:
         """Archive up to the end that the journal has now."""
@@ -147,9 +187,7 @@ class Archiver:
         last_id = self._last_id(known)
         if last_id != BEGINNING:
             self._journal.set_mark(last_id)  # an earlier run may have died before this step
-        # Before the end is read: every message that is found now is in the journal by then.
-        inventory = Inventory.read(self._options, self._location, self._run_tasks) if self._options.inventory else None
-        end = self._journal.snapshot()
+        self.end = end = self._journal.snapshot()
         total = 0 if end is None else max(0, end.serial - (known or 0))
         self._on_progress(JobProgress("planned", 0, total))
         added: list[JournalFile] = []
@@ -163,8 +201,6 @@ class Archiver:
                 missing += gaps(known or 0, files)
                 known = self._commit(files, known, total)
                 added += files
-            if inventory is not None:
-                inventory.commit(self._identity, end)
         return ArchiveResult(
             queue=self._options.queue,
             path=self._options.path,
@@ -185,7 +221,7 @@ class Archiver:
             lambda one: one.statistics.get("serial", (0, known))[1] >= known,
         ).to_pylist()
         for row in found:
-            if (row["serial"], row["journal"]) == (known, self._identity):
+            if (row["serial"], row["journal"]) == (known, self.identity):
                 return StreamId.parse(row["stream_id"])
         # Old dates were deleted from the archive. What was archived is below the mark in Redis.
         return self._journal.state().mark or BEGINNING
@@ -205,10 +241,11 @@ class Archiver:
                 yield self._journal.split(segment, self._options.partition_rows)
 
     def _write(self, ranges: Sequence[StreamRange]) -> list[JournalFile]:
-        location, options, identity = self._location, self._options, self._identity
+        location, options, identity = self._location, self._options, self.identity
+        partition = self._journal.partition
 
         def write(wanted: StreamRange) -> str | None:
-            written = write_range(location, options, identity, wanted)
+            written = write_range(location, options, identity, wanted, partition)
             return None if written is None else written.to_json()
 
         return [JournalFile.from_json(one) for one in self._run_tasks(ranges, write)]
@@ -234,7 +271,12 @@ def gaps(known: int, files: Sequence[JournalFile]) -> Iterator[Missing]:
 
 
 def write_range(
-    location: Location, options: ArchiveOptions, journal: str, wanted: StreamRange, rows: int = 10_000
+    location: Location,
+    options: ArchiveOptions,
+    journal: str,
+    wanted: StreamRange,
+    partition: Partition = WHOLE,
+    rows: int = 10_000,
 ) -> JournalFile | None:
     """Write the entries of a range into a file. Returns None if they were trimmed meanwhile."""
     serials = SerialTracker()
@@ -245,7 +287,7 @@ def write_range(
             columns = [*batch.columns, pa.repeat(pa.scalar(journal), batch.num_rows)]
             yield pa.RecordBatch.from_arrays(columns, schema=_FILE_SCHEMA)
 
-    with JournalReader(options) as reader:
+    with JournalReader(options, partition) as reader:
         file = journal_table(location).write_file(options.queue, wanted.first.date, batches(reader))
     if file is None:
         return None

@@ -3,10 +3,11 @@
 With it the report can tell a message that is missing from one that another program has put there.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _TABLES: tuple[Table, ...] = ("pending", "processing", "delayed")
 _COUNTS = ("serial", "pending", "processing", "delayed")
-# The first row has the serial and the counts; each other row has the id of a message.
+# For each partition a row has the serial and the counts; each other row has the id of a message.
 _SCHEMA = pa.schema(
     [pa.field("id", pa.string()), pa.field("journal", pa.string()), *(pa.field(name, pa.int64()) for name in _COUNTS)]
 )
@@ -28,7 +29,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Held:
-    """How many messages the queue held when this was the last serial of its journal."""
+    """How many messages a queue or a partition held when this was the last serial of its journal."""
 
     journal: str
     serial: int
@@ -43,7 +44,7 @@ def inventory_table(archive: Location) -> ArchiveTable:
 class Inventory:
     """The ids that are in a queue, written to files that are not committed yet."""
 
-    def __init__(self, table: ArchiveTable, queue: str, date: str, files: list[DataFile]) -> None:
+    def __init__(self, table: ArchiveTable, queue: str, date: str, files: list[tuple[int, DataFile]]) -> None:
         self._table, self._queue, self._date, self._files = table, queue, date, files
 
     @classmethod
@@ -53,20 +54,22 @@ class Inventory:
 
         def write(wanted: tuple[TableReader, TableSlice]) -> str | None:
             written = table.write_file(queue, today, _ids(*wanted))
-            return None if written is None else written.to_json()
+            return None if written is None else json.dumps([wanted[1].partition.number, written.to_json()])
 
-        files = run_tasks(list(_slices(address)), write)
-        return cls(table, queue, today, [DataFile.from_json(one) for one in files])
+        found = map(json.loads, run_tasks(list(_slices(address)), write))
+        return cls(table, queue, today, [(partition, DataFile.from_json(one)) for partition, one in found])
 
-    def commit(self, journal: str, end: JournalSnapshot) -> None:
-        """Replace the inventory of the queue by this one."""
-        counts = {"serial": end.serial, "pending": end.pending, "processing": end.processing, "delayed": end.delayed}
-        head = pa.RecordBatch.from_pylist([{"journal": journal, **counts}], _SCHEMA)
-        first = self._table.write_file(self._queue, self._date, [head])
+    def commit(self, ends: Mapping[int, tuple[str, JournalSnapshot]]) -> None:
+        """Replace the inventory of the queue by this one, of the partitions whose journal has entries: up to here."""
+        heads = [
+            {"journal": journal, **{name: getattr(end, name) for name in _COUNTS}} for journal, end in ends.values()
+        ]
+        first = self._table.write_file(self._queue, self._date, [pa.RecordBatch.from_pylist(heads, _SCHEMA)])
         assert first is not None
+        files = [one for partition, one in self._files if partition in ends]
         application = f"redis-exact-queue/inventory/{self._queue}"
         known = self._table.open_or_create().transaction_version(application)
-        self._table.commit([first, *self._files], self._queue, application, known, (known or 0) + 1, replace=True)
+        self._table.commit([first, *files], self._queue, application, known, (known or 0) + 1, replace=True)
 
 
 def _slices(address: QueueAddress) -> Iterator[tuple[TableReader, TableSlice]]:
@@ -85,10 +88,9 @@ def _ids(reader: TableReader, wanted: TableSlice) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([ids, *nothing], schema=_SCHEMA)
 
 
-def read_inventory(spark: "SparkSession", location: Location, queue: str) -> tuple[Held | None, "DataFrame"]:
-    """Return what the queue held, if it is known, and the ids that were found in it: null for what has none."""
+def read_inventory(spark: "SparkSession", location: Location, queue: str) -> tuple[list[Held], "DataFrame"]:
+    """Return what each partition held, and the ids that were found in the queue: null for what has none."""
     rows = inventory_table(location).read(spark, queue)
-    head: Any = rows.where("serial is not null").first()
-    known = head is not None and None not in (head.pending, head.processing, head.delayed)
-    held = Held(head.journal, head.serial, head.pending + head.processing + head.delayed) if known else None
+    heads = rows.where("serial is not null").collect()
+    held = [Held(one.journal, one.serial, one.pending + one.processing + one.delayed) for one in heads]
     return held, rows.where("serial is null").select("id")

@@ -16,7 +16,7 @@ from redis_message_queue.protocol.reader import RecordSource
 from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile, Location, location_of
 from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
 from redis_message_queue.spark.options import QueueAddress, TableOptions
-from redis_message_queue.spark.tables import TableReader, TableSlice, read_in_tasks, records_schema
+from redis_message_queue.spark.tables import TableReader, TableSlice, read_in_tasks, records_schema, table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,7 +71,7 @@ class RecordArchiver:
     def _slices(self) -> list[tuple[str, TableReader, TableSlice]]:
         """Return the records that the queue has now, in slices for tasks, with the list of each."""
         readers = {
-            name: TableReader(TableOptions(**self._address.address, table="records", records_of=name), records_schema())
+            name: _reader_of(TableOptions(**self._address.address, table="records", records_of=name))
             for name in get_args(RecordSource)
         }
         return [(name, reader, one) for name, reader in readers.items() for one in reader.partitions() if one.pieces]
@@ -103,10 +103,14 @@ class RecordArchiver:
         return [DataFile.from_json(row.file) for row in rows]
 
 
+def _reader_of(options: TableOptions) -> TableReader:
+    return TableReader(options, table_schema(options))
+
+
 def _read_slice(wanted: tuple[str, TableReader, TableSlice]) -> Iterator[pa.RecordBatch]:
     name, reader, one = wanted
     for batch in reader.read(one):
-        yield batch.append_column("list", pa.repeat(name, batch.num_rows))
+        yield batch.select(records_schema().names).append_column("list", pa.repeat(name, batch.num_rows))
 
 
 def read_records(

@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis_message_queue import envelope
@@ -17,9 +17,10 @@ from redis_message_queue.envelope import tenant_name
 from redis_message_queue.errors import QueueBackpressureError, SelectionError
 from redis_message_queue.identity import new_id
 from redis_message_queue.keys import script_keys
+from redis_message_queue.partitioning import partition_of
 from redis_message_queue.protocol.port import Command, finish
 from redis_message_queue.scripts import script
-from redis_message_queue.spark.connection import RedisReader
+from redis_message_queue.spark.connection import RedisReader, open_partitions
 from redis_message_queue.spark.job_options import BackfillOptions
 from redis_message_queue.spark.jobs.publishing import RowCount
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 SPLIT_BYTES = 32 * 1024 * 1024  # changing it splits all files anew, and forgets how far each split is
 _CHUNK_BYTES = 4_000_000  # a script that copies more than this delays every other client
+_ROWS_IN_TURN = 1_000  # of a split, without a tenant, that go to the same partition
 _FULL = b"-"
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.1
 # What Spark would otherwise choose by the number of cores. A split of its own for each file: no task has two of them.
@@ -80,25 +82,18 @@ def _add(digest: Any, row: SplitRow) -> None:
     digest.update(b"%d:%d:%b%b" % (len(row.tenant), len(payload), row.tenant, payload))
 
 
-@dataclass
 class SplitPublisher:
-    """Publishes the rows of one split after the other, over its own connection."""
+    """Publishes the rows of one split after the other, over its own connection.
 
-    options: BackfillOptions
-    count: RowCount = field(default_factory=RowCount)
+    In a queue with partitions each has its own rows of the split: those of its tenants, and of the others each thousand
+    in turn. So each partition gets the same rows in every run, and keeps how far it is.
+    """
 
-    def __post_init__(self) -> None:
-        options = self.options
+    def __init__(self, options: BackfillOptions) -> None:
+        self.count = RowCount()
         self._client: Any = options.connect()
-        self._reader = RedisReader(self._client, options.keys)
-        self._key = options.keys.backfill(options.label)
-        keep_ms = max(1, int(options.message_deduplication_log_ttl_seconds * 1000))
-        limits = (options.max_pending_length or 0, options.max_pending_per_tenant or 0)
-        prefixes = (options.keys.tenant_pending(""), options.keys.expired(""))
-        keys = script_keys(options.keys, script("backfill").keys, backfill=self._key)
-        self._command = Command(script("backfill"), keys, (*prefixes, keep_ms, *limits))
-        self._most = min(options.batch_size, *(limit or options.batch_size for limit in limits))
-        self._split = ""
+        self._parts = [PartPublisher(options, one, self.count) for one in open_partitions(self._client, options)]
+        self._rows = self._first = 0  # rows of the split so far, and the partition of the first
 
     def __enter__(self) -> "SplitPublisher":
         return self
@@ -106,7 +101,48 @@ class SplitPublisher:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    # -- one split
+    def begin(self, file: str, start: int) -> None:
+        """Start with the first row of a split. The split before it is finished."""
+        self._rows, self._first = 0, partition_of(f"{file} {start}", len(self._parts))
+        for one in self._parts:
+            one.begin(file, start)
+
+    def add(self, row: SplitRow) -> None:
+        """Take the next row of the split: publish it, or skip it if it is published."""
+        count = len(self._parts)
+        place = 0 if count == 1 else self._place(row, count)
+        self._rows += 1
+        self._parts[place].add(row)
+
+    def _place(self, row: SplitRow, count: int) -> int:
+        if row.tenant:
+            return partition_of(row.tenant.decode(), count)
+        return (self._first + self._rows // _ROWS_IN_TURN) % count
+
+    def finish(self) -> None:
+        """Publish what is left of the split."""
+        for one in self._parts:
+            one.finish()
+
+
+@dataclass
+class PartPublisher:
+    """Publishes the rows of splits that one partition gets, or all of them in a queue without partitions."""
+
+    options: BackfillOptions
+    _reader: RedisReader
+    count: RowCount
+
+    def __post_init__(self) -> None:
+        options, own = self.options, self._reader.keys
+        self._key = own.backfill(options.label)
+        keep_ms = max(1, int(options.message_deduplication_log_ttl_seconds * 1000))
+        limits = (options.max_pending_length or 0, options.max_pending_per_tenant or 0)
+        prefixes = (own.tenant_pending(""), own.expired(""))
+        keys = script_keys(own, script("backfill").keys, backfill=self._key)
+        self._command = Command(script("backfill"), keys, (*prefixes, keep_ms, *limits))
+        self._most = min(options.batch_size, *(limit or options.batch_size for limit in limits))
+        self._split = ""
 
     def begin(self, file: str, start: int) -> None:
         """Start with the first row of a split. The split before it is finished."""
@@ -191,7 +227,8 @@ class SplitPublisher:
     def _changed(self) -> SelectionError:
         return SelectionError(
             f"{self._file} has changed: its first {self._done.rows:,} rows are not those that an earlier run has "
-            f"published. {_HOW_TO_REPEAT}"
+            f"published{' into this partition, or the queue has grown' if self._reader.partition.count > 1 else ''}. "
+            f"{_HOW_TO_REPEAT}"
         )
 
     def _full(self) -> QueueBackpressureError:

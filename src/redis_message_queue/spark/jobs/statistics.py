@@ -14,9 +14,10 @@ The definitions, which the page repeats:
   attempt does not use up a delivery.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.spark.job_options import Window
@@ -99,7 +100,7 @@ class ArchivedQueue:
 
     queue: str
     rows: int
-    held: Held | None
+    held: list[Held]  # by each partition
     contents: "DataFrame"  # the ids that were found in the queue
     last_serial: Callable[[str], int]  # the last serial of a journal that was archived
     records: "DataFrame | None" = None  # of settled messages, with the texts of their errors
@@ -462,6 +463,17 @@ def _of_journal(journal: str | None) -> "Column":
     return col("journal").isNull() if journal is None else col("journal").eqNullSafe(journal)
 
 
+def _of_journals(journals: "list[JournalRange]") -> "Column":
+    from pyspark.sql.functions import lit
+
+    return reduce(operator.or_, [_of_journal(one.journal) for one in journals], lit(False))
+
+
+def newest_of(journals: list[JournalRange]) -> list[JournalRange]:
+    """Return the journal that each partition has now. Their names end in the number of the partition."""
+    return list({(one.journal or "").partition("/")[2]: one for one in journals}.values())
+
+
 def _missing(entries: "DataFrame", last: int) -> list[Row]:
     """Return the serials from 1 to ``last`` that are not there, and the times of the entries around them."""
     steps = entries.selectExpr(
@@ -501,18 +513,18 @@ def _conservation(entries: "DataFrame", archived: ArchivedQueue, journals: list[
         expr("max_by(event, serial) as state"),
         expr("max_by(journal, serial) as journal"),
     ).persist()
-    newest = journals[-1].journal if journals else ""
+    newest = _of_journals(newest_of(journals))
     try:
         # After a message has left, no event may follow.
         odd = f"(entered > 1 or left > 1 or (left = 1 and not state in {LEAVING}))"
-        states = known.groupBy("state", _of_journal(newest).alias("is_newest")).agg(
+        states = known.groupBy("state", newest.alias("is_newest")).agg(
             expr("count_if(entered > 0) as entered"), expr("count(*) as messages"), expr(f"count_if{odd} as odd")
         )
         rows = states.collect()
         is_open = [one for one in rows if one.state not in LEAVING]
         purged = _count(entries.where(_REMOVED), "coalesce(sum(count), 0)")
         foreign = archived.contents.join(known.select("id"), "id", "left_anti")
-        remaining = known.where(expr(f"state not in {LEAVING}")).where(_of_journal(newest))
+        remaining = known.where(expr(f"state not in {LEAVING}")).where(newest)
         absent = remaining.select("id").join(archived.contents, "id", "left_anti").orderBy("id")
         return balance(
             entered=sum(one.entered for one in rows),
@@ -537,11 +549,11 @@ def _count(rows: "DataFrame", expression: str) -> int:
     return int(found[0])
 
 
-def _held(held: Held | None, journals: list[JournalRange]) -> int | None:
-    """Return how many messages the queue held at the last archived entry, if that is known."""
-    last = journals[-1] if journals else None
-    same = held is not None and last is not None and (held.journal, held.serial) == (last.journal, last.last_serial)
-    return held.messages if same and held is not None else None
+def _held(held: list[Held], journals: list[JournalRange]) -> int | None:
+    """Return how many messages the queue held at the last archived entries, if that is known."""
+    known = {(one.journal, one.serial): one.messages for one in held}
+    found = [known.get((one.journal, one.last_serial)) for one in newest_of(journals)]
+    return sum(one or 0 for one in found) if found and None not in found else None
 
 
 def balance(
