@@ -25,7 +25,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.dashboard.running import MOST_SECONDS, Running, dashboard
-from tests.dashboard.scenario import HOSTILE, QUEUES, fill, open_queue
+from tests.dashboard.scenario import HOSTILE, PARTITIONED, QUEUES, fill, fill_partitions, open_queue
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -45,6 +45,9 @@ PAGES = {
     "schedules": "/schedules?name=reports",
     "delayed": "/messages?name=emails&source=delayed",
     "message": "",  # its id is known later
+    "partitions": f"/queue?name={PARTITIONED}",
+    "partition": f"/queue?name={PARTITIONED}&partition=0",
+    "partitions-pending": f"/messages?name={PARTITIONED}&source=pending",
     "purge": "/change?name=orders&action=purge&source=pending",
     "problem": "/queue?name=a::pending::b",
 }
@@ -55,6 +58,7 @@ def running(server: EmbeddedRedis) -> Iterator[Running]:
     with server.client() as client:
         client.flushall()
         fill(client)
+        fill_partitions(client)
         (shipment,) = open_queue(client, "shipments").records("failed")
     PAGES["message"] = f"/message?name=shipments&source=failed&id={shipment.id}"
     with dashboard(*QUEUES, "--allow-changes", url=server.url) as started:
@@ -162,7 +166,9 @@ def test_text_can_be_read_in_both_schemes(page):
     """The contrast of every text and its background is 4.5 or more, as the guidelines for accessible pages want."""
     for scheme in ("light", "dark"):
         page.look(1400, scheme)
-        for path in (PAGES[name] for name in ("overview", "tenants", "failed", "message", "schedules", "purge")):
+        for path in (
+            PAGES[name] for name in ("overview", "tenants", "partitions", "failed", "message", "schedules", "purge")
+        ):
             page.open(path)
             assert page.run(f"({LOW_CONTRAST})()") == [], (scheme, path)
 
@@ -268,6 +274,19 @@ def test_everything_can_be_reached_with_the_keyboard(page):
     page.wait(lambda: not page.run("document.getElementById('help').open"))
     page.press("g")
     page.wait(lambda: page.driver.current_url == f"{page.url}/")
+
+
+def test_a_person_opens_a_partition_and_goes_back(page):
+    page.open("/")
+    page.run(f"document.querySelector('[data-row={PARTITIONED}] a').focus()")
+    page.press(Keys.ENTER)
+    page.wait(lambda: f"name={PARTITIONED}" in page.driver.current_url)
+    page.run(f"document.querySelector('[data-row=\"{PARTITIONED}, partition 2\"] a').focus()")
+    page.press(Keys.ENTER)
+    page.wait(lambda: "partition=2" in page.driver.current_url)
+    assert page.one(".places b").text == "15"
+    page.press("u")
+    page.wait(lambda: page.driver.current_url.endswith(f"name={PARTITIONED}"))
 
 
 def test_a_person_redrives_and_purges(page, server):

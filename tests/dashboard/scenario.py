@@ -13,6 +13,10 @@ HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u20
 QUEUES = ["orders", "emails", "thumbnails", "payments", "reports", "invoices", "shipments", HOSTILE]
 
 
+PARTITIONED = "events"
+PARTITIONS = 4
+
+
 class Crash(BaseException):
     """What a process dies of: the queue keeps its hands off the message."""
 
@@ -99,3 +103,20 @@ def fill(client: redis.Redis) -> None:
         raise RetryLater(60) from TimeoutError("the carrier does not answer")
     fast_forward(client, 61, shipments)
     fail(shipments, ValueError("no such street"))
+
+
+def fill_partitions(client: redis.Redis) -> RedisMessageQueue:
+    """Make a queue with partitions: one is stuck, one has failures, one has tenants, one is empty."""
+    queue = open_queue(client, PARTITIONED, partitions=PARTITIONS, journal=True, enable_failed_queue=True)
+    first, second, third = (queue.partition(number) for number in range(3))
+    first.publish_many([{"event": number} for number in range(40)])
+    crash_with(first, 3)
+    fast_forward(client, 12 * 60, first)
+    second.publish_many([{"event": number} for number in range(100, 105)])
+    for _ in range(2):
+        fail(second, ValueError("no such event"))
+    for tenant, number in (("acme", 12), ("bolt", 3)):
+        third.publish_many([{"event": f"{tenant} {place}"} for place in range(number)], tenant=tenant)
+    third.publish("tomorrow", delay_seconds=86_400)
+    queue.schedule("nightly", message={"event": "night"}, cron="0 3 29 2 *")
+    return queue

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -28,22 +29,25 @@ from redis_message_queue.checks import flag
 from redis_message_queue.dashboard import text
 from redis_message_queue.dashboard.access import HEADERS, Access
 from redis_message_queue.dashboard.changes import MOST_IDS, Change
-from redis_message_queue.dashboard.history import history_of
+from redis_message_queue.dashboard.history import History, history_of
+from redis_message_queue.dashboard.partitioned_watch import PartitionedWatch
 from redis_message_queue.dashboard.search import (
     CANCELLED,
     REDRIVEN,
     SEARCHED_MESSAGES,
     SOURCES,
+    Place,
     locate,
     matcher,
     messages_of,
 )
 from redis_message_queue.dashboard.verdict import Level
-from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, Pace, QueueWatch, Watches
+from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, Pace, QueueWatch, Watch, Watches
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.messages import MessageRecord, RegisteredQueue
 from redis_message_queue.plain_values import brief, is_text
+from redis_message_queue.protocol.growth import stored_partitions
 from redis_message_queue.version import __version__
 
 _HERE = Path(__file__).parent
@@ -103,12 +107,12 @@ class Dashboard:
         self._allow_changes = allow_changes
         self._access = Access(token, authenticated, allowed_hosts)
         self._watches = Watches(self._open)
-        self._registered: dict[str, tuple[RegisteredQueue, int]] = {}  # by the name that is shown, with a partition
+        self._registered: dict[str, RegisteredQueue] = {}  # by the name that is shown
         self._registry_pace, self._registry_lock = Pace(), asyncio.Lock()
         self._streams = 0
         self._stopped = asyncio.Event()
-        for name in self._names:
-            self._watches.of(name)  # raises for a name that no queue can have
+        # Raises for a name that no queue can have.
+        self._named_keys = {self._open_named(name).key.pending for name in self._names}
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
@@ -171,14 +175,20 @@ class Dashboard:
 
     # -- queues
 
-    def _open(self, name: str) -> RedisMessageQueue:
+    async def _open(self, name: str) -> Watch:
+        queue = self._open_named(name)
+        with contextlib.suppress(*UNREADABLE):  # then the watch says what is wrong
+            count = await stored_partitions(queue._protocol.store.calls) or 1
+            if count > 1:
+                return PartitionedWatch(name, self._open_named(name, count))
+        return QueueWatch(name, queue)
+
+    def _open_named(self, name: str, partitions: int = 1) -> RedisMessageQueue:
         if name in self._registered:
-            registered, partition = self._registered[name]
-            queue = open_registered(registered, self._client, retry_budget_seconds=_RETRY_BUDGET_SECONDS)
-            return queue.partition(partition)
-        return RedisMessageQueue(
-            name, client=self._client, retry_budget_seconds=_RETRY_BUDGET_SECONDS, **self._settings
-        )
+            registered = replace(self._registered[name], partitions=partitions)
+            return open_registered(registered, self._client, retry_budget_seconds=_RETRY_BUDGET_SECONDS)
+        settings = self._settings | {"partitions": partitions, "retry_budget_seconds": _RETRY_BUDGET_SECONDS}
+        return RedisMessageQueue(name, client=self._client, **settings)
 
     async def _known(self) -> list[str]:
         """Return the queues that were named, and those that the registry of the server has."""
@@ -191,26 +201,26 @@ class Dashboard:
 
     def _register(self, found: list[RegisteredQueue]) -> None:
         """Give each queue of the registry a name to show; one that was named by hand is the same queue."""
-        named = {self._watches.of(name).queue.key.pending for name in self._names}
-        registered: dict[str, tuple[RegisteredQueue, int]] = {}
+        registered: dict[str, RegisteredQueue] = {}
         for one in found:
-            if one.partitions > 1:
-                # Each partition is shown as the queue that it is.
-                for number in range(one.partitions):
-                    registered[f"{one.name} (partition {number} of {one.partitions})"] = (one, number)
-                continue
-            if QueueKeys.unchecked(one.name, separator=one.key_separator).pending in named:
+            if QueueKeys.unchecked(one.name, separator=one.key_separator).pending in self._named_keys:
                 continue
             is_taken = one.name in registered or one.name in self._names
-            registered[f"{one.name} (separator {one.key_separator})" if is_taken else one.name] = (one, 0)
+            registered[f"{one.name} (separator {one.key_separator})" if is_taken else one.name] = one
         self._registered = registered
 
-    def _watch(self, request: Request) -> QueueWatch:
-        """Return the watch of the queue that the address names."""
-        name = request.query_params.get("name", "")
+    async def _watch(self, request: Request) -> Watch:
+        """Return the watch of the queue, or of the partition, that the address names."""
+        name, partition = request.query_params.get("name", ""), request.query_params.get("partition")
         if not self._discovers and name not in self._names:
             raise HTTPException(404, "This dashboard does not show that queue.")
-        return self._watches.of(name)
+        watch = await self._watches.of(name)
+        if partition is None:
+            return watch
+        number = _number(request, "partition", -1)
+        if not 0 <= number < len(watch.parts):
+            raise HTTPException(404, "The queue has no such partition.")
+        return watch.parts[number]
 
     # -- pages
 
@@ -235,12 +245,12 @@ class Dashboard:
         }
 
     async def _queue(self, request: Request) -> Response:
-        watch = self._watch(request)
+        watch = await self._watch(request)
         await watch.look(closely=True)
         return self._render(request, "queue.html", watch=watch)
 
     async def _messages(self, request: Request) -> Response:
-        watch, asked = self._watch(request), request.query_params
+        watch, asked = await self._watch(request), request.query_params
         source, limit = _source(request), _number(request, "limit", _LIMITS[0])
         limit = min((one for one in _LIMITS if one >= limit), default=_LIMITS[-1])
         tenant = asked.get("tenant") or None if source == "pending" else None
@@ -248,7 +258,8 @@ class Dashboard:
         await watch.look()
         try:
             matches = matcher(asked.get("q", ""), asked.get("where", ""), source)
-            shown["found"] = await messages_of(watch.queue, source, matches, limit, tenant)
+            queues = [one.queue for one in watch.samplers]
+            shown["found"] = await messages_of(queues, source, matches, limit, tenant)
         except ConfigurationError as error:  # a condition or a tenant that somebody is about to type
             shown["problem"] = str(error)
         more = next((one for one in _LIMITS if one > limit), None)
@@ -267,11 +278,11 @@ class Dashboard:
 
     async def _message(self, request: Request) -> Response:
         """Show a message, wherever it is now, or what the journal tells of one that has left the queue."""
-        watch, message_id = self._watch(request), _message_id(request)
+        watch, message_id = await self._watch(request), _message_id(request)
         await watch.look()
-        place = await locate(watch.sampler, message_id, _source(request))
-        source, record = place or (None, None)
-        history = await history_of(watch.queue, message_id, record)
+        place = await locate(watch.samplers, message_id, _source(request))
+        record = place.record if place else None
+        number, history = await self._history(watch, message_id, place)
         if record is None and not history.steps:
             raise HTTPException(404, f"No such message among the first {SEARCHED_MESSAGES:,} of each list.")
         lease = next((one for one in watch.now.leases if one.id == message_id), None) if watch.now else None
@@ -280,19 +291,29 @@ class Dashboard:
             "message.html",
             watch=watch,
             id=message_id,
-            source=source,
+            source=place.source if place else None,
             record=record or MessageRecord(payload=None),
+            part=watch.parts[number] if watch.parts else None,
             lease=lease,
             history=history,
             views=text.payload_views(record.payload) if record else [],
         )
 
+    async def _history(self, watch: Watch, message_id: str, place: Place | None) -> tuple[int, History]:
+        """Return the history of a message, and the partition that tells it."""
+        numbers = range(len(watch.samplers)) if place is None else [place.partition]
+        for number in numbers:
+            history = await history_of(watch.samplers[number].queue, message_id, place.record if place else None)
+            if history.steps:
+                break
+        return number, history
+
     async def _payload(self, request: Request) -> Response:
-        watch, message_id = self._watch(request), _message_id(request)
-        place = await locate(watch.sampler, message_id, _source(request))
+        watch, message_id = await self._watch(request), _message_id(request)
+        place = await locate(watch.samplers, message_id, _source(request))
         if place is None:
             raise HTTPException(404, "The message has left the queue.")
-        payload = place[1].payload or b""
+        payload = place.record.payload or b""
         return Response(
             payload if isinstance(payload, bytes) else payload.encode(),
             media_type="application/octet-stream",
@@ -300,9 +321,9 @@ class Dashboard:
         )
 
     async def _tenants(self, request: Request) -> Response:
-        watch, wanted = self._watch(request), request.query_params.get("q", "")
+        watch, wanted = await self._watch(request), request.query_params.get("q", "")
         await watch.look()
-        tenants = await watch.sampler.tenants(watch.now, _TENANTS_A_PAGE) if watch.now else []
+        tenants = await watch.tenants(_TENANTS_A_PAGE) if watch.now else []
         shown = [one for one in tenants if wanted.lower() in (one.name or "").lower()]
         exact = await watch.queue.tenant(wanted).length() if wanted else None
         has_paused = watch.now is not None and watch.now.paused_tenants
@@ -320,7 +341,7 @@ class Dashboard:
         )
 
     async def _schedules(self, request: Request) -> Response:
-        watch = self._watch(request)
+        watch = await self._watch(request)
         await watch.look()
         return self._render(
             request, "schedules.html", watch=watch, now=watch.now, schedules=await watch.queue.schedules()
@@ -328,7 +349,7 @@ class Dashboard:
 
     async def _change(self, request: Request) -> Response:
         """Ask before a change; make it when the form of that page comes back."""
-        watch = self._watch(request)
+        watch = await self._watch(request)
         if not self._allow_changes:
             raise HTTPException(403, "This dashboard is read-only. Start it with --allow-changes to change queues.")
         asked = request.query_params
@@ -399,11 +420,14 @@ class Dashboard:
         """Send the changing part of a page again and again, as server-sent events."""
         if self._streams >= _MOST_STREAMS:
             raise HTTPException(503, f"{_MOST_STREAMS} browsers watch already.")
-        watch = self._watch(request) if "name" in request.query_params else None
+        of_one = "name" in request.query_params
+        if of_one:
+            await self._watch(request)  # raises for a queue that it does not show
 
         async def part() -> str:
-            if watch is None:
+            if not of_one:
                 return self._text(request, "_queues.html", **await self._queues(request))
+            watch = await self._watch(request)
             await watch.look(closely=True)
             return self._text(request, "_queue.html", watch=watch)
 
@@ -431,8 +455,10 @@ class Dashboard:
     def _text(self, request: Request, template: str, **values: Any) -> str:
         root = _root(request)
 
-        def url(path: str, **parameters: Any) -> str:
-            given = {name: value for name, value in parameters.items() if value not in (None, "")}
+        def url(path: str, address: Mapping[str, str] | None = None, **parameters: Any) -> str:
+            given = {
+                name: value for name, value in {**(address or {}), **parameters}.items() if value not in (None, "")
+            }
             return root + path + (f"?{urlencode(given, doseq=True, errors='replace')}" if given else "")
 
         common = {"url": url, "allow_changes": self._allow_changes, "has_token": self._access.has_token}

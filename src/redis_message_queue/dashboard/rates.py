@@ -10,6 +10,7 @@ from statistics import median
 from redis_message_queue.messages import MessageRecord
 
 WINDOW_SECONDS = 10.0
+_JOURNAL, _RECORDS = "the journal", "the completed list"
 _KINDS = {  # events of the journal
     b"published": "published",
     b"redriven": "published",
@@ -31,10 +32,44 @@ class Rates:
     handled: float | None = None
     failed: float | None = None
     retried: float | None = None
-    wait_seconds: float | None = None  # the median from publishing to the claim
-    handling_seconds: float | None = None  # the median from the claim to the end
+    waits: tuple[float, ...] = ()  # seconds from publishing to the claim
+    handlings: tuple[float, ...] = ()  # seconds from the claim to the end
     serial: int = 0  # of the journal
     at: float = 0.0
+
+    @property
+    def wait_seconds(self) -> float | None:
+        """The median."""
+        return median(self.waits) if self.waits else None
+
+    @property
+    def handling_seconds(self) -> float | None:
+        """The median."""
+        return median(self.handlings) if self.handlings else None
+
+
+def summed(parts: Sequence[Rates | None]) -> Rates | None:
+    """Return the rates of a whole queue from those of its partitions, as far as they come from the same source."""
+    known = [one for one in parts if one is not None]
+    # A partition without a message has no journal yet.
+    source = _JOURNAL if any(one.source == _JOURNAL for one in known) else _RECORDS
+    same = [one for one in known if one.source == source]
+    if not same:
+        return None
+
+    def total(kind: str) -> float | None:
+        rates = [rate for one in same if (rate := getattr(one, kind)) is not None]
+        return sum(rates) if rates else None
+
+    return Rates(
+        source,
+        published=total("published"),
+        handled=total("handled"),
+        failed=total("failed"),
+        retried=total("retried"),
+        waits=tuple(wait for one in same for wait in one.waits),
+        handlings=tuple(handling for one in same for handling in one.handlings),
+    )
 
 
 def rates_of_records(records: Sequence[MessageRecord], at: float) -> Rates:
@@ -45,10 +80,10 @@ def rates_of_records(records: Sequence[MessageRecord], at: float) -> Rates:
     covered = max(at - min(recent), 0.001) if recent and len(recent) == len(records) else WINDOW_SECONDS
     claims = [record for record in records if record.claimed_at and record.published_at and record.finished_at]
     return Rates(
-        "the completed list",
+        _RECORDS,
         handled=len(recent) / covered,
-        wait_seconds=_median([(one.claimed_at - one.published_at).total_seconds() for one in claims]),  # type: ignore[operator]
-        handling_seconds=_median([(one.finished_at - one.claimed_at).total_seconds() for one in claims]),  # type: ignore[operator]
+        waits=tuple((one.claimed_at - one.published_at).total_seconds() for one in claims),  # type: ignore[operator]
+        handlings=tuple((one.finished_at - one.claimed_at).total_seconds() for one in claims),  # type: ignore[operator]
     )
 
 
@@ -71,10 +106,10 @@ def rates_of_journal(
             factor = 1 / max(at - min(time for time, _ in timed), 0.001)
     waits, handlings = _durations(timed)
     return Rates(
-        "the journal",
+        _JOURNAL,
         **{kind: counts[kind] * factor for kind in ("published", "handled", "failed", "retried")},
-        wait_seconds=_median(waits),
-        handling_seconds=_median(handlings),
+        waits=tuple(waits),
+        handlings=tuple(handlings),
         serial=serial,
         at=at,
     )
@@ -95,10 +130,6 @@ def _durations(timed: Sequence[tuple[float, Mapping[bytes, bytes]]]) -> tuple[li
         elif (claimed := since.pop((message, "claimed"), None)) is not None:
             handlings.append(time - claimed)
     return waits, handlings
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
 
 
 def _seconds(microseconds: bytes | None) -> float:

@@ -14,14 +14,21 @@ from redis_message_queue.dashboard.rates import Rates, rates_of_journal, rates_o
 from redis_message_queue.envelope import tenant_text
 from redis_message_queue.identity import consumer_name
 from redis_message_queue.messages import MessageRecord, QueueStats, moment
-from redis_message_queue.protocol.pages import ListPart, PageReader, members_with_scores, scanned_pairs
+from redis_message_queue.protocol.pages import (
+    ListPart,
+    PageReader,
+    members_with_scores,
+    refuse_other_count,
+    scanned_pairs,
+)
 from redis_message_queue.protocol.records import pair, record_of, record_of_stored
 
 LEASES = 100  # that end first: one look reads no more
 RECORDS = 20  # the newest of each list
 _HANDLED = 100  # records of handled messages, to measure how long they took
 _JOURNAL, _JOURNAL_WITH_PAYLOADS = 500, 50  # entries
-_TENANTS, _TENANTS_SHOWN = 200, 20
+TENANTS_SHOWN = 20
+_TENANTS = 200
 _GROUPS = 100
 
 
@@ -103,7 +110,8 @@ class Sample:
         """Return this sample with what the one before it adds: a claim leaves fewer waiting, or a new lease or head."""
         ages = before.oldest_seconds, self.oldest_seconds
         saw_claim = (
-            self.stats.pending < before.stats.pending
+            self.saw_claim  # in a partition
+            or self.stats.pending < before.stats.pending
             or not {one.token for one in self.leases} <= {one.token for one in before.leases}
             or (ages[0] is not None and ages[1] is not None and ages[1] < ages[0])
         )
@@ -125,8 +133,10 @@ class Sampler:
     """Looks at one queue with commands that read little, however long the queue is."""
 
     def __init__(self, queue: RedisMessageQueue) -> None:
+        calls = queue._protocol.store.calls
         self.queue = queue
-        self.pages = PageReader(queue._protocol.store.calls)
+        self.pages = PageReader(calls)
+        self._partitions = calls.partitions
 
     async def read(self, *, oldest: bool) -> Sample:
         """Return counts, the leases that end first, the newest failures and the lag of streaming queries."""
@@ -143,6 +153,7 @@ class Sampler:
             (paused, paused_tenants),
             schedules,
             tick,
+            (partitions,),
         ) = await self.pages.send(
             ("TIME",),
             ("ZCARD", key.leases),
@@ -154,7 +165,9 @@ class Sampler:
             ("HMGET", key.meta, "paused", "paused_tenants"),
             ("ZCARD", key.schedules),
             ("ZRANGE", key.schedules, 0, 0, "WITHSCORES"),
+            ("HMGET", key.counted, "partitions"),
         )
+        refuse_other_count(partitions, self._partitions)
         at = int(seconds) + int(microseconds) / 1e6
         found = [(token, float(score) / 1e6) for token, score in members_with_scores(leases)]
         tokens = [(token, ends) for token, ends in found if len(token) == envelope.TOKEN_BYTES]
@@ -181,9 +194,9 @@ class Sampler:
 
     async def details(self, before: Details, sample: Sample) -> Details:
         """Return the tenants and the throughput."""
-        tenants = await self._tenants(sample) if sample.stats.tenants else []
+        tenants = await self.tenants(sample) if sample.stats.tenants else []
         return Details(
-            tenants=tuple(tenants[:_TENANTS_SHOWN]),
+            tenants=tuple(tenants[:TENANTS_SHOWN]),
             tenants_read=len(tenants),
             rates=await self._rates(before.rates, sample.at),
         )
@@ -204,7 +217,7 @@ class Sampler:
             for name, (sealed, acked, deadline) in zip(names, states, strict=True)
         )
 
-    async def _tenants(self, sample: Sample, most: int = _TENANTS) -> list[TenantBacklog]:
+    async def tenants(self, sample: Sample, most: int = _TENANTS) -> list[TenantBacklog]:
         """Return the next tenants in turn, the longest backlog first, with the age of the first message of the top."""
         key = self.queue.key
         ring, without = await self.pages.send(("ZRANGE", key.tenant_ring, 0, most), ("LLEN", key.pending))
@@ -222,7 +235,7 @@ class Sampler:
         if without:
             rows.append((without, b"", 1))
         rows.sort(key=lambda row: -row[0])
-        top = rows[:_TENANTS_SHOWN]
+        top = rows[:TENANTS_SHOWN]
         lines = [self.pages.tenant_queue(name) if name else key.pending for _, name, _ in top]
         heads = await self.pages.read([ListPart(line, "right", 0, 1) for line in lines])
         ages = [_age(head[0], sample.at) if head else None for head in heads]
@@ -232,10 +245,6 @@ class Sampler:
             )
             for place, (pending, name, weight) in enumerate(rows)
         ]
-
-    async def tenants(self, sample: Sample, most: int) -> list[TenantBacklog]:
-        """Return the next ``most`` tenants in turn, the longest backlog first."""
-        return await self._tenants(sample, most)
 
     async def _rates(self, before: Rates | None, at: float) -> Rates | None:
         """Return the throughput by the journal, or else by the list of handled messages."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from redis_message_queue.asyncio import RedisMessageQueue
@@ -11,6 +11,7 @@ from redis_message_queue.condition import RECORD, WAITING, condition
 from redis_message_queue.dashboard.sample import Sampler
 from redis_message_queue.messages import MessageRecord
 from redis_message_queue.plain_values import decoded
+from redis_message_queue.protocol.partitioned_operator import in_order
 from redis_message_queue.protocol.reader import PeekSource
 from redis_message_queue.protocol.records import record_of_stored
 
@@ -38,6 +39,7 @@ class Found:
     records: list[MessageRecord]
     searched: int
     is_all: bool
+    partitions: Mapping[str | None, int] = field(default_factory=dict)  # of the messages, by their ids
 
 
 def matcher(text: str, where: str, source: str) -> Matcher | None:
@@ -62,10 +64,12 @@ def _contains(record: MessageRecord, text: str) -> bool:
     return any(part is not None and text in part.lower() for part in (*parts, *(record.headers or {}).values()))
 
 
-async def search(read: Callable[[int], Awaitable[list[MessageRecord]]], matches: Matcher | None, limit: int) -> Found:
+async def search(
+    read: Callable[[int], Awaitable[list[MessageRecord]]], matches: Matcher | None, limit: int, share: int = 1
+) -> Found:
     """Return the first messages that match; ``read(n)`` returns the first n of all.
 
-    It stops at 10,000 messages or about 32 MB: a page must not cost more than that.
+    It stops at 10,000 messages or about 32 MB, or one ``share`` of that: a page must not cost more.
     """
     depth = limit if matches is None else max(limit, _FIRST_STEP)
     while True:
@@ -73,36 +77,68 @@ async def search(read: Callable[[int], Awaitable[list[MessageRecord]]], matches:
         found = [record for record in seen if matches is None or matches(record)][:limit]
         is_all = len(seen) < depth
         size = sum(len(record.payload or "") + 1 for record in seen)
-        next_depth = min(SEARCHED_MESSAGES, depth * _GROWTH, int(_SEARCHED_BYTES / max(size / max(len(seen), 1), 1)))
+        most_messages = _SEARCHED_BYTES // share / max(size / max(len(seen), 1), 1)
+        next_depth = min(SEARCHED_MESSAGES // share, depth * _GROWTH, int(most_messages))
         if len(found) == limit or is_all or matches is None or next_depth <= depth:
             return Found(found, len(seen), is_all)
         depth = next_depth
 
 
 async def messages_of(
-    queue: RedisMessageQueue, source: str, matches: Matcher | None, limit: int, tenant: str | None = None
+    queues: Sequence[RedisMessageQueue], source: str, matches: Matcher | None, limit: int, tenant: str | None = None
 ) -> Found:
-    """Return the next messages of a source that match."""
+    """Return the next messages of a source that match, in a queue or in all of its partitions."""
+    if len(queues) == 1:
+        return await _messages_of(queues[0], source, matches, limit, tenant)
+    parts = [await _messages_of(queue, source, matches, limit, tenant, len(queues)) for queue in queues]
+    return Found(
+        in_order([part.records for part in parts], source)[:limit],
+        sum(part.searched for part in parts),
+        all(part.is_all for part in parts),
+        {record.id: number for number, part in enumerate(parts) for record in part.records},
+    )
+
+
+async def _messages_of(
+    queue: RedisMessageQueue,
+    source: str,
+    matches: Matcher | None,
+    limit: int,
+    tenant: str | None = None,
+    share: int = 1,
+) -> Found:
     place: PeekSource = source  # type: ignore[assignment]  # peek checks it
-    return await search(lambda depth: queue.peek(depth, source=place, tenant=tenant), matches, limit)
+    return await search(lambda depth: queue.peek(depth, source=place, tenant=tenant), matches, limit, share)
 
 
-async def find(sampler: Sampler, source: str, message_id: str) -> MessageRecord | None:
-    """Return one message of a source by its id: at once in flight and delayed, else among the first 10,000."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a message is now."""
+
+    source: str
+    record: MessageRecord
+    partition: int  # 0 in a queue without partitions
+
+
+async def locate(samplers: Sequence[Sampler], message_id: str, likely: str) -> Place | None:
+    """Return where a message is: in the likely source, or in whichever has it now.
+
+    In flight and delayed it is found at once, else among the first 10,000.
+    """
+    for source in sorted(SOURCES, key=lambda one: one != likely):
+        for number, sampler in enumerate(samplers):
+            record = await _find(sampler, source, message_id, len(samplers))
+            if record is not None:
+                return Place(source, record, number)
+    return None
+
+
+async def _find(sampler: Sampler, source: str, message_id: str, share: int) -> MessageRecord | None:
     queue = sampler.queue
     fields = {"processing": queue.key.processing, "delayed": queue.key.delayed_messages}
     if source in fields:
         (stored,) = await sampler.pages.read_fields(fields[source], [bytes.fromhex(message_id)])
         if stored is not None:
             return record_of_stored(stored, decode=False)
-    found = await messages_of(queue, source, lambda record: record.id == message_id, 1)
+    found = await _messages_of(queue, source, lambda record: record.id == message_id, 1, share=share)
     return found.records[0] if found.records else None
-
-
-async def locate(sampler: Sampler, message_id: str, likely: str) -> tuple[str, MessageRecord] | None:
-    """Return where a message is, and the message: in the likely source, or in whichever has it now."""
-    for source in sorted(SOURCES, key=lambda one: one != likely):
-        record = await find(sampler, source, message_id)
-        if record is not None:
-            return source, record
-    return None

@@ -40,6 +40,7 @@ class Finding:
     text: str
     advice: str = ""
     source: str | None = None  # where to look: messages, schedules or tenants
+    partition: int | None = None  # the one that it is about, if it is not the whole
 
 
 def unreachable(error: str) -> Finding:
@@ -47,10 +48,13 @@ def unreachable(error: str) -> Finding:
     return Finding(Level.STUCK, f"Cannot be read: {one_line(error)}")
 
 
-def findings(history: Sequence[Sample]) -> list[Finding]:
-    """Return what there is to say about a queue, the worst first, from its samples with the newest last."""
-    stuck = list(_paused(history[-1]) or _stuck(history))
-    slow = [] if stuck and stuck[0].level <= Level.WARNING else _slow(history)  # that says it better
+def findings(history: Sequence[Sample], among: Sequence[Sample] | None = None) -> list[Finding]:
+    """Return what there is to say about a queue, the worst first, from its samples with the newest last.
+
+    For a partition, ``among`` has the samples of the whole queue: its consumers serve other partitions meanwhile.
+    """
+    stuck = list(_paused(history[-1]) or _stuck(history, among or history))
+    slow = [] if stuck and stuck[0].level <= Level.WARNING else _slow(history, among or history)  # that says it better
     found = sorted((*stuck, *slow, *_failures(history[-1])), key=lambda one: one.level)
     if not found or found[0].level > Level.WARNING:
         found.insert(0, _calm(history[-1]))
@@ -72,7 +76,7 @@ def _paused(now: Sample) -> list[Finding]:
     ]
 
 
-def _stuck(history: Sequence[Sample]) -> Iterator[Finding]:
+def _stuck(history: Sequence[Sample], among: Sequence[Sample]) -> Iterator[Finding]:
     now, start = history[-1], "Start a consumer of this queue."
     overdue = [lease for lease in now.leases if lease.ends_at < now.at - _LATE_SECONDS]
     if overdue:
@@ -85,7 +89,8 @@ def _stuck(history: Sequence[Sample]) -> Iterator[Finding]:
             f"The consumer that claimed {them} has crashed or is cut off. {start}",
             "processing",
         )
-    waiting, oldest, quiet = now.stats.pending, now.oldest_seconds or 0.0, _quiet_seconds(history)
+    waiting, oldest, quiet = now.stats.pending, now.oldest_seconds or 0.0, _quiet_seconds(among)
+    in_flight = among[-1].stats.processing
     if now.paused_tenants:
         are = "tenant is" if now.paused_tenants == 1 else "tenants are"
         yield Finding(
@@ -95,7 +100,7 @@ def _stuck(history: Sequence[Sample]) -> Iterator[Finding]:
             "Resume them on the page of tenants, or with rmq resume --tenant, when those who paused them agree.",
             "tenants",
         )
-    elif waiting and not now.stats.processing and oldest >= _WAITING_SECONDS:
+    elif waiting and not in_flight and oldest >= _WAITING_SECONDS:
         seen = f", and no consumer claimed one in the last {age(quiet)}" if quiet >= _LATE_SECONDS else ""
         yield Finding(
             Level.STUCK,
@@ -107,7 +112,7 @@ def _stuck(history: Sequence[Sample]) -> Iterator[Finding]:
         yield Finding(
             Level.STUCK,
             f"Oldest waiting {age(oldest)}, and no consumer claimed a message in the last {age(quiet)}: "
-            f"the same {count(now.stats.processing)} stay in flight.",
+            f"the same {count(in_flight)} stay in flight.",
             "Handlers are slow or hang. Look at what they hold, and at the logs of these consumers.",
             "processing",
         )
@@ -150,9 +155,9 @@ def _stuck(history: Sequence[Sample]) -> Iterator[Finding]:
             )
 
 
-def _slow(history: Sequence[Sample]) -> Iterator[Finding]:
-    first, now = history[0], history[-1]
-    if not now.stats.processing:
+def _slow(history: Sequence[Sample], among: Sequence[Sample]) -> Iterator[Finding]:
+    first, now, in_flight = history[0], history[-1], among[-1].stats.processing
+    if not in_flight:
         return
     oldest, seconds = now.oldest_seconds or 0.0, now.at - first.at
     grown = now.stats.pending - first.stats.pending
@@ -167,7 +172,7 @@ def _slow(history: Sequence[Sample]) -> Iterator[Finding]:
     elif oldest >= _SLOW_SECONDS:
         yield Finding(
             Level.WARNING,
-            f"The oldest message has waited for {age(oldest)}, although {count(now.stats.processing)} are in flight.",
+            f"The oldest message has waited for {age(oldest)}, although {count(in_flight)} are in flight.",
             "Consumers are behind. If one tenant has most of the backlog, its own messages wait longest.",
             "pending",
         )

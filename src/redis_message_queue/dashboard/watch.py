@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from redis.exceptions import RedisError
 
 from redis_message_queue.asyncio import RedisMessageQueue
-from redis_message_queue.dashboard.sample import Details, Sample, Sampler
+from redis_message_queue.dashboard.sample import Details, Sample, Sampler, TenantBacklog
 from redis_message_queue.dashboard.verdict import Finding, findings, unreachable
-from redis_message_queue.errors import RedisMessageQueueError
+from redis_message_queue.errors import PartitionCountError, RedisMessageQueueError
 
 INTERVAL_SECONDS = 2.0
 _DETAILS_SECONDS = 6.0
@@ -43,42 +43,46 @@ class Pace:
         self._begun, self._took = self._asked, time.monotonic() - self._asked
 
 
-class QueueWatch:
+class Watch:
     """The last minutes of one queue, as far as somebody looked at it."""
+
+    parts: Sequence[Watch] = ()  # its partitions
+    whole: Watch | None = None  # the queue that it is a partition of
 
     def __init__(self, name: str, queue: RedisMessageQueue) -> None:
         self.name = name
+        self.short_name = name  # in the path of its pages
+        self.address = {"name": name}  # what links to its pages say
         self.queue = queue
-        self.sampler = Sampler(queue)
         self.history: deque[Sample] = deque()
         self.details = Details()
         self.error: str | None = None
         self.findings: list[Finding] = []  # the worst first
-        self._lock = asyncio.Lock()
-        self._pace, self._oldest_pace, self._details_pace = Pace(), Pace(), Pace()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the queue has another number of partitions by now."""
+        raise NotImplementedError
 
     async def look(self, seconds: float = INTERVAL_SECONDS, *, closely: bool = False) -> None:
         """Read the queue, unless that was done these seconds ago; ``closely`` for what only its own page shows."""
-        async with self._lock:
-            try:
-                if self._pace.is_due(seconds):
-                    await self._sample()
-                if closely and self.now is not None and self._details_pace.is_due(_DETAILS_SECONDS):
-                    self.details = await self.sampler.details(self.details, self.now)
-                    self._details_pace.done()
-            except UNREADABLE as error:
-                self.error = str(error) or type(error).__name__
-                self.findings = [unreachable(self.error)]
-                self._pace.done()
+        raise NotImplementedError
 
-    async def _sample(self) -> None:
-        # With many tenants, finding the oldest message takes many scripts, so that is done less often.
-        oldest = self._oldest_pace.is_due(INTERVAL_SECONDS)
-        sample = await self.sampler.read(oldest=oldest)
-        if oldest:
-            self._oldest_pace.done()
-        elif self.now is not None and sample.stats.pending:
-            sample = sample.with_oldest(self.now.oldest_seconds)
+    @property
+    def samplers(self) -> Sequence[Sampler]:
+        """What looks at it: one, or one for each partition."""
+        raise NotImplementedError
+
+    async def tenants(self, most: int) -> list[TenantBacklog]:
+        """Return about ``most`` tenants that are next in turn, the longest backlog first."""
+        raise NotImplementedError
+
+    def address_of(self, finding: Finding) -> dict[str, str]:
+        """Return what a link to the messages of a finding says."""
+        return self.address
+
+    def keep(self, sample: Sample) -> None:
+        """Add a sample to the history."""
         if self.history and sample.at - self.history[-1].at > _GAP_SECONDS:
             self.history.clear()
         if self.history:
@@ -87,9 +91,6 @@ class QueueWatch:
         self.history.append(sample)
         while sample.at - self.history[0].at > _HISTORY_SECONDS:
             self.history.popleft()
-        self.error = None
-        self.findings = findings(tuple(self.history))
-        self._pace.done()
 
     @property
     def now(self) -> Sample | None:
@@ -102,38 +103,95 @@ class QueueWatch:
         return self.findings[0]
 
 
+class QueueWatch(Watch):
+    """Watches a queue without partitions."""
+
+    def __init__(self, name: str, queue: RedisMessageQueue) -> None:
+        super().__init__(name, queue)
+        self.sampler = Sampler(queue)
+        self._is_outdated = False
+        self._lock = asyncio.Lock()
+        self._pace, self._oldest_pace, self._details_pace = Pace(), Pace(), Pace()
+
+    async def look(self, seconds: float = INTERVAL_SECONDS, *, closely: bool = False) -> None:
+        await self.read(seconds, closely=closely)
+
+    @property
+    def is_outdated(self) -> bool:
+        return self._is_outdated
+
+    async def read(self, seconds: float, *, closely: bool) -> None:
+        """Read what is due."""
+        async with self._lock:
+            try:
+                if self._pace.is_due(seconds):
+                    await self._sample()
+                if closely and self.now is not None and self._details_pace.is_due(_DETAILS_SECONDS):
+                    self.details = await self.sampler.details(self.details, self.now)
+                    self._details_pace.done()
+            except UNREADABLE as error:
+                self._is_outdated = isinstance(error, PartitionCountError)
+                self.error = str(error) or type(error).__name__
+                self.findings = [unreachable(self.error)]
+                self._pace.done()
+
+    async def _sample(self) -> None:
+        # With many tenants, finding the oldest message takes many scripts, so that is done less often.
+        oldest = self._oldest_pace.is_due(INTERVAL_SECONDS)
+        sample = await self.sampler.read(oldest=oldest)
+        if oldest:
+            self._oldest_pace.done()
+        elif self.now is not None and sample.stats.pending:
+            sample = sample.with_oldest(self.now.oldest_seconds)
+        self.keep(sample)
+        self.error = None
+        self.findings = findings(tuple(self.history))
+        self._pace.done()
+
+    @property
+    def samplers(self) -> Sequence[Sampler]:
+        return [self.sampler]
+
+    async def tenants(self, most: int) -> list[TenantBacklog]:
+        return await self.sampler.tenants(self.now, most) if self.now else []
+
+
 class Watches:
     """The queues that were looked at lately, by name."""
 
-    def __init__(self, open_queue: Callable[[str], RedisMessageQueue]) -> None:
-        self._open = open_queue
-        self._by_name: dict[str, QueueWatch] = {}
+    def __init__(self, open_watch: Callable[[str], Awaitable[Watch]]) -> None:
+        self._open = open_watch
+        self._by_name: dict[str, Watch] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    def of(self, name: str) -> QueueWatch:
+    async def of(self, name: str) -> Watch:
         """Return the watch of a queue; raises `ConfigurationError` for a name that no queue can have."""
-        watch = self._by_name.pop(name, None) or QueueWatch(name, self._open(name))
+        watch = self._by_name.get(name)
+        if watch is None or watch.is_outdated:
+            watch = await self._open(name)
+        self._by_name.pop(name, None)
         self._by_name[name] = watch  # the last one now
         while len(self._by_name) > _KEPT_WATCHES:
             del self._by_name[next(iter(self._by_name))]
         return watch
 
-    async def look_at(self, names: Sequence[str]) -> list[QueueWatch]:
+    async def look_at(self, names: Sequence[str]) -> list[Watch]:
         """Look at several queues, a few at a time, and return those that need attention first.
 
         The more there are, the less often each of them is read: about a hundred commands a second for all of them.
         """
-        watches = [self.of(name) for name in names]
-        seconds = max(INTERVAL_SECONDS, _SECONDS_A_QUEUE * len(watches))
+        watches = [await self.of(name) for name in names]
+        seconds = max(INTERVAL_SECONDS, _SECONDS_A_QUEUE * sum(len(watch.samplers) for watch in watches))
 
-        async def look(watch: QueueWatch) -> None:
+        async def look(watch: Watch) -> None:
             async with self._turns:
                 await watch.look(seconds)
 
         await asyncio.gather(*map(look, watches))
-        return sorted(watches, key=_urgency)
+        return sorted(watches, key=urgency)
 
 
-def _urgency(watch: QueueWatch) -> tuple[int, float, str]:
+def urgency(watch: Watch) -> tuple[int, float, str]:
+    """Return what to sort by: the worst first, then the one whose oldest message has waited longest."""
     oldest = (watch.now.oldest_seconds or 0.0) if watch.now else 0.0
     return (watch.headline.level, -oldest, watch.name)

@@ -44,16 +44,7 @@ class _Part:
 
 class _Reader(_Part):
     async def stats(self, oldest: bool) -> QueueStats:
-        """Return the sums. A tenant with messages in two partitions counts twice; it is paused in all of them."""
-        parts = await self._of_each(lambda one: one.reader.stats(oldest))
-        fields = ("pending", "processing", "delayed", "completed", "failed", "dead_letters", "tenants")
-        ages = [one.oldest_pending_seconds for one in parts if one.oldest_pending_seconds is not None]
-        return QueueStats(
-            **{name: sum(getattr(one, name) for one in parts) for name in fields},
-            oldest_pending_seconds=max(ages, default=None),
-            paused=all(one.paused for one in parts),
-            paused_tenants=max(one.paused_tenants for one in parts),
-        )
+        return summed(await self._of_each(lambda one: one.reader.stats(oldest)))
 
     async def tenants(self, max_tenants: int) -> dict[str, int]:
         """Return how many messages of each tenant wait, in turns of the partitions."""
@@ -72,12 +63,7 @@ class _Reader(_Part):
 
     async def peek(self, count: int, source: str, tenant: str | None) -> list[MessageRecord]:
         """Return the next messages: of waiting ones and those in flight, one of each partition in turn."""
-        parts = await self._of_each(lambda one: one.reader.peek(count, source, tenant))
-        if source in ("completed", "failed", "dead_letters"):
-            return _newest_first(parts)[:count]
-        if source == "delayed":
-            return sorted(itertools.chain(*parts), key=lambda one: one.due_at or _LONG_AGO)[:count]
-        return _in_turn(parts)[:count]
+        return in_order(await self._of_each(lambda one: one.reader.peek(count, source, tenant)), source)[:count]
 
 
 class _Finder(_Part):
@@ -172,6 +158,27 @@ class _Redriver(_Part):
                 suppressed + done.suppressed,
             )
         return RedriveSummary(matched=matched, redriven=redriven, suppressed=suppressed)
+
+
+def summed(parts: Sequence[QueueStats]) -> QueueStats:
+    """Return the sums. A tenant with messages in two partitions counts twice; it is paused in all of them."""
+    fields = ("pending", "processing", "delayed", "completed", "failed", "dead_letters", "tenants")
+    ages = [one.oldest_pending_seconds for one in parts if one.oldest_pending_seconds is not None]
+    return QueueStats(
+        **{name: sum(getattr(one, name) for one in parts) for name in fields},
+        oldest_pending_seconds=max(ages, default=None),
+        paused=all(one.paused for one in parts),
+        paused_tenants=max(one.paused_tenants for one in parts),
+    )
+
+
+def in_order(parts: Sequence[Sequence[MessageRecord]], source: str) -> list[MessageRecord]:
+    """Return what each partition has of a source as one list: terminal lists newest first, else the next one first."""
+    if source in ("completed", "failed", "dead_letters"):
+        return _newest_first(parts)
+    if source == "delayed":
+        return sorted(itertools.chain(*parts), key=lambda one: one.due_at or _LONG_AGO)
+    return _in_turn(parts)
 
 
 def _newest_first(parts: Sequence[Sequence[MessageRecord]]) -> list[MessageRecord]:
