@@ -162,6 +162,19 @@ async def test_a_scrape_shows_how_many_messages_are_in_each_state(shell: Shell, 
     assert scrape.value("rmq_oldest_pending_seconds", queue="q") == 0
 
 
+@pytest.mark.promise("A scrape reports a queue with partitions as a whole, and those partitions that you watch, too.")
+@sync_only
+async def test_a_scrape_shows_the_whole_and_its_partitions(shell: Shell, scrape: Scrape) -> None:
+    queue = shell.queue(partitions=3)
+    scrape.metrics.watch(queue.queue)
+    for number in range(3):
+        part = queue.queue.partition(number)
+        scrape.metrics.watch(part)
+        part.publish_many(["one"] * (number + 1))
+    names = ("q", "q::partition::0", "q::partition::1", "q::partition::2")
+    assert [scrape.value("rmq_messages", queue=name, state="pending") for name in names] == [6, 1, 2, 3]
+
+
 @pytest.mark.promise("A failing or hanging `stats()` is a metric, never an error of the scrape.")
 @sync_only
 async def test_a_queue_that_cannot_be_read_is_a_metric_and_the_scrape_goes_on(

@@ -84,6 +84,16 @@ class QueueChoice(ServerChoice):
         int | None,
         queue_option("partitions", _CONNECTION, metavar="N", min=1, show_default="as stored, or 1 for a new queue"),
     ] = None
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            metavar="NUMBER",
+            min=0,
+            help="Work with this partition alone, as if it were a queue; the first one is 0.",
+            show_default="all of them",
+            rich_help_panel=_CONNECTION,
+        ),
+    ] = None
 
     @contextlib.contextmanager
     def open(self, *, text: bool = False, **options: Any) -> Iterator[RedisMessageQueue]:
@@ -95,7 +105,8 @@ class QueueChoice(ServerChoice):
             with contextlib.suppress(RedisError):  # the queue itself says what is wrong
                 stored = None if self.partitions else client.hmget(self._meta(gateway), "partitions")
                 given.setdefault("partitions", self.partitions or _count(stored))
-            yield RedisMessageQueue(self.name, gateway=gateway, key_separator=self.key_separator, **given)
+            queue = RedisMessageQueue(self.name, gateway=gateway, key_separator=self.key_separator, **given)
+            yield queue if self.partition is None else queue.partition(self.partition)
 
     @contextlib.asynccontextmanager
     async def open_async(self, *, text: bool = False, **options: Any) -> AsyncIterator[AsyncRedisMessageQueue]:
@@ -107,7 +118,8 @@ class QueueChoice(ServerChoice):
             with contextlib.suppress(RedisError):
                 stored = None if self.partitions else await client.hmget(self._meta(gateway), "partitions")
                 given.setdefault("partitions", self.partitions or _count(stored))
-            yield RedisMessageQueue(self.name, gateway=gateway, key_separator=self.key_separator, **given)
+            queue = RedisMessageQueue(self.name, gateway=gateway, key_separator=self.key_separator, **given)
+            yield queue if self.partition is None else queue.partition(self.partition)
 
     def _meta(self, gateway: Any) -> str:
         """Where the number of partitions is stored."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def _row(name: str, queue: RedisMessageQueue) -> dict[str, Any]:
     counts = to_dict(queue.stats(oldest=False))
     del counts["oldest_pending_seconds"]
-    return {"queue": name} | counts
+    return {"queue": name, "partitions": queue.partitions} | counts
 
 
 def queues(

@@ -202,4 +202,9 @@ def _name_of(queue: Any) -> str:
         raise ConfigurationTypeError(f"queue must be a RedisMessageQueue, not {type(queue).__name__}")
     protocol.operator  # noqa: B018  raises for a custom gateway, now instead of at every scrape
     name: str = protocol.options.name
-    return name
+    if len(protocol.parts) > 1 or protocol.store.calls.partitions == 1:
+        return name
+    # One of several partitions. The first one has the keys of the queue, and must not have its name.
+    keys = protocol.store.keys
+    mark = f"{keys.separator}partition{keys.separator}"
+    return keys.prefix if mark in keys.prefix else f"{name}{mark}0"

@@ -107,11 +107,17 @@ class _Canceller(_Part):
 class _Pauser(_Part):
     async def pause(self, tenant: str | None = None) -> bool:
         """Pause all partitions, or the tenant in all of them. Returns whether any was running."""
-        return any(await self._of_each(lambda one: one.pauser.pause(tenant)))
+        return await self._send(tenant, pauses=True)
 
     async def resume(self, tenant: str | None = None) -> bool:
         """Resume all partitions, or the tenant in all of them. Returns whether any was paused."""
-        return any(await self._of_each(lambda one: one.pauser.resume(tenant)))
+        return await self._send(tenant, pauses=False)
+
+    async def _send(self, tenant: str | None, *, pauses: bool) -> bool:
+        has_changed = any(await self._of_each(lambda one: one.pauser.send(tenant, pauses=pauses)))
+        if has_changed:
+            self._operators[0].pauser.log_change(tenant, pauses=pauses)
+        return has_changed
 
     async def is_paused(self, tenant: str | None = None) -> bool:
         """Return whether all partitions are paused."""

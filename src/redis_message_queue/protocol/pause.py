@@ -28,16 +28,16 @@ class Pauser:
 
     async def pause(self, tenant: str | None = None) -> bool:
         """Let no consumer claim a message any more. Returns whether they could before."""
-        paused = await self._send(tenant, pauses=True)
+        paused = await self.send(tenant, pauses=True)
         if paused:
-            log.warning("%s is paused; consumers claim nothing of it until it is resumed", self._what(tenant))
+            self.log_change(tenant, pauses=True)
         return paused
 
     async def resume(self, tenant: str | None = None) -> bool:
         """Let consumers claim again, and wake them. Returns whether they were stopped."""
-        resumed = await self._send(tenant, pauses=False)
+        resumed = await self.send(tenant, pauses=False)
         if resumed:
-            log.warning("%s is resumed", self._what(tenant))
+            self.log_change(tenant, pauses=False)
         return resumed
 
     async def is_paused(self, tenant: str | None = None) -> bool:
@@ -61,7 +61,8 @@ class Pauser:
                 break
         return dict(sorted(found.items())[:max_tenants])
 
-    async def _send(self, tenant: str | None, *, pauses: bool) -> bool:
+    async def send(self, tenant: str | None, *, pauses: bool) -> bool:
+        """Pause or resume without a log line. Returns whether that changed anything."""
         calls, keys = self._calls, self._calls.keys
         name = b"" if tenant is None else tenant_name(tenant)
         slot = calls.acquire_slot()
@@ -74,6 +75,8 @@ class Pauser:
             calls.release_slot(slot)
         return changed == b"1"
 
-    def _what(self, tenant: str | None) -> str:
-        name = self._calls.keys.prefix
-        return f"{name}: the queue" if tenant is None else f"{name}: the tenant {tenant}"
+    def log_change(self, tenant: str | None, *, pauses: bool) -> None:
+        """Say that the queue or one of its tenants is paused, or resumed."""
+        whose = "the queue" if tenant is None else f"the tenant {tenant}"
+        done = "paused; consumers claim nothing of it until it is resumed" if pauses else "resumed"
+        log.warning("%s: %s is %s", self._calls.keys.prefix, whose, done)

@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.connection import node_of, text_of
 from redis_message_queue.cli.doctor.finding import Finding, ok, problem, report_refusals
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
-from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, QueueKeys, refuse_reserved_words
+from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, QueueKeys, partition_keys, refuse_reserved_words
+from redis_message_queue.options import MOST_PARTITIONS
 
 TEST_QUEUE = "rmq-doctor"
 # How a script reports a missing permission, on 7 and on 6.2.
@@ -35,20 +36,34 @@ def keys_of(name: str, separator: str, *, hash_tag: bool) -> QueueKeys | Finding
 
 @report_refusals("keys")
 def check_key_types(client: Any, keys: QueueKeys) -> Iterator[Finding]:
-    """Check whether each key of the queue has the right type, or does not exist."""
-    node, wrong = node_of(client, keys.pending), 0
+    """Check whether each key of the queue, and of its partitions, has the right type, or does not exist."""
+    parts = _parts_of(client, keys)
+    wrong = [one for part in parts for one in _wrong_types(client, part)]
+    whole = keys.prefix if len(parts) == 1 else f"the {len(parts)} partitions of {keys.prefix}"
+    yield from wrong or [ok("keys", f"the keys of {whole} have the right types")]
+
+
+def _wrong_types(client: Any, keys: QueueKeys) -> Iterator[Finding]:
+    node = node_of(client, keys.pending)
     for word, key in _single_keys(keys):
         wanted = next(kind.type for kind in KEY_MAP if kind.word == word).partition(",")[0].lower()
         found = text_of(node.type(key))
         if found not in ("none", wanted):
-            wrong += 1
             yield problem(
                 "keys",
                 f"{key} is a {found} and should be a {wanted}",
                 "find out who wrote it, then rename or delete that key, or choose another name for the queue",
             )
-    if not wrong:
-        yield ok("keys", f"the keys of {keys.prefix} have the right types")
+
+
+def _parts_of(client: Any, keys: QueueKeys) -> list[QueueKeys]:
+    """The keys of each partition of a queue; those of a queue without partitions are its own."""
+    with contextlib.suppress(ResponseError):  # `meta` is none of ours, which is found below
+        (stored,) = node_of(client, keys.counted).hmget(keys.counted, "partitions")
+        count = int(stored) if stored is not None and stored.isdigit() else 1
+        if 1 < count <= MOST_PARTITIONS:
+            return [partition_keys(keys, number, count) for number in range(count)]
+    return [keys]
 
 
 def _single_keys(keys: QueueKeys) -> Iterator[tuple[str, str]]:
