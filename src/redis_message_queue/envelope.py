@@ -40,6 +40,7 @@ ID_BYTES = 16
 PROCESS_BYTES = 8  # host and process of a claim, at the beginning of its nonce
 NONCE_BYTES = 20  # host, process and slot of a claim, and its number: see lua/claim.lua
 TOKEN_BYTES = ID_BYTES + NONCE_BYTES  # a member of `leases`
+_NOBODY = bytes(5)  # instead of the number of a claim, while a message waits for its next attempt: see retry_later.lua
 BASE_BYTES = 14  # the part that all ids of a chunk share; the position in the chunk follows
 TIME_AT = 1 + ID_BYTES
 HEADER_BYTES = TIME_AT + 8
@@ -154,8 +155,9 @@ def body(payload: bytes, tenant: bytes = b"", extras: bytes = b"", ttl_us: int =
 
 
 def process_of(token: bytes) -> bytes:
-    """Return the host and the process of a claim, which its token contains; empty for what is no token."""
-    return token[ID_BYTES : ID_BYTES + PROCESS_BYTES] if len(token) == TOKEN_BYTES else b""
+    """Return the host and the process of a claim, which its token contains; empty for what is no token of a claim."""
+    is_claim = len(token) == TOKEN_BYTES and not token.endswith(_NOBODY)
+    return token[ID_BYTES : ID_BYTES + PROCESS_BYTES] if is_claim else b""
 
 
 def tenant_name(tenant: Any) -> bytes:

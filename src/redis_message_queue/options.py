@@ -93,6 +93,11 @@ class StorageOptions:
         "How many messages of one tenant this consumer lets be in flight, those of other consumers included. None sets "
         "no limit. Needs leases.",
     ] = None
+    ordered_tenants: Annotated[
+        bool,
+        "Handle the messages of a tenant strictly in their order: this consumer claims none while an earlier one is in "
+        "flight or waits for its next attempt. Give it to all consumers. Needs leases.",
+    ] = False
     pending_overload_policy: Annotated[
         OverloadPolicy,
         "What `publish()` does when the queue is full: `raise` raises `QueueBackpressureError`, `block` waits for "
@@ -152,6 +157,7 @@ class StorageOptions:
         number("pending_overload_block_timeout_seconds", self.pending_overload_block_timeout_seconds)
         number("confirm_timeout_seconds", self.confirm_timeout_seconds, least=MILLISECOND)
         flag("confirm_fsync", self.confirm_fsync)
+        flag("ordered_tenants", self.ordered_tenants)
         number("message_ttl_seconds", self.message_ttl_seconds, optional=True, least=MILLISECOND)
         for name in (
             "max_dead_letter_length",
@@ -173,6 +179,11 @@ class StorageOptions:
         self._check_storage()
 
     def _check_storage(self) -> None:
+        if self.ordered_tenants and self.max_in_flight_per_tenant not in (None, 1):
+            raise ConfigurationError(
+                f"ordered_tenants=True lets one message of a tenant be in flight, not max_in_flight_per_tenant="
+                f"{self.max_in_flight_per_tenant}; leave one of them out"
+            )
         if self.retry_initial_delay_seconds > self.retry_max_delay_seconds:
             raise ConfigurationError(
                 f"retry_initial_delay_seconds ({self.retry_initial_delay_seconds}) is longer than "
@@ -223,6 +234,11 @@ class GatewayOptions(StorageOptions):
                 f"max_in_flight_per_tenant={self.max_in_flight_per_tenant} needs a visibility timeout: without one, a "
                 "message of a consumer that crashed would keep its place for ever; set the timeout, or leave the limit "
                 "out"
+            )
+        if self.ordered_tenants and self.message_visibility_timeout_seconds is None:
+            raise ConfigurationError(
+                "ordered_tenants=True needs a visibility timeout: without one, a message of a consumer that crashed "
+                "would hold up its tenant for ever; set the timeout"
             )
         if self.pending_overload_policy == "drop_oldest" and self.max_delivery_count is not None:
             raise ConfigurationError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard import Dashboard
 from redis_message_queue.dashboard.history import History, _step
+from redis_message_queue.dashboard.partitioned_watch import PartitionedWatch
 from redis_message_queue.dashboard.search import Found
 from redis_message_queue.dashboard.text import lines, one_line
+from redis_message_queue.dashboard.watch import Watch
 from redis_message_queue.messages import MessageRecord, Schedule, TraceEntry
 from redis_message_queue.spark.job_options import Window
 from redis_message_queue.spark.jobs.page import render_overview, render_page
@@ -105,6 +107,13 @@ def overview_of(text: str) -> str:
     return render_overview([row | dict.fromkeys((*STATES, "backlog"), 0)], Window(), AT)
 
 
+def watch_of(name: str) -> Watch:
+    """A partition of a queue of this name, which nobody has looked at."""
+    queue: Any = RedisMessageQueue("q", client=redis.asyncio.Redis(), partitions=2)
+    part: Watch = PartitionedWatch(name, queue).parts[1]
+    return part
+
+
 def dashboard_page(template: str, **values: Any) -> str:
     scope = {"type": "http", "root_path": "", "headers": [], "method": "GET", "path": "/", "query_string": b""}
     dashboard = Dashboard(redis.asyncio.Redis(), allow_changes=True)
@@ -119,7 +128,8 @@ def message_of(text: str) -> str:
     steps = [_step(entry), _step(replace(entry, event="failed", details={"error_type": text, "count": text}))]
     return dashboard_page(
         "message.html",
-        watch=SimpleNamespace(name=text, now=None),
+        watch=watch_of(text),
+        part=None,
         id="0" * 32,
         source="failed",
         record=record,
@@ -131,16 +141,16 @@ def message_of(text: str) -> str:
 
 def schedules_of(text: str) -> str:
     fields: dict[str, Any] = dict.fromkeys(("name", "cron", "timezone", "payload", "tenant", "error"), text)
-    watch = SimpleNamespace(name=text)
-    return dashboard_page("schedules.html", watch=watch, now=None, schedules=[Schedule(**fields)])
+    return dashboard_page("schedules.html", watch=watch_of(text), now=None, schedules=[Schedule(**fields)])
 
 
 def messages_of(text: str) -> str:
     record = MessageRecord(payload=text, id="0" * 32, tenant=text, reason=text, error_type=text, error=text)
     shown = {"source": "failed", "tenant": text, "problem": text, "q": text, "where": text}
-    watch = SimpleNamespace(name=text, now=None)
     found = Found([record], searched=1, is_all=True)
-    return dashboard_page("messages.html", watch=watch, found=found, limit=50, more=200, leases={}, most_ids=1, **shown)
+    return dashboard_page(
+        "messages.html", watch=watch_of(text), found=found, limit=50, more=200, leases={}, most_ids=1, **shown
+    )
 
 
 @pytest.mark.parametrize("page", [report_of, overview_of])

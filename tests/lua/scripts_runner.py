@@ -93,6 +93,7 @@ class Settings:
     most: int = 0
     ttl_us: int = 0
     in_flight_limit: int = 0
+    ordered: int = 0
     limit: int = 0
     tenant_limit: int = 0
     overload: str = "refuse"

@@ -625,6 +625,17 @@ def retry_later_what_came_back(caller: Caller) -> Call:
     return partial(caller.retry_later, hold_and_let_come_back(caller, b"first"))
 
 
+def retry_later_in_order(caller: Caller) -> Call:
+    caller.settings.in_flight_limit = caller.settings.ordered = 1
+    caller.enqueue(New(b"first", b"acme"), New(b"second", b"acme"))
+    return partial(caller.retry_later, caller.claim().taken)
+
+
+def retry_later_in_order_what_came_back(caller: Caller) -> Call:
+    caller.settings.in_flight_limit = caller.settings.ordered = 1
+    return partial(caller.retry_later, hold_and_let_come_back(caller, b"first"))
+
+
 def retry_later_behind_another(caller: Caller) -> Call:
     caller.retry_later(caller.hold(b"first"), 1_000)
     return partial(caller.retry_later, caller.hold(b"second"))
@@ -1112,6 +1123,8 @@ PUT_OFFS: tuple[Situation, ...] = (
     retry_later,
     retry_later_without_leases,
     retry_later_what_came_back,
+    retry_later_in_order,
+    retry_later_in_order_what_came_back,
     retry_later_behind_another,
     retry_later_in_vain,
 )

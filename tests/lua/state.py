@@ -26,6 +26,7 @@ class State:
     returned: dict[str, dict[bytes, float]] = field(default_factory=dict)
     processing: dict[bytes, bytes] = field(default_factory=dict)
     leases: dict[bytes, float] = field(default_factory=dict)
+    keeping_place: set[bytes] = field(default_factory=set)  # ids that wait in flight for their next attempt
     alarms: dict[bytes, float] = field(default_factory=dict)
     schedules: dict[bytes, float] = field(default_factory=dict)
     now: int = 0
@@ -76,6 +77,12 @@ def read(client: redis.Redis) -> State:
         returned=returned,
         processing={name[:ID_BYTES]: stored for name, stored in get(KEYS.processing, {}).items()},
         leases={token[:ID_BYTES]: score for token, score in leases.items() if len(token) == TOKEN_BYTES},
+        keeping_place={
+            token[:ID_BYTES]
+            for key, value in everything.items()
+            for token, _ in (value if key == KEYS.leases.encode() or key.startswith(_RETURNED) else ())
+            if len(token) == TOKEN_BYTES and token.endswith(bytes(5))
+        },
         alarms={name: score for name, score in leases.items() if len(name) != TOKEN_BYTES},
         deliveries=get(KEYS.deliveries, {}),
         delayed=dict(get(KEYS.delayed, [])),
@@ -250,7 +257,7 @@ def _told(state: State) -> list[str]:
             told.pop(id, None) if place is None else told.update({id: place})
     actual = {Envelope(stored).id: "queue" for line in state.lines.values() for stored in line}
     held = [*state.processing, *(Envelope(stored).id for stored in state.claims)]
-    actual |= dict.fromkeys(held, "processing") | dict.fromkeys(state.later, "later")
+    actual |= dict.fromkeys(held, "processing") | dict.fromkeys([*state.later, *state.keeping_place], "later")
     wrong += [f"the journal does not know of {id.hex()}" for id in actual.keys() - told.keys()]
     for id, place in actual.items():
         # That a message is due is no event: it enters its line with the next claim.

@@ -73,6 +73,26 @@ def test_what_has_expired_is_claimed_again_in_its_place(limited: Caller):
     assert faults(limited.client) == []
 
 
+def test_in_order_a_retry_keeps_the_place_of_its_message(client: object):
+    """Nobody owns it meanwhile; then it comes first, as a message that was not lost."""
+    caller = Caller(client, in_flight_limit=1, ordered=1)
+    caller.enqueue(*(New(one, b"a") for one in numbered(3)), New(b"other", b"b"))
+    (first,) = caller.claim().taken
+    caller.take_token()
+    assert caller.retry_later([first]) == b"1"
+    assert caller.tokens() == 1  # somebody must know when it is due
+    for lost in (caller.retry_later, caller.requeue, caller.settle, caller.renew):
+        assert lost([first]) == b"0"
+    assert caller.claim(9).payloads == [b"other"]
+    assert caller.claim(9).taken == ()
+    caller.expire()
+    (again,) = [one for one in caller.claim(9).taken if one.tenant == "a"]
+    assert (again.id, again.attempts, again.count, again.origin, again.failures) == (first.id, 2, 1, "queue", 1)
+    assert faults(caller.client) == []
+    caller.settle([again])
+    assert [one.tenant for one in caller.claim(9).taken] == ["a"]
+
+
 def test_what_dies_leaves_its_place(limited: Caller):
     limited.settings.most = 1
     limited.enqueue(*(New(one, b"a") for one in numbered(9)))

@@ -30,6 +30,7 @@ _JOURNAL, _JOURNAL_WITH_PAYLOADS = 500, 50  # entries
 TENANTS_SHOWN = 20
 _TENANTS = 200
 _GROUPS = 100
+_NOBODY = "nobody: it waits for its next attempt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class Sampler:
         found = [(token, float(score) / 1e6) for token, score in members_with_scores(leases)]
         tokens = [(token, ends) for token, ends in found if len(token) == envelope.TOKEN_BYTES]
         names = await self.pages.consumers(envelope.process_of(token) for token, _ in tokens)
-        held = [Lease(token, ends, names[envelope.process_of(token)]) for token, ends in tokens]
+        held = [Lease(token, ends, names.get(envelope.process_of(token), _NOBODY)) for token, ends in tokens]
         claimed = {tenant_text(name): _number(count) for name, count in scanned_pairs(groups)}
         in_groups = claimed.pop("", 0)
         # Known only if all leases were read, and no tenant has messages whose lease ran out.

@@ -241,7 +241,8 @@ local kept, taken_ids = {again = again, dead = {}, trimming = trimming, tickets 
 local result = {again, wait_us, kept.dead, trimming}
 for nth, one in ipairs(taken) do
   taken_ids[nth] = one.id
-  kept.tickets[nth] = string.format('%d:%d:%s:%d', one.attempts, one.times, one.origin, one.failures)
+  local origin = one.is_retry and 'queue' or one.origin
+  kept.tickets[nth] = string.format('%d:%d:%s:%d', one.attempts, one.times, origin, one.failures)
   result[#result + 1] = one.stored
   result[#result + 1] = kept.tickets[nth]
 end

@@ -1,7 +1,9 @@
 -- retry_later.lua: delays a message that the caller owns, after its handler failed, until its next attempt.
 -- KEYS  processing | leases | deliveries | pending | tenant_ring | delayed | delayed_messages | wakeup
 --       tenant_in_flight | journal | meta | reply
--- ARGV  keep_ms | leased (flag) | tenant_pending | expired | delay_us (number): how long it waits
+-- ARGV  keep_ms | leased (flag) | tenant_pending | expired
+--       ordered (flag): whether no other message of its tenant may be delivered meanwhile
+--       delay_us (number): how long it waits
 --       error_type: of the failure | handled: two numbers as in settle.lua, or '' | call | tokens: of one message
 -- Returns '1' if the message waits, '0' if it is not the caller's and untouched.
 --@include reply
@@ -35,15 +37,22 @@ check_tenant(tenant)
 redis.call('HDEL', processing, '')
 -- A failure has its own number: it does not use up the deliveries that are meant for crashes.
 redis.call('HSET', deliveries, id, write_entry(attempts, times - 1, failures + 1))
-local is_next = delay_messages({due, id}, {id, with_entry(stored)})
-redis.call('HDEL', processing, fields[1])
+local keeps_place, wakes = ordered and leased and tenant ~= '', true
+if keeps_place then
+  -- It stays in flight, as if its lease ended when it is due: then it comes before all others of its tenant.
+  redis.call('HSET', processing, id, with_entry(stored))
+  redis.call('ZADD', leases, due, string.sub(tokens, 1, 31) .. NOBODY)
+else
+  wakes = delay_messages({due, id}, {id, with_entry(stored)})
+  redis.call('HDEL', processing, fields[1])
+end
 if leased then redis.call('ZREM', leases, tokens) end
 if expired_by_tenant[tenant] then remove_expired(tenant, expired_by_tenant[tenant]) end
-local has_room = leave_flight(tenant, {id})
+if not keeps_place then wakes = leave_flight(tenant, {id}) or wakes end
 local due_text = string.format('%.0f', due)
 record_event('retried', id, tenant, 'due', due_text, 'failures', failures + 1, 'error_type', error_type,
   handler_times(string.match(handled, '^(%d+) (%d+)$')))
 write_journal()
-if (is_next or has_room) and silent then redis.call('LPUSH', wakeup, '1') end
+if wakes and silent then redis.call('LPUSH', wakeup, '1') end
 redis.call('PSETEX', reply, keep_ms, call .. '1')
 return '1'

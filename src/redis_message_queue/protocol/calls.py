@@ -78,7 +78,7 @@ class ReplySlot:
             options.max_delivery_count or 0,
             options.max_dead_letter_length or 0,
             int((options.message_ttl_seconds or 0) * 1_000_000),
-            options.max_in_flight_per_tenant or 0,
+            1 if options.ordered_tenants else options.max_in_flight_per_tenant or 0,
             *prefixes,
             records=keys.records("dlq"),
         )
@@ -87,7 +87,7 @@ class ReplySlot:
         leased = int(lease_us > 0)
         self.settle = command("settle", keep_ms, leased, *prefixes)
         self.requeue = command("requeue", keep_ms, leased, *prefixes)
-        self.retry_later = command("retry_later", keep_ms, leased, *prefixes)
+        self.retry_later = command("retry_later", keep_ms, leased, *prefixes, int(options.ordered_tenants))
 
     def next_call(self) -> bytes:
         """The number of a new call, as text that compares like a number."""

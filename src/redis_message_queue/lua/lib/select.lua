@@ -1,7 +1,7 @@
 -- lib/select.lua: selects the next messages: expired ones first, then the heads of the lists, tenants in turn.
 -- Needs  pending, processing, leases, deliveries, dlq, records, tenant_ring, delayed, delayed_messages, expired
 -- Needs  cancelled, meta, cancels, now, leased, uses_tenants, most, ttl_us, dlq_limit, hex, record_event
--- Needs  has_outlived, is_message, id_of, time_of, payload_of, tenant_of, read_entry, to_record, push_terminal
+-- Needs  has_outlived, is_message, id_of, time_of, payload_of, tenant_of, read_entry, NOBODY, to_record, push_terminal
 -- Needs  pending_of, check_tenant, leave_ring
 -- Needs  parks, in_flight_limit, counts, PARKED, AT_LIMIT, is_parked, count_in_flight, leave_flight
 -- Needs  check_queues, stride_of, place_in_ring, join_ring, rebase_ring, push_pending, reduce_backlog
@@ -153,7 +153,11 @@ end
 
 -- An expired lease `token`, and its message if there is one. `member` is nil if it is no longer in `leases`.
 local function classify_expired(id, stored, token, member)
-  if stored and is_message(stored) then return classify(id, stored, 1, 'lease', member, string.sub(token, 17, 24)) end
+  if stored and is_message(stored) then
+    local is_taken = classify(id, stored, 1, 'lease', member, string.sub(token, 17, 24))
+    if is_taken then taken[#taken].is_retry = string.sub(token, 32) == NOBODY end
+    return is_taken
+  end
   if stored then
     budget.count(stored)
     set_aside(id, stored)
@@ -385,7 +389,7 @@ end
 -- `by` is who claims them: the host and the process of the consumer.
 local function record_selected(by)
   for _, one in ipairs(taken) do
-    local event = one.origin == 'queue' and 'claimed' or 'reclaimed'
+    local event = (one.origin == 'queue' or one.is_retry) and 'claimed' or 'reclaimed'
     record_event(event, one.id, tenant_of(one.stored), 'count', one.times, 'by', by)
   end
   for _, one in ipairs(dead) do
