@@ -327,7 +327,7 @@ MUTANTS = (
     Mutant(
         "a message that failed still counts as one in flight",
         "retry_later.lua",
-        (("retry_later", "local has_room = leave_flight(tenant, {id})", "local has_room = false"),),
+        (("retry_later", "if not keeps_place then wakes = leave_flight(tenant, {id}) or wakes end\n", ""),),
     ),
     Mutant(
         "a tenant that has room again gets no turns",

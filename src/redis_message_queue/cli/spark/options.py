@@ -114,6 +114,8 @@ def address_of(queue: QueueChoice) -> dict[str, Any]:
     """Return the address of a queue as the jobs take it. Asks the server whether it is part of a cluster."""
     from redis.cluster import RedisCluster
 
+    if queue.partition is not None:
+        raise typer.BadParameter("Spark works with all partitions of a queue", param_hint="--partition")
     with queue.client() as client:
         cluster = isinstance(client, RedisCluster)
     return {
