@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+from redis_message_queue.envelope import TIME_AT
 from tests.lua.scripts_runner import KEYS, Caller, New
 from tests.lua.situations import Call, Situation, leave_messages_of_every_kind
 
@@ -26,6 +27,20 @@ class Holder:
     def fill_batch(self, count: int = 10, part: int | None = None) -> list[Any]:
         self.part = self.part + 1 if part is None else part
         return self._send("fill_batch", part=self.part, count=count)
+
+    def reject_members(self, *places: int | bytes) -> list[Any]:
+        keys = {"members": KEYS.members(GROUP, self.number)}
+        given: dict[str, Any] = {"whose": GROUP, "epoch": self.epoch, "number": self.number, "reason": "no text"}
+        words = self.caller._words("reject_members", keys, (), **given)
+        return self.caller._send_words("reject_members", [*words, *places])
+
+    def places(self, *indexes: int) -> list[int | bytes]:
+        """Index and id of members, as they are named when they are rejected."""
+        found = self.members()
+        stored = {
+            index: found[index].partition(b":")[2] if found[index][:1] < b"\x80" else found[index] for index in indexes
+        }
+        return [part for index in indexes for part in (index, stored[index][1:TIME_AT])]
 
     def seal_batch(self, part: int | None = None) -> int:
         return self._send("seal_batch", part=self.part if part is None else part)
@@ -113,6 +128,21 @@ def fill_batch_everything_at_once(caller: Caller) -> Call:
     return holding(caller).fill_batch
 
 
+def reject_members(caller: Caller) -> Call:
+    caller.publish_all([b"first", b"second", b"third"])
+    holder = holding(caller)
+    holder.fill_batch()
+    return partial(holder.reject_members, *holder.places(0, 2))
+
+
+def reject_members_what_was_delivered_twice(caller: Caller) -> Call:
+    caller.hold(b"first", b"second", tenant="acme")
+    caller.expire()
+    holder = holding(caller)
+    holder.fill_batch()
+    return partial(holder.reject_members, *holder.places(0, 1))
+
+
 def seal_batch(caller: Caller) -> Call:
     caller.publish(b"first")
     holder = holding(caller)
@@ -170,6 +200,8 @@ GATHERINGS: tuple[Situation, ...] = (
     fill_batch_everything_at_once,
 )
 ENDS: tuple[Situation, ...] = (
+    reject_members,
+    reject_members_what_was_delivered_twice,
     seal_batch,
     seal_batch_nothing,
     ack_batch,

@@ -1,5 +1,6 @@
 """Scripts of consumer groups: each can be sent twice, changes all or nothing, and works for the holder only."""
 
+import json
 import os
 from collections.abc import Iterator
 
@@ -7,7 +8,7 @@ import pytest
 import redis
 
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.envelope import Envelope
+from redis_message_queue.envelope import TIME_AT, Envelope
 from tests.lua import group_situations as groups
 from tests.lua.group_situations import EVERY, GROUP, Holder, holding, sealed
 from tests.lua.scripts_runner import KEYS, Caller, Dump, Taken, dump, numbered
@@ -481,3 +482,62 @@ def test_a_query_beside_consumers_loses_doubles_and_forgets_nothing(
         except AssertionError as error:
             error.add_note(f"after {' '.join(steps)}")
             raise
+
+
+# Messages that a query cannot read
+
+
+def test_rejected_messages_are_dead_letters_and_the_others_stay_in_the_claim(caller: Caller):
+    caller.publish_all(numbered(4))
+    holder = holding(caller)
+    holder.fill_batch()
+    first, second, third, fourth = holder.members()
+    assert holder.reject_members(*holder.places(1, 3)) == [2, b""]
+    assert holder.members() == [first, third]
+    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [numbered(4)[3], numbered(4)[1]]
+    assert caller.client.hmget(KEYS.groups, GROUP, "") == [b"2", b"2"]
+    records = [json.loads(one) for one in caller.client.lrange(KEYS.records("dlq"), 0, -1)]
+    assert [(one["id"], one["reason"], one["deliveries"]) for one in records] == [
+        (one[1:TIME_AT].hex(), "no text", 1) for one in (fourth, second)
+    ]
+    assert holder.seal_batch() == 1
+    assert holder.ack_batch(1) == [1, 1]
+    assert caller.client.hmget(KEYS.groups, GROUP, "") == [b"0", b"0"]
+
+
+def test_a_claim_of_which_all_messages_are_rejected_is_not_sealed_and_can_be_filled(caller: Caller):
+    groups.reject_members_what_was_delivered_twice(caller)()
+    assert caller.client.hgetall(KEYS.deliveries) == {}
+    holder = Holder(caller)
+    holder.epoch, holder.part = 1, 1
+    assert holder.members() == []
+    assert holder.seal_batch() == 0
+    caller.publish(b"third")
+    assert holder.fill_batch()[1:3] == [1, 1]
+    assert holder.seal_batch() == 1
+
+
+def test_a_message_that_is_not_where_it_should_be_is_left_alone(caller: Caller):
+    caller.publish_all(numbered(2))
+    holder = holding(caller)
+    holder.fill_batch()
+    before = dump(caller.client)
+    for places in ((0, b"x" * 16), (7, b"x" * 16), (0, holder.places(1)[1])):
+        assert holder.reject_members(*places) == [2, b""]
+    assert dump(caller.client) == before
+    holder.seal_batch()
+    holder.ack_batch(1)
+    for number in (1, 3):
+        holder.number = number
+        with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
+            holder.reject_members(0, b"x" * 16)
+
+
+def test_a_sealed_claim_of_which_all_messages_are_rejected_stays_known(caller: Caller):
+    caller.publish_all(numbered(2))
+    holder = sealed(caller)
+    assert holder.reject_members(*holder.places(1, 0)) == [0, b""]
+    assert caller.client.hget(KEYS.group(GROUP), 1) == b"0:0:0"
+    assert counts_of(caller.client) == (0, 0, 0)
+    assert holder.ack_batch(1) == [1, 1]
+    assert caller.client.hget(KEYS.group(GROUP), 1) is None

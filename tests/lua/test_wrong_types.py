@@ -48,6 +48,7 @@ FULLEST: list[tuple[Situation, set[str]]] = [
     (situations.notify, set()),
     (group_situations.acquire_group, set()),
     (group_situations.fill_batch_everything_at_once, {"expired"}),
+    (group_situations.reject_members_what_was_delivered_twice, set()),
     (group_situations.seal_batch, set()),
     (group_situations.ack_batch_what_was_delivered_twice, set()),
     (group_situations.release_batch_to_tenants, set()),

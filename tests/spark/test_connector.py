@@ -40,7 +40,8 @@ def test_the_columns_are_those_of_a_message_or_of_the_table():
 
 def test_each_part_gets_its_options():
     schema = messages_schema()
-    assert isinstance(source(table="pending").reader(schema), TableReader)
+    table = source(table="pending")
+    assert isinstance(table.reader(table.schema()), TableReader)
     assert isinstance(source(dedupKeyColumn="id").writer(schema, overwrite=False), QueueWriter)
     assert isinstance(source(dedupKeyColumn="id").streamWriter(schema, overwrite=False), QueueStreamWriter)
 
@@ -79,7 +80,8 @@ def test_a_batch_without_a_table_and_a_stream_with_one_are_errors():
 
 
 def test_a_source_does_not_show_its_password():
-    assert "hush" not in repr(source()) + repr(source(table="pending").reader(messages_schema()))
+    table = source(table="pending")
+    assert "hush" not in repr(source()) + repr(table.reader(table.schema()))
 
 
 def test_the_module_that_spark_looks_for_is_a_part_of_the_package():

@@ -166,8 +166,11 @@ def test_a_bad_value_is_named_with_what_would_do(kind, name, value, says):
 
 
 def test_a_payload_cannot_be_invalid_if_all_are_bytes():
-    with pytest.raises(ConfigurationError, match=r"invalidPayloads=column is for payloads that are read as strings"):
-        SourceOptions.from_spark(HERE | {"invalidPayloads": "column", "payloadFormat": "binary"})
+    for word in ("column", "dead_letters"):
+        with pytest.raises(
+            ConfigurationError, match=rf"invalidPayloads={word} is for payloads that are read as strings"
+        ):
+            SourceOptions.from_spark(HERE | {"invalidPayloads": word, "payloadFormat": "binary"})
 
 
 def test_options_are_checked_in_python_too():

@@ -341,8 +341,8 @@ def test_spark_reads_the_partitions_in_parallel_and_survives_the_death_of_its_so
     assert all(queue.partition(number).stats().pending for number in range(3))
     options = {"url": server.url, "queue": QUEUE, "maxMessagesPerTrigger": 300, "leaseSeconds": 0.5}
     spark.sparkContext.setLogLevel("OFF")
-    for place in ("latestOffset 3", "commit 3"):  # the sum of the numbers of all partitions
-        query = start(spark, tmp_path, ALWAYS, die=place, **options)
+    for death in ("latestOffset 3", "commit 3"):  # the sum of the numbers of all partitions
+        query = start(spark, tmp_path, ALWAYS, die=death, **options)
         with pytest.raises(PySparkException):
             query.awaitTermination()
     query = start(spark, tmp_path, NOW, **options)

@@ -230,11 +230,11 @@ def test_each_journal_is_archived_once_under_a_name_with_its_partition(queue, op
     table = journal_table(location_of(options.path)).open()
     assert table is not None
     for name, numbers in found.items():
-        identity, _, number = name.partition("/")
+        identity, _, partition = name.partition("/")
         assert numbers == list(range(1, len(numbers) + 1))
-        assert application_of("orders", name) == f"redis-exact-queue/{identity}/{number or 0}/orders"
+        assert application_of("orders", name) == f"redis-exact-queue/{identity}/{partition or 0}/orders"
         assert table.transaction_version(application_of("orders", name)) == len(numbers)
-        key = queue.partition(int(number or 0)).key
+        key = queue.partition(int(partition or 0)).key
         assert client.hget(key.meta, "journal_identity").decode() == identity
         assert client.hget(key.meta, "journal_mark") is not None
 
@@ -335,7 +335,7 @@ def backfill_options(server: EmbeddedRedis, **more: Any) -> BackfillOptions:
 def test_a_split_that_is_repeated_publishes_each_row_once(queue, clean_server, monkeypatch):
     """After a crash in the middle, and with tenants, which keep to their partition."""
     monkeypatch.setattr("redis_message_queue.spark.jobs.splits._ROWS_IN_TURN", 7)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"payload": b"row %d" % place, "tenant": f"tenant {place % 5}" if place % 2 else None, "file": "a", "start": 0}
         for place in range(200)
     ]

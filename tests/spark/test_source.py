@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from redis_message_queue import RedisMessageQueue
+from redis_message_queue.envelope import Envelope
 from redis_message_queue.errors import ConfigurationError, ConsumerGroupLostError, DataLossError
 from redis_message_queue.spark import QueueListener, StreamProgress
 from redis_message_queue.spark.connection import WHOLE
@@ -79,7 +81,7 @@ def reader(clean_server) -> Iterator[Readers]:
         one.stop()
 
 
-def rows(reader: QueueStreamReader, start: dict[str, int], end: dict[str, int]) -> list[str]:
+def rows(reader: QueueStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
     parts = reader.partitions(start, end)
     return [payload for part in parts for batch in reader.read(part) for payload, _ in batch]
 
@@ -108,6 +110,71 @@ def test_what_consumers_would_not_deliver_is_not_read_either(queue, reader):
     one = reader(message_ttl_seconds=0.000001)
     assert one.latestOffset({"batch": 0}, TEN) == {"batch": 0}
     assert queue.stats().dead_letters == 1
+
+
+BROKEN = b"\xff\xfe"
+
+
+@pytest.mark.promise("With `invalidPayloads=dead_letters`, a payload that is not UTF-8 becomes a dead letter.")
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_payloads_that_are_no_text_become_dead_letters_and_the_others_are_read(client, reader, partitions):
+    """With a journal, tenants and headers; also if a whole batch is broken."""
+    queue = RedisMessageQueue(QUEUE, client=client, partitions=partitions, journal=True, codec=bytes)
+    queue.publish_many([BROKEN] * 12)
+    queue.publish(b"text", tenant="acme")
+    queue.publish(BROKEN, tenant="acme", headers={"a": "b"})
+    queue.publish(b"\xc3\xa4")
+    one, start, found = reader(invalid_payloads="dead_letters"), None, []
+    one.prepareForTriggerAvailableNow()
+    end = one.initialOffset()
+    while end != start:
+        start, end = end, one.latestOffset(end, ReadMaxRows(5))
+        parts = one.partitions(start, end)
+        members = [
+            group.read_batch(part.batch, part.start, part.stop) for part in parts for group in [in_part(one, part)]
+        ]
+        found += [Envelope(stored).payload for page in members for stored in page]
+        one.commit(end)
+    assert sorted(found) == [b"text", b"\xc3\xa4"]
+    stats = queue.stats()
+    assert (stats.dead_letters, stats.pending, stats.processing) == (13, 0, 0)
+    letters = queue.records()
+    assert {(letter.reason, letter.payload) for letter in letters} == {("invalid_payload", BROKEN)}
+    assert [letter.headers for letter in letters if letter.tenant == "acme"] == [{"a": "b"}]
+    told = Counter(
+        entry[b"event"]
+        for number in range(partitions)
+        for _, entry in client.xrange(queue.partition(number).key.journal)
+    )
+    assert told == {b"published": 15, b"claimed": 15, b"dead": 13, b"acked": 2}
+
+
+def in_part(reader: QueueStreamReader, part: Any) -> ConsumerGroup:
+    return reader._group.parts[part.partition.number]
+
+
+@pytest.mark.promise("With `invalidPayloads=dead_letters`, a payload that is not UTF-8 becomes a dead letter.")
+@pytest.mark.parametrize("payloads", [[b"a", BROKEN, b"b"], [BROKEN]])
+def test_a_query_that_failed_because_of_a_payload_goes_on_with_the_option(client, reader, payloads):
+    """Its batch is in the checkpoint, and is read again, without the payload that nobody could read."""
+    queue = RedisMessageQueue(QUEUE, client=client, codec=bytes)
+    queue.publish_many(payloads)
+    failed = reader()
+    end = failed.latestOffset({"batch": 0}, TEN)
+    reader.crash()
+    again = reader(invalid_payloads="dead_letters")
+    assert rows(again, {"batch": 0}, end) == [one.decode() for one in payloads if one != BROKEN]
+    again.commit(end)
+    assert (queue.stats().dead_letters, queue.stats().processing) == (1, 0)
+
+
+def test_more_invalid_payloads_than_one_script_takes_are_all_rejected(client, reader, caplog):
+    queue = RedisMessageQueue(QUEUE, client=client, codec=bytes)
+    queue.publish_many([BROKEN, b"text"] * 1_200)
+    one = reader(invalid_payloads="dead_letters")
+    assert rows(one, {"batch": 0}, one.latestOffset({"batch": 0}, ReadMaxRows(2_400))) == ["text"] * 1_200
+    assert queue.stats().dead_letters == 1_200
+    assert sum("went to the dead letters (invalid_payload)" in text for text in caplog.messages) == 1_200
 
 
 @pytest.mark.promise("A query skips messages that consumers with the same rules would not deliver.")

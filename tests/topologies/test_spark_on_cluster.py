@@ -112,10 +112,7 @@ def test_partitions_on_different_nodes_are_written_and_read(cluster: Cluster, no
         assert publish_rows(RowReader.of(options, schema), iter([rows]), None).published == published
     with closing(cluster.client()) as client:
         queue = RedisMessageQueue("orders", client=client, partitions=count)
-        owners = {
-            client.get_node_from_key(queue.partition(number).key.pending).port  # type: ignore[union-attr]  # it is one
-            for number in range(count)
-        }
+        owners = {client.get_node_from_key(queue.partition(number).key.pending).port for number in range(count)}
         assert len(owners) > 1
         asked = TableOptions(**where, table="pending")
         table = TableReader(asked, table_schema(asked))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import redis
 
-from redis_message_queue.envelope import Envelope, is_message
+from redis_message_queue.envelope import TIME_AT, Envelope, is_message
 from redis_message_queue.errors import (
     ConfigurationError,
     ConsumerGroupBusyError,
@@ -26,8 +26,8 @@ from redis_message_queue.errors import (
     LuaScriptError,
 )
 from redis_message_queue.keys import script_keys
-from redis_message_queue.protocol.claim import log_dead, read_dead, read_trimming
-from redis_message_queue.protocol.port import Argument, Command, Port, finish
+from redis_message_queue.protocol.claim import DeadLetter, log_dead, read_dead, read_trimming
+from redis_message_queue.protocol.port import Argument, Command, Port, finish, split
 from redis_message_queue.scripts import script
 from redis_message_queue.spark.connection import RedisReader, not_a_single_server
 from redis_message_queue.spark.options import SourceOptions
@@ -35,7 +35,8 @@ from redis_message_queue.spark.options import SourceOptions
 log = logging.getLogger("redis_message_queue")
 
 MESSAGES_A_SCRIPT = 5_000  # that one script moves into a batch: some 10 ms of the server's time
-_RELEASED_A_SCRIPT = 1_000
+_RELEASED_A_SCRIPT = _REJECTED_A_SCRIPT = 1_000
+_NO_TEXT = "invalid_payload"  # why a message that is not UTF-8 is a dead letter
 _COUNTED_BATCHES = 1_000  # that one ack is expected to have: usually it is one batch
 _DIGITS = 15  # of a number that a script can count to
 _TIME_DIGITS = 16  # of a time in microseconds, until the year 2286
@@ -100,6 +101,14 @@ def batch_length(counts: bytes | None) -> int:
     return _count((counts or b"").partition(b":")[0])
 
 
+def _is_text(stored: bytes) -> bool:
+    try:
+        Envelope(stored).payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class ConsumerGroup:
     """The batches of one consumer group of one queue, or of one partition of it: that of the reader.
 
@@ -130,6 +139,8 @@ class ConsumerGroup:
         self._ack = self._command("ack_batch", self.name)
         self._acquire = self._command("acquire_group", self.name, self._holder)
         self._seal = self._command("seal_batch")
+        self._reject = self._command("reject_members", options.max_dead_letter_length or 0, self.name)
+        self._rejects = options.invalid_payloads == "dead_letters"
         self._stats = self._command("stats", lines[0])
 
     # -- the lease
@@ -221,6 +232,8 @@ class ConsumerGroup:
         elif state.cleared < state.acked:
             self._clear(state.acked)
         self._refresh()
+        for number in range(self.acked + 1, self.sealed + 1) if self._rejects else ():
+            self._reject_invalid(number)
         return self.seal_batch()
 
     def fill_batch(self, limit: int) -> int:
@@ -240,25 +253,47 @@ class ConsumerGroup:
             )
             self._part = part
             self.counts.claimed += added
-            self._report_dead(dead, trimming)
+            self._report_dead(read_dead(dead), trimming)
             if not added and not again:
                 break
         return int(length)
 
-    def _report_dead(self, dead: list[Any], trimming: bytes) -> None:
+    def _report_dead(self, dead: list[DeadLetter], trimming: bytes) -> None:
         """Log the messages that could not be delivered, as a consumer does, and how their list was trimmed."""
         trim_error, cut = read_trimming(trimming)
-        log_dead(self.queue, read_dead(dead), cut)
+        log_dead(self.queue, dead, cut)
         if trim_error is not None:
             log.warning("%s: the dead-letter list could not be trimmed (%s)", self.queue, trim_error)
 
     def seal_batch(self) -> int:
         """Make the open batch an offset, unless it is empty. Returns the number of the last sealed batch."""
+        if self._rejects:
+            self._reject_invalid(self.sealed + 1)
         sealed: int = self._send(self._seal, self.epoch, self.sealed + 1, self._part)
         if sealed != self.sealed:
             self._part = 0
         self.sealed = sealed
         return sealed
+
+    def _reject_invalid(self, number: int) -> None:
+        """Move messages of a batch whose payload is no text to the dead letters, from the end: indexes stay the same.
+
+        Usually before the batch is an offset. A sealed one has such messages if it is from a query that failed because
+        of them.
+        """
+        found: list[tuple[int, bytes, int]] = []  # index, id, bytes
+        place = 0
+        for page in self.read_pages(number, 0, self.batch_size(number) or 0):
+            stored, _ = split_members(page)
+            invalid = ((at, one) for at, one in enumerate(stored, place) if is_message(one) and not _is_text(one))
+            found += [(at, one[1:TIME_AT], len(one)) for at, one in invalid]
+            place += len(page)
+        found.reverse()
+        for some in split(found, [size for *_, size in found], _REJECTED_A_SCRIPT, _PAGE_BYTES):
+            places = [part for at, message, _ in some for part in (at, message)]
+            _, trimming = self._send(self._reject, self.epoch, number, _NO_TEXT, *places, batch=number)
+            dead = [DeadLetter(message.hex(), 1, _NO_TEXT) for _, message, _ in some]
+            self._report_dead(dead, trimming)
 
     def batch_size(self, number: int) -> int | None:
         """Return how many messages a batch has, or None if it is unknown or gone."""

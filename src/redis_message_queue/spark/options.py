@@ -30,7 +30,7 @@ from redis_message_queue.protocol.reader import RecordSource
 from redis_message_queue.spark.connection import connect, refuse_with_partitions
 
 PayloadFormat = Literal["string", "binary"]
-InvalidPayloads = Literal["fail", "column"]
+InvalidPayloads = Literal["fail", "column", "dead_letters"]
 Table = Literal[
     "pending", "processing", "delayed", "claimed", "completed", "failed", "dead_letters", "records", "journal"
 ]
@@ -275,7 +275,8 @@ class SourceOptions(QueueAddress):
         InvalidPayloads,
         one_of(InvalidPayloads),
         "What to do with a payload that is not UTF-8, if it is read as a string: `fail` stops the query, `column` adds "
-        "a column `corrupt_payload` with its bytes, and `payload` is null.",
+        "a column `corrupt_payload` with its bytes, and `payload` is null, and `dead_letters` moves the message to the "
+        "dead letters.",
     ] = "fail"
     max_delivery_count: Annotated[
         int | None,
@@ -287,10 +288,10 @@ class SourceOptions(QueueAddress):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.invalid_payloads == "column" and self.payload_format == "binary":
+        if self.invalid_payloads != "fail" and self.payload_format == "binary":
             raise ConfigurationError(
-                "option invalidPayloads=column is for payloads that are read as strings, but payloadFormat is binary: "
-                "every payload is valid then. Leave one of them out."
+                f"option invalidPayloads={self.invalid_payloads} is for payloads that are read as strings, but "
+                "payloadFormat is binary: every payload is valid then. Leave one of them out."
             )
         if self.key_separator in self.consumer_group:
             raise ConfigurationError(

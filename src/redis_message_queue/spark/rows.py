@@ -101,7 +101,7 @@ def _array(values: Sequence[Any], column: pa.Field) -> pa.Array:
             raise
         raise CorruptMessageError(
             "a payload is not UTF-8. Read all payloads as bytes, .option('payloadFormat', 'binary'), or in a stream "
-            "only this one, .option('invalidPayloads', 'column')."
+            "only this one, .option('invalidPayloads', 'column'), or move it to the dead letters, 'dead_letters'."
         ) from None
 
 

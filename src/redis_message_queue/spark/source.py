@@ -104,24 +104,29 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ack(group, committed)
         if group.sealed != committed:
             return [number + (number < sealed) for number, sealed in zip(committed, group.sealed, strict=True)]
-        wanted = self._wanted(group, limit)
-        if wanted > 0 and not group.fill_batches(wanted, self._left) and self._left is None:
-            # With the default trigger Spark asks 80 times a second.
-            group.wait_for_wakeup()
-            group.fill_batches(wanted)
-        sealed = group.seal_batches()
-        if self._left is not None:
-            self._left = self._still_left(self._left, committed)
-            if sealed == committed:
-                self._release_lease()
+        sealed = self._new_batches(group, limit)
+        if self._left is not None and sealed == committed:
+            self._release_lease()
         return sealed
 
-    def _still_left(self, left: list[int], committed: Batches) -> list[int]:
-        """Return how many messages may still be read. If there was none, others have taken the rest."""
-        parts = self._group.parts
-        new = [one.sealed > number for one, number in zip(parts, committed, strict=True)]
-        sizes = [(one.batch_size(one.sealed) or 0) if is_new else 0 for one, is_new in zip(parts, new, strict=True)]
-        return [one - size for one, size in zip(left, sizes, strict=True)] if any(new) else [0] * len(parts)
+    def _new_batches(self, group: PartitionedGroup, limit: ReadLimit) -> Batches:
+        """Fill and seal batches, until there is one: all messages of the first may have been rejected."""
+        committed = group.sealed
+        while True:
+            wanted, before = self._wanted(group, limit), [one.counts.claimed for one in group.parts]
+            filled = group.fill_batches(wanted, self._left) if wanted > 0 else 0
+            if wanted > 0 and not filled and self._left is None:
+                # With the default trigger Spark asks 80 times a second.
+                group.wait_for_wakeup()
+                filled = group.fill_batches(wanted)
+            if self._left is not None:
+                now = [one.counts.claimed for one in group.parts]
+                taken = [end - start for start, end in zip(before, now, strict=True)]
+                # If there was none, others have taken the rest.
+                self._left = [left - some if any(taken) else 0 for left, some in zip(self._left, taken, strict=True)]
+            sealed = group.seal_batches()
+            if sealed != committed or not filled:
+                return sealed
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return what the progress shows: the lag, and what this run has done: see `StreamProgress`.
