@@ -99,6 +99,7 @@ def check(ledger: Sequence[Entry], evidence: Evidence, rules: Rules) -> Verdict:
             check_settlements(queue, told, rules, verdict.counts),
             check_fairness(queue, verdict.counts),
             check_in_flight(queue, rules),
+            check_order(queue, verdict.counts),
             check_ticks(queue, verdict.counts),
             check_partitions(queue, mine, verdict.counts),
             check_results(queue, by_name.get(queue.place.results or ""), verdict.counts),
@@ -373,7 +374,7 @@ def check_fairness(queue: QueueEvidence, counts: Counter[str]) -> Iterator[Viola
 
     Only what the journal shows counts as waiting: messages that became due or whose lease ran out have no entry.
     """
-    if queue.place.most_in_flight is not None:
+    if queue.place.most_in_flight is not None or queue.place.ordered:
         return  # a tenant at its limit waits while others are served
     for journal in queue.journals:
         yield from _turns_out_of_order(queue.place.name, journal, counts)
@@ -423,6 +424,26 @@ def check_in_flight(queue: QueueEvidence, rules: Rules) -> Iterator[Violation]:
             if len(times) > limit:
                 found = f"{entry.tenant} has {len(times)} messages in flight at entry {entry.n}, its limit is {limit}"
                 yield Violation("no tenant exceeds its limit in flight", queue.place.name, found)
+
+
+def check_order(queue: QueueEvidence, counts: Counter[str]) -> Iterator[Violation]:
+    """No message of a tenant was delivered while an earlier one had not ended. Delayed ones come when they are due."""
+    delayed = {entry.id for entry in queue.journal if entry.event == "delayed"}
+    unended: defaultdict[tuple[int, str], dict[str, None]] = defaultdict(dict)  # ids in the order of their publishes
+    for entry in queue.journal:
+        ids = unended[entry.partition, entry.tenant]
+        if not queue.place.ordered or not entry.tenant or entry.id in delayed:
+            continue
+        if entry.event == "published":
+            ids[entry.id] = None
+        elif entry.event in ENDS:
+            ids.pop(entry.id, None)
+        elif entry.event in _CLAIMS:
+            counts["deliveries in the order of their tenant"] += 1
+            first = next(iter(ids), entry.id)
+            if first != entry.id:
+                found = f"{entry.id} of {entry.tenant} was claimed at entry {entry.n}, and {first} was before it"
+                yield Violation("the messages of a tenant are handled in order", queue.place.name, found)
 
 
 def check_ticks(queue: QueueEvidence, counts: Counter[str]) -> Iterator[Violation]:

@@ -35,6 +35,7 @@ _COUNTS = {
     "settlements refused because the lease was lost": "settlements were refused, because their consumer had lost its "
     "lease",
     "turns checked for fairness": "turns of waiting tenants were checked",
+    "deliveries in the order of their tenant": "deliveries were in order, in the queue that keeps that of its tenants",
     "ticks of schedules": "ticks of schedules were published, each once",
     "messages found in the partition of their key": "messages with a key were found in the partition that it names",
     "messages left in Redis": "messages were left in Redis",

@@ -22,6 +22,7 @@ class QueuePlace:
     results: str | None = None  # the queue that gets the results of its messages
     partitions: int = 1
     most_in_flight: int | None = None  # messages of one tenant
+    ordered: bool = False  # the messages of a tenant are handled one after the other
     tick_seconds: float | None = None  # how often its schedule publishes a message
 
     @property
@@ -59,7 +60,7 @@ RESULTS = QueuePlace("results", "durable")
 EVENTS = QueuePlace("events", "durable")  # read by the Spark query
 PAYMENTS = QueuePlace("payments", "replicated", confirms=True)
 CLICKS = QueuePlace("clicks", "replicated")
-TRANSFERS = QueuePlace("{transfers}", "cluster", results="{transfers}.results")
+TRANSFERS = QueuePlace("{transfers}", "cluster", results="{transfers}.results", ordered=True)
 TRANSFER_RESULTS = QueuePlace("{transfers}.results", "cluster")
 PARCELS = QueuePlace("{parcels}", "cluster", partitions=3, most_in_flight=2, tick_seconds=3.0)
 QUEUES = (ORDERS, RESULTS, EVENTS, PAYMENTS, CLICKS, TRANSFERS, TRANSFER_RESULTS, PARCELS)
@@ -73,6 +74,7 @@ def queue_options(place: QueuePlace, lease_seconds: float) -> dict[str, Any]:
     return {
         "partitions": place.partitions,
         "max_in_flight_per_tenant": place.most_in_flight,
+        "ordered_tenants": place.ordered,
         "visibility_timeout_seconds": lease_seconds,
         "max_delivery_count": 20,
         "message_wait_interval_seconds": 1.0,
@@ -101,6 +103,7 @@ def workers(rate: float, *, spark: bool) -> list[WorkerSpec]:
         WorkerSpec("clicks-single", "single", "async", CLICKS),
         WorkerSpec("transfers-producer", "producer", "sync", TRANSFERS, ALL_WAYS, 6 * rate),
         WorkerSpec("transfers-batch", "batch", "sync", TRANSFERS, prefetch=6),
+        WorkerSpec("transfers-run", "run", "async", TRANSFERS, concurrency=3, prefetch=4),
         WorkerSpec("transfers-results", "single", "async", TRANSFER_RESULTS),
         WorkerSpec("parcels-producer", "producer", "async", PARCELS, (*ALL_WAYS, "keyed"), 6 * rate),
         WorkerSpec("parcels-run", "run", "sync", PARCELS, concurrency=3, prefetch=4),

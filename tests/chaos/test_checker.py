@@ -16,6 +16,7 @@ FENCED = "no settlement by a lost lease"
 REPLICATED = QueuePlace("clicks", "replicated")
 TICKING = QueuePlace("orders", "durable", tick_seconds=2.0)
 LIMITED = QueuePlace("orders", "durable", most_in_flight=1)
+ORDERED = QueuePlace("orders", "durable", ordered=True)
 SPREAD = QueuePlace("orders", "durable", partitions=2)
 CONFIRMING = QueuePlace("payments", "replicated", confirms=True)
 
@@ -374,6 +375,36 @@ def test_a_message_that_is_settled_makes_room_and_so_does_an_old_lease() -> None
     scenario.time += LEASE
     scenario.handle("second", tenant="acme")
     scenario.settle("first", lease, tenant="acme")
+    assert scenario.broken() == set()
+
+
+def test_a_message_that_overtook_another_of_its_tenant_is_found() -> None:
+    scenario = Scenario(ORDERED)
+    for message in ("first", "second"):
+        scenario.publish(message, tenant="acme")
+    scenario.publish("other", tenant="globex")
+    scenario.handle("other", tenant="globex")
+    lease = scenario.claim("first", tenant="acme")
+    scenario.handle("second", tenant="acme")
+    scenario.settle("first", lease, tenant="acme")
+    assert scenario.broken() == {"the messages of a tenant are handled in order"}
+
+
+def test_a_delayed_message_may_be_overtaken_and_a_retried_one_may_not() -> None:
+    scenario = Scenario(ORDERED)
+    scenario.publish("delayed", tenant="acme")
+    scenario.record("delayed", "delayed", "acme")
+    for message in ("first", "second"):
+        scenario.publish(message, tenant="acme")
+    scenario.handle("first", tenant="acme")
+    scenario.handle("delayed", tenant="acme")
+    lease = scenario.claim("second", tenant="acme")
+    scenario.say("consumer", "handled", **scenario.seen("second", lease))
+    scenario.record("retried", "second", "acme")
+    scenario.settled("second", lease, how="retried")
+    scenario.publish("third", tenant="acme")
+    scenario.queue.waiting.append("id-third")
+    scenario.handle("second", tenant="acme")
     assert scenario.broken() == set()
 
 
