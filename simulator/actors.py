@@ -216,7 +216,7 @@ class Life:
         lease = settings.gateway["message_visibility_timeout_seconds"] or 2.0
         seconds = settings.handler_seconds * random.random()
         if random.random() < settings.hanging and not world.is_ending:
-            seconds = lease * random.uniform(0.8, 1.6)
+            seconds = lease * random.uniform(0.8, settings.longest_hanging)
         if seconds:
             await asyncio.sleep(seconds)
         if random.random() < settings.failing and not world.is_ending:

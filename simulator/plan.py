@@ -30,6 +30,7 @@ class Settings:
     handing_off: float  # of handlers: they complete their message themselves
     delayed: float  # of messages
     socket_timeout: float
+    longest_hanging: float = 1.6  # in leases
     partitions: int = 1  # that the queue has when it is made
     grows_to: int = 0  # how many an operator gives it later, 0 for none
 
@@ -114,9 +115,32 @@ def plan_of(seed: int) -> Plan:
     faults = () if random.random() < 0.15 else _faults(random, settings, actors, size)
     more, more_faults = _more(Random(f"{seed}/more"), len(faults))
     more += _pausers(Random(f"{seed}/pausers"), settings)
-    helpers, weather = _helpers(Random(f"{seed}/helpers"), len(faults) + len(more_faults))
+    helpers, weather = _helpers(Random(f"{seed}/helpers"), settings, len(faults) + len(more_faults))
     plan = Plan(seed, settings, (*actors, *more, *helpers), (*faults, *more_faults, *weather))
-    return _partitioned(Random(f"{seed}/partitions"), plan)
+    plan = _stalled(Random(f"{seed}/stalled"), plan)
+    plan = _partitioned(Random(f"{seed}/partitions"), plan)
+    return _calmed(Random(f"{seed}/calmed"), plan)
+
+
+def _calmed(random: Random, plan: Plan) -> Plan:
+    """Without faults, nobody may be late: so a wake-up that is missing shows, where there are several kinds of them."""
+    has_wakeups = plan.settings.most_partitions > 1 or "max_in_flight_per_tenant" in plan.settings.gateway
+    has_wakeups = has_wakeups or any(one.kind == "scheduler" for one in plan.actors)
+    return plan.only(faults=set()) if has_wakeups and random.random() < 0.3 else plan
+
+
+def _stalled(random: Random, plan: Plan) -> Plan:
+    """Some consumers are cut off until their lease is over, and renew it when they are back: their handlers hang."""
+    consumers = [one for one in plan.actors if one.kind in ("single", "batch", "run")]
+    if "heartbeat_interval_seconds" not in plan.settings.queue or plan.is_calm or random.random() > 0.25:
+        return plan
+    lease, last = plan.settings.gateway["message_visibility_timeout_seconds"], max(one.number for one in plan.faults)
+    cuts = [
+        Fault(last + 1 + nth, "cut", random.uniform(0.8, 3), lease * random.uniform(1.1, 1.6), one.name)
+        for nth, one in enumerate(random.sample(consumers, min(2, len(consumers))))
+    ]
+    settings = replace(plan.settings, hanging=0.5, longest_hanging=4.0)
+    return replace(plan, settings=settings, faults=(*plan.faults, *cuts))
 
 
 def _partitioned(random: Random, plan: Plan) -> Plan:
@@ -145,7 +169,7 @@ def _pausers(random: Random, settings: Settings) -> list[Actor]:
     return [Actor("pauser-1", "pauser", amount=random.randint(2, 6), starts_at=random.random() * 2)]
 
 
-def _helpers(random: Random, faults: int) -> tuple[list[Actor], list[Fault]]:
+def _helpers(random: Random, settings: Settings, faults: int) -> tuple[list[Actor], list[Fault]]:
     """Who else publishes; and a network that is slower than the second which a consumer has to publish a tick."""
     actors: list[Actor] = []
     weather: list[Fault] = []
@@ -156,6 +180,9 @@ def _helpers(random: Random, faults: int) -> tuple[list[Actor], list[Fault]]:
             weather.append(Fault(faults + 1, "weather", random.uniform(1, 3), random.uniform(2, 6), weather=slow))
     if random.random() < 0.12:
         actors.append(Actor("importer-1", "importer", amount=random.randint(2, 6), starts_at=random.random() * 2))
+    is_usual = settings.gateway["message_visibility_timeout_seconds"] and not any(settings.tenants)
+    if is_usual and random.random() < 0.25:  # what the short scripts know, and cancelled messages, which they do not
+        actors.append(Actor("canceller-2", "canceller", amount=random.randint(5, 15), starts_at=random.random()))
     return actors, weather
 
 
