@@ -115,9 +115,9 @@ def plan_of(seed: int) -> Plan:
     faults = () if random.random() < 0.15 else _faults(random, settings, actors, size)
     more, more_faults = _more(Random(f"{seed}/more"), len(faults))
     more += _pausers(Random(f"{seed}/pausers"), settings)
-    helpers, weather = _helpers(Random(f"{seed}/helpers"), settings, len(faults) + len(more_faults))
+    helpers, weather = _helpers(Random(f"{seed}/helpers"), len(faults) + len(more_faults))
     plan = Plan(seed, settings, (*actors, *more, *helpers), (*faults, *more_faults, *weather))
-    plan = _stalled(Random(f"{seed}/stalled"), plan)
+    plan = _usual(Random(f"{seed}/usual"), _stalled(Random(f"{seed}/stalled"), plan))
     plan = _partitioned(Random(f"{seed}/partitions"), plan)
     return _calmed(Random(f"{seed}/calmed"), plan)
 
@@ -127,6 +127,28 @@ def _calmed(random: Random, plan: Plan) -> Plan:
     has_wakeups = plan.settings.most_partitions > 1 or "max_in_flight_per_tenant" in plan.settings.gateway
     has_wakeups = has_wakeups or any(one.kind == "scheduler" for one in plan.actors)
     return plan.only(faults=set()) if has_wakeups and random.random() < 0.3 else plan
+
+
+def _usual(random: Random, plan: Plan) -> Plan:
+    """Sometimes all is as the short scripts know it, but for messages that are cancelled while they wait."""
+    gateway = dict(plan.settings.gateway)
+    if not gateway["message_visibility_timeout_seconds"] or random.random() > 0.08:
+        return plan
+    for name in (
+        "message_ttl_seconds",
+        "journal",
+        "tenant_weights",
+        "max_in_flight_per_tenant",
+        "max_pending_per_tenant",
+    ):
+        gateway.pop(name, None)
+    settings = replace(plan.settings, gateway=gateway, tenants=(None,), delayed=0.0, hanging=0.0, handler_seconds=0.3)
+    actors = (
+        *(Actor(f"producer-{nth}", "producer", amount=8) for nth in (1, 2, 3)),
+        *(Actor(f"consumer-{nth}", "single", starts_at=0.2) for nth in (1, 2)),
+        Actor("canceller-1", "canceller", amount=15, starts_at=0.1),
+    )
+    return replace(plan, settings=settings, actors=actors, faults=tuple(one for one in plan.faults if not one.who))
 
 
 def _stalled(random: Random, plan: Plan) -> Plan:
@@ -169,20 +191,17 @@ def _pausers(random: Random, settings: Settings) -> list[Actor]:
     return [Actor("pauser-1", "pauser", amount=random.randint(2, 6), starts_at=random.random() * 2)]
 
 
-def _helpers(random: Random, settings: Settings, faults: int) -> tuple[list[Actor], list[Fault]]:
+def _helpers(random: Random, faults: int) -> tuple[list[Actor], list[Fault]]:
     """Who else publishes; and a network that is slower than the second which a consumer has to publish a tick."""
     actors: list[Actor] = []
     weather: list[Fault] = []
     if random.random() < 0.2:
         actors.append(Actor("scheduler-1", "scheduler", amount=random.randint(2, 8), starts_at=random.random()))
-        slow = Weather(late=0.15, slow=0.3, slow_latency=2.0, latest=3.0)
-        if faults and random.random() < 0.6:
+        slow = Weather(late=0.15, slow=0.5, slow_latency=1.5, latest=3.0)
+        if faults and random.random() < 0.8:
             weather.append(Fault(faults + 1, "weather", random.uniform(1, 3), random.uniform(2, 6), weather=slow))
     if random.random() < 0.12:
         actors.append(Actor("importer-1", "importer", amount=random.randint(2, 6), starts_at=random.random() * 2))
-    is_usual = settings.gateway["message_visibility_timeout_seconds"] and not any(settings.tenants)
-    if is_usual and random.random() < 0.25:  # what the short scripts know, and cancelled messages, which they do not
-        actors.append(Actor("canceller-2", "canceller", amount=random.randint(5, 15), starts_at=random.random()))
     return actors, weather
 
 
