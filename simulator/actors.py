@@ -39,8 +39,9 @@ from redis_message_queue.protocol.partitioned_store import PartitionedStore, par
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.protocol.transfer import Importer, TransferredMessage
-from redis_message_queue.spark import consumer_group
-from redis_message_queue.spark.connection import RedisReader
+from redis_message_queue.spark.connection import WHOLE, RedisReader
+from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.partitioned_group import PartitionedGroup
 from simulator.bridge import BlockingSimulatedPort, block_on, run_blocking
 from simulator.loop import Process
 from simulator.oracle.ticks import MARK, name_of, named
@@ -216,7 +217,7 @@ class Life:
         lease = settings.gateway["message_visibility_timeout_seconds"] or 2.0
         seconds = settings.handler_seconds * random.random()
         if random.random() < settings.hanging and not world.is_ending:
-            seconds = lease * random.uniform(0.8, 1.6)
+            seconds = lease * random.uniform(0.8, settings.longest_hanging)
         if seconds:
             await asyncio.sleep(seconds)
         if random.random() < settings.failing and not world.is_ending:
@@ -553,10 +554,9 @@ class SimulatedReader(RedisReader):
     """The reader of a consumer group, over a simulated port."""
 
     def __init__(self, port: Any, keys: QueueKeys) -> None:
-        self.port = port
+        self.port, self.keys, self.partition = port, keys, WHOLE
         self.calls = Calls(port, keys, GatewayOptions(retry_budget_seconds=10))
-        self._keys = keys
-        self._is_whole = True  # the simulated queues have no partitions
+        self._is_checked = True  # queues with partitions have no queries here
 
 
 class Query:
@@ -573,10 +573,13 @@ class Query:
             message_ttl_seconds=gateway.get("message_ttl_seconds"),
             max_delivery_count=gateway.get("max_delivery_count"),
             max_dead_letter_length=gateway.get("max_dead_letter_length"),
+            invalid_payloads="fail",
         )
-        self.group: Any = consumer_group.ConsumerGroup(BlockingSimulatedPort(life.port), options)  # type: ignore[arg-type]
-        self.group._holder = holder = life.random.randbytes(6).hex()
-        self.group._acquire = self.group._command("acquire_group", GROUP, holder)
+        port: Any = BlockingSimulatedPort(life.port)
+        reader, holder = SimulatedReader(port, options.keys), life.random.randbytes(6).hex()
+        self.group: Any = ConsumerGroup(port, options, reader, holder)  # type: ignore[arg-type]
+        self._whole = object.__new__(PartitionedGroup)
+        self._whole.parts = [self.group]
 
     async def renew(self) -> None:
         """Keep the group, beside the query's work."""
@@ -607,7 +610,7 @@ class Query:
                     group.recover()
                 if checkpoint.committed > group.acked:
                     group.ack_batch(checkpoint.committed)
-                group.wait_for_wakeup()
+                self._whole.wait_for_wakeup()
                 continue
             for number in range(checkpoint.committed + 1, group.sealed + 1):
                 self._write(number)

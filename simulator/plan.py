@@ -30,6 +30,7 @@ class Settings:
     handing_off: float  # of handlers: they complete their message themselves
     delayed: float  # of messages
     socket_timeout: float
+    longest_hanging: float = 1.6  # in leases
     partitions: int = 1  # that the queue has when it is made
     grows_to: int = 0  # how many an operator gives it later, 0 for none
 
@@ -116,7 +117,52 @@ def plan_of(seed: int) -> Plan:
     more += _pausers(Random(f"{seed}/pausers"), settings)
     helpers, weather = _helpers(Random(f"{seed}/helpers"), len(faults) + len(more_faults))
     plan = Plan(seed, settings, (*actors, *more, *helpers), (*faults, *more_faults, *weather))
-    return _partitioned(Random(f"{seed}/partitions"), plan)
+    plan = _usual(Random(f"{seed}/usual"), _stalled(Random(f"{seed}/stalled"), plan))
+    plan = _partitioned(Random(f"{seed}/partitions"), plan)
+    return _calmed(Random(f"{seed}/calmed"), plan)
+
+
+def _calmed(random: Random, plan: Plan) -> Plan:
+    """Without faults, nobody may be late: so a wake-up that is missing shows, where there are several kinds of them."""
+    has_wakeups = plan.settings.most_partitions > 1 or "max_in_flight_per_tenant" in plan.settings.gateway
+    has_wakeups = has_wakeups or any(one.kind == "scheduler" for one in plan.actors)
+    return plan.only(faults=set()) if has_wakeups and random.random() < 0.3 else plan
+
+
+def _usual(random: Random, plan: Plan) -> Plan:
+    """Sometimes all is as the short scripts know it, but for messages that are cancelled while they wait."""
+    gateway = dict(plan.settings.gateway)
+    if not gateway["message_visibility_timeout_seconds"] or random.random() > 0.08:
+        return plan
+    for name in (
+        "message_ttl_seconds",
+        "journal",
+        "tenant_weights",
+        "max_in_flight_per_tenant",
+        "max_pending_per_tenant",
+    ):
+        gateway.pop(name, None)
+    settings = replace(plan.settings, gateway=gateway, tenants=(None,), delayed=0.0, hanging=0.0, handler_seconds=0.3)
+    actors = (
+        *(Actor(f"producer-{nth}", "producer", amount=8) for nth in (1, 2, 3)),
+        *(Actor(f"consumer-{nth}", "single", starts_at=0.2) for nth in (1, 2)),
+        Actor("canceller-1", "canceller", amount=15, starts_at=0.1),
+    )
+    return replace(plan, settings=settings, actors=actors, faults=tuple(one for one in plan.faults if not one.who))
+
+
+def _stalled(random: Random, plan: Plan) -> Plan:
+    """Some consumers are cut off until their lease is over, and renew it when they are back: their handlers hang."""
+    consumers = [one for one in plan.actors if one.kind in ("single", "batch", "run")]
+    if "heartbeat_interval_seconds" not in plan.settings.queue or plan.is_calm or random.random() > 0.25:
+        return plan
+    lease, last = plan.settings.gateway["message_visibility_timeout_seconds"], max(one.number for one in plan.faults)
+    cuts = [
+        Fault(last + 1 + nth, "cut", random.uniform(0.8, 3), lease * random.uniform(1.1, 1.6), one.name)
+        for nth, one in enumerate(random.sample(consumers, min(2, len(consumers))))
+    ]
+    settings = replace(plan.settings, hanging=0.5, longest_hanging=4.0)
+    return replace(plan, settings=settings, faults=(*plan.faults, *cuts))
 
 
 def _partitioned(random: Random, plan: Plan) -> Plan:
@@ -151,8 +197,8 @@ def _helpers(random: Random, faults: int) -> tuple[list[Actor], list[Fault]]:
     weather: list[Fault] = []
     if random.random() < 0.2:
         actors.append(Actor("scheduler-1", "scheduler", amount=random.randint(2, 8), starts_at=random.random()))
-        slow = Weather(late=0.15, slow=0.3, slow_latency=2.0, latest=3.0)
-        if faults and random.random() < 0.6:
+        slow = Weather(late=0.15, slow=0.5, slow_latency=1.5, latest=3.0)
+        if faults and random.random() < 0.8:
             weather.append(Fault(faults + 1, "weather", random.uniform(1, 3), random.uniform(2, 6), weather=slow))
     if random.random() < 0.12:
         actors.append(Actor("importer-1", "importer", amount=random.randint(2, 6), starts_at=random.random() * 2))

@@ -18,7 +18,7 @@ from unittest import mock
 
 from redis_message_queue.protocol.transfer import TransferredMessage
 from redis_message_queue.scripts import Script
-from redis_message_queue.spark import consumer_group
+from redis_message_queue.spark import consumer_group, partitioned_group
 from simulator import actors
 from simulator.bridge import block_on
 from simulator.ledger import Ledger
@@ -163,8 +163,8 @@ class World:
         clock = SimpleNamespace(monotonic=self.loop.time, sleep=lambda seconds: block_on(asyncio.sleep(seconds)))
         try:
             with (
-                mock.patch.object(consumer_group, "RedisReader", actors.SimulatedReader),
                 mock.patch.object(consumer_group, "time", clock),
+                mock.patch.object(partitioned_group, "time", clock),
             ):
                 self._run()
         finally:
