@@ -59,6 +59,12 @@ def test_commands_work_on_one_partition(rmq, queue, client):
     assert "grow the queue itself" in ended.err
 
 
+def test_spark_works_with_the_whole_queue(rmq, queue):
+    ended = rmq("spark", "groups", "orders", "--partition", "1")
+    assert ended.status == ExitStatus.USAGE
+    assert "--partition" in ended.err and "Spark works with all partitions of a queue" in ended.err
+
+
 def test_a_list_of_queues_tells_their_partitions(rmq, queue, text_client):
     RedisMessageQueue("mails", client=text_client).publish("one")
     rows = rmq("queues", "--json").documents
