@@ -59,6 +59,23 @@ def test_commands_work_on_one_partition(rmq, queue, client):
     assert "grow the queue itself" in ended.err
 
 
+@pytest.mark.parametrize(("options", "places"), [((), (0, 0, 3)), (("--ordered-tenants",), (2, 1, 0))], ids=str)
+def test_a_consumer_can_keep_the_order_of_tenants(rmq, text_client, options, places):
+    """The first message waits for its next attempt, and so do those behind it."""
+    queue = RedisMessageQueue("orders", client=text_client)
+    queue.publish_many(["a", "b", "c"], tenant="acme")
+    retried = ("--max-attempts", "2", "--initial-delay-seconds", "60")
+    rmq("consume", "orders", *options, "--exec", "exit 1", *retried, "--wait-seconds", "0")
+    stats = queue.stats()
+    assert (stats.pending, stats.processing, stats.delayed) == places
+
+
+def test_spark_works_with_the_whole_queue(rmq, queue):
+    ended = rmq("spark", "groups", "orders", "--partition", "1")
+    assert ended.status == ExitStatus.USAGE
+    assert "--partition" in ended.err and "Spark works with all partitions of a queue" in ended.err
+
+
 def test_a_list_of_queues_tells_their_partitions(rmq, queue, text_client):
     RedisMessageQueue("mails", client=text_client).publish("one")
     rows = rmq("queues", "--json").documents

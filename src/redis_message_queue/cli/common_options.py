@@ -170,6 +170,7 @@ class DeliveryOptions:
     max_processing_seconds: Annotated[
         float, _number("max_processing_seconds", _DELIVERY, "SECONDS", show_default="no limit")
     ] = 0.0
+    ordered_tenants: Annotated[bool, queue_option("ordered_tenants", _DELIVERY, "--ordered-tenants")] = False
     max_delivery_count: Annotated[
         int | None, _number("max_delivery_count", _FAILURE, show_default=str(DEFAULT_MAX_DELIVERY_COUNT))
     ] = None
@@ -219,6 +220,7 @@ class DeliveryOptions:
         if self.max_delivery_count is not None:
             options["max_delivery_count"] = self.max_delivery_count or None
         return options | {
+            "ordered_tenants": self.ordered_tenants,
             "enable_failed_queue": self.enable_failed_queue,
             "enable_completed_queue": self.enable_completed_queue,
             "consumer_name": self.consumer_name,
