@@ -112,8 +112,9 @@ def _findings_of_whole(history: Sequence[Sample], parts: Sequence[PartWatch]) ->
     is_paused = history[-1].paused_at is not None
 
     def is_named(part: PartWatch) -> bool:
-        is_paused_alone = part.now is not None and part.now.paused_at is not None and not is_paused
-        return part.headline.level <= Level.WARNING and (part.headline.level < level or is_paused_alone)
+        # What all partitions have together says nothing about one that cannot be read, or is paused alone.
+        is_apart = part.now is None or (part.now.paused_at is not None and not is_paused)
+        return part.headline.level <= Level.WARNING and (part.headline.level < level or is_apart)
 
     named = sorted(filter(is_named, parts), key=lambda part: part.headline.level)
     own = [
@@ -123,7 +124,7 @@ def _findings_of_whole(history: Sequence[Sample], parts: Sequence[PartWatch]) ->
     if more := len(named) - len(own):
         need = "partition needs" if more == 1 else "partitions need"
         own.append(Finding(named[_NAMED].headline.level, f"{more} more {need} attention."))
-    return sorted((*found, *own), key=lambda one: one.level)
+    return sorted((*own, *found), key=lambda one: one.level)
 
 
 def summed_sample(parts: Sequence[Sample]) -> Sample:
