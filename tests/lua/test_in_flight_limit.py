@@ -58,6 +58,18 @@ def test_its_turn_comes_as_soon_as_one_is_settled(limited: Caller, end: Callable
     assert faults(limited.client) == []
 
 
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_a_message_that_comes_meanwhile_keeps_nobody_asleep(limited: Caller, end: Callable[[Caller, Taken], object]):
+    """It brings its tenant back into the ring, where it is not parked any more when one is settled."""
+    limited.enqueue(*(New(one, b"a") for one in numbered(9)))
+    first, _ = limited.claim(9).taken
+    assert limited.claim(9).taken == ()
+    limited.enqueue_for("a", b"next")
+    limited.client.delete(KEYS.wakeup)
+    end(limited, first)
+    assert limited.tokens() == 1
+
+
 @pytest.mark.promise("If a consumer crashes, its place within `max_in_flight_per_tenant` is free when its lease ends.")
 def test_what_has_expired_is_claimed_again_in_its_place(limited: Caller):
     """It comes before the others, and does not count twice."""

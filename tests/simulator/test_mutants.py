@@ -14,6 +14,9 @@ QUICKLY_FOUND = (
     "a deduplication marker is not set",
     "a publish wakes nobody",
     "the ack comes before the handler",
+    "a claim by the script for the usual case does not look for cancelled messages",
+    "an import does not remember its messages",
+    "growing leaves the old number to those who use it",
 )
 
 

@@ -25,8 +25,8 @@ local function unpark(tenant, score)
   place_in_ring(time, tenant)
 end
 
--- Messages of a tenant have left `processing`. Returns whether the tenant can have turns again because of that. The
--- script may have emptied both keys before: in a slot that is leaving its node, an error means empty.
+-- Messages of a tenant have left `processing`. Returns whether others of it can have turns because of that. The script
+-- may have emptied both keys before: in a slot that is leaving its node, an error means empty.
 local function leave_flight(tenant, left_ids)
   if not counts or tenant == '' or #left_ids == 0 then return false end
   if type(redis.pcall('ZCARD', tenant_in_flight)) == 'number' then
@@ -35,7 +35,9 @@ local function leave_flight(tenant, left_ids)
     redis.call('ZREM', tenant_in_flight, unpack(flights))
   end
   local score = tonumber(redis.pcall('ZSCORE', tenant_ring, tenant))
-  if not score or score < AT_LIMIT or score >= 2 * PARKED then return false end
+  if not score or score >= 2 * PARKED then return false end
+  -- A message that came meanwhile may have brought it back, and woken nobody: there was no room for it.
+  if score < AT_LIMIT then return score < PARKED end
   unpark(tenant, score)
   return true
 end
