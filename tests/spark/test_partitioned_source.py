@@ -118,7 +118,7 @@ def test_the_progress_is_that_of_all_partitions(queue, reader):
     assert told is not None
     assert told.pop("oldest_seconds") >= 0
     expected = {"batch": 2, "queue": QUEUE, "consumer_group": GROUP, "replayed": 0, "claimed": 6, "acked": 6}
-    assert told == expected | {"released": 0, "lag": 1}
+    assert told == expected | {"rejected": 0, "released": 0, "lag": 1}
 
 
 # How many partitions there are
@@ -300,6 +300,38 @@ def test_a_crash_before_or_after_any_script_costs_no_message(
         assert sorted(read) == ["0.0", "0.1", "0.2", "0.3", "0.4", "1.0", "1.1", "1.2"], sent
         again.commit(query.offsets[-1])
         assert (queue.stats().pending, queue.stats().processing) == (0, 0)
+        again.stop()
+        last += 1
+
+
+@pytest.mark.promise("With `invalidPayloads=dead_letters`, a payload that is not UTF-8 becomes a dead letter.")
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_crash_around_a_rejection_makes_one_dead_letter_of_each_and_reads_the_others(
+    client: redis.Redis, clean_server: Any, reader: Readers, crash_at: Callable[..., list[str]], runs: bool
+):
+    options: dict[str, Any] = {"lease_seconds": 0.02, "invalid_payloads": "dead_letters"}
+    last = 0
+    while True:
+        client.flushall()
+        queue = RedisMessageQueue(QUEUE, client=client, partitions=2, codec=bytes)
+        for number in range(2):
+            queue.partition(number).publish_many([b"\xff", b"%d.0" % number, b"\xfe", b"%d.1" % number])
+        query = CheckpointedQuery()
+        sent = crash_at(last, runs)
+        try:
+            query.run(reader(**options), ReadMaxRows(6))
+        except Crash:
+            reader.crash()
+        else:
+            assert "reject_members" in sent
+            return
+        crash_at(None, False)
+        again = reader(**options)
+        query.run(again, ReadMaxRows(6))
+        assert sorted(payload for found in query.read.values() for payload in found) == ["0.0", "0.1", "1.0", "1.1"]
+        again.commit(query.offsets[-1])
+        stats = queue.stats()
+        assert (stats.pending, stats.processing, stats.dead_letters) == (0, 0, 4), sent
         again.stop()
         last += 1
 

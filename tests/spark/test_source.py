@@ -174,6 +174,8 @@ def test_more_invalid_payloads_than_one_script_takes_are_all_rejected(client, re
     one = reader(invalid_payloads="dead_letters")
     assert rows(one, {"batch": 0}, one.latestOffset({"batch": 0}, ReadMaxRows(2_400))) == ["text"] * 1_200
     assert queue.stats().dead_letters == 1_200
+    assert counts_of(one) == {"claimed": 2_400, "replayed": 0, "acked": 0, "released": 0, "lag": 0}
+    assert told_by(one)["rejected"] == 1_200
     assert sum("went to the dead letters (invalid_payload)" in text for text in caplog.messages) == 1_200
 
 
@@ -424,7 +426,7 @@ def test_a_delivery_count_stands_before_messages_that_came_before():
 
 
 def progress_of(**told: Any) -> StreamProgress:
-    counts: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"oldest_seconds": None}
+    counts: dict[str, Any] = dict.fromkeys((*COUNTS, "rejected"), 0) | {"oldest_seconds": None}
     return StreamProgress(
         **{"query": None, "run_id": "1", "queue": "q", "consumer_group": "g", "batch": 1} | counts | told
     )

@@ -72,9 +72,10 @@ class GroupHolder(NamedTuple):
 
 @dataclass
 class RunCounts:
-    """How many messages a run of a query has claimed, acked and released. It starts at 0."""
+    """How many messages a run of a query has claimed, rejected, acked and released. It starts at 0."""
 
     claimed: int = 0
+    rejected: int = 0  # claimed, and moved to the dead letters
     acked: int = 0
     released: int = 0
 
@@ -292,6 +293,7 @@ class ConsumerGroup:
         for some in split(found, [size for *_, size in found], _REJECTED_A_SCRIPT, _PAGE_BYTES):
             places = [part for at, message, _ in some for part in (at, message)]
             _, trimming = self._send(self._reject, self.epoch, number, _NO_TEXT, *places, batch=number)
+            self.counts.rejected += len(some)
             dead = [DeadLetter(message.hex(), 1, _NO_TEXT) for _, message, _ in some]
             self._report_dead(dead, trimming)
 

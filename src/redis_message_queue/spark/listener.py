@@ -28,6 +28,7 @@ class StreamProgress:
     consumer_group: str
     batch: int  # the last batch that is sealed; with partitions the sum of these numbers
     claimed: int
+    rejected: int  # of these: moved to the dead letters, because the query cannot read them
     replayed: int  # read again, because an earlier run died before it had committed them
     acked: int
     released: int  # returned to the queue, because batches of the checkpoint are lost
@@ -41,10 +42,12 @@ OnStreamProgress = Callable[[StreamProgress], Any]
 def log_progress(progress: StreamProgress) -> None:
     """Write the progress to the log of the library."""
     log.info(
-        "%s: consumer group %s has claimed %d messages (%d replayed, %d acked, %d released), and %d are pending",
+        "%s: consumer group %s has claimed %d messages (%d rejected, %d replayed, %d acked, %d released), and %d are "
+        "pending",
         progress.queue,
         progress.consumer_group,
         progress.claimed,
+        progress.rejected,
         progress.replayed,
         progress.acked,
         progress.released,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import redis
@@ -89,8 +90,7 @@ class PartitionedGroup:
     @property
     def counts(self) -> RunCounts:
         """What this run has done with all partitions."""
-        found = [one.counts for one in self.parts]
-        return RunCounts(*(sum(getattr(one, name) for one in found) for name in ("claimed", "acked", "released")))
+        return RunCounts(*map(sum, zip(*(astuple(one.counts) for one in self.parts), strict=True)))
 
     def recover(self) -> None:
         """Finish what the holder before us began, and seal its open batches."""

@@ -27,6 +27,7 @@ __all__ = ["StreamMetrics"]
 _LABELS = ("queue", "consumer_group")
 _COUNTS = {
     "claimed": "Messages that streaming queries have claimed.",
+    "rejected": "Messages that were moved to the dead letters, because the query cannot read them.",
     "replayed": "Messages that were read again, because an earlier run of the query died.",
     "acked": "Messages of micro-batches that are committed.",
     "released": "Messages that were returned to the queue, because batches of the checkpoint are lost.",
