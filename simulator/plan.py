@@ -88,7 +88,8 @@ class Plan:
 
     @property
     def is_calm(self) -> bool:
-        return not self.faults
+        """Whether nothing disturbs anybody: processes start again when the queue gets more partitions."""
+        return not self.faults and not self.settings.grows_to
 
     def only(
         self, *, actors: set[str] | None = None, faults: set[int] | None = None, messages: int | None = None

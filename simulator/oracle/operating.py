@@ -95,7 +95,7 @@ class Operating(Book):
         key, schedules = step.keys[-1], self.account.schedules
         if key.encode() not in step.changed:
             return  # it was the same, or the answer is from the reply cache
-        entry, before = ScheduleEntry.of(named_arguments(step)), schedules.get(key)
+        entry, before = ScheduleEntry.of(named_arguments(step), step.now_us), schedules.get(key)
         if (step.reply == b"changed") != (before is not None):
             fail("schedules", f"{key} was called {step.reply.decode()}")
         # Its ticks stay there when the queue grows.

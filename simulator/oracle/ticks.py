@@ -35,10 +35,10 @@ class ScheduleEntry:
     done_us: int  # the tick up to which it has published
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> ScheduleEntry:
-        """From the arguments of `schedule.lua`."""
+    def of(cls, given: dict[str, Any], now_us: int) -> ScheduleEntry:
+        """From the arguments of `schedule.lua`. It begins when it is stored."""
         missed = json.loads(given["definition"])["missed"]
-        return cls(given["payload"], given["timing"], missed, int(given["created"]))
+        return cls(given["payload"], given["timing"], missed, now_us)
 
     def ticks(self, until_us: int, now_us: int) -> set[bytes]:
         """The names of the messages that take the schedule up to a time."""

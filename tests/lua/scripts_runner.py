@@ -266,11 +266,12 @@ class Caller:
         *,
         timing: str = "daily",
         next: int | str | None = None,
+        created: int | None = None,
         most: int = 1_000,
         call: int | None = None,
     ) -> bytes:
         """Define a schedule whose first tick is due in an hour, or at another time."""
-        now, keys = self.now_us(), {"schedule": KEYS.schedule(name)}
+        now, keys = created or self.now_us(), {"schedule": KEYS.schedule(name)}
         given: dict[str, Any] = {"name": name, "payload": payload, "timing": timing, "definition": timing, "most": most}
         next = now + HOUR_US if next is None else next
         return self._send(

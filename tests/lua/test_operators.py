@@ -171,3 +171,17 @@ def test_many_tenants_leave_the_ring_in_one_step(caller: Caller):
     assert faults(caller.client) == []
     assert caller.sweep("pending", "c", "d", "nobody") == b"301 "
     assert caller.client.exists(KEYS.tenant_ring, KEYS.tenant_backlog, KEYS.leases) == 0
+
+
+# Schedules
+
+
+@pytest.mark.parametrize("timing", ["daily", "hourly"])
+def test_a_schedule_begins_when_it_is_stored(timing: str, caller: Caller):
+    """New or with other ticks: if the call took long, another definition has published the ticks since it began."""
+    caller.schedule(timing="daily")
+    if timing == "daily":
+        caller.unschedule()
+    before = caller.now_us()
+    assert caller.schedule(timing=timing, created=before - 10_000_000) in (b"new", b"changed")
+    assert int(caller.client.hget(KEYS.schedule("nightly"), "after") or 0) >= before

@@ -42,6 +42,7 @@ def test_no_schedule_breaks_an_invariant(first: int):
         pytest.param(
             5240, "producer-2,consumer-1", None, 1, id="a cancelled consumer of a queue without leases claimed again"
         ),
+        pytest.param(60751, None, None, None, id="a process started again because the queue had grown"),
         pytest.param(14341, None, None, None, id="a query that lost its group looked at the checkpoint of another"),
     ],
 )
@@ -64,6 +65,7 @@ def test_a_schedule_that_the_oracle_misjudged(seed: int, actors: str | None, fau
         pytest.param(4848, id="a woken consumer did not pass on the duty of the timer owner"),
         pytest.param(6522, id="a late repetition sealed the open batch of a query"),
         pytest.param(60247, id="a tenant got a message at its limit, and then nobody was woken for it"),
+        pytest.param(60332, id="a definition that arrived late published a tick of the schedule before it again"),
         pytest.param(7038, id="a batch started with a message whose lease had ended"),
     ],
 )

@@ -9,6 +9,7 @@
 --@include reply
 if answer then return answer end
 --@include state
+--@include clock
 local old_definition, old_payload, old_timing
   = unpack(redis.call('HMGET', schedule, 'definition', 'payload', 'timing'))
 local old_next = redis.call('ZSCORE', schedules, name)
@@ -25,7 +26,8 @@ if result == 'new' or result == 'changed' then
   redis.call('HSET', schedule, 'definition', definition, 'payload', payload, 'timing', timing, 'revision', revision)
   if result == 'new' then redis.call('HSET', schedule, 'created', created, 'last', '') end
   if result == 'new' or old_timing ~= timing then
-    redis.call('HSET', schedule, 'after', created)
+    -- It begins now: if the call took long, another definition may have published the ticks since `created`.
+    redis.call('HSET', schedule, 'after', string.format('%.0f', now))
     redis.call('ZADD', schedules, next, name)
   end
   if set_tick_alarm() and silent then redis.call('LPUSH', wakeup, '1') end
