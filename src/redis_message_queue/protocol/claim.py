@@ -353,20 +353,24 @@ class Claimer:
                 if self._label is not None:
                     await self._write_name(self._label, slot, limit)
                 takes = is_one and self._takes
-                claim: Call = (slot.take, (), (call, nonce)) if takes else (slot.claim, (), request)
-                alone = piggyback is None or piggyback.settled is not None
-                if alone and ends_in_time:
+                ack = None if piggyback is None or piggyback.settled is not None else piggyback
+                joined = ack.joined_with(slot, call, nonce) if takes and ack is not None else None
+                claim: Call = joined or ((slot.take, (), (call, nonce)) if takes else (slot.claim, (), request))
+                is_one_script = ack is None or joined is not None
+                if is_one_script and ends_in_time:
                     reply = await port.call(*claim)
                 else:
                     with _NO_END if ends_in_time or limit is None else AttemptEnd(limit):
-                        if piggyback is None or alone:
+                        if ack is None or is_one_script:
                             reply = await port.call(*claim)
                         else:
-                            ack, reply = await port.call_both(piggyback.call, claim)
-                            piggyback.sent(ack)
+                            settled, reply = await port.call_both(ack.call, claim)
+                            ack.sent(settled)
                             if isinstance(reply, Exception):
                                 raise reply
                 if not takes or isinstance(reply, bytes):
+                    if ack is not None and joined is not None:
+                        ack.sent(b"1")
                     break
                 # Nothing is there, or this is another case: then the same call goes to the script that knows them all.
                 self._takes = False
