@@ -66,11 +66,6 @@ class Claim:
         return f"{self.message_id}:{self.nonce.hex()}"
 
     @property
-    def size(self) -> int:
-        """Bytes that it takes in Redis."""
-        return len(self.envelope.stored)
-
-    @property
     def token(self) -> bytes:
         """What names this lease to the scripts."""
         return self.envelope.stored[1:TIME_AT] + self.nonce
@@ -502,12 +497,10 @@ def _unpacked(text: bytes) -> Iterator[bytes]:
 
 def _read(reply: Any, sent_at: float, nonce: bytes, is_leased: bool = False) -> ClaimResult:
     """The script's answer as values. Bare messages are the usual case; one alone begins with its flags."""
-    if isinstance(reply, bytes):
-        if reply[0] <= LAST_FLAGS:
-            return ClaimResult([Claim(Envelope(reply), sent_at, nonce, is_plain=is_leased)])
-        return ClaimResult([Claim(Envelope(one), sent_at, nonce, is_plain=is_leased) for one in _unpacked(reply)])
-    if isinstance(reply[0], bytes):
-        return ClaimResult([Claim(Envelope(stored), sent_at, nonce, is_plain=is_leased) for stored in reply])
+    if isinstance(reply, bytes) or isinstance(reply[0], bytes):
+        found = reply if isinstance(reply, list) else (reply,) if reply[0] <= LAST_FLAGS else _unpacked(reply)
+        # Everything by its place: a name would cost an eighth of this.
+        return ClaimResult([Claim(Envelope(one), sent_at, nonce, 1, 1, False, 0, is_leased) for one in found])
     again, wait_us, dead, trimming, *messages = reply
     result = ClaimResult(again=bool(again & 1), has_tick=bool(again & 2))
     for stored, ticket in zip(messages[::2], messages[1::2], strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis_message_queue.envelope import ID_BYTES, PLAIN_FLAGS
+from redis_message_queue.envelope import ID_BYTES, PLAIN_FLAGS, TIME_AT
 from redis_message_queue.identity import labelled
 from redis_message_queue.keys import script_keys
 from redis_message_queue.protocol.calls import Calls, ReplySlot, never_stop
@@ -266,12 +266,13 @@ def _chunks(claims: Sequence[Claim]) -> Sequence[Sequence[Claim]]:
     """Yield at most a thousand messages and some megabytes each: a larger script delays all other clients."""
     if len(claims) == 1:
         return (claims,)
-    return list(split(claims, [claim.size for claim in claims], _MOST_AT_ONCE, _MOST_BYTES)) or [claims]
+    sizes = [len(claim.envelope.stored) for claim in claims]
+    return list(split(claims, sizes, _MOST_AT_ONCE, _MOST_BYTES)) or [claims]
 
 
 def _tokens(claims: Sequence[Claim]) -> bytes:
     """Their leases, joined: one argument, because each argument costs time."""
-    return b"".join([claim.token for claim in claims])
+    return b"".join([claim.envelope.stored[1:TIME_AT] + claim.nonce for claim in claims])
 
 
 def _flags(reply: bytes, count: int) -> list[bool]:
