@@ -480,6 +480,12 @@ class Keyspace:
             self._drop_if_empty(arguments[0], members.scores)
         return gone
 
+    @command(3, writes=True)
+    def zremrangebyrank(self, arguments: Arguments) -> int:
+        order = self._sorted(arguments[0]).order
+        members = [member for _, member in _slice(order, _integer(arguments[1]), _integer(arguments[2]))]
+        return int(Keyspace.zrem(self, [arguments[0], *members]))
+
     @command(3)
     def zrange(self, arguments: Arguments) -> list[bytes]:
         order = self._sorted(arguments[0]).order

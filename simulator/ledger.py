@@ -22,8 +22,8 @@ from simulator.oracle.state import State
 from simulator.oracle.steps import EXPIRING, listed, named_arguments, split_key
 from simulator.server import Step
 
-_DRAINING = ("claim", "take", "settle", "ack_one", "requeue", "retry_later", "renew", "fill_batch", "seal_batch",
-             "ack_batch", "release_batch", "acquire_group", "sweep")  # fmt: skip
+_DRAINING = ("claim", "take", "settle", "ack_one", "ack_and_take", "requeue", "retry_later", "renew", "fill_batch",
+             "seal_batch", "ack_batch", "release_batch", "acquire_group", "sweep")  # fmt: skip
 _EXPECTED_ERRORS = ("OOM ", "ERR NOSTATE", "ERR OVERTAKEN", "ERR STALE", "BUSY ", "ERR PARTITIONS ",
                     "ERR STATEVERSION partitions:")  # fmt: skip
 

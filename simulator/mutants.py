@@ -172,11 +172,17 @@ MUTANTS = (
     ),
     Mutant(
         "a claim does not store its reply",
-        "claim.lua, take.lua",
+        "claim.lua, take.lua, ack_and_take.lua",
         (
             ("claim", "redis.call('PSETEX', reply, hold_ms, call .. 'u' .. ids)", ""),
             ("take", "redis.call('PSETEX', reply, hold_ms, call .. 'u' .. id)", ""),
+            ("ack_and_take", "redis.call('PSETEX', reply, hold_ms, call .. 'u' .. id)", ""),
         ),
+    ),
+    Mutant(
+        "a message that is claimed with an ack gets no lease",
+        "ack_and_take.lua",
+        (("ack_and_take", "redis.call('ZADD', leases, now + lease_us, id .. nonce)", ""),),
     ),
     Mutant(
         "a call that was overtaken is executed",
@@ -191,8 +197,11 @@ MUTANTS = (
     # -- one place
     Mutant(
         "a settled message stays in flight: the fast path forgets one of two keys",
-        "ack_one.lua",
-        (("ack_one", "redis.call('HDEL', processing, id)\n", ""),),
+        "ack_one.lua, ack_and_take.lua",
+        (
+            ("ack_one", "redis.call('HDEL', processing, id)\n", ""),
+            ("ack_and_take", "redis.call('HDEL', processing, done_id)\n", ""),
+        ),
     ),
     Mutant(
         "a message that is too old or was delivered too often is removed instead of kept",

@@ -116,6 +116,7 @@ def plan_of(seed: int) -> Plan:
     faults = () if random.random() < 0.15 else _faults(random, settings, actors, size)
     more, more_faults = _more(Random(f"{seed}/more"), len(faults))
     more += _pausers(Random(f"{seed}/pausers"), settings)
+    more += _loops(Random(f"{seed}/loops"), settings)
     helpers, weather = _helpers(Random(f"{seed}/helpers"), len(faults) + len(more_faults))
     plan = Plan(seed, settings, (*actors, *more, *helpers), (*faults, *more_faults, *weather))
     plan = _usual(Random(f"{seed}/usual"), _stalled(Random(f"{seed}/stalled"), plan))
@@ -204,6 +205,16 @@ def _helpers(random: Random, faults: int) -> tuple[list[Actor], list[Fault]]:
     if random.random() < 0.12:
         actors.append(Actor("importer-1", "importer", amount=random.randint(2, 6), starts_at=random.random() * 2))
     return actors, weather
+
+
+def _loops(random: Random, settings: Settings) -> list[Actor]:
+    """Loops that acknowledge and claim in one script, where the queue keeps no copies: few others do so."""
+    if settings.queue["enable_completed_queue"] or random.random() > 0.6:
+        return []
+    return [
+        Actor(f"loop-{nth}", "run", size=1, concurrency=random.choice((1, 1, 2)), starts_at=random.random() * 1.5)
+        for nth in range(1, random.randint(1, 3) + 1)
+    ]
 
 
 def _more(random: Random, faults: int) -> tuple[list[Actor], list[Fault]]:

@@ -61,11 +61,13 @@ class Clients(Turns):
             lease = given["lease_us"] / 1_000_000 or math.inf
             for claim in _read(answer, 0.0, nonce).claims:
                 self._leases_known[process.name, name_of(claim.envelope.stored)] = (claim.token, sent_at + lease)
-        elif name == "take":
+        elif name in ("take", "ack_and_take"):
             given = by_name(command.script, (*command.settings, *arguments))
             for claim in _read(answer, 0.0, given["nonce"]).claims if isinstance(answer, bytes) else ():
                 known = (claim.token, sent_at + given["lease_us"] / 1_000_000)
                 self._leases_known[process.name, name_of(claim.envelope.stored)] = known
+            if name == "ack_and_take" and isinstance(answer, bytes):
+                self._told_settled.add(given["token"])
         elif name == "ack_one" and answer == b"1":
             self._told_settled.add(by_name(command.script, (*command.settings, *arguments))["token"])
         elif name == "renew":

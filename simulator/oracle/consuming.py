@@ -87,6 +87,13 @@ class Consuming(Turns):
         self._check_fence(step, token, moved)
         self._check_handled(step, moved)
 
+    def _after_ack_and_take(self, step: Step, moved: Moved) -> None:
+        if isinstance(step.reply, bytes) and GONE not in {after for _, after in moved.values()}:
+            fail("accounted for", "ack_and_take acknowledged nothing")
+        self._check_fence(step, named_arguments(step)["token"], moved)
+        self._check_handled(step, moved)
+        self._after_take(step, moved)
+
     def _check_handled(self, step: Step, moved: Moved) -> None:
         for payload, (before, _) in moved.items():
             if before == PROCESSING and (step.caller, payload) not in self._returned:

@@ -33,6 +33,7 @@ MOVES: dict[str, set[tuple[str, str]]] = {
     "claim": {*_TAKE, *_DROP, (WAITING, PROCESSING), (DELAYED, PROCESSING)},
     "take": {(WAITING, PROCESSING)},
     "ack_one": {(PROCESSING, GONE)},
+    "ack_and_take": {(PROCESSING, GONE), (WAITING, PROCESSING)},
     "settle": {(PROCESSING, GONE), *((PROCESSING, kind) for kind in TERMINAL), *((kind, GONE) for kind in TERMINAL)},
     "requeue": {(PROCESSING, WAITING)},
     "retry_later": {(PROCESSING, DELAYED)},
@@ -87,7 +88,7 @@ class Moves(Book):
 
     def _check_move(self, step: Step, payload: bytes, before: str, after: str) -> None:
         account, name, rules = self.account, payload.decode(), self._rules_of(payload)
-        if step.name in ("claim", "take", "fill_batch") and self._is_marked(payload):
+        if step.name in ("claim", "take", "ack_and_take", "fill_batch") and self._is_marked(payload):
             self._check_drop(step, payload, after)
         elif before != DEAD and after == GONE and self._is_cut_off(step, rules):
             # Of more dead letters than the list may have, the first have left it when the script ends.
@@ -98,7 +99,7 @@ class Moves(Book):
             fail("cancelled", f"{step.name} dropped {name}, which nobody has cancelled")
         if before == NOWHERE:
             self._accept(step, payload)
-        if before == WAITING and step.name in ("claim", "take", "fill_batch"):
+        if before == WAITING and step.name in ("claim", "take", "ack_and_take", "fill_batch"):
             self._check_paused(step, payload)
         if before == GONE:
             if step.name in ("tick", "restore"):

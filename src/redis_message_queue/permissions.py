@@ -40,8 +40,8 @@ CONSUMER = Role(
     "consumer",
     "claims, renews and settles messages, and publishes their results",
     (
-        *("claim", "take", "settle", "ack_one", "renew", "requeue", "retry_later", "hand_off", "notify", "open_queue"),
-        *("read_schedules", "tick"),
+        *("claim", "take", "settle", "ack_one", "ack_and_take", "renew", "requeue", "retry_later", "hand_off"),
+        *("notify", "open_queue", "read_schedules", "tick"),
     ),
     (*SCRIPTED, "BLPOP"),
 )
@@ -78,7 +78,8 @@ _ARGUMENT_COUNTS = {
     ),
     4: (
         *("HINCRBY", "HSET", "HSETNX", "LRANGE", "LREM", "LSET", "LTRIM", "PSETEX", "XRANGE", "XREVRANGE"),
-        *("XTRIM", "ZADD", "ZLEXCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGEBYSCORE"),
+        *("XTRIM", "ZADD", "ZLEXCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREMRANGEBYRANK"),
+        "ZREVRANGEBYSCORE",
     ),
     5: ("XADD",),
 }

@@ -21,7 +21,7 @@ _PARAGRAPH = {
     table: re.compile(rf"^-- {table} {{2}}(.*?)^-- (?:ARGV|Returns)", re.M | re.S) for table in ("KEYS", "ARGV")
 }
 _UNPACKED = 4000
-_STANDS_FOR = {"take": "claim", "ack_one": "settle"}
+_STANDS_FOR = {"take": "claim", "ack_one": "settle", "ack_and_take": "claim"}
 # Which field of `meta` a script reads the version in: see lua/lib/state.lua. By whether the client asks for a journal,
 # and for weights.
 _VERSION_FIELDS = {

@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 
@@ -28,6 +28,7 @@ TARGET_WORDS = (
 HOUR_US = 3_600_000_000
 FRESH, WOKEN, TIMER_OWNER = 0, 1, 2  # where a claim comes from
 
+T = TypeVar("T")
 Dump = dict[bytes, Any]
 Held = Iterable["Taken | tuple[bytes, int]"]
 
@@ -70,6 +71,7 @@ class Claimed:
     notes: bytes
     taken: tuple[Taken, ...]
     wait_us: int = field(compare=False)
+    acked: bytes = b""  # what became of an ack that was sent along
 
     @property
     def payloads(self) -> list[bytes]:
@@ -178,6 +180,25 @@ class Caller:
         words = self._words("ack_one", {}, (), call=number, token=token)
         full = self._words("settle", {}, held, limit=0, note="", call=number)
         return self._send_words("ack_one", words, otherwise=("settle", full))
+
+    def ack_and_take(self, held: Held, *, call: int | None = None) -> Claimed:
+        """As the protocol does: in any but the usual case, the same calls go to settle.lua and claim.lua.
+
+        The ack has a slot of its own, and the number of the claim.
+        """
+        (token,), nonce, number = _tokens(held), self._nonce(call), self._numbered(call)
+        words = self._words("ack_and_take", {}, (), call=number, nonce=nonce, ack_call=number, token=token)
+        ack = self._words("settle", {"reply": self.key("ack_reply")}, held, limit=0, note="", call=number)
+        claim = self._words("claim", {}, (), call=number, count=1, slice_us=0, woken=FRESH)
+
+        def send() -> Claimed:
+            reply, acked = self._evaluate("ack_and_take", words), b"1"
+            if not reply:
+                acked, reply = self._evaluate("settle", ack), self._evaluate("claim", claim)
+            return replace(_read_claim(reply, nonce), acked=acked)
+
+        self.last = partial(self._with_state, send)
+        return self.last()
 
     def settle(
         self,
@@ -487,6 +508,7 @@ class Caller:
         special = {
             "dlq": KEYS.dead_letter,
             "reply": self.reply,
+            "ack_reply": self.reply + "-ack",
             "kept": KEYS.completed,
             "sources": KEYS.pending,
             "records": KEYS.records("dlq"),
@@ -536,17 +558,20 @@ class Caller:
         otherwise: tuple[str, list[Any]] | None = None,  # what to send if it answers that this is not its case
     ) -> Any:
         def send() -> Any:
-            try:
-                reply = self._evaluate(name, words)
-                return read(self._evaluate(*otherwise) if otherwise is not None and not reply else reply)
-            except redis.exceptions.ResponseError as error:
-                if "NOSTATE" not in str(error):
-                    raise
-                self.write_state()  # a test has flushed the server
-                return send()
+            reply = self._evaluate(name, words)
+            return read(self._evaluate(*otherwise) if otherwise is not None and not reply else reply)
 
-        self.last = send
-        return send()
+        self.last = partial(self._with_state, send)
+        return self.last()
+
+    def _with_state(self, send: Callable[[], T]) -> T:
+        try:
+            return send()
+        except redis.exceptions.ResponseError as error:
+            if "NOSTATE" not in str(error):
+                raise
+            self.write_state()  # a test has flushed the server
+            return self._with_state(send)
 
     def _evaluate(self, name: str, words: list[Any]) -> Any:
         try:

@@ -522,6 +522,83 @@ def ack_one_in_vain(caller: Caller) -> Call:
     return partial(caller.ack_one, held)
 
 
+def ack_and_take(caller: Caller) -> Call:
+    held = caller.hold(b"first")
+    caller.publish_all([b"second", b"third"])
+    return partial(caller.ack_and_take, held)
+
+
+def ack_and_take_beside_a_lease(caller: Caller) -> Call:
+    held = caller.hold(b"first", b"second")
+    caller.publish(b"third")
+    return partial(caller.ack_and_take, held[1:])
+
+
+def ack_and_take_in_vain(caller: Caller) -> Call:
+    return partial(caller.ack_and_take, caller.hold(b"first"))
+
+
+def ack_and_take_after_the_lease_was_lost(caller: Caller) -> Call:
+    held = caller.hold(b"first")
+    caller.expire()
+    caller.claim()
+    caller.publish(b"second")
+    return partial(caller.ack_and_take, held)
+
+
+def ack_and_take_after_a_second_delivery(caller: Caller) -> Call:
+    caller.hold(b"first")
+    caller.expire()
+    held = caller.claim().taken
+    caller.publish(b"second")
+    return partial(caller.ack_and_take, held)
+
+
+def ack_and_take_what_has_expired(caller: Caller) -> Call:
+    held = caller.hold(b"first", b"second")
+    caller.publish(b"third")
+    caller.expire()
+    return partial(caller.ack_and_take, held[:1])
+
+
+def ack_and_take_of_a_tenant(caller: Caller) -> Call:
+    held = caller.hold(b"first", tenant="acme")
+    caller.publish(b"second")
+    return partial(caller.ack_and_take, held)
+
+
+def ack_and_take_in_turns(caller: Caller) -> Call:
+    held = caller.hold(b"first")
+    caller.enqueue(New(b"second", b"acme"), b"third", New(b"fourth", b"zeta"))
+    return partial(caller.ack_and_take, held)
+
+
+def ack_and_take_what_was_delivered_before(caller: Caller) -> Call:
+    held = caller.hold(b"first", b"second")
+    caller.requeue(held[1:])
+    return partial(caller.ack_and_take, held[:1])
+
+
+def ack_and_take_past_a_cancelled_one(caller: Caller) -> Call:
+    held = caller.hold(b"first")
+    cancel_first(caller, b"second", b"third")
+    return partial(caller.ack_and_take, held)
+
+
+def ack_and_take_from_a_paused_queue(caller: Caller) -> Call:
+    held = caller.hold(b"first")
+    caller.publish(b"second")
+    caller.pause()
+    return partial(caller.ack_and_take, held)
+
+
+def ack_and_take_past_foreign_values(caller: Caller) -> Call:
+    held = caller.hold(b"first")
+    caller.client.rpush(KEYS.pending, b"foreign", b"\x80strange")
+    caller.publish(b"second")
+    return partial(caller.ack_and_take, held)
+
+
 def settle_one(caller: Caller) -> Call:
     return partial(caller.settle, caller.hold(b"first"))
 
@@ -1046,6 +1123,18 @@ CLAIMS: tuple[Situation, ...] = (
     take_in_turns,
     take_what_was_delivered_before,
     take_past_foreign_values,
+    ack_and_take,
+    ack_and_take_beside_a_lease,
+    ack_and_take_in_vain,
+    ack_and_take_after_the_lease_was_lost,
+    ack_and_take_after_a_second_delivery,
+    ack_and_take_what_has_expired,
+    ack_and_take_of_a_tenant,
+    ack_and_take_in_turns,
+    ack_and_take_what_was_delivered_before,
+    ack_and_take_past_a_cancelled_one,
+    ack_and_take_from_a_paused_queue,
+    ack_and_take_past_foreign_values,
     claim_the_usual_way,
     claim_the_usual_way_without_leases,
     claim_when_woken,

@@ -191,3 +191,18 @@ def test_after_a_failover_to_a_stale_replica_two_holders_have_different_tokens(c
     assert caller.hand_off(before, b"result") == b"0"
     assert other.renew(now) == other.settle(now) == b"1"
     assert faults(caller.client) == []
+
+
+def test_after_such_a_failover_an_ack_beside_a_claim_is_fenced_off_and_the_claim_is_made(caller: Caller, other: Caller):
+    """The message looks as it did when the first holder had it; only the token tells that it is another's."""
+    caller.publish_all([b"first", b"second"])
+    stale = {key: caller.client.dump(key) for key in caller.client.keys("*")}
+    before = caller.claim().taken
+    caller.client.flushall()
+    for key, value in stale.items():
+        caller.client.restore(key, 0, value)
+    now = other.claim().taken
+    claimed = caller.ack_and_take(before)
+    assert (claimed.acked, claimed.payloads) == (b"0", [b"second"])
+    assert other.settle(now) == b"1"
+    assert faults(caller.client) == []

@@ -71,6 +71,13 @@ CLAIMS = (
     situations.take_the_usual_way,
     situations.take_what_has_expired,
     situations.take_in_turns,
+    situations.ack_and_take,
+    situations.ack_and_take_beside_a_lease,
+    situations.ack_and_take_in_vain,
+    situations.ack_and_take_after_the_lease_was_lost,
+    situations.ack_and_take_after_a_second_delivery,
+    situations.ack_and_take_what_has_expired,
+    situations.ack_and_take_in_turns,
     situations.claim_the_usual_way,
     situations.claim_the_usual_way_without_leases,
     situations.claim_when_woken,
@@ -160,7 +167,7 @@ def test_what_waits_can_be_claimed(situation: Situation, caller: Caller):
     call = situation(caller)
     run_out_of_memory(caller.client)
     claimed = call()
-    assert (claimed.payloads, claimed.again) == (expected.payloads, expected.again)
+    assert (claimed.payloads, claimed.again, claimed.acked) == (expected.payloads, expected.again, expected.acked)
     assert [(count, reason) for _, count, reason in claimed.dead] == [
         (count, reason) for _, count, reason in expected.dead
     ]

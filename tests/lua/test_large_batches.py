@@ -1,7 +1,7 @@
 """Large batches: the limits hold, and no message is lost."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import redis
@@ -302,3 +302,44 @@ def test_a_foreign_size_does_no_harm(caller: Caller, value: bytes):
     caller.publish_all(numbered(20))
     caller.enqueue(New(b"of acme", b"acme"))
     assert len(caller.claim(1_000).taken) == 21
+
+
+@pytest.mark.parametrize("number", [2, 64, 65, 100, 128, 129, 300])
+def test_messages_that_are_claimed_together_have_one_lease_each_in_their_order(caller: Caller, number: int):
+    """However Redis keeps them: a short sorted set is a list."""
+    caller.publish_all(numbered(number))
+    held = caller.claim(number).taken
+    assert caller.client.zrange(KEYS.leases, 0, -1) == [one.token for one in held]
+    assert faults(caller.client) == []
+
+
+CHOICES: dict[str, Callable[[tuple[Taken, ...]], Sequence[Taken]]] = {
+    "all": lambda held: held,
+    "the middle": lambda held: held[10:-10],
+    "backwards": lambda held: held[::-1],
+    "every second": lambda held: held[::2],
+}
+
+
+@pytest.mark.parametrize("number", [50, 200])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_many_are_settled_at_once_and_the_others_stay(caller: Caller, other: Caller, choice: str, number: int):
+    """Whether they are neighbours among the leases or not, beside those of another consumer."""
+    caller.publish_all(numbered(number + 20))
+    before, held, after = other.claim(10).taken, caller.claim(number).taken, other.claim(10).taken
+    chosen = CHOICES[choice](held)
+    assert caller.settle(chosen) == b"1" * len(chosen)
+    assert caller.repeat() == b"1" * len(chosen)
+    left = [one for one in (*before, *held, *after) if one not in chosen]
+    assert caller.client.zrange(KEYS.leases, 0, -1) == [one.token for one in left]
+    assert caller.client.hlen(KEYS.processing) == len(left)
+    assert faults(caller.client) == []
+
+
+def test_a_lost_lease_among_many_is_not_settled(caller: Caller, other: Caller):
+    caller.publish_all(numbered(50))
+    held = caller.claim(50).taken
+    caller.requeue(held[20:21])
+    assert other.claim().taken[0].id == held[20].id
+    assert caller.settle(held) == b"1" * 20 + b"0" + b"1" * 29
+    assert caller.client.hkeys(KEYS.processing) == [held[20].id]

@@ -147,5 +147,5 @@ def test_a_key_is_called_as_the_key_map_calls_it(name: str):
     words = {kind.word.split("::")[0] for kind in KEY_MAP}
     stand_ins = {"marker": "deduplication", "markers": "deduplication", "kept": "completed", "members": "group"}
     stand_ins |= {"counted": "meta", "before": "meta"}
-    stand_ins |= {"targets": "pending", "sources": "pending"}
+    stand_ins |= {"targets": "pending", "sources": "pending", "ack_reply": "reply"}
     assert {stand_ins.get(key, key) for key in script(name).keys} <= words

@@ -76,6 +76,18 @@ class UnreliablePort:
             raise Lost
         return answer
 
+    async def call_both(self, first: Any, second: Any) -> tuple[Any, Any]:
+        """In one round trip: a loss is the loss of both."""
+        lost, self.lose = self.lose, None
+        calls = (Call(*first), Call(*second))
+        self._calls += calls
+        if lost == "request":
+            raise Lost
+        answers = [await self.execute(call) for call in calls]
+        if lost == "reply":
+            raise Lost
+        return answers[0], answers[1]
+
     async def execute(self, call: Call) -> Any:
         """Send a call, for the first time or again."""
         answer = await self._port.call(*call)

@@ -195,6 +195,36 @@ class MemoryAndRedis(RuleBasedStateMachine):
 
         return self._noted(self.both(work))
 
+    @precondition(lambda self: self.history)
+    @rule(at=objects, choice=st.data(), beside=beside, lose=losses)
+    def ack_and_claim(self, at: int, choice: st.DataObject, beside: int, lose: str | None) -> None:
+        """Send an ack along with a claim, as a loop does; if that gets no answer, the ack is sent alone."""
+        (claim,) = self._some(choice, 1)
+
+        def work(backend: Backend) -> Any:
+            store, listener = backend.stores[at], Listener()
+            ack, attempt = store.settler.attach([claim.opened(beside)], None), store.claimer.attempt()
+            backend.ports[at].lose = lose
+            result: ClaimResult | None = None
+            try:
+                result = finish(store.claimer.claim(attempt, listener, 0, 1, ack))
+                if result.claims:
+                    attempt.apply("settle")
+            except Lost:
+                pass  # the claim is unconfirmed now
+            finally:
+                store.claimer.release(attempt, listener)
+            settled = finish(ack.send_alone([]))
+            ack.close()
+            if result is None:
+                return settled, None
+            result.dead = listener.dead
+            return settled, _claim_reply(result)
+
+        outcome = self.both(work)
+        if isinstance(outcome, tuple):
+            self._noted(outcome[1])
+
     @rule(at=objects)
     def take_everything(self, at: int) -> None:
         """Claim until the queue is empty: then it matters which consumer waits for the next message."""
@@ -415,7 +445,7 @@ class MemoryAndRedis(RuleBasedStateMachine):
                 ids = chunk_ids(call.given["base"], len(call.rest) // (1 if call.given["form"] == "bare" else 3))
                 accepted.update(_marked(ids, answer))
                 gone.update(answer[at : at + 16] for at in range(len(ids), len(answer), 16))
-            elif call.verb == "ack_one" and answer == b"1":
+            elif (call.verb, answer) == ("ack_one", b"1") or (call.verb == "ack_and_take" and answer):
                 gone.add(call.given["token"][:16])
             elif call.verb == "settle" and not call.extra_keys:
                 tokens = call.given["tokens"]

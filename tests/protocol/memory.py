@@ -163,6 +163,20 @@ class MemoryRedis:
         self._remember(keys, given, b"1")
         return b"1"
 
+    def ack_and_take(self, keys: Any, given: Any) -> Any:
+        """Remove a message and lease the next one, in the usual case of both; 0 in any other, and nothing changes."""
+        if self._remembered(keys, given) is not None or self._number(keys.ack_reply) >= int(given.ack_call):
+            return 0
+        queue, done = keys.pending.removesuffix("pending"), self.hashes[keys.processing].get(given.token[:16], b"")
+        if given.token not in self.zsets[keys.leases] or not self._is_usual(queue, done, (PLAIN,)):
+            return 0
+        stored = self.take(keys, given)
+        if not stored:
+            return 0
+        del self.zsets[keys.leases][given.token], self.hashes[keys.processing][given.token[:16]]
+        self.set(keys.ack_reply, (int(given.ack_call), b"1"), given.hold_ms)
+        return stored
+
     def _is_usual(self, queue: str, stored: bytes, flags: Sequence[int]) -> bool:
         """Whether it has no more than these flags; memory has no flag for an entry in the deliveries."""
         return is_message(stored) and stored[0] in flags and id_of(stored) not in self.hashes[queue + "deliveries"]
@@ -366,6 +380,11 @@ class MemoryRedis:
         if number > int(given.call):
             raise LuaScriptError("OVERTAKEN by a later call of the same caller")
         return answer if number == int(given.call) else None
+
+    def _number(self, slot: str) -> int:
+        """Of the last call in a slot of the reply cache."""
+        last = self.get(slot)
+        return 0 if last is None else int(last[0])
 
     def _remember(self, keys: Any, given: Any, answer: Any) -> None:
         holds = isinstance(answer, Taken) and answer.tickets

@@ -1,13 +1,18 @@
 """The usual claim and the usual ack have short scripts; in any other case, the same call goes to the long ones."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 
+from redis_message_queue.events import EventOperation, QueueEvent
+from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.run_options import RunOptions, RunSummary
+from redis_message_queue.sync.loop import Loop
 from redis_message_queue.sync.queue import ProcessMessage
-from tests.protocol.port import REPLY, REQUEST, MemoryPort
+from tests.protocol.port import REPLY, REQUEST, Loss, MemoryPort, late
 from tests.protocol.setup import Setup, process_all
 
 pytestmark = pytest.mark.topic("Leases")
@@ -102,3 +107,99 @@ def test_a_message_that_another_consumer_has_by_now_is_not_acknowledged():
     assert setup.processing == [b"a"]
     other.__exit__(None, None, None)
     assert setup.completed == [b"a"]
+
+
+# A loop, which acknowledges and claims in one script
+
+ONE_AT_A_TIME: dict[str, Any] = {
+    "concurrency": 1,
+    "prefetch": 1,
+    "batch_size": None,
+    "batch_seconds": None,
+    "until_empty": True,
+}
+
+
+def run(queue: QueueProtocol, seen: list[Any], **options: Any) -> RunSummary:
+    """Handle everything one message at a time, as the blocking shell does."""
+
+    def handle(message: ReceivedMessage[Any]) -> None:
+        seen.append(message.payload)
+
+    return Loop(queue, RunOptions(handler=handle, **ONE_AT_A_TIME | options)).run()
+
+
+def test_a_loop_acknowledges_and_claims_in_one_script():
+    """When nothing is left, both calls go to the long scripts under their numbers."""
+    setup, seen = Setup(), []
+    filled(setup, "a", "b", "c")
+    port = setup.port()
+    assert run(queue_on(setup, port), seen).handled == 3
+    assert seen == [b"a", b"b", b"c"]
+    assert port.verbs() == ["claim", "ack_and_take", "ack_and_take", "ack_and_take", "settle", "claim"]
+    assert port.exchanges == 5
+    short, settle, claim = port.sent[-3:]
+    assert (short.given["ack_call"], short.given["token"]) == (settle.given["call"], settle.given["tokens"])
+    assert short.given["call"] == claim.given["call"]
+    assert not setup.memory.zsets[setup.keys.leases]
+
+
+@pytest.mark.parametrize("how", ["a copy is kept", "several at once", "tenants"])
+def test_a_loop_in_another_case_sends_two_scripts_as_before(how: str):
+    setup, seen = Setup(), []
+    filled(setup, "a", "b", "c", tenant="ann" if how == "tenants" else None)
+    port = setup.port()
+    queue = setup.queue(port) if how == "a copy is kept" else queue_on(setup, port)
+    run(queue, seen, prefetch=2 if how == "several at once" else 1)
+    assert seen == [b"a", b"b", b"c"]
+    assert "ack_and_take" not in port.verbs()
+    assert "settle" in port.verbs()
+
+
+@pytest.mark.parametrize("loss", [REQUEST, REPLY, late(1), late(2), late(4)], ids=repr)
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_both_halves_count_once_whatever_is_lost(loss: Loss, nth: int):
+    """Each half has its number: what was executed is found there, also by the long scripts."""
+    setup, seen, events = Setup(), [], list[QueueEvent]()
+    filled(setup, "a", "b", "c", "d")
+    queue = setup.queue(setup.port(losses={nth: loss}), enable_completed_queue=False, on_event=events.append)
+    assert run(queue, seen).handled == 4
+    setup.memory.run_all_late_requests()
+    assert seen == [b"a", b"b", b"c", b"d"]
+    assert not setup.places
+    assert not setup.memory.zsets[setup.keys.leases]
+    operations = [event.operation for event in events]
+    assert operations.count(EventOperation.ACK) == 4
+    assert EventOperation.STALE_LEASE_ACK not in operations
+
+
+def test_a_loop_that_lost_a_message_does_not_acknowledge_it():
+    """Another consumer has it by now: ack_and_take.lua leaves both halves to scripts that know what to do."""
+    setup, events, others = Setup(), list[QueueEvent](), []
+    filled(setup, "a", "b", "c")
+    queue = setup.queue(enable_completed_queue=False, on_event=events.append)
+
+    def handle(message: ReceivedMessage[Any]) -> None:
+        if message.payload == b"b" and not others:
+            setup.let_leases_run_out()
+            others.append(ProcessMessage(setup.queue()))
+            assert others[0].__enter__() == b"b"
+
+    assert Loop(queue, RunOptions(handler=handle, **ONE_AT_A_TIME)).run().handled == 2
+    assert [event.operation for event in events].count(EventOperation.STALE_LEASE_ACK) == 1
+    assert setup.processing == [b"b"]
+    others[0].__exit__(None, None, None)
+    assert setup.completed == [b"b"]
+
+
+def test_a_loop_that_gives_up_does_not_lose_the_ack_that_it_sent():
+    """The reply is lost and there are no retries: the ack is asked for by its number, and the claim by the next one."""
+    setup, seen = Setup(retry_budget_seconds=0), []
+    filled(setup, "a", "b", "c")
+    queue = queue_on(setup, setup.port(losses={1: REPLY}))
+    with pytest.raises(ConnectionError):
+        run(queue, seen)
+    assert (seen, setup.processing, setup.pending) == ([b"a"], [b"b"], [b"c"])
+    assert run(queue, seen).handled == 2
+    assert seen == [b"a", b"b", b"c"]
+    assert not setup.places

@@ -27,21 +27,22 @@ end
 --@include tenants
 --@include owned
 
--- The same for many at once: without entries, only the leases have to be read. A short sorted set is a list, in which
--- ZMSCORE looks for each member from the beginning: then it is quicker to read the whole.
-local SHORT = 128 -- as `zset-max-listpack-entries` has it
+-- The same for many at once: without entries, only the leases have to be read. Messages that were claimed together are
+-- neighbours there, in their order, and leave together: each by itself would be looked for twice.
 if not kept and leased and not journaled and not counts and redis.call('HLEN', deliveries) == 0 then
   redis.call('HLEN', processing)
-  local owns_all, in_flight = true, redis.call('ZCARD', leases)
-  if in_flight <= SHORT and in_flight < 2 * #members then
-    local held = {}
-    for _, member in ipairs(redis.call('ZRANGE', leases, 0, -1)) do held[member] = true end
-    for _, member in ipairs(members) do owns_all = owns_all and held[member] end
-  else
+  local first, owns_all = redis.call('ZRANK', leases, members[1]), true
+  local last = first and first + #members - 1
+  local are_neighbours = first and table.concat(redis.call('ZRANGE', leases, first, last)) == tokens
+  if not are_neighbours then
     for _, deadline in ipairs(redis.call('ZMSCORE', leases, unpack(members))) do owns_all = owns_all and deadline end
   end
   if owns_all then
-    redis.call('ZREM', leases, unpack(members))
+    if are_neighbours then
+      redis.call('ZREMRANGEBYRANK', leases, first, last)
+    else
+      redis.call('ZREM', leases, unpack(members))
+    end
     redis.call('HDEL', processing, unpack(ids))
     local marks = string.rep('1', #ids)
     redis.call('PSETEX', reply, keep_ms, call .. marks)

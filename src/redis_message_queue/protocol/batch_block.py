@@ -56,8 +56,8 @@ class BatchBlock:
         holding.start_heartbeat(holding.lease_for(claims))
         holding.begin_work_on(claims)
         self._unsettled = {claim.envelope.stored[1:TIME_AT]: claim for claim in claims}
-        received = self.consumer.received
-        self.messages = [received(claim, payload) for claim, payload in taken]
+        make, consumer = self.queue.message_class, self.consumer
+        self.messages = [make(payload, claim, consumer) for claim, payload in taken]
         return self.consumer.offer()
 
     def abandon(self) -> None:

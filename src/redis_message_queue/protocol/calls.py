@@ -37,6 +37,7 @@ class ReplySlot:
     """One entry of the reply cache: a key in Redis and the number of its last call."""
 
     __slots__ = (
+        "ack_and_take",
         "ack_one",
         "claim",
         "enqueue",
@@ -84,6 +85,7 @@ class ReplySlot:
         )
         self.take = command("take", keep_ms, lease_us)
         self.ack_one = command("ack_one", keep_ms)
+        self.ack_and_take = command("ack_and_take", keep_ms, lease_us)
         leased = int(lease_us > 0)
         self.settle = command("settle", keep_ms, leased, *prefixes)
         self.requeue = command("requeue", keep_ms, leased, *prefixes)

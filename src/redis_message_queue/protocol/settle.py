@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis_message_queue.envelope import ID_BYTES
+from redis_message_queue.envelope import ID_BYTES, PLAIN_FLAGS, TIME_AT
 from redis_message_queue.identity import labelled
 from redis_message_queue.keys import script_keys
 from redis_message_queue.protocol.calls import Calls, ReplySlot, never_stop
@@ -85,6 +85,7 @@ class PiggybackedAck:
     call: Call
     calls: Calls
     slot: ReplySlot
+    plain: tuple[bytes, bytes] | None = None  # its number and its token, if it is the usual ack of one message
     settled: Settled | None = None  # what Redis answered
     failed: Exception | None = None  # why there is no answer
     on_confirmed: Callable[[PiggybackedAck], Awaitable[None]] | None = None
@@ -93,6 +94,15 @@ class PiggybackedAck:
     def is_answered(self) -> bool:
         """Whether there is an answer or an error."""
         return self.settled is not None or self.failed is not None
+
+    def joined_with(self, slot: ReplySlot, call: bytes, nonce: bytes) -> Call | None:
+        """One call for this ack and for the usual claim on another slot of the same queue; None if it is not usual.
+
+        The ack keeps its number: whether that was executed can be asked by sending it alone.
+        """
+        if self.plain is None or slot.prefix != self.slot.prefix:
+            return None
+        return slot.ack_and_take, (self.slot.key,), (call, nonce, *self.plain)
 
     def sent(self, reply: Any) -> None:
         """Note the answer, or the error."""
@@ -178,8 +188,11 @@ class Settler:
         """The same for at most a thousand messages, to be sent together with a claim."""
         slot = self._calls.acquire_slot()
         extra_keys, details = self._details(claims, terminal_list, reason)
-        call = (slot.settle, extra_keys, (*details, slot.next_call(), _tokens(claims)))
-        return PiggybackedAck(claims, call, self._calls, slot)
+        number, tokens = slot.next_call(), _tokens(claims)
+        call = (slot.settle, extra_keys, (*details, number, tokens))
+        is_usual = len(claims) == 1 and claims[0].is_plain and claims[0].envelope.stored[0] == PLAIN_FLAGS
+        plain = (number, tokens) if is_usual and terminal_list is None and reason is None else None
+        return PiggybackedAck(claims, call, self._calls, slot, plain)
 
     def _details(
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None
@@ -253,12 +266,13 @@ def _chunks(claims: Sequence[Claim]) -> Sequence[Sequence[Claim]]:
     """Yield at most a thousand messages and some megabytes each: a larger script delays all other clients."""
     if len(claims) == 1:
         return (claims,)
-    return list(split(claims, [claim.size for claim in claims], _MOST_AT_ONCE, _MOST_BYTES)) or [claims]
+    sizes = [len(claim.envelope.stored) for claim in claims]
+    return list(split(claims, sizes, _MOST_AT_ONCE, _MOST_BYTES)) or [claims]
 
 
 def _tokens(claims: Sequence[Claim]) -> bytes:
     """Their leases, joined: one argument, because each argument costs time."""
-    return b"".join([claim.token for claim in claims])
+    return b"".join([claim.envelope.stored[1:TIME_AT] + claim.nonce for claim in claims])
 
 
 def _flags(reply: bytes, count: int) -> list[bool]:

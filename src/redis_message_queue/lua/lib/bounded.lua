@@ -22,6 +22,11 @@ local function new_budget(known)
       end
       return bytes >= MAX_BYTES
     end,
+    -- The same for several elements that were read together.
+    count_all = function(sum, largest_of_them)
+      bytes, widest = bytes + sum, math.max(widest, largest_of_them)
+      largest = math.max(largest, widest)
+    end,
     -- How many of `wanted` elements to read next.
     next_piece = function(wanted)
       local next = math.min(wanted, piece, math.max(1, math.floor((MAX_BYTES - bytes) / largest)))

@@ -7,8 +7,8 @@
 local ids, members = {}, {}
 if #tokens > 36000 then error('at most 1,000 messages in one call', 0) end
 for at = 1, #tokens, 36 do
-  ids[#ids + 1] = string.sub(tokens, at, at + 15)
-  members[#members + 1] = string.sub(tokens, at, at + 35)
+  local nth = (at + 35) / 36
+  ids[nth], members[nth] = string.sub(tokens, at, at + 15), string.sub(tokens, at, at + 35)
 end
 local fields = leased and ids or members -- of `processing`
 

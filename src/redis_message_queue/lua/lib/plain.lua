@@ -22,14 +22,19 @@ local function read_plain(key, flags, count)
   local budget, messages, taken = new_budget(largest), {}, 0
   while taken < count and not budget.is_spent() do
     local wanted = budget.next_piece(count - taken)
-    local head = redis.call('LRANGE', key, -taken - wanted, -taken - 1)
+    local head, bytes, widest, all_plain = redis.call('LRANGE', key, -taken - wanted, -taken - 1), 0, 0, true
     for place = #head, 1, -1 do
       local stored = head[place]
-      if not is_plain(stored, flags) then return messages, false, budget.bytes(), budget.widest() end
+      all_plain = is_plain(stored, flags)
+      if not all_plain then break end
+      local size = #stored
+      bytes = bytes + size
+      if size > widest then widest = size end
       taken = taken + 1
       messages[taken] = stored
-      if budget.count(stored) then break end
     end
+    budget.count_all(bytes, widest)
+    if not all_plain then return messages, false, budget.bytes(), budget.widest() end
     if #head < wanted then break end
   end
   return messages, true, budget.bytes(), budget.widest()
