@@ -82,6 +82,26 @@ class Location:
         ):
             buffered.write(content)
 
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a file, or None if there is none."""
+        with clear_storage_errors(self.uri):
+            try:
+                with self.filesystem().open_input_file(path) as file:
+                    return bytes(file.read())
+            except FileNotFoundError:
+                return None
+
+    def names(self) -> list[str]:
+        """Return the names of the files here."""
+        with clear_storage_errors(self.uri):
+            found = self.filesystem().get_file_info(pa_fs.FileSelector("", allow_not_found=True))
+            return [one.base_name for one in found if one.is_file]
+
+    def delete(self, path: str) -> None:
+        """Delete a file, if it is there."""
+        with clear_storage_errors(self.uri), contextlib.suppress(FileNotFoundError):
+            self.filesystem().delete_file(path)
+
     def sync(self, paths: Iterable[str]) -> None:
         """Write files of a local directory to disk. An object store has them when it says so."""
         if self.is_local:
@@ -318,7 +338,13 @@ class ArchiveTable:
             self.check(files, queue)
         if not files:
             return spark.createDataFrame([], from_arrow_schema(wanted))
-        return read_in_tasks(spark, list(_grouped(files)), _reader(self.location, wanted), from_arrow_schema(wanted))
+        return read_in_tasks(spark, list(grouped(files)), _reader(self.location, wanted), from_arrow_schema(wanted))
+
+    def reader(self, columns: Sequence[str]) -> Callable[[list[DataFile]], pa.Table]:
+        """Return a function for tasks that reads some columns of files, and checks the number of their rows."""
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        read = _reader(self.location, schema)
+        return lambda files: pa.Table.from_batches(read(files), schema)
 
     def read_locally(self, queue: str, columns: Sequence[str], wanted: Callable[[DataFile], bool]) -> pa.Table:
         """Return the rows of some files without Spark."""
@@ -337,7 +363,7 @@ def damaged(uri: str, queue: str, what: Sequence[str]) -> ArchiveError:
     )
 
 
-def _grouped(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+def grouped(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
     """Put small files together, so that each task has enough to do."""
     group: list[DataFile] = []
     for one in sorted(files, key=lambda file: (file.date, file.path)):

@@ -7,6 +7,7 @@ from redis_message_queue.errors import SelectionError
 from redis_message_queue.spark.job_options import ReplayOptions
 from redis_message_queue.spark.jobs.archive import read_archive
 from redis_message_queue.spark.jobs.condition_columns import condition_column
+from redis_message_queue.spark.jobs.figures import ENTERING, LEAVING
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
@@ -18,7 +19,6 @@ from redis_message_queue.spark.jobs.job import (
 )
 from redis_message_queue.spark.jobs.publishing import RowCount, count_rows, publish_at_rate, publish_rows
 from redis_message_queue.spark.jobs.records import read_records
-from redis_message_queue.spark.jobs.statistics import ENTERING, LEAVING
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.tables import read_table
 
