@@ -34,6 +34,7 @@ T = TypeVar("T")
 PARTITIONED_BY = ("queue", "date")
 _PARTITION_FIELDS = (pa.field("queue", pa.string()), pa.field("date", pa.date32()))
 _ROWS_A_TASK = 500_000
+_LEAST_ROWS_A_TASK = 50_000
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -342,9 +343,15 @@ class ArchiveTable:
 
     def reader(self, columns: Sequence[str]) -> Callable[[list[DataFile]], pa.Table]:
         """Return a function for tasks that reads some columns of files, and checks the number of their rows."""
-        schema = pa.schema([self.schema.field(name) for name in columns])
-        read = _reader(self.location, schema)
+        schema, read = self._chosen(columns), self.batch_reader(columns)
         return lambda files: pa.Table.from_batches(read(files), schema)
+
+    def batch_reader(self, columns: Sequence[str]) -> Callable[[list[DataFile]], Iterator[pa.RecordBatch]]:
+        """Return a function for tasks that reads the same batch by batch."""
+        return _reader(self.location, self._chosen(columns))
+
+    def _chosen(self, columns: Sequence[str]) -> pa.Schema:
+        return pa.schema([self.schema.field(name) for name in columns])
 
     def read_locally(self, queue: str, columns: Sequence[str], wanted: Callable[[DataFile], bool]) -> pa.Table:
         """Return the rows of some files without Spark."""
@@ -363,16 +370,22 @@ def damaged(uri: str, queue: str, what: Sequence[str]) -> ArchiveError:
     )
 
 
-def grouped(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
-    """Put small files together, so that each task has enough to do."""
+def grouped(files: Sequence[DataFile], rows: float = _ROWS_A_TASK) -> Iterator[list[DataFile]]:
+    """Put small files together, so that each task has enough to do, and those with neighbouring serials."""
     group: list[DataFile] = []
-    for one in sorted(files, key=lambda file: (file.date, file.path)):
-        if group and sum(each.rows for each in group) + one.rows > _ROWS_A_TASK:
+    for one in sorted(files, key=lambda file: (file.date, file.statistics.get("serial", (0,))[0], file.path)):
+        if group and sum(each.rows for each in group) + one.rows > rows:
             yield group
             group = []
         group.append(one)
     if group:
         yield group
+
+
+def balanced(files: Sequence[DataFile], cores: int, most: int = _ROWS_A_TASK) -> list[list[DataFile]]:
+    """Put files together so that every core gets a task, unless there is little to do."""
+    rows = sum(one.rows for one in files)
+    return list(grouped(files, 1.1 * min(most, max(_LEAST_ROWS_A_TASK, -(-rows // cores)))))
 
 
 def _reader(location: Location, schema: pa.Schema) -> Callable[[list[DataFile]], Iterator[pa.RecordBatch]]:

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from redis_message_queue.spark.job_options import Window
-from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile
+from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile, grouped
 from redis_message_queue.spark.jobs.figures import (
     COLUMNS,
     MINUTE,
@@ -152,8 +152,8 @@ class DayCounter:
         rows = sum(one.rows for files in days.values() for one in files)
         is_local = rows <= LOCAL_ROWS
         cores = 1 if is_local else self._spark.sparkContext.defaultParallelism
-        size = min(ROWS_A_TASK, max(_LEAST_ROWS_A_TASK, -(-rows // cores)))
-        groups = {date: list(_groups(files, size)) for date, files in days.items()}
+        size = 1.1 * min(ROWS_A_TASK, max(_LEAST_ROWS_A_TASK, -(-rows // cores)))
+        groups = {date: list(grouped(files, size)) for date, files in days.items()}
         slices = [(date, len(own), files) for date, own in groups.items() for files in own]
         read, window = self._table.reader(COLUMNS), self._window
         chosen = {date: (window if date in windowed else Window(), never_whole.get(date)) for date in days}
@@ -188,17 +188,6 @@ def _jobs(days: Mapping[str, Sequence[DataFile]]) -> Iterator[list[str]]:
         rows += own
     if dates:
         yield dates
-
-
-def _groups(files: Sequence[DataFile], rows: int) -> Iterator[list[DataFile]]:
-    """Put files together in the order of their serials, where the entries of a message are near each other."""
-    group: list[DataFile] = []
-    for one in sorted(files, key=lambda file: (file.statistics.get("serial", (0,))[0], file.path)):
-        if group and sum(each.rows for each in group) + one.rows > rows * 1.1:
-            yield group
-            group = []
-        group.append(one)
-    yield group
 
 
 # What a task returns: figures of whole messages, or entries of others.
