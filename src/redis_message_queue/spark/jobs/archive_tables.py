@@ -35,6 +35,7 @@ PARTITIONED_BY = ("queue", "date")
 _PARTITION_FIELDS = (pa.field("queue", pa.string()), pa.field("date", pa.date32()))
 _ROWS_A_TASK = 500_000
 _LEAST_ROWS_A_TASK = 50_000
+LITTLE = 10_000  # rows that the driver handles itself: starting the first tasks takes seconds
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -205,6 +206,11 @@ def in_tasks(spark: "SparkSession") -> TaskRunner:
         return [row.result for row in read_in_tasks(spark, slices, give, "result string").collect()] if slices else []
 
     return run
+
+
+def in_driver(slices: Sequence[T], work: Callable[[T], str | None]) -> list[str]:
+    """Run the work here, one after the other: for less than the first job of Spark costs."""
+    return [result for one in slices if (result := work(one)) is not None]
 
 
 class ArchiveTable:

@@ -145,6 +145,8 @@ def archived_messages(spark: "SparkSession", options: ReplayOptions) -> "DataFra
         )
     # The text of an error is in the records of settled messages, and so are the headers of a journal without payloads.
     known = sum(one.rows for one in records.files(options.queue))
+    if not known:
+        return messages.selectExpr("*", "cast(null as string) as error")
     settled = read_records(spark, options.archive, options.queue, options.storage_options)
     errors = settled.groupBy("id").agg(
         expr("max_by(error, finished_at) as error"), expr("max_by(headers, finished_at) as record_headers")
