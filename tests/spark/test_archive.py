@@ -26,7 +26,7 @@ from redis_message_queue.spark.jobs.archive import (
     journal_table,
     read_archive,
 )
-from redis_message_queue.spark.jobs.archive_tables import location_of
+from redis_message_queue.spark.jobs.archive_tables import LITTLE, location_of
 from redis_message_queue.spark.journal import JournalReader, StreamId
 from tests.spark.journal_samples import MINUTE, START, Events, JournalSample, write_journal
 from tests.spark.plain_archiver import archive_plainly, archived, run_mortal
@@ -404,7 +404,7 @@ def test_polars_duckdb_and_spark_read_the_same_rows(spark, client, options):
 # With Spark
 
 
-@pytest.mark.parametrize("little", [archive_job.LITTLE, -1], ids=["in the driver", "in tasks"])
+@pytest.mark.parametrize("little", [LITTLE, -1], ids=["in the driver", "in tasks"])
 def test_spark_archives_and_reads_it(spark, client, options, monkeypatch, little):
     """The driver does little itself."""
     monkeypatch.setattr(archive_job, "LITTLE", little)

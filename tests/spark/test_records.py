@@ -12,7 +12,7 @@ from redis_message_queue.errors import ArchiveConflictError
 from redis_message_queue.spark import tables
 from redis_message_queue.spark.jobs import records
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, CompactOptions, archive, compact
-from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, location_of
+from redis_message_queue.spark.jobs.archive_tables import LITTLE, ArchiveTable, location_of
 from redis_message_queue.spark.jobs.records import read_records, records_table
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
 
@@ -60,7 +60,7 @@ def archived(spark: SparkSession, options: ArchiveOptions) -> list[dict[str, Any
 @pytest.mark.promise(
     "The archive keeps the record of a settled message once, however a run dies, and a replay finds it by its error."
 )
-@pytest.mark.parametrize("little", [records.LITTLE, -1], ids=["in the driver", "in tasks"])
+@pytest.mark.parametrize("little", [LITTLE, -1], ids=["in the driver", "in tasks"])
 def test_each_record_is_archived_once_and_found_by_its_error(spark, queue, options, monkeypatch, little):
     """Two runs, a compaction, a list that was cut in between, and a replay by the text of an error."""
     monkeypatch.setattr(records, "LITTLE", little)
