@@ -26,9 +26,9 @@ from redis_message_queue.dashboard.text import lines, one_line
 from redis_message_queue.dashboard.watch import Watch
 from redis_message_queue.messages import MessageRecord, Schedule, TraceEntry
 from redis_message_queue.spark.job_options import Window
+from redis_message_queue.spark.jobs.figures import STATES
 from redis_message_queue.spark.jobs.page import render_overview, render_page
 from redis_message_queue.spark.jobs.report import directory_of
-from redis_message_queue.spark.jobs.statistics import STATES
 from tests.fuzz.effort import examples
 from tests.spark.test_report import small_figures
 

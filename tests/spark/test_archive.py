@@ -17,6 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from redis_message_queue.errors import ArchiveConflictError, ArchiveError, ConfigurationError, JournalError
+from redis_message_queue.spark.jobs import archive as archive_job
 from redis_message_queue.spark.jobs.archive import (
     ArchiveOptions,
     CompactOptions,
@@ -25,7 +26,7 @@ from redis_message_queue.spark.jobs.archive import (
     journal_table,
     read_archive,
 )
-from redis_message_queue.spark.jobs.archive_tables import location_of
+from redis_message_queue.spark.jobs.archive_tables import LITTLE, location_of
 from redis_message_queue.spark.journal import JournalReader, StreamId
 from tests.spark.journal_samples import MINUTE, START, Events, JournalSample, write_journal
 from tests.spark.plain_archiver import archive_plainly, archived, run_mortal
@@ -403,7 +404,10 @@ def test_polars_duckdb_and_spark_read_the_same_rows(spark, client, options):
 # With Spark
 
 
-def test_spark_archives_and_reads_it(spark, client, options):
+@pytest.mark.parametrize("little", [LITTLE, -1], ids=["in the driver", "in tasks"])
+def test_spark_archives_and_reads_it(spark, client, options, monkeypatch, little):
+    """The driver does little itself."""
+    monkeypatch.setattr(archive_job, "LITTLE", little)
     written = write_journal(client, options, JournalSample(14, minutes=5).story(150), lost=(range(40, 44),))
     split = ArchiveOptions(url=options.url, queue="orders", path=options.path, segment_rows=200, partition_rows=60)
     heard = []
@@ -434,8 +438,11 @@ def test_a_spark_driver_killed_while_it_writes_leaves_nothing_doubled_and_nothin
         import os, sys, threading, time
         from pathlib import Path
         from redis_message_queue.spark import session
+        from redis_message_queue.spark.jobs import archive as archive_job
         from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
         from redis_message_queue.spark.driver import QUICK_START
+
+        archive_job.LITTLE = -1  # so that tasks do it
 
         url, path = sys.argv[1:]
         spark = session("mortal", "local[2]", **QUICK_START)

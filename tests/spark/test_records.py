@@ -10,8 +10,9 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.errors import ArchiveConflictError
 from redis_message_queue.spark import tables
+from redis_message_queue.spark.jobs import records
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, CompactOptions, archive, compact
-from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, location_of
+from redis_message_queue.spark.jobs.archive_tables import LITTLE, ArchiveTable, location_of
 from redis_message_queue.spark.jobs.records import read_records, records_table
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
 
@@ -59,8 +60,10 @@ def archived(spark: SparkSession, options: ArchiveOptions) -> list[dict[str, Any
 @pytest.mark.promise(
     "The archive keeps the record of a settled message once, however a run dies, and a replay finds it by its error."
 )
-def test_each_record_is_archived_once_and_found_by_its_error(spark, queue, options):
+@pytest.mark.parametrize("little", [LITTLE, -1], ids=["in the driver", "in tasks"])
+def test_each_record_is_archived_once_and_found_by_its_error(spark, queue, options, monkeypatch, little):
     """Two runs, a compaction, a list that was cut in between, and a replay by the text of an error."""
+    monkeypatch.setattr(records, "LITTLE", little)
     settle(queue, "c1", "f1", "d1")
     assert archive(spark, options).records == 3
     settle(queue, "c2", "f2")
@@ -147,6 +150,7 @@ def test_what_is_no_record_of_ours_is_left_out(spark, queue, options, client):
 
 def test_long_lists_are_read_by_several_tasks(spark, queue, options, monkeypatch):
     monkeypatch.setattr(tables, "ROWS_A_TASK", 7)
+    monkeypatch.setattr(records, "LITTLE", -1)
     settle(queue, *(f"c{number}" for number in range(20)))
     assert archive(spark, options).records == 20
     assert len({row["id"] for row in archived(spark, options)}) == 20

@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections import defaultdict
+from datetime import datetime
 from typing import Any, cast
 
 import pytest
@@ -10,7 +12,9 @@ from pyspark.sql import functions as f
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConfigurationError, PayloadValueError, SelectionError
 from redis_message_queue.spark.job_options import digest
-from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
+from redis_message_queue.spark.jobs import archive_tables, messages
+from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive, journal_table
+from redis_message_queue.spark.jobs.figures import ENTERING, LEAVING
 from redis_message_queue.spark.jobs.publishing import COLUMNS, messages_of, pause, publish_at_rate
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
 from redis_message_queue.spark.options import PublishOptions
@@ -122,6 +126,40 @@ def test_archived_messages_are_replayed_from_their_payloads(spark, server, clien
     assert {one.tenant or "" for one in again.peek(1_000)} == {last[one]["tenant"] for one in dead}
     assert all(json.loads(one.payload or "{}")["order"] >= 0 for one in again.peek(1_000))
     assert replay(spark, options).suppressed == len(dead)
+
+
+def test_what_several_tasks_found_of_a_message_is_put_together(spark, server, client, tmp_path, monkeypatch):
+    """The newest value of each column, also if a later part has none."""
+    monkeypatch.setattr(archive_tables, "_LEAST_ROWS_A_TASK", 40)
+    monkeypatch.setattr(messages, "_ROWS_A_TASK", 40)
+    monkeypatch.setattr(messages, "_BYTES_AT_ONCE", 2_000)
+    events = write_journal(client, address_of(server), JournalSample(33, payloads=True).story(200))
+    archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path), partition_rows=40))
+    table = archive_tables.location_of(str(tmp_path))
+    found = messages.read_messages(spark, journal_table(table), "orders").collect()
+    own: dict[str, list[dict]] = defaultdict(list)
+    for event in events:
+        if event["id"] and event["event"] != "duplicate":
+            own[event["id"]].append(event)
+    assert len(found) == len(own), "one row each"
+    for row in found:
+        entries = own[row.id]
+        newest = {name: value for entry in entries for name, value in entry.items() if value not in (None, "")}
+        assert row.state == newest["event"]
+        assert (row.payload or b"").decode() == newest.get("payload", "")
+        for name in ("tenant", "reason", "error_type", "replay_of"):
+            assert row[name] == newest.get(name), name
+        assert row.delivery_count == max((one["count"] for one in entries if "count" in one), default=None)
+        assert row.failures == max((one["failures"] for one in entries if "failures" in one), default=None)
+        entered = [one["at"] for one in entries if one["event"] in ENTERING]
+        left = [one["at"] for one in entries if one["event"] in LEAVING]
+        for time_of, times in ((row.published_at, entered), (row.finished_at, left)):
+            assert (time_of and microseconds(time_of)) == (times[0] if times else None)
+
+
+def microseconds(local: datetime) -> int:
+    """Of a time as Spark returns it."""
+    return round(local.replace(microsecond=0).timestamp()) * 1_000_000 + local.microsecond
 
 
 def address_of(server):

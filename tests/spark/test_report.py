@@ -15,6 +15,7 @@ from redis_message_queue.errors import ArchiveError, ConfigurationError
 from redis_message_queue.spark.job_options import parse_time
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
+from redis_message_queue.spark.jobs.figures import SPREADS, STATES
 from redis_message_queue.spark.jobs.inventory import Held
 from redis_message_queue.spark.jobs.page import render_overview, render_page
 from redis_message_queue.spark.jobs.plots import (
@@ -39,8 +40,6 @@ from redis_message_queue.spark.jobs.report import (
     statistics_of,
 )
 from redis_message_queue.spark.jobs.statistics import (
-    SPREADS,
-    STATES,
     JournalRange,
     ReportStatistics,
     _held,

@@ -33,20 +33,16 @@ class Window:
     until: datetime | None = None
 
     @property
-    def inside(self) -> str:
-        """A condition for entries. Those without a time, which say that others are missing, are always inside."""
-        bounds = [f"at >= {_timestamp(self.since)}"] if self.since else []
-        bounds += [f"at < {_timestamp(self.until)}"] if self.until else []
-        return f"(at is null or ({' and '.join(bounds)}))" if bounds else "true"
-
-    @property
-    def before(self) -> str:
-        """A condition for the entries before it."""
-        return f"(at < {_timestamp(self.since)})" if self.since else "false"
+    def bounds(self) -> tuple[int, int]:
+        """The first microsecond, and the first one after it."""
+        return (
+            -(2**62) if self.since is None else _microseconds(self.since),
+            2**62 if self.until is None else _microseconds(self.until),
+        )
 
 
-def _timestamp(time: datetime) -> str:
-    return f"timestamp_micros({round(time.timestamp() * 1_000_000)})"
+def _microseconds(time: datetime) -> int:
+    return round(time.timestamp() * 1_000_000)
 
 
 FileFormat = Literal["json", "text", "csv", "parquet", "table"]
@@ -157,6 +153,9 @@ class _ReportedTimes(CheckedOptions):
         "ago such as 24h or 7d, today or yesterday. The verdict is about all that is archived.",
     ] = None
     until: Annotated[Any | None, _time, "Report on what happened before this time, written like since."] = None
+    fresh: Annotated[
+        bool, flag, "Compute every day anew, instead of using the figures that an earlier report has kept in output."
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,6 +15,7 @@ from redis_message_queue.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from redis_message_queue.cli.demo.scenario import Say
+    from redis_message_queue.spark.jobs.job import JobProgress
     from redis_message_queue.spark.jobs.report import ReportResult
 
 
@@ -94,13 +95,17 @@ def make_report(url: str, directory: Path, say: Say) -> ReportResult | None:
     except MissingExtraError:
         say("install Spark to get a report of this run: pip install 'redis-exact-queue[spark]'")
         return None
+
+    def show_step(progress: JobProgress) -> None:
+        say(f"  {progress}", "dim")
+
     say("Spark is starting on this machine, which takes some seconds")
     spark = session("rmq demo", "local[2]", **QUICK_START)
     path, output = str(directory / "archive"), str(directory / "report")
     try:
         say("Spark archives the journal, in which the queue's scripts recorded every change")
-        archived = archive(spark, ArchiveOptions(url=url, queue="orders", path=path))
-        say(f"{archived.rows:,} entries are archived; Spark makes the report from them")
-        return report(spark, ReportOptions(path=path, queue="orders", output=output))
+        archived = archive(spark, ArchiveOptions(url=url, queue="orders", path=path), show_step)
+        say(f"{archived.rows:,} entries are archived; the report is made from them")
+        return report(spark, ReportOptions(path=path, queue="orders", output=output), show_step)
     finally:
         spark.stop()

@@ -114,6 +114,7 @@ def compact(
 
 Since = Annotated[str | None, job_option(ReportOptions, "since", "TIME")]
 Until = Annotated[str | None, job_option(ReportOptions, "until", "TIME")]
+Fresh = Annotated[bool, job_option(ReportOptions, "fresh", None, "--fresh")]
 
 
 def report(
@@ -134,6 +135,7 @@ def report(
     ] = None,
     since: Since = None,
     until: Until = None,
+    fresh: Fresh = False,
     storage: StorageOptions = None,
 ) -> ExitStatus | None:
     """Report from an archive what went through a queue: a page, and each table as Parquet and JSON.
@@ -151,6 +153,7 @@ def report(
         storage_options=storage_of(storage),
         since=since,
         until=until,
+        fresh=fresh,
     )
     result = _run(run, options, spark, output)
     if output.json:
@@ -176,6 +179,7 @@ def overview(
     ] = None,
     since: Since = None,
     until: Until = None,
+    fresh: Fresh = False,
     storage: StorageOptions = None,
 ) -> ExitStatus | None:
     """Report on several queues of an archive: a page that compares them, with a link to the report of each.
@@ -191,6 +195,7 @@ def overview(
         storage_options=storage_of(storage),
         since=since,
         until=until,
+        fresh=fresh,
     )
     result = _run(run, options, spark, output)
     if output.json:

@@ -23,11 +23,13 @@ from redis_message_queue.errors import ArchiveError
 from redis_message_queue.spark.connection import WHOLE, Partition
 from redis_message_queue.spark.job_options import ArchiveOptions, CompactOptions
 from redis_message_queue.spark.jobs.archive_tables import (
+    LITTLE,
     ArchiveTable,
     DataFile,
     Location,
     TaskRunner,
     clear_storage_errors,
+    in_driver,
     in_tasks,
     location_of,
 )
@@ -134,9 +136,24 @@ def archive(spark: "SparkSession", options: ArchiveOptions, on_progress: OnProgr
     require_classic(spark, "archiving")
     location = location_of(options.path, options.storage_options, spark)
     with clear_errors("archiving"):
-        result = archive_journals(location, in_tasks(spark), options, on_progress)
+        run_tasks = in_driver if _is_little(location, options) else in_tasks(spark)
+        result = archive_journals(location, run_tasks, options, on_progress)
         records = RecordArchiver(spark, location, options, on_progress).run()
     return dataclasses.replace(result, records=records)
+
+
+def _is_little(location: Location, options: ArchiveOptions) -> bool:
+    """Return whether the queue has few messages, and its journals few entries that are not archived."""
+    table = journal_table(location).open()
+    entries = messages = 0
+    for partition in journals_of(options):
+        with JournalReader(options, partition) as journal:
+            identity, end = journal_of(journal.state().identity, partition.number), journal.snapshot()
+        if end is not None:
+            known = None if table is None else table.transaction_version(application_of(options.queue, identity))
+            entries += end.serial - (known or 0)
+            messages += (end.pending or 0) + (end.processing or 0) + (end.delayed or 0)
+    return entries <= LITTLE and messages <= LITTLE
 
 
 def archive_journals(

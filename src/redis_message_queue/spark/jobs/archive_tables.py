@@ -34,6 +34,8 @@ T = TypeVar("T")
 PARTITIONED_BY = ("queue", "date")
 _PARTITION_FIELDS = (pa.field("queue", pa.string()), pa.field("date", pa.date32()))
 _ROWS_A_TASK = 500_000
+_LEAST_ROWS_A_TASK = 50_000
+LITTLE = 10_000  # rows that the driver handles itself: starting the first tasks takes seconds
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -81,6 +83,26 @@ class Location:
             pa.BufferedOutputStream(file, 1 << 20) as buffered,  # the storage takes bytes, not a buffer of Arrow
         ):
             buffered.write(content)
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a file, or None if there is none."""
+        with clear_storage_errors(self.uri):
+            try:
+                with self.filesystem().open_input_file(path) as file:
+                    return bytes(file.read())
+            except FileNotFoundError:
+                return None
+
+    def names(self) -> list[str]:
+        """Return the names of the files here."""
+        with clear_storage_errors(self.uri):
+            found = self.filesystem().get_file_info(pa_fs.FileSelector("", allow_not_found=True))
+            return [one.base_name for one in found if one.is_file]
+
+    def delete(self, path: str) -> None:
+        """Delete a file, if it is there."""
+        with clear_storage_errors(self.uri), contextlib.suppress(FileNotFoundError):
+            self.filesystem().delete_file(path)
 
     def sync(self, paths: Iterable[str]) -> None:
         """Write files of a local directory to disk. An object store has them when it says so."""
@@ -184,6 +206,11 @@ def in_tasks(spark: "SparkSession") -> TaskRunner:
         return [row.result for row in read_in_tasks(spark, slices, give, "result string").collect()] if slices else []
 
     return run
+
+
+def in_driver(slices: Sequence[T], work: Callable[[T], str | None]) -> list[str]:
+    """Run the work here, one after the other: for less than the first job of Spark costs."""
+    return [result for one in slices if (result := work(one)) is not None]
 
 
 class ArchiveTable:
@@ -318,7 +345,19 @@ class ArchiveTable:
             self.check(files, queue)
         if not files:
             return spark.createDataFrame([], from_arrow_schema(wanted))
-        return read_in_tasks(spark, list(_grouped(files)), _reader(self.location, wanted), from_arrow_schema(wanted))
+        return read_in_tasks(spark, list(grouped(files)), _reader(self.location, wanted), from_arrow_schema(wanted))
+
+    def reader(self, columns: Sequence[str]) -> Callable[[list[DataFile]], pa.Table]:
+        """Return a function for tasks that reads some columns of files, and checks the number of their rows."""
+        schema, read = self._chosen(columns), self.batch_reader(columns)
+        return lambda files: pa.Table.from_batches(read(files), schema)
+
+    def batch_reader(self, columns: Sequence[str]) -> Callable[[list[DataFile]], Iterator[pa.RecordBatch]]:
+        """Return a function for tasks that reads the same batch by batch."""
+        return _reader(self.location, self._chosen(columns))
+
+    def _chosen(self, columns: Sequence[str]) -> pa.Schema:
+        return pa.schema([self.schema.field(name) for name in columns])
 
     def read_locally(self, queue: str, columns: Sequence[str], wanted: Callable[[DataFile], bool]) -> pa.Table:
         """Return the rows of some files without Spark."""
@@ -337,16 +376,22 @@ def damaged(uri: str, queue: str, what: Sequence[str]) -> ArchiveError:
     )
 
 
-def _grouped(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
-    """Put small files together, so that each task has enough to do."""
+def grouped(files: Sequence[DataFile], rows: float = _ROWS_A_TASK) -> Iterator[list[DataFile]]:
+    """Put small files together, so that each task has enough to do, and those with neighbouring serials."""
     group: list[DataFile] = []
-    for one in sorted(files, key=lambda file: (file.date, file.path)):
-        if group and sum(each.rows for each in group) + one.rows > _ROWS_A_TASK:
+    for one in sorted(files, key=lambda file: (file.date, file.statistics.get("serial", (0,))[0], file.path)):
+        if group and sum(each.rows for each in group) + one.rows > rows:
             yield group
             group = []
         group.append(one)
     if group:
         yield group
+
+
+def balanced(files: Sequence[DataFile], cores: int, most: int = _ROWS_A_TASK) -> list[list[DataFile]]:
+    """Put files together so that every core gets a task, unless there is little to do."""
+    rows = sum(one.rows for one in files)
+    return list(grouped(files, 1.1 * min(most, max(_LEAST_ROWS_A_TASK, -(-rows // cores)))))
 
 
 def _reader(location: Location, schema: pa.Schema) -> Callable[[list[DataFile]], Iterator[pa.RecordBatch]]:

@@ -7,17 +7,14 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile, Location, TaskRunner
 from redis_message_queue.spark.journal import JournalSnapshot
 from redis_message_queue.spark.options import QueueAddress, Table, TableOptions
 from redis_message_queue.spark.tables import TableReader, TableSlice, table_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _TABLES: tuple[Table, ...] = ("pending", "processing", "delayed")
 _COUNTS = ("serial", "pending", "processing", "delayed")
@@ -88,9 +85,10 @@ def _ids(reader: TableReader, wanted: TableSlice) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([ids, *nothing], schema=_SCHEMA)
 
 
-def read_inventory(spark: "SparkSession", location: Location, queue: str) -> tuple[list[Held], "DataFrame"]:
+def read_inventory(location: Location, queue: str) -> tuple[list[Held], pa.ChunkedArray]:
     """Return what each partition held, and the ids that were found in the queue: null for what has none."""
-    rows = inventory_table(location).read(spark, queue)
-    heads = rows.where("serial is not null").collect()
-    held = [Held(one.journal, one.serial, one.pending + one.processing + one.delayed) for one in heads]
-    return held, rows.where("serial is null").select("id")
+    rows = inventory_table(location).read_locally(queue, _SCHEMA.names, lambda _: True)
+    is_head = pc.is_valid(rows.column("serial"))
+    heads = rows.filter(is_head).to_pylist()
+    held = [Held(one["journal"], one["serial"], sum(one[name] for name in _COUNTS[1:])) for one in heads]
+    return held, rows.filter(pc.invert(is_head)).column("id")

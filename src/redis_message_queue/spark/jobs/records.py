@@ -5,15 +5,24 @@ to their limits, so a record is archived if it is still there when a run reads i
 record that a run missed is added by the next run, and one that was seen twice is added once.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, get_args
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from redis_message_queue.protocol.reader import RecordSource
-from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile, Location, location_of
+from redis_message_queue.spark.jobs.archive_tables import (
+    LITTLE,
+    ArchiveTable,
+    DataFile,
+    Location,
+    grouped,
+    in_tasks,
+    location_of,
+)
 from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
 from redis_message_queue.spark.options import QueueAddress, TableOptions
 from redis_message_queue.spark.tables import TableReader, TableSlice, read_in_tasks, records_schema, table_schema
@@ -26,6 +35,7 @@ _IDENTITY = ("list", "id", "finished_at")
 # In UTC, whatever the time zone of the session.
 _DAY = "string(date_from_unix_date(int(unix_micros(finished_at) div 86400000000))) as day"
 _SCHEMA = records_schema().add("list", "string")
+_Slice = tuple[str, TableReader, TableSlice]  # with the list that it is of
 
 
 def records_table(archive: Location) -> ArchiveTable:
@@ -56,11 +66,7 @@ class RecordArchiver:
         slices = self._slices()
         if not slices:
             return 0
-        found = read_in_tasks(self._spark, slices, _read_slice, _SCHEMA).persist()
-        try:
-            files = self._write(self._unknown(found))
-        finally:
-            found.unpersist()
+        files = self._add_here(slices) if self._is_little(slices) else self._add_in_tasks(slices)
         if not files:
             return 0
         self._table.commit(files, self._address.queue, self._application, known, (known or 0) + 1)
@@ -68,13 +74,39 @@ class RecordArchiver:
         self._on_progress(JobProgress("archived", count, None, "records"))
         return count
 
-    def _slices(self) -> list[tuple[str, TableReader, TableSlice]]:
+    def _slices(self) -> list[_Slice]:
         """Return the records that the queue has now, in slices for tasks, with the list of each."""
         readers = {
             name: _reader_of(TableOptions(**self._address.address, table="records", records_of=name))
             for name in get_args(RecordSource)
         }
         return [(name, reader, one) for name, reader in readers.items() for one in reader.partitions() if one.pieces]
+
+    def _is_little(self, slices: Sequence[_Slice]) -> bool:
+        """Return whether the driver does it itself: the first job of Spark would take longer."""
+        records: int = sum(stop - start for _, _, one in slices for start, stop in one.pieces)
+        return records <= LITTLE and sum(one.rows for one in self._table.files(self._address.queue)) <= 50 * LITTLE
+
+    def _add_here(self, slices: Sequence[_Slice]) -> list[DataFile]:
+        queue, schema = self._address.queue, to_arrow_schema(_SCHEMA, timezone="UTC")
+        found = pa.Table.from_batches([batch.cast(schema) for one in slices for batch in _read_slice(one)], schema)
+        archived = self._table.read_locally(queue, _IDENTITY, lambda _: True).select(_IDENTITY)
+        archived = archived.filter(pc.is_in(archived.column("id"), value_set=found.column("id")))
+        known, new = set(_identities(archived)), []
+        for place, identity in enumerate(_identities(found)):
+            if None not in identity and identity not in known:
+                known.add(identity)
+                new.append(place)
+        rows = found.take(pa.array(new, pa.int64()))
+        days = rows.column("finished_at").cast(pa.date32()).cast(pa.string())
+        return [DataFile.from_json(one) for one in _write_days(self._table, queue, rows.append_column("day", days))]
+
+    def _add_in_tasks(self, slices: Sequence[_Slice]) -> list[DataFile]:
+        found = read_in_tasks(self._spark, slices, _read_slice, _SCHEMA).persist()
+        try:
+            return self._write(self._unknown(found))
+        finally:
+            found.unpersist()
 
     def _unknown(self, found: "DataFrame") -> "DataFrame":
         """Leave out the records that the archive has."""
@@ -87,17 +119,13 @@ class RecordArchiver:
         return new.join(archived, list(_IDENTITY), "left_anti")
 
     def _write(self, new: "DataFrame") -> list[DataFile]:
-        """Write one file for each day, because the records of a day rarely fill more."""
         table, queue = self._table, self._address.queue
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             found = list(batches)
             rows = pa.Table.from_batches(found, found[0].schema if found else pa.schema([("day", pa.string())]))
-            for day in sorted(set(rows.column("day").to_pylist())):
-                of_day = rows.filter(pc.equal(rows.column("day"), day)).select(table.file_schema.names)
-                written = table.write_file(queue, day, of_day.cast(table.file_schema).to_batches())
-                if written is not None:
-                    yield pa.RecordBatch.from_pydict({"file": [written.to_json()]})
+            for file in _write_days(table, queue, rows):
+                yield pa.RecordBatch.from_pydict({"file": [file]})
 
         rows = new.repartition("day").mapInArrow(write, "file string").collect()
         return [DataFile.from_json(row.file) for row in rows]
@@ -107,7 +135,20 @@ def _reader_of(options: TableOptions) -> TableReader:
     return TableReader(options, table_schema(options))
 
 
-def _read_slice(wanted: tuple[str, TableReader, TableSlice]) -> Iterator[pa.RecordBatch]:
+def _identities(records: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(records.column(name).to_pylist() for name in _IDENTITY), strict=True)
+
+
+def _write_days(table: ArchiveTable, queue: str, rows: pa.Table) -> Iterator[str]:
+    """Write one file for each day, because the records of a day rarely fill more."""
+    for day in sorted(set(rows.column("day").to_pylist())):
+        of_day = rows.filter(pc.equal(rows.column("day"), day)).select(table.file_schema.names)
+        written = table.write_file(queue, day, of_day.cast(table.file_schema).to_batches())
+        if written is not None:
+            yield written.to_json()
+
+
+def _read_slice(wanted: _Slice) -> Iterator[pa.RecordBatch]:
     name, reader, one = wanted
     for batch in reader.read(one):
         yield batch.select(records_schema().names).append_column("list", pa.repeat(name, batch.num_rows))
@@ -118,3 +159,35 @@ def read_records(
 ) -> "DataFrame":
     """Return the archived records of a queue, as they are committed now. There may be no rows."""
     return records_table(location_of(path, storage_options, spark)).read(spark, queue)
+
+
+_ERROR = ("error_type", "reason", "finished_at", "error")
+
+
+def newest_error_texts(spark: "SparkSession", location: Location, queue: str) -> dict[tuple[str, str], tuple[int, str]]:
+    """Return the newest text of each error by type and reason, with its time. Each task reads its files."""
+    table = records_table(location)
+    files = table.files(queue)
+    table.check(files, queue)
+    read = table.reader(_ERROR)
+
+    def newest(wanted: list[DataFile]) -> str:
+        return json.dumps(_newest_texts(read(wanted)))
+
+    groups = list(grouped(files))
+    results = [newest(one) for one in groups] if len(groups) == 1 else in_tasks(spark)(groups, newest)
+    found: dict[tuple[str, str], tuple[int, str]] = {}
+    for error_type, reason, at, error in (row for one in results for row in json.loads(one)):
+        found[error_type, reason] = max(found.get((error_type, reason), (at, error)), (at, error))
+    return found
+
+
+def _newest_texts(records: pa.Table) -> list[tuple[str, str, int, str]]:
+    """Return type, reason, time and text of the newest error of each kind."""
+    texts = records.column("error")
+    known = records.filter(pc.fill_null(pc.not_equal(texts, ""), False)).sort_by("finished_at")
+    newest = {}
+    for error_type, reason, finished_at, error in zip(*(known.column(one).to_pylist() for one in _ERROR), strict=True):
+        at = 0 if finished_at is None else round(finished_at.timestamp() * 1_000_000)
+        newest[error_type or "", reason or ""] = (at, error)
+    return [(error_type, reason, at, error) for (error_type, reason), (at, error) in newest.items()]

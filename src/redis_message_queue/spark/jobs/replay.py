@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from redis_message_queue.errors import SelectionError
 from redis_message_queue.spark.job_options import ReplayOptions
-from redis_message_queue.spark.jobs.archive import read_archive
+from redis_message_queue.spark.jobs.archive import journal_files, journal_table
+from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.condition_columns import condition_column
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
@@ -16,14 +17,16 @@ from redis_message_queue.spark.jobs.job import (
     reason,
     require_classic,
 )
+from redis_message_queue.spark.jobs.messages import has_event, read_messages
 from redis_message_queue.spark.jobs.publishing import RowCount, count_rows, publish_at_rate, publish_rows
-from redis_message_queue.spark.jobs.records import read_records
-from redis_message_queue.spark.jobs.statistics import ENTERING, LEAVING
+from redis_message_queue.spark.jobs.records import read_records, records_table
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.tables import read_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_BROADCAST_ROWS = 100_000
 
 __all__ = ["ReplayOptions", "ReplayResult", "replay"]
 
@@ -127,33 +130,26 @@ def dead_letters(spark: "SparkSession", options: ReplayOptions) -> "DataFrame":
 
 def archived_messages(spark: "SparkSession", options: ReplayOptions) -> "DataFrame":
     """Return one row per archived message: its payload, its attempts and its last state."""
-    from pyspark.sql.functions import expr
+    from pyspark.sql.functions import broadcast, expr
 
     assert options.archive is not None  # see replay()
-    entries = read_archive(spark, options.archive, options.queue, options.storage_options).where(
-        "id is not null and event != 'duplicate'"
-    )
-    messages = entries.groupBy("id").agg(
-        expr("max_by(payload, serial) filter (where payload is not null) as payload"),
-        expr("max(tenant) as tenant"),
-        expr("max_by(event, serial) as state"),
-        expr("max(count) as delivery_count"),
-        expr("max(failures) as failures"),
-        expr(f"min(at) filter (where event in {ENTERING}) as published_at"),
-        expr(f"max(at) filter (where event in {LEAVING}) as finished_at"),
-        expr("max_by(reason, serial) filter (where reason is not null) as reason"),
-        expr("max_by(error_type, serial) filter (where error_type is not null) as error_type"),
-        expr("max(replay_of) as replay_of"),
-        expr("max_by(headers, serial) filter (where headers is not null) as journal_headers"),
-    )
+    location = location_of(options.archive, options.storage_options, spark)
+    journal_files(location, options.queue)
+    journal, records = journal_table(location), records_table(location)
+    messages = read_messages(spark, journal, options.queue)
     # A redriven message has the payload of the message that it repeats.
-    first = messages.where("payload is not null").selectExpr("id as replay_of", "payload as first_payload")
+    if has_event(spark, journal, options.queue, "redriven"):
+        first = messages.where("payload is not null").selectExpr("id as replay_of", "payload as first_payload")
+        messages = messages.join(first, "replay_of", "left").selectExpr(
+            "* except (payload, first_payload)", "coalesce(payload, first_payload) as payload"
+        )
     # The text of an error is in the records of settled messages, and so are the headers of a journal without payloads.
+    known = sum(one.rows for one in records.files(options.queue))
+    if not known:
+        return messages.selectExpr("*", "cast(null as string) as error")
     settled = read_records(spark, options.archive, options.queue, options.storage_options)
     errors = settled.groupBy("id").agg(
         expr("max_by(error, finished_at) as error"), expr("max_by(headers, finished_at) as record_headers")
     )
-    whole = messages.join(first, "replay_of", "left").join(errors, "id", "left")
-    columns = [one for one in messages.columns if one not in ("payload", "journal_headers")]
-    payload = "coalesce(payload, first_payload) as payload"
-    return whole.selectExpr(payload, *columns, "error", "coalesce(journal_headers, record_headers) as headers")
+    whole = messages.join(broadcast(errors) if known < _BROADCAST_ROWS else errors, "id", "left")
+    return whole.selectExpr("* except (headers, record_headers)", "coalesce(headers, record_headers) as headers")

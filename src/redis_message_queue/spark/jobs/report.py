@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from redis_message_queue.spark.job_options import OverviewOptions, ReportOptions, Window
 from redis_message_queue.spark.jobs.archive import application_of, archived_queues, journal_files, journal_table
-from redis_message_queue.spark.jobs.archive_tables import location_of
+from redis_message_queue.spark.jobs.archive_tables import Location, location_of
+from redis_message_queue.spark.jobs.figures import SPREADS, STATES
 from redis_message_queue.spark.jobs.inventory import read_inventory
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
@@ -23,12 +24,10 @@ from redis_message_queue.spark.jobs.job import (
     ignore_progress,
     require_classic,
 )
+from redis_message_queue.spark.jobs.kept_days import KeptDays, KeptFileError
 from redis_message_queue.spark.jobs.page import render_overview, render_page
-from redis_message_queue.spark.jobs.records import read_records
+from redis_message_queue.spark.jobs.records import newest_error_texts
 from redis_message_queue.spark.jobs.statistics import (
-    COLUMNS,
-    SPREADS,
-    STATES,
     TIMES,
     ArchivedQueue,
     ReportStatistics,
@@ -148,6 +147,7 @@ def overview(
             queue=queue,
             output=f"{options.output.rstrip('/')}/{directory_of(queue)}",
             storage_options=options.storage_options,
+            fresh=options.fresh,
         )
         reports.append(_report(spark, one, window, ignore_progress))
         on_progress(JobProgress("reported", place, len(queues), queue))
@@ -188,7 +188,7 @@ def _report(spark: "SparkSession", options: ReportOptions, window: Window, on_pr
     journal_files(location_of(options.path, options.storage_options, spark), options.queue)
     files.create()  # before minutes of work
     with clear_errors("the report"):
-        found = statistics_of(spark, options.path, options.queue, on_progress, options.storage_options, window)
+        found = _statistics(spark, options, window, files.below("kept"), on_progress)
     files.write("report.html", render_page(found, datetime.now(UTC)).encode())
     as_json = json.dumps(found.as_dict(), default=_as_json, indent=1)
     files.write("report.json", as_json.encode())
@@ -223,21 +223,39 @@ def statistics_of(
     Raises:
         ArchiveError: The queue has no archive at this path, or files of it are missing or were changed.
     """
-    location = location_of(path, storage_options, spark)
-    rows = sum(one.rows for one in journal_files(location, queue))
+    return compute(spark, _archived(location_of(path, storage_options, spark), queue, spark), on_progress, window)
+
+
+def _statistics(
+    spark: "SparkSession", options: ReportOptions, window: Window, place: Location, on_progress: OnProgress
+) -> ReportStatistics:
+    """Return the statistics, with the days that an earlier report has kept."""
+    location = location_of(options.path, options.storage_options, spark)
+    # Its version of the table is not newer than the files: a change in between is then seen by the next report.
+    kept = KeptDays(place, journal_table(location), options.queue, fresh=options.fresh)
+    archived = _archived(location, options.queue, spark)
+    try:
+        return compute(spark, archived, on_progress, window, kept)
+    except KeptFileError as error:
+        on_progress(JobProgress("computing all days again", detail=str(error)))
+        anew = KeptDays(place, archived.table, options.queue, fresh=True)
+        return compute(spark, archived, on_progress, window, anew)
+
+
+def _archived(location: Location, queue: str, spark: "SparkSession") -> ArchivedQueue:
     table = journal_table(location)
-    held, contents = read_inventory(spark, location, queue)
+    files = journal_files(location, queue)
+    table.check(files, queue)  # also those of days that are not read again
     delta = table.open()
     assert delta is not None  # it has files
-    archived = ArchivedQueue(
+    return ArchivedQueue(
         queue,
-        rows,
-        held,
-        contents,
+        table,
+        files,
+        *read_inventory(location, queue),
         lambda journal: delta.transaction_version(application_of(queue, journal)) or 0,
-        read_records(spark, path, queue, storage_options),
+        lambda: newest_error_texts(spark, location, queue),
     )
-    return compute(table.read(spark, queue, COLUMNS), archived, on_progress, window)
 
 
 def _parquet(name: str, rows: list[dict[str, Any]]) -> bytes:

@@ -1,109 +1,66 @@
-"""Computes the statistics of a report with Spark from archived entries.
+"""Computes the statistics of a report: the figures of each archived day, and of the messages between days.
 
-The definitions, which the page repeats:
-
-- waiting time: from the moment a message could be claimed (it was published or requeued, or its delay or the pause
-  before its retry ended) until it was claimed. A message from an expired lease has none: nobody knows when its consumer
-  died.
-- processing time: from a claim until the handler's outcome (acked, handed off, failed, retried, or dead with an error).
-- handler time: how long the handler ran, as its consumer noted it. Where it noted nothing, because it started the
-  handler right after the claim, that is the processing time.
-- prefetch time: from a claim until the handler started, where the consumer noted it.
-- quantiles: values that occurred, by nearest rank.
-- redelivery: a claim that is not the first of its message. The delivery count of an entry is not enough: a failed
-  attempt does not use up a delivery.
+Days are counted in tasks. Days that an earlier report has kept are not counted again.
 """
 
-import operator
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial, reduce
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from redis_message_queue.spark.job_options import Window
+from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile
+from redis_message_queue.spark.jobs.days import Day, DayCounter, ids_of, repeated
+from redis_message_queue.spark.jobs.figures import (
+    COUNTED,
+    LEAVING,
+    MINUTE,
+    NO_ENTRIES,
+    SECOND,
+    SHORT,
+    SPREADS,
+    STATES,
+    Counted,
+    Figures,
+    count_messages,
+    hash_ids,
+    join_runs,
+)
 from redis_message_queue.spark.jobs.inventory import Held
 from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
+from redis_message_queue.spark.jobs.kept_days import KeptDays
+from redis_message_queue.spark.jobs.times import PERCENTS, Array, Frame, Times
 from redis_message_queue.spark.journal import from_microseconds
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import SparkSession
 
 Row = dict[str, Any]
-ENTERING = ("published", "redriven")
-LEAVING = ("acked", "handed_off", "failed", "dead", "expired", "dropped", "discarded", "cancelled")
-CLAIMS = ("claimed", "reclaimed")
-WAITING_TARGETS = ("pending", "delayed", "orphans")  # purging these removes messages from the queue
-_COUNTED = {
-    "published": ENTERING,
-    "duplicates": ("duplicate",),
-    "delivered": CLAIMS,
-    "acked": ("acked", "handed_off"),
-    "failed": ("failed",),
-    "retried": ("retried",),
-    "dead": ("dead",),
-    "expired": ("expired",),
-    "dropped": ("dropped", "discarded", "cancelled"),
-}
-
-
-def _in(*events: str) -> str:
-    return f"event in ({', '.join(repr(one) for one in events)})"
-
-
-_REMOVED = f"{_in('purged', 'deleted')} and target in {WAITING_TARGETS}"
-_OUTCOME = (
-    f"({_in('acked', 'handed_off', 'failed', 'retried', 'discarded')} or (event = 'dead' and error_type is not null))"
-)
-_ERRORS = f"({_OUTCOME} and not {_in('acked', 'handed_off', 'discarded')})"
-_BEFORE = "over (partition by id order by serial rows between unbounded preceding and 1 preceding)"
-# When a message could be claimed next. A claim resets it, so that a lost entry does not lengthen the next wait.
-_AVAILABLE = (
-    f"case when {_in(*ENTERING, 'requeued')} then struct(at as at) "
-    f"when {_in('delayed', 'retried')} then struct(due as at) "
-    f"when {_in(*CLAIMS)} then struct(cast(null as timestamp) as at) end"
-)
-_CLAIMED = (
-    f"case when {_in(*CLAIMS)} then struct(at as at) "
-    f"when {_in(*LEAVING, 'retried', 'requeued')} then struct(cast(null as timestamp) as at) end"
-)
-# What state a message is in after an event. A message that waits for its time is `delayed` until it is due.
-_STATE = (
-    f"case when {_in(*ENTERING, 'requeued')} then 'waiting' when {_in('delayed', 'retried')} then 'delayed' "
-    f"when {_in(*CLAIMS)} then 'in_flight' end"
-)
-STATES = ("waiting", "in_flight", "delayed")
-_REMOVED_FROM = {"pending": "waiting", "orphans": "in_flight", "delayed": "delayed"}
-_PARTITION_ROWS = 500_000
-_QUANTILES = "array(0.5D, 0.95D, 0.99D)"
-# Quantiles of up to so many values are exact; of more they are off by a ten-thousandth of the ranks at most. Exact
-# quantiles of three million values took eight times as long, and one task would have to hold all values.
-_ACCURACY = 10_000
+ErrorTexts = dict[tuple[str, str], tuple[int, str]]
+"""The newest text of each error by type and reason, with its time."""
 TIMES = frozenset({"minute", "second", "first_at", "last_at", "after_at", "before_at", "from_at", "to_at"})
-SPREADS = ("waiting", "processing", "handler", "prefetch")
-_TIMES_OF = {"waiting": "waited", "processing": "worked", "handler": "handled", "prefetch": "buffered"}
-_MICROSECONDS = {"minute": 60_000_000, "second": 1_000_000}
-# Of all columns of an entry, those that a report needs.
-COLUMNS = (
-    *("serial", "at", "event", "id", "tenant", "due", "count", "error_type", "reason", "target", "journal"),
-    *("started", "handled"),
-)
-_KEPT = ("journal", "serial", "at", "event", "id", "tenant", "due", "count", "error_type", "reason", "target")
+_TEXTS = frozenset({"tenant", "error_type", "reason", "newest_id", "journal"})
 _MOST_TENANTS = 6  # that have lines of their own
 _EXAMPLES = 5  # ids that a verdict names
-# A journal shorter than this gets a table by second too: by minute its plots would be a few dots.
-_SHORT_SECONDS = 600
+_DAY = 86_400 * SECOND
 
 
 @dataclass(frozen=True)
 class ArchivedQueue:
-    """What an archive knows of a queue besides the entries of its journal."""
+    """What an archive has of a queue."""
 
     queue: str
-    rows: int
+    table: ArchiveTable  # of journals
+    files: Sequence[DataFile]
     held: list[Held]  # by each partition
-    contents: "DataFrame"  # the ids that were found in the queue
+    contents: pa.ChunkedArray  # the ids that were found in the queue; null for what has none
     last_serial: Callable[[str], int]  # the last serial of a journal that was archived
-    records: "DataFrame | None" = None  # of settled messages, with the texts of their errors
+    error_texts: Callable[[], ErrorTexts]
 
 
 @dataclass(frozen=True)
@@ -120,353 +77,378 @@ class ReportStatistics:
 
 
 def compute(
-    entries: "DataFrame", archived: ArchivedQueue, on_progress: OnProgress, window: Window | None = None
+    spark: "SparkSession",
+    archived: ArchivedQueue,
+    on_progress: OnProgress,
+    window: Window | None = None,
+    kept: KeptDays | None = None,
 ) -> ReportStatistics:
-    """Compute everything: one pass for the times of each message, and a few aggregations.
+    """Compute everything. The tables are about the window. The verdict is about all that is archived."""
+    window = window or Window()
+    days = _Days(spark, archived, on_progress, window, kept)
+    found = _Report(days.read(), archived, window).statistics()
+    if kept is not None:
+        kept.save()
+    return found
 
-    The tables are about the window. The verdict is about all that is archived.
-    """
-    return _Computation(entries, archived, on_progress, window or Window()).run()
+
+# -- the days
 
 
-@dataclass
-class _Computation:
-    """One report in the making."""
+class _Days:
+    """Finds or counts every day of a queue."""
 
-    entries: "DataFrame"
-    archived: ArchivedQueue
-    on_progress: OnProgress
-    window: Window
-    _done: int = field(default=0, init=False)
+    def __init__(
+        self,
+        spark: "SparkSession",
+        archived: ArchivedQueue,
+        on_progress: OnProgress,
+        window: Window,
+        kept: KeptDays | None,
+    ) -> None:
+        self._counter = DayCounter(spark, archived.table, window)
+        self._on_progress, self._window, self._kept = on_progress, window, kept
+        self._files: dict[str, list[DataFile]] = defaultdict(list)
+        for one in archived.files:
+            self._files[one.date].append(one)
+        self._days: dict[str, Day] = {}
+        self._never_whole: dict[str, Array] = defaultdict(lambda: np.empty(0, np.uint64))
+        self._windowed: set[str] = set()  # days that the window cuts: they are about it alone, and not kept
+        self._checked: set[str] = set()  # days whose messages are known not to be in each other
 
-    def run(self) -> ReportStatistics:
-        timed = _timed(_by_message(self.entries, self.archived.rows), self.window).persist()
-        try:
-            inside = timed.where("inside")
-            summary = self._step("totals", lambda: _summary(inside))
-            units = ("minute", "second") if _is_short(summary) else ("minute",)
-            tables: dict[str, list[Row]] = {}
-            for unit in units:
-                tables[f"{unit}s"] = self._step(f"{unit}s", partial(self._over_time, timed, unit))
-            steps: dict[str, Callable[[], DataFrame]] = {
-                "tenants": lambda: _tenants(timed, self.window),
-                "failures": lambda: _failures(inside),
-                "dead_letters": lambda: _dead_letters(inside),
-            }
-            for name, aggregate in steps.items():
-                tables[name] = self._step(name, lambda aggregate=aggregate: _collect(aggregate()))  # type: ignore[misc]
-            busiest = [one["tenant"] for one in tables["tenants"][:_MOST_TENANTS]]
-            several = len(tables["tenants"]) > 1
-            tables["tenants_over_time"] = self._step(
-                "tenants over time", lambda: _collect(_tenants_over_time(inside, busiest, units[-1])) if several else []
-            )
-            texts = self._step("error texts", lambda: _error_texts(self.archived.records, tables["failures"]))
-            journals = _journals(timed, self.archived.last_serial)
-            conservation = self._step("conservation", lambda: _conservation(timed, self.archived, journals))
-        finally:
-            timed.unpersist()
-        _add_error_texts(tables, texts)
-        _add_shares(tables["tenants"])
+    def read(self) -> dict[str, Day]:
+        self._find()
+        self._count(set(self._files) - self._days.keys())
+        while shared := self._shared():
+            self._count(shared)
+        return self._days
+
+    def _find(self) -> None:
+        for date, files in self._files.items():
+            found = None if self._kept is None else self._kept.find(date, files)
+            if found is not None:
+                self._days[date], self._never_whole[date] = found
+                self._checked.add(date)
+        remark = self._kept.remark if self._kept is not None else ""
+        self._on_progress(JobProgress("kept", len(self._days), len(self._files), f"days{remark and '; '}{remark}"))
+        cut = {date for date, day in self._days.items() if day.part_of(self._window) is None}
+        self._windowed |= cut | {date for date in self._files.keys() - self._days.keys() if self._is_cut(date)}
+        for date in cut:
+            del self._days[date]
+
+    def _is_cut(self, date: str) -> bool:
+        """Whether the window probably cuts a day. Its entries decide; this saves counting it twice."""
+        start = int(pd.Timestamp(date, tz="UTC").value) // 1000
+        return any(start < bound < start + _DAY for bound in self._window.bounds)
+
+    def _count(self, dates: Iterable[str]) -> None:
+        wanted = {date: self._files[date] for date in dates}
+        counted = self._counter.count(wanted, self._never_whole, frozenset(self._windowed))
+        for done, (date, day) in enumerate(counted, 1):
+            self._days[date] = day
+            if self._kept is not None and date not in self._windowed:
+                self._days[date] = self._kept.keep(date, wanted[date], day, self._never_whole[date])
+            self._on_progress(JobProgress("counted", done, len(wanted), date))
+        again = {date for date in wanted.keys() - self._windowed if self._days[date].part_of(self._window) is None}
+        if again:
+            self._windowed |= again
+            self._count(again)
+
+    def _shared(self) -> set[str]:
+        """Return the days to count again, because messages that were whole in one are in another as well."""
+        if self._days.keys() <= self._checked:
+            return set()
+        rest = pa.concat_tables([day.rest for day in self._days.values()])
+        whole = {date: day.whole() for date, day in self._days.items()}
+        fresh = [hashes for date, hashes in whole.items() if date not in self._checked]
+        known = [hashes for date, hashes in whole.items() if date in self._checked]
+        hashes = repeated([ids_of(rest), *fresh], known)
+        if not len(hashes):
+            self._checked |= whole.keys()
+            return set()
+        dates = {date for date, own in whole.items() if np.isin(own, hashes).any()}
+        for date in dates:
+            self._never_whole[date] = np.union1d(self._never_whole[date], hashes)
+            if self._kept is not None:
+                self._kept.forget(date)
+        return dates
+
+
+# -- the report
+
+
+class _Report:
+    """Adds the days of a queue up."""
+
+    def __init__(self, days: Mapping[str, Day], archived: ArchivedQueue, window: Window) -> None:
+        self._days, self._archived, self._window = list(days.values()), archived, window
+        rests = [one.rest for one in self._days if one.rest.num_rows]
+        # The messages that are whole in no day: they are open, or lived past midnight.
+        self._between: Counted = count_messages(pa.concat_tables(rests) if rests else NO_ENTRIES, window)
+        self._parts = [(one, figures) for one in self._days if (figures := self._part(one))]
+        self._tables = Figures.add([*(figures for _, figures in self._parts), self._between.figures]).tables
+        inside = [one for one, figures in self._parts if figures is one.figures]
+        self._inside = inside
+
+    def _part(self, day: Day) -> Figures:
+        return day.part_of(self._window) or day.figures  # a day that the window cuts was counted for it
+
+    def statistics(self) -> ReportStatistics:
+        journals = _journals(join_runs([one.runs for one in self._days]), self._archived.last_serial)
+        summary, tables = self._summary(), {}
+        unit_sizes = {"minute": MINUTE} | ({"second": SECOND} if _is_short(summary) else {})
+        for unit, size in unit_sizes.items():
+            tables[f"{unit}s"] = self._over_time(unit, size)
+        tables["tenants"] = self._tenants()
+        tables["failures"], tables["dead_letters"] = self._failures(), self._dead_letters()
+        tables["tenants_over_time"] = self._tenants_over_time(tables["tenants"], *list(unit_sizes.items())[-1])
+        if tables["failures"]:
+            _add_error_texts(tables, self._archived.error_texts())
+        else:
+            _add_error_texts(tables, {})
+        conservation = self._conservation(journals)
         tables["conservation"] = conservation.pop("accounts")
         tables["missing"] = [one for journal in journals for one in journal.missing]
         summary |= {
-            "since": self.window.since,
-            "until": self.window.until,
+            "since": self._window.since,
+            "until": self._window.until,
             "fairness": jain([one["served"] / one["demand"] for one in tables["tenants"] if one["demand"] > 0]),
             "tenants": len(tables["tenants"]),
             "conservation": conservation,
         }
-        return ReportStatistics(self.archived.queue, summary, tables)
+        return ReportStatistics(self._archived.queue, summary, tables)
 
-    def _step(self, name: str, work: Callable[[], Any]) -> Any:
-        found = work()
-        self._done += 1
-        self.on_progress(JobProgress("computed", self._done, None, name))
-        return found
+    # -- figures
 
-    def _over_time(self, timed: "DataFrame", unit: str) -> list[Row]:
-        rows = _collect(_over_time(timed.where("inside"), unit))
-        _add_levels(rows, _level_changes(timed, unit), unit)
+    def _summary(self) -> Row:
+        buckets = self._tables["buckets"]
+        timed = buckets[buckets["bucket"] >= 0]
+        counts = (*COUNTED, "entries", "redriven", "reclaimed", "redelivered", "waits", "outcomes", "errors")
+        row: Row = {name: int(buckets[name].sum()) for name in counts}
+        row |= {
+            "first_at": int(timed["first_at"].min()) if len(timed) else None,
+            "last_at": int(timed["last_at"].max()) if len(timed) else None,
+        }
+        row |= _spreads(SPREADS, Times.merge(self._tenant_times(), ("spread",)).quantiles())
+        asked = row["published"] - row["redriven"] + row["duplicates"]
+        row["duplicate_ratio"] = ratio(row["duplicates"], asked)
+        row["redelivery_ratio"] = ratio(row["redelivered"], row["delivered"])
+        row["error_ratio"] = ratio(row["errors"], row["outcomes"])
+        return _in_utc(row)
+
+    def _tenant_times(self) -> list[Times]:
+        return [*(one.tenant_times for one in self._inside), self._between.figures.times]
+
+    def _over_time(self, unit: str, size: int) -> list[Row]:
+        """Return a row for each minute or second in which something happened."""
+        buckets = _by(self._tables["buckets"], size)
+        quantiles = {
+            bucket: _spreads(SPREADS, rows) for bucket, rows in self._quantiles(size).groupby("bucket", sort=False)
+        }
+        nothing = _spreads(SPREADS, None)
+        rows = []
+        columns = [*COUNTED, "outcomes", "errors", "removed"]
+        for one in (
+            buckets[buckets["bucket"] >= 0].groupby("bucket", sort=True)[columns].sum().reset_index().to_dict("records")
+        ):
+            bucket = one.pop("bucket")
+            rows.append({unit: bucket, **one, **quantiles.get(bucket, nothing)})
+        _add_levels(rows, _by(self._tables["levels"], size), unit)
+        return [_in_utc(one) for one in rows]
+
+    def _quantiles(self, size: int) -> Frame:
+        """Return the quantiles of each bucket: as they were kept, unless several parts have times in it."""
+        between = self._between.figures.times
+        buckets = pd.concat(
+            [_by(one.quantiles, size)["bucket"].drop_duplicates() for one in self._inside]
+            + [_by(between.groups, size)["bucket"].drop_duplicates()],
+            ignore_index=True,
+        )
+        shared = set(buckets[buckets.duplicated()])
+        found = []
+        times = [_of_buckets(between, size)]
+        for one in self._inside:
+            own = one.quantiles
+            is_shared = _by(own, size)["bucket"].isin(shared)
+            if one.figures.size != size:  # its own are of smaller buckets
+                is_shared |= True
+            found.append(own[~is_shared])
+            if is_shared.any():
+                details = _of_buckets(one.details().times, size)
+                wanted = details.groups["bucket"].isin(set(_by(own, size)["bucket"][is_shared])).to_numpy()
+                times.append(details.where(wanted))
+        found.append(Times.merge(times, ("bucket", "spread")).quantiles())
+        return pd.concat(found, ignore_index=True)
+
+    def _tenants(self) -> list[Row]:
+        """Return what each tenant published and got."""
+        tenants = self._tables["tenants"]
+        has_part = tenants[[*COUNTED]].sum(axis=1) + tenants["demand"].clip(lower=0) > 0
+        tenants = tenants[has_part].sort_values(["delivered", "tenant"], ascending=[False, True])
+        times = Times.merge(self._tenant_times(), ("tenant", "spread")).quantiles()
+        spreads = dict(list(times[times["spread"].isin(("waiting", "handler"))].groupby("tenant", sort=False)))
+        delivered = int(tenants["delivered"].sum())
+        rows = []
+        for one in tenants.to_dict("records"):
+            found = _spreads(("waiting", "handler"), spreads.get(one["tenant"]))
+            rows.append(_in_utc({**one, **found, "share": ratio(one["delivered"], delivered)}))
         return rows
 
+    def _tenants_over_time(self, tenants: list[Row], unit: str, size: int) -> list[Row]:
+        """Return a row for each minute or second, and each of the tenants with the most deliveries."""
+        if len(tenants) < 2:
+            return []
+        busiest = [one["tenant"] or "" for one in tenants[:_MOST_TENANTS]]
+        tables = [self._between.figures.tables, *(one.details().tables for one in self._inside)]
+        rows = pd.concat([one["tenant_buckets"] for one in tables], ignore_index=True)
+        rows = _by(rows[rows["tenant"].isin(busiest)], size)
+        summed = rows.groupby(["bucket", "tenant"], sort=True).sum().reset_index()
+        return [_in_utc({unit: one.pop("bucket"), **one}) for one in summed.to_dict("records")]
 
-def _collect(rows: "DataFrame") -> list[Row]:
-    return [_in_utc(one.asDict()) for one in rows.collect()]
+    def _failures(self) -> list[Row]:
+        rows = self._tables["failures"].sort_values(["total", "error_type"], ascending=[False, True])
+        return [_in_utc(one) for one in rows.to_dict("records")]
+
+    def _dead_letters(self) -> list[Row]:
+        rows = self._tables["letters"].sort_values("serial", kind="stable").assign(tenants=1)
+        ways = {"letters": "sum", "tenants": "sum", "first_at": "min", "last_at": "max", "newest_id": "last"}
+        letters = rows.groupby(["error_type", "reason"], sort=True).agg(ways).reset_index()
+        letters = letters.sort_values(["letters", "error_type", "reason"], ascending=[False, True, True])
+        return [_in_utc(one) for one in letters.to_dict("records")]
+
+    # -- the verdict
+
+    def _conservation(self, journals: list["JournalRange"]) -> Row:
+        """Count every message by its last event, and compare with what the queue has."""
+        accounts = self._tables["accounts"]
+        newest = {one.journal or "" for one in newest_of(journals)}
+        is_open = ~accounts["state"].isin(LEAVING)
+        is_newest = accounts["journal"].isin(newest)
+
+        def messages(rows: Any) -> int:
+            return int(accounts["messages"][rows].sum())
+
+        return balance(
+            entered=int(accounts["entered"].sum()),
+            left={name: messages(accounts["state"] == name) for name in LEAVING},
+            open_messages=messages(is_open & is_newest),
+            flushed=messages(is_open & ~is_newest),
+            unseen=int((accounts["messages"] - accounts["entered"]).sum()),
+            odd=int(accounts["odd"].sum()),
+            purged=int(self._tables["purged"]["messages"].sum()),
+            foreign=self._foreign(),
+            repeated=sum(one.repeated for one in journals),
+            missing=sum(one["count"] for journal in journals for one in journal.missing),
+            held=_held(self._archived.held, journals),
+            absent_ids=lambda: self._absent(newest),
+        )
+
+    def _foreign(self) -> int:
+        """Return how many messages of the queue are not in the journal."""
+        contents = self._archived.contents
+        known_ids = pa.array(self._between.ids["id"], pa.string())
+        unknown = contents.filter(pc.invert(pc.is_in(contents, value_set=known_ids)))
+        without_id = int(unknown.null_count)
+        candidates = unknown.drop_null().unique()
+        if len(candidates):  # they may have left, and be in the queue all the same
+            hashes = hash_ids(candidates)
+            known = np.concatenate([np.empty(0, np.uint64), *(one.whole() for one in self._days)])
+            return int((~np.isin(hashes, known)).sum()) + without_id
+        return without_id
+
+    def _absent(self, newest: set[str]) -> list[str]:
+        """Return ids of messages that should be in the queue, but were not found there."""
+        messages = self._between.ids
+        open_ids = messages[~messages["state"].isin(LEAVING) & messages["journal"].isin(newest)]["id"]
+        found = set(self._archived.contents.to_pylist())
+        return sorted(one for one in open_ids if one not in found)[:_EXAMPLES]
 
 
 def _is_short(summary: Row) -> bool:
     first, last = summary["first_at"], summary["last_at"]
-    return first is not None and (last - first).total_seconds() < _SHORT_SECONDS
+    return first is not None and (last - first).total_seconds() * SECOND < SHORT
 
 
-def _by_message(entries: "DataFrame", rows: int) -> "DataFrame":
-    """Bring the entries of each message together, in as few partitions as will do.
-
-    The persisted rows keep their partitions, and Spark's default of 200 means 200 tasks for each table of the report.
-    """
-    cores = entries.sparkSession.sparkContext.defaultParallelism
-    return entries.repartition(max(cores, -(-rows // _PARTITION_ROWS)), "id")
+def _by(rows: Frame, size: int) -> Frame:
+    """Return rows with larger buckets."""
+    bucket = rows["bucket"]
+    return rows.assign(bucket=bucket.where(bucket < 0, bucket // size * size))
 
 
-def _timed(entries: "DataFrame", window: Window) -> "DataFrame":
-    steps = entries.selectExpr(
-        *(*_KEPT, "started", "handled"),
-        f"{window.inside} as inside",
-        f"last({_AVAILABLE}, true) {_BEFORE} as available",
-        f"last({_CLAIMED}, true) {_BEFORE} as claimed",
-        f"{_in(*CLAIMS)} and (count > 1 or coalesce(bool_or({_in(*CLAIMS)}) {_BEFORE}, false)) as again",
-        "lead(at) over (partition by id order by serial) as next_at",
-    )
-    return steps.selectExpr(
-        *(*_KEPT, "inside", "again"),
-        "case when next_at < at then at else next_at end as next_at",
-        # `greatest` ignores nulls: an unknown time would become 0.
-        f"case when event = 'claimed' and available.at is not null then {_since('available')} end as waited",
-        f"case when {_OUTCOME} and claimed.at is not null then {_since('claimed')} end as worked",
-        f"case when {_OUTCOME} and claimed.at is not null then coalesce(handled, {_since('claimed')}) end as handled",
-        f"case when {_OUTCOME} and claimed.at is not null and started is not null "
-        "then greatest(0, unix_micros(started) - unix_micros(claimed.at)) end as buffered",
-    )
+def _of_buckets(times: Times, size: int) -> Times:
+    return replace(times, groups=_by(times.groups, size))
 
 
-def _since(moment: str) -> str:
-    return f"greatest(0, unix_micros(at) - unix_micros({moment}.at))"
+def _spreads(names: Sequence[str], quantiles: Frame | None) -> Row:
+    """Return the columns for the quantiles of some times."""
+    row: Row = {f"{name}_p{percent}": None for name in names for percent in PERCENTS}
+    for one in () if quantiles is None else quantiles.to_dict("records"):
+        row |= {f"{one['spread']}_p{percent}": one[f"p{percent}"] for percent in PERCENTS}
+    return row
 
 
-def _quantiles(column: str, name: str) -> str:
-    found = f"percentile_approx({column}, {_QUANTILES}, {_ACCURACY})"
-    return f"transform({found}, one -> one / 1000000) as {name}"
-
-
-def _counts() -> list[str]:
-    return [f"count_if({_in(*events)}) as {name}" for name, events in _COUNTED.items()]
-
-
-def _spread(name: str) -> list[str]:
-    return [f"{name}[{place}] as {name}_p{quantile}" for place, quantile in enumerate((50, 95, 99))]
-
-
-def _all_quantiles(*names: str) -> list[str]:
-    return [_quantiles(_TIMES_OF[name], name) for name in names]
-
-
-def _all_spreads(*names: str) -> list[str]:
-    return [column for name in names for column in _spread(name)]
-
-
-def _bucket(time: str, unit: str) -> str:
-    return f"unix_micros({time}) div {_MICROSECONDS[unit]} * {_MICROSECONDS[unit]} as {unit}"
-
-
-def _over_time(timed: "DataFrame", unit: str) -> "DataFrame":
-    """Return one row for each minute or second in which something happened."""
-    from pyspark.sql.functions import expr
-
-    rows = (
-        timed.where("at is not null")  # a gap has no time
-        .groupBy(expr(_bucket("at", unit)))
-        .agg(
-            *map(expr, _counts()),
-            expr(f"count_if({_OUTCOME}) as outcomes"),
-            expr(f"count_if({_ERRORS}) as errors"),
-            expr(f"coalesce(sum(case when {_REMOVED} then count end), 0) as removed"),
-            *map(expr, _all_quantiles(*SPREADS)),
-        )
-    )
-    return rows.selectExpr(unit, *_COUNTED, "outcomes", "errors", "removed", *_all_spreads(*SPREADS)).orderBy(unit)
-
-
-def _level_changes(timed: "DataFrame", unit: str) -> dict[int, dict[str, int]]:
-    """Return by how much the number of messages in each state changes in each minute or second.
-
-    A message is in a state from its event until its next one. A delayed message waits from when it is due. What an
-    operator removes is subtracted: the journal does not say which messages these were.
-    """
-    from pyspark.sql.functions import expr
-
-    due = "least(coalesce(next_at, due), greatest(due, at))"
-    spans = timed.where(f"id is not null and {_STATE} is not null").selectExpr(
-        f"""explode(case when {_STATE} = 'delayed' and due is not null then array(
-              struct('delayed' as state, at as start, {due} as stop),
-              struct('waiting' as state, {due} as start, next_at as stop))
-            else array(struct({_STATE} as state, at as start, next_at as stop)) end) as span"""
-    )
-    changes = spans.selectExpr(
-        "span.state as state",
-        "explode(array(struct(span.start as at, 1L as change), struct(span.stop as at, -1L as change))) as one",
-    )
-    removed_from = " ".join(f"when '{target}' then '{state}'" for target, state in _REMOVED_FROM.items())
-    removed = timed.where(_REMOVED).selectExpr(
-        f"case target {removed_from} end as state", "struct(at as at, -count as change) as one"
-    )
-    changes = changes.unionAll(removed).where("one.at is not null")
-    sums = [f"sum(case when state = '{state}' then one.change else 0 end) as {state}" for state in STATES]
-    rows = changes.groupBy(expr(_bucket("one.at", unit))).agg(*map(expr, sums)).collect()
-    return {one[unit]: {state: one[state] for state in STATES} for one in rows}
-
-
-def _add_levels(rows: list[Row], changes: dict[int, dict[str, int]], unit: str) -> None:
+def _add_levels(rows: list[Row], changes: Frame, unit: str) -> None:
     """Add how many messages were in each state at the end of each minute or second, by the journal."""
-    levels, upcoming = dict.fromkeys(STATES, 0), sorted(changes, reverse=True)
-    for one in rows:
-        start = round(one[unit].timestamp() * 1_000_000)
-        while upcoming and upcoming[-1] <= start:
-            for state, change in changes[upcoming.pop()].items():
-                levels[state] += change
-        one |= levels | {"backlog": sum(levels.values())}
+    summed = changes.groupby("bucket", sort=True).sum().cumsum()
+    places = np.searchsorted(summed.index.to_numpy(), [one[unit] for one in rows], side="right") - 1
+    levels = summed.to_dict("records")
+    for one, place in zip(rows, places, strict=True):
+        found = levels[place] if place >= 0 else dict.fromkeys(STATES, 0)
+        one |= {state: found[state] for state in STATES} | {"backlog": sum(found[state] for state in STATES)}
 
 
-def _tenants(timed: "DataFrame", window: Window) -> "DataFrame":
-    """Return what each tenant published and got. Its demand is what waited before the window, and what it published."""
-    from pyspark.sql.functions import desc, expr
-
-    first = f"{_in(*CLAIMS)} and not again"
-    known = timed.where(f"(id is not null or ({_REMOVED})) and (inside or {window.before})").groupBy("tenant")
-    counted = known.agg(
-        *(expr(f"count_if(inside and {_in(*events)}) as {name}") for name, events in _COUNTED.items()),
-        expr(f"count_if(inside and {first}) as served"),
-        expr(
-            f"count_if({_in(*ENTERING)}) - count_if(not inside and {first}) "
-            f"- coalesce(sum(case when {_REMOVED} then count end), 0) as demand"
-        ),
-        expr(_quantiles("case when inside then waited end", "waiting")),
-        expr(_quantiles("case when inside then handled end", "handler")),
-    )
-    columns = ("tenant", *_COUNTED, "served", "demand", *_all_spreads("waiting", "handler"))
-    has_part = " + ".join((*_COUNTED, "greatest(demand, 0)"))
-    return counted.where(f"{has_part} > 0").selectExpr(*columns).orderBy(desc("delivered"), "tenant")
-
-
-def _tenants_over_time(timed: "DataFrame", tenants: list[str | None], unit: str) -> "DataFrame":
-    """Return a row for each minute or second, and each of these tenants."""
-    from pyspark.sql.functions import coalesce, col, expr, lit
-
-    some = timed.where("at is not null and id is not null").where(
-        coalesce(col("tenant"), lit("")).isin([one or "" for one in tenants])
-    )
-    names = ("published", "delivered", "acked", "failed", "dead")
-    counts = [expr(f"count_if({_in(*_COUNTED[name])}) as {name}") for name in names]
-    return some.groupBy(expr(_bucket("at", unit)), "tenant").agg(*counts).orderBy(unit, "tenant")
-
-
-def _add_shares(tenants: list[Row]) -> None:
-    delivered = sum(one["delivered"] for one in tenants)
-    for one in tenants:
-        one["share"] = ratio(one["delivered"], delivered)
-
-
-def _failures(timed: "DataFrame") -> "DataFrame":
-    from pyspark.sql.functions import desc, expr
-
-    failed = timed.where(f"{_in('failed', 'retried', 'dead')} and error_type is not null").groupBy("error_type")
-    columns = [f"count_if(event = '{one}') as {one}" for one in ("failed", "retried", "dead")]
-    counted = failed.agg(*map(expr, columns), expr("count(*) as total"), expr("count(distinct id) as messages"))
-    return counted.orderBy(desc("total"), "error_type")
-
-
-def _dead_letters(timed: "DataFrame") -> "DataFrame":
-    from pyspark.sql.functions import desc, expr
-
-    letters = timed.where("event = 'dead'").groupBy("error_type", "reason")
-    counted = letters.agg(
-        expr("count(*) as letters"),
-        expr("count(distinct coalesce(tenant, '')) as tenants"),
-        expr("unix_micros(min(at)) as first_at"),
-        expr("unix_micros(max(at)) as last_at"),
-        expr("max_by(id, serial) as newest_id"),
-    )
-    return counted.orderBy(desc("letters"), "error_type", "reason")
-
-
-def _error_texts(records: "DataFrame | None", failures: list[Row]) -> dict[tuple[Any, Any], tuple[Any, str]]:
-    """Return the newest text of each error by type and reason, with its time."""
-    from pyspark.sql.functions import expr
-
-    if records is None or not failures:
-        return {}
-    known = records.where("error is not null and error != ''").groupBy("error_type", "reason")
-    rows = known.agg(
-        expr("coalesce(unix_micros(max(finished_at)), 0) as at"), expr("max_by(error, finished_at) as error")
-    )
-    return {(one.error_type, one.reason): (one.at, one.error) for one in rows.collect()}
-
-
-def _add_error_texts(tables: dict[str, list[Row]], texts: dict[tuple[Any, Any], tuple[Any, str]]) -> None:
-    newest: dict[Any, tuple[Any, str]] = {}
+def _add_error_texts(tables: dict[str, list[Row]], texts: ErrorTexts) -> None:
+    newest: dict[str, tuple[int, str]] = {}
     for (error_type, _), found in texts.items():
         newest[error_type] = max(newest.get(error_type, found), found)
     for one in tables["dead_letters"]:
-        one["error"] = texts.get((one["error_type"], one["reason"]), (0, None))[1]
+        one["error"] = texts.get((one["error_type"] or "", one["reason"] or ""), (0, None))[1]
     for one in tables["failures"]:
-        one["error"] = newest.get(one["error_type"], (0, None))[1]
-
-
-def _summary(timed: "DataFrame") -> Row:
-    columns = [
-        *_counts(),
-        "count(*) as entries",
-        "count_if(event = 'redriven') as redriven",
-        "count_if(event = 'reclaimed') as reclaimed",
-        "count_if(again) as redelivered",
-        "unix_micros(min(at)) as first_at",
-        "unix_micros(max(at)) as last_at",
-        *_all_quantiles(*SPREADS),
-        "count(waited) as waits",
-        f"count_if({_OUTCOME}) as outcomes",
-        f"count_if({_ERRORS}) as errors",
-    ]
-    found: Any = timed.selectExpr(*columns).first()
-    row = _in_utc(found.asDict())
-    for name in SPREADS:
-        p50, p95, p99 = row.pop(name) or (None, None, None)
-        row |= {f"{name}_p50": p50, f"{name}_p95": p95, f"{name}_p99": p99}
-    asked = row["published"] - row["redriven"] + row["duplicates"]
-    row["duplicate_ratio"] = ratio(row["duplicates"], asked)
-    row["redelivery_ratio"] = ratio(row["redelivered"], row["delivered"])
-    row["error_ratio"] = ratio(row["errors"], row["outcomes"])
-    return row
+        one["error"] = newest.get(one["error_type"] or "", (0, None))[1]
 
 
 @dataclass(frozen=True)
 class JournalRange:
     """One journal of a queue, as far as the archive has it. A new one begins when the server is flushed."""
 
-    journal: str
+    journal: str | None
     began: int  # microseconds, to tell which journal is the newest
     last_serial: int
     repeated: int  # entries that the archive has more than once
     missing: list[Row]  # serials that the archive does not have
 
 
-def _journals(entries: "DataFrame", last_serial: Callable[[str], int]) -> list[JournalRange]:
+def _journals(runs: Frame, last_serial: Callable[[str], int]) -> list[JournalRange]:
     """Return the journals of the queue, the oldest first."""
-    from pyspark.sql.functions import expr
-
-    ranges = entries.groupBy("journal").agg(
-        *map(expr, ("min(serial) as first", "max(serial) as last", "count(*) as rows")),
-        expr("count(distinct serial) as serials"),
-        expr("coalesce(unix_micros(min(at)), 0) as began"),
-    )
     found = []
-    for one in ranges.orderBy("began").collect():
-        newest = max(one["last"], last_serial(one.journal or ""))
-        whole = one["first"] == 1 and one["last"] == newest == one.serials
-        missing = [] if whole else _missing(entries.where(_of_journal(one.journal)), newest)
-        rows = [{"journal": one.journal, **gap} for gap in missing]
-        found.append(JournalRange(one.journal, one.began, newest, one["rows"] - one.serials, rows))
-    return found
+    for journal, own in runs.groupby("journal", sort=False):
+        began = own["least_at"].min()
+        newest = max(int(own["last"].max()), last_serial(journal))
+        serials = int((own["last"] - own["first"] + 1).sum())
+        missing = [{"journal": journal or None, **one} for one in _missing(own, newest)]
+        repeated_rows = int(own["rows"].sum()) - serials
+        found.append(JournalRange(journal or None, 0 if pd.isna(began) else int(began), newest, repeated_rows, missing))
+    return sorted(found, key=lambda one: one.began)
 
 
-def _of_journal(journal: str | None) -> "Column":
-    from pyspark.sql.functions import col
+def _missing(runs: Frame, last: int) -> list[Row]:
+    """Return the serials from 1 to ``last`` that are not there, and the times of the entries around them."""
+    after = runs["last_at"].ffill().shift()
+    before = runs["first_at"].bfill()
+    found, known = [], 0
+    for place, one in enumerate(runs.to_dict("records")):
+        if one["first"] > known + 1:
+            times = {"after_at": _known(after.iloc[place]), "before_at": _known(before.iloc[place])}
+            found.append({"first_serial": known + 1, "count": one["first"] - known - 1, **times})
+        known = one["last"]
+    if known < last:
+        end = {"after_at": _known(runs["greatest_at"].max()), "before_at": None}
+        found.append({"first_serial": known + 1, "count": last - known, **end})
+    return [_in_utc(one) for one in found]
 
-    return col("journal").isNull() if journal is None else col("journal").eqNullSafe(journal)
 
-
-def _of_journals(journals: "list[JournalRange]") -> "Column":
-    from pyspark.sql.functions import lit
-
-    return reduce(operator.or_, [_of_journal(one.journal) for one in journals], lit(False))
+def _known(time: Any) -> int | None:
+    return None if pd.isna(time) else int(time)
 
 
 def newest_of(journals: list[JournalRange]) -> list[JournalRange]:
@@ -474,85 +456,10 @@ def newest_of(journals: list[JournalRange]) -> list[JournalRange]:
     return list({(one.journal or "").partition("/")[2]: one for one in journals}.values())
 
 
-def _missing(entries: "DataFrame", last: int) -> list[Row]:
-    """Return the serials from 1 to ``last`` that are not there, and the times of the entries around them."""
-    steps = entries.selectExpr(
-        "serial",
-        "lag(serial, 1, 0) over (order by serial) as before",
-        "unix_micros(last(at, true) over (order by serial rows between unbounded preceding and 1 preceding)) "
-        "as after_at",
-        "unix_micros(first(at, true) over (order by serial rows between current row and unbounded following)) "
-        "as before_at",
-    )
-    gaps = steps.where("serial > before + 1").orderBy("serial").collect()
-    end: Any = entries.selectExpr("max(serial) as serial", "unix_micros(max(at)) as at").first()
-    found = [
-        {
-            "first_serial": one.before + 1,
-            "count": one.serial - one.before - 1,
-            "after_at": one.after_at,
-            "before_at": one.before_at,
-        }
-        for one in gaps
-    ]
-    if end.serial < last:
-        found.append(
-            {"first_serial": end.serial + 1, "count": last - end.serial, "after_at": end.at, "before_at": None}
-        )
-    return [_in_utc(one) for one in found]
-
-
-def _conservation(entries: "DataFrame", archived: ArchivedQueue, journals: list[JournalRange]) -> Row:
-    """Count every message by its last event, and compare with what the queue has."""
-    from pyspark.sql.functions import expr
-
-    messages = entries.where("id is not null and event != 'duplicate'").groupBy("id")
-    known = messages.agg(
-        expr(f"count_if({_in(*ENTERING)}) as entered"),
-        expr(f"count_if({_in(*LEAVING)}) as left"),
-        expr("max_by(event, serial) as state"),
-        expr("max_by(journal, serial) as journal"),
-    ).persist()
-    newest = _of_journals(newest_of(journals))
-    try:
-        # After a message has left, no event may follow.
-        odd = f"(entered > 1 or left > 1 or (left = 1 and not state in {LEAVING}))"
-        states = known.groupBy("state", newest.alias("is_newest")).agg(
-            expr("count_if(entered > 0) as entered"), expr("count(*) as messages"), expr(f"count_if{odd} as odd")
-        )
-        rows = states.collect()
-        is_open = [one for one in rows if one.state not in LEAVING]
-        purged = _count(entries.where(_REMOVED), "coalesce(sum(count), 0)")
-        foreign = archived.contents.join(known.select("id"), "id", "left_anti")
-        remaining = known.where(expr(f"state not in {LEAVING}")).where(newest)
-        absent = remaining.select("id").join(archived.contents, "id", "left_anti").orderBy("id")
-        return balance(
-            entered=sum(one.entered for one in rows),
-            left={name: sum(one.messages for one in rows if one.state == name) for name in LEAVING},
-            open_messages=sum(one.messages for one in is_open if one.is_newest),
-            flushed=sum(one.messages for one in is_open if not one.is_newest),
-            unseen=sum(one.messages - one.entered for one in rows),
-            odd=sum(one.odd for one in rows),
-            purged=purged,
-            foreign=_count(foreign, "count(distinct id) + count_if(id is null)"),
-            repeated=sum(one.repeated for one in journals),
-            missing=sum(one["count"] for journal in journals for one in journal.missing),
-            held=_held(archived.held, journals),
-            absent_ids=lambda: [one.id for one in absent.limit(_EXAMPLES).collect()],
-        )
-    finally:
-        known.unpersist()
-
-
-def _count(rows: "DataFrame", expression: str) -> int:
-    found: Any = rows.selectExpr(expression).first()
-    return int(found[0])
-
-
 def _held(held: list[Held], journals: list[JournalRange]) -> int | None:
     """Return how many messages the queue held at the last archived entries, if that is known."""
     known = {(one.journal, one.serial): one.messages for one in held}
-    found = [known.get((one.journal, one.last_serial)) for one in newest_of(journals)]
+    found = [known.get((one.journal or "", one.last_serial)) for one in newest_of(journals)]
     return sum(one or 0 for one in found) if found and None not in found else None
 
 
@@ -641,9 +548,14 @@ def _verdict_on_messages(
 
 
 def _in_utc(row: Row) -> Row:
-    """Make times from numbers. Spark would return times in the local zone, without saying so."""
+    """Make times from numbers, and nothing from texts that are not known."""
     return {
-        name: from_microseconds(value) if name in TIMES and value is not None else value for name, value in row.items()
+        name: from_microseconds(value)
+        if name in TIMES and value is not None
+        else value or None
+        if name in _TEXTS
+        else value
+        for name, value in row.items()
     }
 
 

@@ -1,0 +1,164 @@
+"""Brings the archived entries of each message together: a row with its payload, its attempts and its last state.
+
+Tasks do so for their own files, and what they found of one message is put together in a second step. That moves one row
+for each message through Spark instead of one for each entry, and sorts none of them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile, balanced
+from redis_message_queue.spark.jobs.figures import ENTERING, LEAVING, NEVER
+from redis_message_queue.spark.jobs.times import Array
+from redis_message_queue.spark.tables import read_in_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# The newest value of an entry's column that is not null, and the name it gets.
+_NEWEST = {
+    **{name: name for name in ("payload", "tenant", "reason", "error_type", "replay_of", "headers")},
+    "event": "state",
+}
+_GREATEST = ("delivery_count", "failures", "finished_at")
+_COLUMNS = ("id", "serial", "at", "count", "failures", *_NEWEST)
+_BYTES_AT_ONCE = 64 * 1024 * 1024
+_BYTES_A_TASK = 16 * 1024 * 1024  # compressed
+_ROWS_A_TASK = 500_000
+
+
+def read_messages(spark: "SparkSession", table: ArchiveTable, queue: str) -> "DataFrame":
+    """Return a row for each archived message of a queue."""
+    files = table.files(queue)
+    table.check(files, queue)
+    read = table.batch_reader(_COLUMNS)
+    groups = balanced(files, spark.sparkContext.defaultParallelism, _ROWS_A_TASK)
+    schema = _schema(table)
+
+    def gather(wanted: list[DataFile]) -> Iterator[pa.RecordBatch]:
+        for entries in _portions(read(wanted)):
+            yield from _of_entries(entries).combined(schema).to_batches()
+
+    def put_together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = pa.Table.from_batches(batches, schema)
+        yield from _of_parts(found).combined(schema).to_batches()
+
+    rows, size = sum(one.rows for one in files), sum(one.size for one in files)
+    parts = max(spark.sparkContext.defaultParallelism, -(-rows // _ROWS_A_TASK), -(-size // _BYTES_A_TASK))
+    as_spark = from_arrow_schema(schema)
+    gathered = read_in_tasks(spark, groups, gather, as_spark).repartition(parts, "id")
+    return gathered.mapInArrow(put_together, as_spark).drop(*(_serial(name) for name in _NEWEST.values()))
+
+
+def has_event(spark_tasks: "SparkSession", table: ArchiveTable, queue: str, event: str) -> bool:
+    """Return whether an entry of this kind is archived. Only one column is read."""
+    read = table.batch_reader(("event",))
+    files = table.files(queue)
+    groups = balanced(files, spark_tasks.sparkContext.defaultParallelism, 20 * _ROWS_A_TASK)
+
+    def find(wanted: list[DataFile]) -> Iterator[pa.RecordBatch]:
+        if any(pc.any(pc.equal(batch.column("event"), event)).as_py() for batch in read(wanted)):
+            yield pa.RecordBatch.from_pydict({"found": [True]})
+
+    return not read_in_tasks(spark_tasks, groups, find, "found boolean").isEmpty()
+
+
+def _serial(name: str) -> str:
+    return f"{name}_serial"
+
+
+def _schema(table: ArchiveTable) -> pa.Schema:
+    own = table.schema
+    time, count = own.field("at").type, pa.int64()
+    newest = [pa.field(name, own.field(column).type) for column, name in _NEWEST.items()]
+    others = {"delivery_count": count, "failures": count, "published_at": time, "finished_at": time}
+    serials = [pa.field(_serial(name), count) for name in _NEWEST.values()]
+    return pa.schema([own.field("id"), *newest, *(pa.field(name, kind) for name, kind in others.items()), *serials])
+
+
+def _portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Put batches together, but not more bytes than a task can hold."""
+    found: list[pa.RecordBatch] = []
+    for batch in batches:
+        found.append(batch)
+        if sum(one.nbytes for one in found) >= _BYTES_AT_ONCE:
+            yield pa.Table.from_batches(found)
+            found = []
+    if found:
+        yield pa.Table.from_batches(found)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What is known of messages, in rows of which several may be about one message."""
+
+    ids: pa.Array
+    newest: Mapping[str, tuple[pa.Array, Array]]  # values, and the serials of their entries
+    numbers: Mapping[str, Array]  # NEVER where there is none
+
+    def combined(self, schema: pa.Schema) -> pa.Table:
+        """Return one row for each message."""
+        encoded = pc.dictionary_encode(self.ids)
+        code, messages = encoded.indices.to_numpy(), len(encoded.dictionary)
+        columns: dict[str, pa.Array] = {"id": encoded.dictionary}
+        orders: dict[int, Array] = {}
+        for name, (values, serials) in self.newest.items():
+            order = orders.setdefault(id(serials), np.argsort(serials, kind="stable"))
+            known = order[values.is_valid().to_numpy(zero_copy_only=False)[order]]
+            place = np.full(messages, -1)
+            place[code[known]] = known  # the last one counts
+            columns[name] = values.take(pa.array(place, mask=place < 0))
+            columns[_serial(name)] = pa.array(serials[place] if len(serials) else serials, mask=place < 0)
+        for name, numbers in self.numbers.items():
+            known = np.flatnonzero(numbers != NEVER)
+            if name in _GREATEST:
+                found = np.full(messages, NEVER)
+                np.maximum.at(found, code[known], numbers[known])
+            else:
+                found = np.full(messages, np.iinfo(np.int64).max)
+                np.minimum.at(found, code[known], numbers[known])
+                found[found == np.iinfo(np.int64).max] = NEVER
+            columns[name] = pa.array(found, mask=found == NEVER)
+        return pa.Table.from_arrays([columns[one.name].cast(one.type) for one in schema], schema=schema)
+
+
+def _of_entries(entries: pa.Table) -> _Parts:
+    wanted = pc.and_(pc.is_valid(entries.column("id")), pc.not_equal(entries.column("event"), "duplicate"))
+    entries = entries.filter(wanted).combine_chunks()
+    serials = entries.column("serial").to_numpy()
+    at = _numbers(entries, "at")
+
+    def at_an(events: tuple[str, ...]) -> Array:
+        is_one = pc.is_in(entries.column("event"), value_set=pa.array(events)).to_numpy()
+        return np.where(is_one, at, NEVER)
+
+    numbers = {
+        "delivery_count": _numbers(entries, "count"),
+        "failures": _numbers(entries, "failures"),
+        "published_at": at_an(ENTERING),
+        "finished_at": at_an(LEAVING),
+    }
+    newest = {name: (_whole(entries, column), serials) for column, name in _NEWEST.items()}
+    return _Parts(_whole(entries, "id"), newest, numbers)
+
+
+def _of_parts(parts: pa.Table) -> _Parts:
+    newest = {name: (_whole(parts, name), _numbers(parts, _serial(name))) for name in _NEWEST.values()}
+    names = ("delivery_count", "failures", "published_at", "finished_at")
+    return _Parts(_whole(parts, "id"), newest, {name: _numbers(parts, name) for name in names})
+
+
+def _whole(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name).combine_chunks()
+    return column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
+
+
+def _numbers(table: pa.Table, name: str) -> Array:
+    numbers: Array = table.column(name).cast(pa.int64()).fill_null(NEVER).to_numpy()
+    return numbers
