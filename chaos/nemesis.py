@@ -13,7 +13,7 @@ from tests.faults.proxy import CUT_AFTER, CUT_BEFORE, Fault
 
 # The scripts whose requests a cut may hit: everything that changes a message.
 _SCRIPTS = (
-    *("publish", "enqueue", "take", "claim", "ack_one", "settle"),
+    *("publish", "enqueue", "take", "claim", "ack_one", "ack_and_take", "settle"),
     *("hand_off", "retry_later", "requeue", "renew", "tick"),
 )
 
