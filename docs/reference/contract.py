@@ -87,7 +87,8 @@ def contract_page() -> str:
         "Contract",
         "the `promise` markers of the tests",
         prose("""
-            What the library promises, and the tests that check each statement. The tests in `tests/contract` and `tests/lua` run on every server of a test run.
+            What the library promises, and the tests that check each statement. The tests in `tests/contract` and
+            `tests/lua` run on every server of a test run.
         """),
         "\n".join(f"- [{topic}](#{_anchor(topic)})" for topic in promised),
         *(part for topic, rows in promised.items() for part in (f"## {topic}", _topic(rows))),

@@ -9,7 +9,7 @@ from redis_message_queue.protocol.claim import ClaimResult, _read
 from simulator.oracle.account import Owner
 from simulator.oracle.book import Moved
 from simulator.oracle.invariants import fail
-from simulator.oracle.places import PROCESSING
+from simulator.oracle.places import GONE, PROCESSING
 from simulator.oracle.steps import named_arguments, queue_of, tenant_of
 from simulator.oracle.ticks import name_of
 from simulator.oracle.turns import Turns
