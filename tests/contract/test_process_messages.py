@@ -38,13 +38,12 @@ every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 @every_wiring
 async def test_messages_are_claimed_together_and_acked_together(shell: Shell, wiring: Wiring) -> None:
     """In their order, two round trips in all, and nothing is left behind."""
-    queue = await filled(shell)
-    await queue.publish("warm")
-    async with queue.process_messages(1):
-        pass
+    queue = await filled(shell, "abcdef")
+    async with queue.process_messages(2):
+        pass  # from now on the server knows the scripts for several messages
     with Sent(shell.server) as sent:
         async with queue.process_messages(3) as batch:
-            assert [message.payload for message in batch] == [shell.payload(letter) for letter in "bcd"]
+            assert [message.payload for message in batch] == [shell.payload(letter) for letter in "cde"]
     assert sent.commands == ["EVALSHA"] * 2
     assert (shell.pending(queue), shell.processing(queue)) == (1, 0)
     await take(queue)
