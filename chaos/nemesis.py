@@ -12,10 +12,7 @@ from chaos.world import World
 from tests.faults.proxy import CUT_AFTER, CUT_BEFORE, Fault
 
 # The scripts whose requests a cut may hit: everything that changes a message.
-_SCRIPTS = (
-    *("publish", "enqueue", "take", "claim", "ack_one", "ack_and_take", "settle"),
-    *("hand_off", "retry_later", "requeue", "renew", "tick"),
-)
+CUT_SCRIPTS = ("publish", "enqueue", "claim", "settle", "hand_off", "retry_later", "requeue", "renew", "tick")
 
 
 @dataclass
@@ -71,12 +68,12 @@ class Nemesis:
     def _cut(self, action: Action, fault: Fault) -> tuple[str, int]:
         hits = 0
         for proxy in self._world.proxies():
-            planned = dict.fromkeys(_SCRIPTS, action.number)
+            planned = dict.fromkeys(CUT_SCRIPTS, action.number)
             for name, count in planned.items():
                 proxy.meet(name, *[fault] * count)
         time.sleep(action.seconds)
         for proxy in self._world.proxies():
-            hits += len(_SCRIPTS) * action.number - proxy.planned()
+            hits += len(CUT_SCRIPTS) * action.number - proxy.planned()
             proxy.relent()
         return "proxies", hits
 

@@ -8,6 +8,7 @@ with FaultyProxy(server.port) as proxy:
 import contextlib
 import functools
 import hashlib
+import itertools
 import select
 import socket
 import threading
@@ -272,8 +273,11 @@ def names_of(words: list[bytes]) -> list[str]:
 
 @functools.cache
 def our_scripts() -> dict[str, str]:
-    """The names of our scripts by their digests."""
-    return {scripts.script(name).sha: scripts.script(name).verb for name in scripts.all_names()}
+    """The names of our scripts by their digests. Clients with a journal or weights have copies of their own."""
+    wishes = itertools.product((False, True), repeat=2)
+    kinds = [scripts.version_field(journal=journal, weights=weights) for journal, weights in wishes]
+    copies = [scripts.script(name, kind) for name in scripts.all_names() for kind in kinds]
+    return {copy.sha: copy.verb for copy in copies}
 
 
 def request_end(received: bytes) -> int | None:

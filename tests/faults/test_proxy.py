@@ -5,7 +5,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.faults.proxy import ARRIVE_LATE, BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS, delayed
+from chaos.nemesis import CUT_SCRIPTS
+from redis_message_queue import RedisMessageQueue
+from tests.faults.proxy import ARRIVE_LATE, BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS, delayed, our_scripts
 
 
 @pytest.fixture
@@ -79,3 +81,17 @@ def test_both_ways_of_sending_are_tried(shell):
     """Commands of a plain client are packed by hand; those of a subclass are sent by redis-py."""
     port = shell.queue()._protocol.port
     assert port._packs_by_hand is shell.packs_by_hand
+
+
+@pytest.mark.parametrize("options", [{}, {"journal": True}, {"tenant_weights": {"acme": 2}}], ids=str)
+def test_scripts_have_their_names_whatever_the_client_asks_for(proxy, through, options):
+    """A client with a journal or weights sends copies of its own."""
+    queue = RedisMessageQueue("proxied", client=through, **options)
+    queue.publish("a")
+    with queue.process_message():
+        pass
+    assert {"publish", "claim", "settle"} <= proxy.seen.keys()
+
+
+def test_the_chaos_campaign_cuts_scripts_that_exist():
+    assert set(CUT_SCRIPTS) <= set(our_scripts().values())
