@@ -429,6 +429,7 @@ MUTANTS = (
                 "    marks[#marks + 1] = '0'\n",
                 "    marks[#marks + 1] = '0'\n    record_event(event, id, '')\n",
             ),
+            ("settle", "\nend\nreturn result", "\nelse\n  write_journal()\nend\nreturn result"),
         ),
     ),
     # -- the consumer's side
