@@ -348,6 +348,34 @@ MUTANTS = (
         "settle.lua",
         (("settle", "wakes = leave_flight(tenant, left_ids) or wakes end", "leave_flight(tenant, left_ids) end"),),
     ),
+    # -- strict order of a tenant
+    Mutant(
+        "a message that failed lets the others of its tenant pass",
+        "retry_later.lua",
+        (("retry_later", "= ordered and leased and tenant ~= '', true", "= false, true"),),
+    ),
+    Mutant(
+        "a message that keeps its place does not count as in flight",
+        "retry_later.lua",
+        (("retry_later", "if not keeps_place then wakes = leave_flight", "if true then wakes = leave_flight"),),
+    ),
+    Mutant(
+        "a message that keeps its place is still its old consumer's",
+        "retry_later.lua",
+        (
+            ("retry_later", "string.sub(tokens, 1, 31) .. NOBODY", "tokens"),
+            (
+                "retry_later",
+                "if leased then redis.call('ZREM', leases, tokens)",
+                "if not keeps_place then redis.call('ZREM', leases, tokens)",
+            ),
+        ),
+    ),
+    Mutant(
+        "a message that keeps its place does not wait for its next attempt",
+        "retry_later.lua",
+        (("retry_later", "redis.call('ZADD', leases, due, ", "redis.call('ZADD', leases, now, "),),
+    ),
     # -- schedules and imports
     Mutant(
         "a tick is published by everybody who is told of it",

@@ -121,12 +121,14 @@ def plan_of(seed: int) -> Plan:
     plan = Plan(seed, settings, (*actors, *more, *helpers), (*faults, *more_faults, *weather))
     plan = _usual(Random(f"{seed}/usual"), _stalled(Random(f"{seed}/stalled"), plan))
     plan = _partitioned(Random(f"{seed}/partitions"), plan)
+    plan = _ordered(Random(f"{seed}/ordered-tenants"), plan)
     return _calmed(Random(f"{seed}/calmed"), plan)
 
 
 def _calmed(random: Random, plan: Plan) -> Plan:
     """Without faults, nobody may be late: so a wake-up that is missing shows, where there are several kinds of them."""
     has_wakeups = plan.settings.most_partitions > 1 or "max_in_flight_per_tenant" in plan.settings.gateway
+    has_wakeups = has_wakeups or "ordered_tenants" in plan.settings.gateway
     has_wakeups = has_wakeups or any(one.kind == "scheduler" for one in plan.actors)
     return plan.only(faults=set()) if has_wakeups and random.random() < 0.3 else plan
 
@@ -177,6 +179,20 @@ def _partitioned(random: Random, plan: Plan) -> Plan:
     plan = plan.only(actors={one.name for one in plan.actors if one.kind not in ("query", "importer")})
     growers = (Actor("grower-1", "grower", starts_at=random.uniform(0.5, 4)),) if grows else ()
     return replace(plan, settings=settings, actors=(*plan.actors, *growers))
+
+
+def _ordered(random: Random, plan: Plan) -> Plan:
+    """Some queues handle the messages of each tenant strictly in order, also those that fail and are retried."""
+    settings, gateway = plan.settings, dict(plan.settings.gateway)
+    if not any(settings.tenants) or not gateway["message_visibility_timeout_seconds"] or random.random() > 0.25:
+        return plan
+    gateway.pop("max_in_flight_per_tenant", None)
+    gateway["ordered_tenants"] = True
+    delay = 0.2 if "message_ttl_seconds" in gateway else random.choice((0.2, 1.5))
+    policy = RetryPolicy(max_attempts=random.randint(2, 4), initial_delay_seconds=delay, jitter=0.2)
+    queue = {"retry_policy": policy, **settings.queue}
+    failing = max(settings.failing, random.choice((0.2, 0.4)))
+    return replace(plan, settings=replace(settings, gateway=gateway, queue=queue, failing=failing))
 
 
 def _limited(random: Random, settings: Settings) -> Settings:

@@ -19,6 +19,7 @@ class Rules:
     window_us: int  # 0 without deduplication
     weights: dict[str, int] = field(default_factory=dict)
     most_in_flight: int = 0  # of one tenant, 0 for any number
+    is_ordered: bool = False  # no message of a tenant before the earlier ones have ended
     drops: bool = False
     is_calm: bool = False  # no faults at all
     most_dead: int = 0  # dead letters that are kept, 0 for any number
@@ -33,6 +34,10 @@ class Owner:
 
     token: bytes
     until_us: float
+
+
+# With `ordered_tenants` it is the token of a message that waits for its next attempt in flight.
+NOBODY = b""
 
 
 @dataclass
@@ -56,6 +61,8 @@ class Account:
     journals: dict[str, JournalReader] = field(default_factory=dict)  # by queue
     # By queue and tenant: turns of others while it waits.
     missed: dict[str, dict[str, Counter[str]]] = field(default_factory=lambda: defaultdict(dict))
+    sequence: dict[bytes, int] = field(default_factory=dict)  # by payload: see Sequence
+    entered: int = 0  # the last number in it
     schedules: dict[str, ScheduleEntry] = field(default_factory=dict)  # by the key of their record
     sealed: dict[tuple[str, int], tuple[bytes, ...]] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)

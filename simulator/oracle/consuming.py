@@ -6,17 +6,18 @@ import json
 import math
 
 from redis_message_queue.protocol.claim import ClaimResult, _read
-from simulator.oracle.account import Owner
+from simulator.oracle.account import NOBODY, Owner
 from simulator.oracle.book import Moved
 from simulator.oracle.invariants import fail
 from simulator.oracle.places import GONE, PROCESSING
+from simulator.oracle.sequence import Sequence
 from simulator.oracle.steps import named_arguments, queue_of, tenant_of
 from simulator.oracle.ticks import name_of
 from simulator.oracle.turns import Turns
 from simulator.server import Step
 
 
-class Consuming(Turns):
+class Consuming(Turns, Sequence):
     """Knows who has which message."""
 
     def _after_claim(self, step: Step, moved: Moved) -> None:
@@ -53,6 +54,7 @@ class Consuming(Turns):
                 if self._is_too_old(payload, step.now_us, rules):
                     fail("delivery limit", f"{name} was delivered after its time to live")
                 self._check_paused(step, payload)
+                self._check_sequence(payload)
                 fresh.append(payload)
             self._issued_to[token] = step.caller
             until = step.now_us + rules.lease_us + place if rules.lease_us else math.inf
@@ -130,6 +132,18 @@ class Consuming(Turns):
         self._check_fence(step, tokens, moved)
         for payload in moved:
             self.account.deliveries[payload] -= 1
+        # An answer from the reply cache changes nothing.
+        if not moved and self._keys[queue_of(step)].deliveries.encode() in step.changed:
+            self._keep_place(step, tokens)
+
+    def _keep_place(self, step: Step, token: bytes) -> None:
+        """The message stays in flight until its next attempt, and nobody has it."""
+        account, payload = self.account, self._payload_of(token[:16])
+        owner = None if payload is None else account.owners.get(payload)
+        if payload is None or owner is None or owner.token != token:
+            fail("fencing", f"{step.name} delayed a message for a consumer that had lost it")
+        account.deliveries[payload] -= 1
+        account.owners[payload] = Owner(NOBODY, step.now_us + int(named_arguments(step)["delay_us"]))
 
     def _after_hand_off(self, step: Step, moved: Moved) -> None:
         self._check_fence(step, named_arguments(step)["tokens"], moved)

@@ -28,6 +28,7 @@ INVARIANTS = {
     "cancelled": "A claim drops a waiting message if and only if it was cancelled, and the mark goes with it.",
     "paused": "Nobody gets a message of a tenant while it is paused, and none of those that wait is touched.",
     "in flight": "No tenant has more messages in flight than it may, and a tenant with less is not held back.",
+    "tenant order": "With `ordered_tenants`, nobody gets a message before all earlier ones of its tenant have ended.",
     "schedules": "Each tick of a schedule is published once: none is lost, none early, none without its schedule.",
     "imports": "A message of an export is stored once, however often it is sent.",
     "partitions": "A message is in the partition that its key names; a client with another number changes nothing.",

@@ -8,10 +8,11 @@ from typing import Any
 
 from redis_message_queue.envelope import HAS_ENTRY
 from simulator.keyspace import Hash, Keyspace, Stream
+from simulator.oracle.account import NOBODY
 from simulator.oracle.book import Moved
 from simulator.oracle.invariants import fail
 from simulator.oracle.journal import JournalReader
-from simulator.oracle.places import GONE, TERMINAL
+from simulator.oracle.places import DELAYED, GONE, PROCESSING, TERMINAL
 from simulator.oracle.steps import EXPIRING, scores, split_key, tenant_of
 from simulator.oracle.turns import Turns
 from simulator.server import Step
@@ -134,8 +135,10 @@ class State(Turns):
         delivered = sorted(stored[payload][1:17].hex() for payload in self._delivered)
         if delivered != sorted(entry["id"] for entry in entries if entry["event"] in ("claimed", "reclaimed")):
             fail("journal", f"{step.name} delivered {len(delivered)} messages, and the journal has others")
+        # With `ordered_tenants`, a message that waits for its next attempt stays in flight.
+        retried = {payload for payload, owner in self.account.owners.items() if owner.token == NOBODY}
         places = {
-            stored[payload][1:17].hex(): kind
+            stored[payload][1:17].hex(): DELAYED if kind == PROCESSING and payload in retried else kind
             for key, payloads in self.account.contents.items()
             if split_key(key)[0] == name and (kind := self._kind(key)) and kind not in TERMINAL
             for payload in payloads

@@ -104,6 +104,7 @@ def test_other_seeds_give_other_schedules():
     }
     assert {plan.settings.partitions for plan in plans} == {1, 2, 3}
     assert any(plan.is_calm for plan in plans)
+    assert any("ordered_tenants" in plan.settings.gateway for plan in plans)
 
 
 def test_the_command_line_replays_a_schedule(capsys: pytest.CaptureFixture[str]):
