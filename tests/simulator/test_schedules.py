@@ -34,6 +34,7 @@ def test_no_schedule_breaks_an_invariant(first: int):
         pytest.param(423, None, None, None, id="a tenant was paused and resumed between two claims"),
         pytest.param(485, None, None, None, id="the server lost an acknowledgement of a queue without leases"),
         pytest.param(511, "producer-15,consumer-1,operator-2", "2", 1, id="an operator redrove at the end"),
+        pytest.param(713, None, None, None, id="a query took a message that had kept its place"),
         pytest.param(717, None, None, None, id="a query took the wake-up for a delayed message"),
         pytest.param(1089, None, None, None, id="more messages expired at once than the dead letters may have"),
         pytest.param(1847, None, "3,4,5", None, id="a requeue named two claims of the same message"),
