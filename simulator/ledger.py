@@ -41,7 +41,7 @@ class Ledger(Moves, Consuming, Operating, Batches, State, Clients):
         moved = self._update(step) if step.changed else {}
         for payload, (before, after) in moved.items():
             self._check_move(step, payload, before, after)
-        self._follow_sequence(moved)
+        self._follow_sequence(step, moved)
         self._delivered = []
         check = getattr(self, f"_after_{step.name}", None)
         if check is not None and step.error is None:

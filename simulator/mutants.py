@@ -376,6 +376,17 @@ MUTANTS = (
         "retry_later.lua",
         (("retry_later", "redis.call('ZADD', leases, due, ", "redis.call('ZADD', leases, now, "),),
     ),
+    Mutant(
+        "messages that are published together wait in reverse order",
+        "lib/enqueue.lua",
+        (
+            (
+                "enqueue",
+                "table.insert(plan.messages[tenant], stored)",
+                "table.insert(plan.messages[tenant], 1, stored)",
+            ),
+        ),
+    ),
     # -- schedules and imports
     Mutant(
         "a tick is published by everybody who is told of it",

@@ -9,12 +9,13 @@ from simulator.oracle.invariants import fail
 from simulator.oracle.places import BATCH, GONE, PROCESSING, TERMINAL, WAITING
 from simulator.oracle.steps import tenant_of
 from simulator.oracle.ticks import name_of
+from simulator.server import Step
 
 
 class Sequence(Book):
     """Numbers the messages of tenants as they begin to wait. A retried or requeued message keeps its number."""
 
-    def _follow_sequence(self, moved: Moved) -> None:
+    def _follow_sequence(self, step: Step, moved: Moved) -> None:
         """A message loses its number when it ends, and when a streaming query takes it: queries ignore the order.
 
         One that is delayed by its publisher begins to wait when it is due, and one that is redriven begins anew.
@@ -24,7 +25,12 @@ class Sequence(Book):
             if after in (BATCH, GONE, *TERMINAL):
                 sequence.pop(payload, None)
         entered = [payload for payload, (before, after) in moved.items() if self._enters(payload, before, after)]
-        for payload in sorted(entered, key=lambda one: self._distance(one, moved[one][1])):
+        # What is published together has the order of its call, whatever the script made of that.
+        if step.name == "enqueue":
+            entered.sort(key=_number)
+        else:
+            entered.sort(key=lambda one: self._distance(one, moved[one][1]))
+        for payload in entered:
             self.account.entered += 1
             sequence[payload] = self.account.entered
 
@@ -49,3 +55,8 @@ class Sequence(Book):
         for other, earlier in account.sequence.items():
             if earlier < number and account.home[other] == home and tenant_of(other) == tenant:
                 fail("tenant order", f"{payload.decode()} was delivered before {other.decode()} had ended")
+
+
+def _number(payload: bytes) -> int:
+    """Producers number their messages: queue/tenant/key/producer-number, and a partition key behind that."""
+    return int(payload.partition(b"~")[0].rpartition(b"-")[2])
