@@ -44,12 +44,13 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def interrupt(self) -> int:
-        """Press Ctrl-C until it ends, as people do; its exit status.
+        """Press Ctrl-C until it is noticed, as people do; the exit status.
 
-        Python does not notice a signal that comes just before it begins to wait for a line, until the next one.
+        Python does not notice a signal that comes just before it begins to wait for a line, until the next one. Once
+        it has answered with a new line it is ending, and one more signal could kill it on the way.
         """
-        deadline = time.monotonic() + LONGEST_SECONDS
-        while self.process.poll() is None and time.monotonic() < deadline:
+        deadline, before = time.monotonic() + LONGEST_SECONDS, len(self.shown)
+        while self.process.poll() is None and time.monotonic() < deadline and "\n" not in self.shown[before:]:
             self.type("\x03")
             self._read_for(1.0)
         return self.end()
