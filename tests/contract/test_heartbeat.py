@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, fail, take, until
+from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, fail, take, take_over, until
 
 pytestmark = pytest.mark.topic("Heartbeats")
 
@@ -132,8 +132,7 @@ async def test_a_heartbeat_that_finds_its_lease_taken_stops_and_reports_it(shell
     async with queue.process_message():
         received = queue.current_message()
         assert received.lease_lost is False
-        shell.lapse(queue)
-        await claim_and_die(shell.queue())
+        await take_over(shell, received)
         held = shell.redis.zrange(queue.key.leases, 0, -1, withscores=True)
         await events.wait_for("stale_lease_renew")
         assert await until(lambda: calls)
@@ -185,8 +184,7 @@ async def test_on_heartbeat_failure_may_be_async_only_where_it_can_be_awaited(sh
         queue = shell.queue(on_heartbeat_failure=callback, **LONG_LEASE)
         await queue.publish("a")
         async with queue.process_message():
-            shell.lapse(queue)
-            await take(shell.queue())
+            await take_over(shell, queue.current_message())
             said = len(calls)
             assert await until(lambda said=said: len(calls) > said)
     assert calls == ["awaited", "called"]
@@ -206,8 +204,7 @@ async def test_an_exception_in_on_heartbeat_failure_affects_nothing_else(
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.ERROR, "redis_message_queue"):
         warnings.simplefilter("always")
         async with queue.process_message():
-            shell.lapse(queue)
-            await take(shell.queue())
+            await take_over(shell, queue.current_message())
             assert await until(lambda: warned)
     assert warned[0].category is RuntimeWarning
     assert "on_heartbeat_failure" in str(warned[0].message)

@@ -98,10 +98,13 @@ async def test_pauses_grow_up_to_the_longest(shell: Shell) -> None:
 @pytest.mark.promise(
     "`jitter` makes retry delays random, so that messages that fail together are not retried together."
 )
-@pytest.mark.parametrize(("jitter", "shortest"), [(0, 1_000), (0.25, 750), (1, 0)])
+@pytest.mark.parametrize(("jitter", "shortest"), [(0, 1_000_000), (0.25, 750_000), (1, 0)])
 async def test_the_part_of_a_pause_that_is_left_to_chance_is(shell: Shell, jitter: float, shortest: int) -> None:
     """Messages that fail together do not come back together; without jitter they do."""
-    queue = shell.queue(wait=0, retry_policy=RetryPolicy(initial_delay_seconds=1_000, jitter=jitter))
+    # So long that no message is due before it is looked for, however small a part of it chance leaves.
+    longest = 1_000_000
+    policy = RetryPolicy(initial_delay_seconds=longest, max_delay_seconds=longest, jitter=jitter)
+    queue = shell.queue(wait=0, retry_policy=policy)
     await queue.publish_many([str(number) for number in range(20)])
     before = shell.server_time
     for _ in range(20):
@@ -109,10 +112,10 @@ async def test_the_part_of_a_pause_that_is_left_to_chance_is(shell: Shell, jitte
     took = shell.server_time - before
     due = [seen.due_at - before for seen in await Awaited(queue).peek(20, source="delayed")]
     assert len(due) == 20
-    assert all(timedelta(seconds=shortest) <= pause <= timedelta(seconds=1_000) + took for pause in due)
+    assert all(timedelta(seconds=shortest) <= pause <= timedelta(seconds=longest) + took for pause in due)
     # By chance alone 20 pauses are closer together than a tenth of their range once in 10**18 times.
     spread = max(due) - min(due)
-    assert spread <= took if jitter == 0 else spread > timedelta(seconds=(1_000 - shortest) / 10) + took
+    assert spread <= took if jitter == 0 else spread > timedelta(seconds=(longest - shortest) / 10) + took
 
 
 @pytest.mark.promise(
