@@ -10,7 +10,7 @@ import pytest
 from redis_message_queue.errors import ArchiveError
 from redis_message_queue.spark.jobs import days
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, CompactOptions, compact, journal_table
-from redis_message_queue.spark.jobs.archive_tables import location_of
+from redis_message_queue.spark.jobs.archive_tables import Location, location_of
 from redis_message_queue.spark.jobs.job import JobProgress
 from redis_message_queue.spark.jobs.report import ReportOptions, Window, report, statistics_of
 from tests.spark import expected_statistics
@@ -258,3 +258,12 @@ def test_tasks_count_what_the_driver_counts(kept, monkeypatch):
     found = statistics_of(kept.spark, options.path, "orders")
     expected_statistics.agrees(found, kept.events)
     assert json.loads(json.dumps(found.as_dict(), default=lambda one: one.isoformat())) == alone
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 19, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5_000_000])
+def test_a_file_of_any_size_is_written_and_read(tmp_path: Path, size: int) -> None:
+    """The figures of a day with many messages have megabytes."""
+    content = bytes(number % 251 for number in range(min(size, 1_000))) * (size // 1_000 + 1)
+    place = Location(str(tmp_path))
+    place.write("day.bin", content[:size])
+    assert place.read("day.bin") == content[:size]

@@ -36,6 +36,7 @@ _PARTITION_FIELDS = (pa.field("queue", pa.string()), pa.field("date", pa.date32(
 _ROWS_A_TASK = 500_000
 _LEAST_ROWS_A_TASK = 50_000
 LITTLE = 10_000  # rows that the driver handles itself: starting the first tasks takes seconds
+_WRITTEN_AT_ONCE = 1 << 19  # bytes
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -80,9 +81,11 @@ class Location:
         with (
             clear_storage_errors(self.uri),
             self.filesystem().open_output_stream(path) as file,
-            pa.BufferedOutputStream(file, 1 << 20) as buffered,  # the storage takes bytes, not a buffer of Arrow
+            pa.BufferedOutputStream(file, 2 * _WRITTEN_AT_ONCE) as buffered,
         ):
-            buffered.write(content)
+            # The storage takes bytes. The stream would pass on a buffer of Arrow that is larger than its own.
+            for start in range(0, len(content), _WRITTEN_AT_ONCE):
+                buffered.write(content[start : start + _WRITTEN_AT_ONCE])
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a file, or None if there is none."""
