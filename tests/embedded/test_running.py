@@ -183,7 +183,7 @@ def test_the_sample_has_the_lowest_redis_py_with_hiredis_and_tests_that_are_ther
     names = {cell.name for cell in matrix.cells(full=True)}
     assert names.issuperset(matrix.SAMPLE_CELLS)
     assert "python3.11-redis6-hiredis" in matrix.SAMPLE_CELLS
-    assert all((run.ROOT / test).exists() for test in (*matrix.SAMPLE_TESTS, *matrix.SPARK_TESTS))
+    assert all((run.ROOT / test).exists() for test in matrix.SAMPLE_TESTS)
 
 
 def test_a_shim_that_does_not_run_is_passed_over_for_the_next_interpreter(

@@ -178,6 +178,7 @@ def test_the_page_about_spark_does_what_it_says(spark, clean_server, client, tmp
     for block in blocks:
         code = block.code.replace("redis://localhost:6379/0", clean_server.url)
         code = code.replace("s3://bucket/checkpoints/items", str(tmp_path))
+        code = code.replace("start_http_server(9000", "start_http_server(0")  # 9000 may be taken
         code = code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()")
         run_block(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
         for line, promise in block.promises.items():
