@@ -185,3 +185,19 @@ def test_a_schedule_begins_when_it_is_stored(timing: str, caller: Caller):
     before = caller.now_us()
     assert caller.schedule(timing=timing, created=before - 10_000_000) in (b"new", b"changed")
     assert int(caller.client.hget(KEYS.schedule("nightly"), "after") or 0) >= before
+
+
+@pytest.mark.parametrize("first", ["another caller published it", "its message was changed"])
+def test_a_tick_that_was_read_before_is_refused(first: str, caller: Caller):
+    """Between reading a schedule and publishing its tick, another caller may have been faster than this one."""
+    caller.schedule(payload=b"old")
+    record = caller.client.hgetall(KEYS.schedule("nightly"))
+    read = {"revision": record[b"revision"], "after": int(record[b"after"])}
+    if first == "its message was changed":
+        assert caller.schedule(payload=b"new") == b"changed"
+    else:
+        assert caller.tick(b"old", **read) == b"1"
+    waiting = caller.client.lrange(KEYS.pending, 0, -1)
+    assert caller.tick(b"old", **read) == b"0"
+    assert caller.client.lrange(KEYS.pending, 0, -1) == waiting
+    assert faults(caller.client) == []
