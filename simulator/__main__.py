@@ -25,12 +25,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--faults", help="replay with these faults only, or none")
     parser.add_argument("--messages", type=int, help="replay with at most so many publishes of each producer")
     parser.add_argument("--shrink", action="store_true", help="make the schedule smaller if it fails")
-    parser.add_argument("--mutants", action="store_true", help="find planted bugs, and write the table in the docs")
+    mutants = "find the planted bugs whose names have this part, or all, and write their rows in the docs"
+    parser.add_argument("--mutants", nargs="?", const="", metavar="PART", help=mutants)
     given = parser.parse_args(arguments)
-    if given.mutants:
+    if given.mutants is not None:
         from simulator.mutants import write_table
 
-        return write_table(given.workers)
+        return write_table(given.workers, given.mutants)
     if given.seed is not None:
         return _replay(_plan(given), shrinks=given.shrink)
     schedules = given.schedules if given.schedules is not None or given.minutes is not None else 1000

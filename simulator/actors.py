@@ -7,8 +7,8 @@ query over a blocking one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
 from types import SimpleNamespace
@@ -369,7 +369,7 @@ class Life:
             if self.world.is_ending:
                 break
             choice = random.randrange(8)
-            try:
+            with _refusable(), suppress(QueueBackpressureError):
                 if choice == 0:
                     await queue.stats()
                 elif choice == 1:
@@ -384,11 +384,6 @@ class Life:
                     await queue.purge(target=random.choice(("completed", "failed")))
                 else:
                     await queue.purge(target=random.choice(("pending", "delayed", "dead_letters")))
-            except (RetryBudgetExhaustedError, QueueBackpressureError):
-                continue
-            except LuaScriptError as error:
-                if "maxmemory" not in str(error):
-                    raise
 
     async def _canceller(self) -> None:
         """Cancel messages: some that wait, as `peek` shows them, and some that are anywhere."""
@@ -401,13 +396,8 @@ class Life:
             ids = waiting if waiting and random.random() < 0.7 else world.ledger.ids(QUEUE)
             if not ids:
                 continue
-            try:
+            with _refusable():
                 await self.queue.cancel(random.choice(ids).hex())
-            except RetryBudgetExhaustedError:
-                continue
-            except LuaScriptError as error:
-                if "maxmemory" not in str(error):
-                    raise
 
     async def _pauser(self) -> None:
         """Pause and resume tenants. What is paused in the end, the resumer resumes."""
@@ -436,18 +426,25 @@ class Life:
             if world.is_ending:
                 break
             name, choice = random.choice(("hourly", "daily")), random.random()
-            try:
+            with _refusable():
                 if choice < 0.2:
                     await self.queue.unschedule(name)
                     continue
                 if choice < 0.7 or name not in last:
                     last[name] = self._definition(last.get(name), is_new=choice < 0.45)
                 await self.queue.schedule(name, **last[name])
-            except RetryBudgetExhaustedError:
-                continue
-            except LuaScriptError as error:
-                if "maxmemory" not in str(error):
-                    raise
+
+    async def _deployer(self) -> None:
+        """Start a program that defines all of its schedules, with its own messages, about when their ticks are due."""
+        random, world = self.random, self.world
+        names = [f"report-{nth}" for nth in range(self.actor.size)]
+        for _ in range(self.actor.amount):
+            await asyncio.sleep(1 - world.loop.time() % 1 + random.uniform(0, 0.01))
+            for name in random.sample(names, len(names)):
+                if world.is_ending:
+                    return
+                with _refusable():
+                    await self.queue.schedule(name, **self._definition({"every_seconds": 1.0}, is_new=False))
 
     def _definition(self, before: dict[str, Any] | None, *, is_new: bool) -> dict[str, Any]:
         """A schedule with a message of its own, at other times than before or at the same."""
@@ -495,14 +492,9 @@ class Life:
                 break
             first = random.randrange(len(messages))
             chunk = messages[first : first + random.randint(1, len(messages))]
-            try:
+            with _refusable():
                 for one, is_new in zip(chunk, await importer.store(chunk), strict=True):
                     world.check(world.ledger.imported, one.payload, is_new)
-            except RetryBudgetExhaustedError:
-                continue
-            except LuaScriptError as error:
-                if "maxmemory" not in str(error):
-                    raise
 
     def _exported(self) -> TransferredMessage:
         random, world = self.random, self.world
@@ -652,6 +644,18 @@ def _name(message: ReceivedMessage) -> bytes:
     """What the oracle calls this message."""
     payload: Any = message.payload
     return named(payload if isinstance(payload, bytes) else str(payload).encode(), message.headers)
+
+
+@contextmanager
+def _refusable() -> Iterator[None]:
+    """An operator gives up what a server that is full or out of reach does not do."""
+    try:
+        yield
+    except RetryBudgetExhaustedError:
+        pass
+    except LuaScriptError as error:
+        if "maxmemory" not in str(error):
+            raise
 
 
 def _refuses_growth(text: str) -> bool:

@@ -121,7 +121,13 @@ class Network:
             if self._random.random() < 0.5:
                 self._loop.call_later(self._travel(), _fail, reply, "Connection lost", context=_WORLD)
             return
-        self._loop.call_later(self._travel(), _succeed, reply, answer, context=_WORLD)
+        self._loop.call_later(self._travel(), self._deliver, process, label, answer, reply, context=_WORLD)
+
+    def _deliver(self, process: Process, label: str, answer: Any, reply: asyncio.Future[Any]) -> None:
+        if process in self.cut_off:
+            self._trace("lost reply", process, label)
+        elif not reply.done():
+            reply.set_result(answer)
 
     def block(self, keys: tuple[str, ...], seconds: float, until_gone: asyncio.Future[Any]) -> asyncio.Future[Any]:
         """On the server: a BLPOP that ends with an element, after its time, or when its client has gone."""
@@ -153,11 +159,6 @@ def _fail(reply: asyncio.Future[Any], why: str) -> None:
     if not reply.done():
         timed_out = why.startswith("Timeout")
         reply.set_exception(exceptions.TimeoutError(why) if timed_out else exceptions.ConnectionError(why))
-
-
-def _succeed(reply: asyncio.Future[Any], answer: Any) -> None:
-    if not reply.done():
-        reply.set_result(answer)
 
 
 def _world_context() -> Any:

@@ -13,7 +13,7 @@ from simulator.network import Weather
 QUEUE, RESULTS = "orders", "results"  # a queue, and one that gets what handlers hand off
 GROUP = "lake"
 # Who look after the queue, and neither publish messages of their own nor consume.
-OPERATORS = ("operator", "canceller", "pauser", "scheduler", "importer", "grower")
+OPERATORS = ("operator", "canceller", "pauser", "scheduler", "deployer", "importer", "grower")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Actor:
     name: str
     kind: str  # producer, single, batch, run, query, or one of OPERATORS
     amount: int = 0  # messages of a producer, steps of an operator
-    size: int = 1  # of batches, or how many a loop claims ahead
+    size: int = 1  # of batches, how many messages a loop claims ahead, or how many schedules a program has
     concurrency: int = 1
     starts_at: float = 0.0
 
@@ -122,6 +122,8 @@ def plan_of(seed: int) -> Plan:
     plan = _usual(Random(f"{seed}/usual"), _stalled(Random(f"{seed}/stalled"), plan))
     plan = _partitioned(Random(f"{seed}/partitions"), plan)
     plan = _ordered(Random(f"{seed}/ordered-tenants"), plan)
+    plan = _deployed(Random(f"{seed}/deployed"), plan)
+    plan = _drained(Random(f"{seed}/drained"), plan)
     return _calmed(Random(f"{seed}/calmed"), plan)
 
 
@@ -129,7 +131,7 @@ def _calmed(random: Random, plan: Plan) -> Plan:
     """Without faults, nobody may be late: so a wake-up that is missing shows, where there are several kinds of them."""
     has_wakeups = plan.settings.most_partitions > 1 or "max_in_flight_per_tenant" in plan.settings.gateway
     has_wakeups = has_wakeups or "ordered_tenants" in plan.settings.gateway
-    has_wakeups = has_wakeups or any(one.kind == "scheduler" for one in plan.actors)
+    has_wakeups = has_wakeups or any(one.kind in ("scheduler", "deployer") for one in plan.actors)
     return plan.only(faults=set()) if has_wakeups and random.random() < 0.3 else plan
 
 
@@ -193,6 +195,27 @@ def _ordered(random: Random, plan: Plan) -> Plan:
     queue = {"retry_policy": policy, **settings.queue}
     failing = max(settings.failing, random.choice((0.2, 0.4)))
     return replace(plan, settings=replace(settings, gateway=gateway, queue=queue, failing=failing))
+
+
+def _deployed(random: Random, plan: Plan) -> Plan:
+    """Sometimes two versions of a program replace each other, and both define the same schedules when they start."""
+    if random.random() > 0.1:
+        return plan
+    size = random.randint(3, 5)
+    deployers = [Actor(f"deployer-{nth}", "deployer", amount=random.randint(2, 5), size=size) for nth in (1, 2)]
+    return replace(plan, actors=(*plan.actors, *deployers))
+
+
+def _drained(random: Random, plan: Plan) -> Plan:
+    """Sometimes a consumer is cut off and drained before it hears the reply to a request, which may be a claim."""
+    consumers = [one.name for one in plan.actors if one.kind in ("single", "batch", "run")]
+    if not plan.faults or random.random() > 0.2:
+        return plan
+    last, who, requests = max(one.number for one in plan.faults), random.choice(consumers), random.randint(3, 12)
+    seconds = plan.settings.socket_timeout * random.uniform(1, 4)
+    cut = Fault(last + 1, "cut", 0.0, seconds, who, after_requests=requests)
+    drain = Fault(last + 2, "drain", 0.0, who=who, after_requests=requests)
+    return replace(plan, faults=(*plan.faults, cut, drain))
 
 
 def _limited(random: Random, settings: Settings) -> Settings:

@@ -222,7 +222,7 @@ class World:
         self.begin(Actor("collector", "collector"))
         if any(actor.kind == "pauser" for actor in plan.actors):
             self.begin(Actor("resumer", "resumer"))
-        if any(actor.kind == "scheduler" for actor in plan.actors):
+        if any(actor.kind in ("scheduler", "deployer") for actor in plan.actors):
             self.begin(Actor("unscheduler", "unscheduler"))
         if plan.settings.grows_to:
             self.begin(Actor("last-grower", "grower"))

@@ -1,7 +1,11 @@
 """Planted bugs: the simulator finds them, shrinks what it found, and the documentation lists them all."""
 
+from pathlib import Path
+
 import pytest
 
+from simulator import mutants
+from simulator.__main__ import main
 from simulator.mutants import MUTANTS, PAGE
 from simulator.oracle.invariants import INVARIANTS
 from simulator.shrink import command, shrink
@@ -18,6 +22,9 @@ QUICKLY_FOUND = (
     "a message that failed lets the others of its tenant pass",
     "an import does not remember its messages",
     "growing leaves the old number to those who use it",
+    "a tick is published by everybody who is told of it",
+    "a schedule that was changed publishes a tick of its old message",
+    "a drain forgets unconfirmed claims",
 )
 
 
@@ -27,6 +34,20 @@ def test_a_planted_bug_is_found(name: str):
     (mutant,) = (one for one in MUTANTS if one.name == name)
     _, outcome = mutant.find(most=often(60, 2000))
     assert outcome is not None, "the bug was not found"
+
+
+def test_one_bug_can_be_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its row is written, and the others stay as they are."""
+    page, name = tmp_path / "page.md", "renew answers yes and renews nothing"
+    others = [line for line in PAGE.read_text().splitlines() if name not in line]
+    page.write_text("\n".join(others))
+    monkeypatch.setattr(mutants, "PAGE", page)
+    assert main(["--mutants", "renews nothing", "--workers", "1"]) == 0
+    written = page.read_text().splitlines()
+    assert [line for line in written if name not in line] == others
+    (row,) = (line for line in written if name in line)
+    assert row.endswith("| lease |")
+    assert main(["--mutants", "no such bug"]) == 1
 
 
 def test_a_failing_schedule_is_shrunk():

@@ -101,7 +101,7 @@ def test_other_seeds_give_other_schedules():
     }
     assert {actor.kind for plan in plans for actor in plan.actors} == {
         *("producer", "single", "batch", "run", "query"),
-        *("operator", "canceller", "pauser", "scheduler", "importer", "grower"),
+        *("operator", "canceller", "pauser", "scheduler", "deployer", "importer", "grower"),
     }
     assert {plan.settings.partitions for plan in plans} == {1, 2, 3}
     assert any(plan.is_calm for plan in plans)
