@@ -175,6 +175,11 @@ MUTANTS = (
         "claim.lua, take.lua, ack_and_take.lua",
         (
             ("claim", "redis.call('PSETEX', reply, hold_ms, call .. 'u' .. ids)", ""),
+            (
+                "claim",
+                "redis.call('PSETEX', reply, #taken > 0 and hold_ms or keep_ms, call .. cmsgpack.pack(kept))",
+                "",
+            ),
             ("take", "redis.call('PSETEX', reply, hold_ms, call .. 'u' .. id)", ""),
             ("ack_and_take", "redis.call('PSETEX', reply, hold_ms, call .. 'u' .. id)", ""),
         ),
