@@ -475,7 +475,7 @@ def _rules(plan: Plan) -> dict[str, Rules]:
             drops=options.pending_overload_policy == "drop_oldest",
             most_dead=options.max_dead_letter_length or 0,
             is_journaled=bool(options.journal),
-            is_bounded=bool(options.max_pending_length) and options.pending_overload_policy != "drop_oldest",
+            is_bounded=bool(options.max_pending_length),
             has_queries=any(actor.kind == "query" for actor in plan.actors),
             is_calm=plan.is_calm,
         )

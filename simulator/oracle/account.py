@@ -24,7 +24,7 @@ class Rules:
     is_calm: bool = False  # no faults at all
     most_dead: int = 0  # dead letters that are kept, 0 for any number
     is_journaled: bool = False
-    is_bounded: bool = False  # publishes are refused when too many messages wait
+    is_bounded: bool = False  # it can be full: even one that drops messages drops none that are delayed
     has_queries: bool = False  # streaming queries read the queue, too
 
 

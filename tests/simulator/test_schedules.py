@@ -43,6 +43,7 @@ def test_no_schedule_breaks_an_invariant(first: int):
         pytest.param(
             5240, "producer-2,consumer-1", "1", 1, id="a cancelled consumer of a queue without leases claimed again"
         ),
+        pytest.param(7520, None, None, 3, id="a tick found a queue that drops messages full of delayed ones"),
         pytest.param(60751, None, None, None, id="a process started again because the queue had grown"),
         pytest.param(14341, None, None, None, id="a query that lost its group looked at the checkpoint of another"),
     ],
