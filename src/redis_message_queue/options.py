@@ -480,7 +480,7 @@ def constructor(
                 raise TypeError(f"{owner}(): {error}") from None
             initialize(self, arguments(*map(_plain, given), **{name: _plain(one) for name, one in options.items()}))
 
-        __init__.__doc__ = _described(arguments)
+        __init__.__doc__ = _described(arguments, signature)
         __init__.__qualname__, __init__.__module__ = initialize.__qualname__, initialize.__module__
         __init__.__signature__ = signature  # type: ignore[attr-defined]  # documented for `inspect.signature`
         return __init__
@@ -516,10 +516,10 @@ def signature_of(declaration: Any) -> inspect.Signature:
     return inspect.Signature(parameters, return_annotation=None)
 
 
-def _described(declaration: Any) -> str:
+def _described(declaration: Any, signature: inspect.Signature) -> str:
     """The docstring of a constructor."""
     described, rows = descriptions(declaration), ["Check the options; nothing is sent to Redis yet.", "", "Args:"]
-    for name in list(signature_of(declaration).parameters)[1:]:
+    for name in list(signature.parameters)[1:]:
         rows.append(textwrap.fill(f"    {name}: {described[name]}", 110, subsequent_indent=" " * 8))
     return "\n".join(rows)
 

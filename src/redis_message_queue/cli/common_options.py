@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 _CONNECTION, _DELIVERY, _FAILURE, _KEPT = "Connection", "Delivery", "Failure", "What is kept"
 # How long a person waits for a server that went away; workers wait for the library's two minutes.
 _RETRY_BUDGET_SECONDS = 10.0
+_DESCRIPTIONS = descriptions(GatewayOptions) | descriptions(QueueArguments)
 
 
 def queue_option(name: str, panel: str, *flags: str, none: str = "0", **settings: Any) -> Any:
     """Return an option with its help from `options.py`, and ``none`` for None, which a command line cannot pass."""
-    said = (descriptions(GatewayOptions) | descriptions(QueueArguments))[name]
+    said = _DESCRIPTIONS[name]
     return typer.Option(*flags, help=re.sub(r"`?\bNone\b`?", none, said), rich_help_panel=panel, **settings)
 
 
