@@ -51,8 +51,10 @@ class Part:
 
 SPARK = Part(("tests/spark",), SPARK_AT_ONCE)
 ON_THE_CHOSEN_SERVER = (Part(("tests",), left_out="tests/spark"), SPARK)
-# A server of another kind or version could behave differently here. Sync and async send it the same commands.
-ON_EVERY_SERVER = (Part(("tests/lua", "tests/contract"), FEW_AT_ONCE, options=("--one-shell",)),)
+# A server of another kind or version could behave differently here. Sync and async send it the same commands, and what
+# the library does alone has been shown.
+WHERE_SERVERS_DIFFER = ("--one-shell", "-m", "not library_alone")
+ON_EVERY_SERVER = (Part(("tests/lua", "tests/contract"), FEW_AT_ONCE, options=WHERE_SERVERS_DIFFER),)
 ON_EVERY_SERVER_IN_FULL = (Part(("tests/lua", "tests/contract")),)
 
 

@@ -30,7 +30,7 @@ from redis_message_queue import (
 from redis_message_queue.payloads import BytesCodec, DataclassCodec, JsonCodec, MsgspecCodec, PydanticCodec
 from tests.contract.shells import EVERY_WIRING, Awaited, Shell, claim_and_die, silent_gateway, take
 
-pytestmark = pytest.mark.topic("Payloads")
+pytestmark = [pytest.mark.topic("Payloads"), pytest.mark.library_alone]
 
 every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 

@@ -18,7 +18,7 @@ from tests.contract.shells import (
     until,
 )
 
-pytestmark = pytest.mark.topic("Gateways")
+pytestmark = [pytest.mark.topic("Gateways"), pytest.mark.library_alone]
 
 
 def claimed(stored: Any, token: Any) -> ClaimedMessage:

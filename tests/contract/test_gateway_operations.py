@@ -23,7 +23,7 @@ from tests.contract.shells import (
     take,
 )
 
-pytestmark = pytest.mark.topic("Gateways")
+pytestmark = [pytest.mark.topic("Gateways"), pytest.mark.library_alone]
 
 
 async def break_down(queue: Any) -> Any:

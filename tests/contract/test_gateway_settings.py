@@ -20,7 +20,7 @@ from tests.contract.shells import (
     take,
 )
 
-pytestmark = pytest.mark.topic("Gateways")
+pytestmark = [pytest.mark.topic("Gateways"), pytest.mark.library_alone]
 
 PROPERTIES = ("message_visibility_timeout_seconds", "max_delivery_count", "dead_letter_queue", "is_redis_cluster")
 

@@ -23,6 +23,7 @@ from tests.contract.shells import LIMIT_SECONDS
 
 pytestmark = [
     pytest.mark.topic("Interrupts"),
+    pytest.mark.library_alone,
     pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and fork"),
 ]
 

@@ -7,7 +7,7 @@ import pytest
 from redis_message_queue.keys import KEY_MAP, KeyKind
 from tests.contract.shells import Awaited, Shell, claim_and_die, silent_gateway, take
 
-pytestmark = pytest.mark.topic("Names and keys")
+pytestmark = [pytest.mark.topic("Names and keys"), pytest.mark.library_alone]
 
 
 @pytest.mark.promise(

@@ -11,7 +11,7 @@ import pytest
 from redis_message_queue import ConfigurationTypeError, Discard
 from tests.contract.shells import Shell, sync_only, take
 
-pytestmark = pytest.mark.topic("The consumer loop")
+pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.library_alone]
 
 
 class Trail:

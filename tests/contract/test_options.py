@@ -14,7 +14,7 @@ import redis.sentinel
 from redis_message_queue import ConfigurationError, ConfigurationTypeError
 from tests.contract.shells import Shell, claim_and_die, take
 
-pytestmark = pytest.mark.topic("Options")
+pytestmark = [pytest.mark.topic("Options"), pytest.mark.library_alone]
 
 SECONDS_OF_A_QUEUE = {
     "visibility_timeout_seconds": {},

@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.shells import Shell, take
 
-pytestmark = pytest.mark.topic("Payloads")
+pytestmark = [pytest.mark.topic("Payloads"), pytest.mark.library_alone]
 
 Point = namedtuple("Point", "x y")
 

@@ -8,7 +8,7 @@ import pytest
 import redis_message_queue
 import redis_message_queue.asyncio
 
-pytestmark = pytest.mark.topic("Names and keys")
+pytestmark = [pytest.mark.topic("Names and keys"), pytest.mark.library_alone]
 
 SYNC, ASYNCIO = redis_message_queue, redis_message_queue.asyncio
 CLASSES = ["RedisMessageQueue", "RedisGateway"]

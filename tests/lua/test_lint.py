@@ -8,6 +8,8 @@ pytest.importorskip("luaparser", reason="it comes with the extra `lint`")
 
 from tests.lua.lint import Page, Reader, lint
 
+pytestmark = pytest.mark.library_alone
+
 STEP = """-- lib/step.lua: a step.
 -- Needs  pending
 -- Makes  double

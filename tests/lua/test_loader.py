@@ -73,6 +73,7 @@ def test_a_script_is_read_once(name: str):
     assert script(name) is script(name)
 
 
+@pytest.mark.library_alone
 def test_a_line_that_calls_tells_which_commands():
     """Redis 6.2 says only the digest and the line of a forbidden call, whichever client's copy of a script it is."""
     for one in all_scripts():
