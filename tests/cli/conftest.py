@@ -1,6 +1,7 @@
 """Runs `rmq` in this process, or as a separate process."""
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -76,10 +77,34 @@ def queue(text_client: Any) -> RedisMessageQueue:
 
 
 @pytest.fixture
-def worker(start_rmq: Callable[..., "subprocess.Popen[str]"], tmp_path: Path) -> Callable[..., "subprocess.Popen[str]"]:
-    """Starts a worker in a directory with these modules."""
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Gives a command that runs in this process something to read."""
+
+    def give(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    return give
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    """A directory with the modules of a worker."""
     (tmp_path / "handlers.py").write_text(HANDLERS)
     (tmp_path / "queues.py").write_text(QUEUES)
+    return tmp_path
+
+
+@pytest.fixture
+def run_worker(rmq: Callable[..., Ended], modules: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """Runs a worker that ends by itself: the supervisor in this process, and the handlers in processes of their own."""
+    monkeypatch.chdir(modules)
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    return lambda *arguments: rmq("worker", *arguments)
+
+
+@pytest.fixture
+def worker(start_rmq: Callable[..., "subprocess.Popen[str]"], modules: Path) -> Callable[..., "subprocess.Popen[str]"]:
+    """Starts a worker that a test sends signals to, in a directory with these modules."""
 
     def start(*arguments: str) -> "subprocess.Popen[str]":
         return start_rmq("worker", *arguments)

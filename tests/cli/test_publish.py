@@ -1,9 +1,7 @@
 """rmq publish: publishes arguments, files and pipes, each message once, and counts them."""
 
-import io
 import json
 import subprocess
-import sys
 
 import pytest
 
@@ -16,14 +14,6 @@ pytestmark = pytest.mark.topic("Command line")
 
 def payloads(queue) -> list[str]:
     return [record.payload for record in queue.peek(1_000)]
-
-
-@pytest.fixture
-def stdin(monkeypatch):
-    def give(content: bytes) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-
-    return give
 
 
 @pytest.mark.promise("`rmq publish` reads arguments, files and pipes, and publishes piped lines as they arrive.")

@@ -210,32 +210,32 @@ def line(**changed: object) -> str:
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
-def test_a_line_that_is_not_of_an_export_is_named(start_rmq, text, said):
-    process = start_rmq("import", "copy", "-", stdin=-1)
-    _, err = process.communicate(text, timeout=120)
-    assert (process.returncode, err.count("\n")) == (ExitStatus.USAGE, 1)
-    assert said in err
+def test_a_line_that_is_not_of_an_export_is_named(rmq, stdin, text, said):
+    stdin(text.encode())
+    ended = rmq("import", "copy", "-")
+    assert (ended.status, ended.err.count("\n")) == (ExitStatus.USAGE, 1)
+    assert said in ended.err
 
 
-def test_an_export_that_was_cut_off_is_noticed(start_rmq, rmq, queue, tmp_path):
+def test_an_export_that_was_cut_off_is_noticed(rmq, stdin, queue):
     """What it has is imported; the exit status says that there was more."""
     queue.publish_many(["a", "b"])
     out = rmq("export", "orders").out
-    process = start_rmq("import", "copy", "-", "--json", stdin=-1)
-    said, err = process.communicate("".join(out.splitlines(keepends=True)[:2]), timeout=120)
-    assert process.returncode == ExitStatus.FAILED
-    assert json.loads(said)["imported"] == 1
-    assert "stdin ends before its export was complete" in err
+    stdin("".join(out.splitlines(keepends=True)[:2]).encode())
+    ended = rmq("import", "copy", "-", "--json")
+    assert ended.status == ExitStatus.FAILED
+    assert json.loads(ended.out)["imported"] == 1
+    assert "stdin ends before its export was complete" in ended.err
 
 
-def test_the_last_of_several_exports_must_be_complete_too(start_rmq, rmq, queue):
+def test_the_last_of_several_exports_must_be_complete_too(rmq, stdin, queue):
     """`cat a.jsonl b.jsonl | rmq import`, and the disk was full when b.jsonl was copied."""
     queue.publish_many(["a", "b"])
     first, second = rmq("export", "orders").out, rmq("export", "orders").out
-    process = start_rmq("import", "copy", "-", stdin=-1)
-    _, err = process.communicate(first + "".join(second.splitlines(keepends=True)[:2]), timeout=120)
-    assert process.returncode == ExitStatus.FAILED
-    assert "stdin ends before its export was complete" in err
+    stdin((first + "".join(second.splitlines(keepends=True)[:2])).encode())
+    ended = rmq("import", "copy", "-")
+    assert ended.status == ExitStatus.FAILED
+    assert "stdin ends before its export was complete" in ended.err
 
 
 def test_an_unknown_source_and_a_missing_file_are_refused(rmq):

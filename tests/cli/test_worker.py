@@ -27,12 +27,12 @@ pytestmark = pytest.mark.topic("Command line")
         ["handlers:note_later", "--queue", "queues:awaited"],
     ],
 )
-def test_it_gives_every_message_to_the_function(worker, queue, tmp_path, arguments):
+def test_it_gives_every_message_to_the_function(run_worker, queue, tmp_path, arguments):
     """Plain or async, one by one or in lists, on a queue of ours or of the user's."""
     queue.publish_many(str(number) for number in range(8))
-    out, err = finish(process := worker(*arguments, "--until-empty", "--json"))
-    assert (process.returncode, err) == (ExitStatus.OK, "")
-    assert json.loads(out) == {
+    ended = run_worker(*arguments, "--until-empty", "--json")
+    assert (ended.status, ended.err) == (ExitStatus.OK, "")
+    assert json.loads(ended.out) == {
         "handled": 8,
         "failed": 0,
         "requeued": 0,
@@ -150,7 +150,7 @@ def is_gone(process_id: int) -> bool:
 
 
 @pytest.mark.promise("`rmq worker` logs each failed message once, and where its handler raised only if you ask for it.")
-def test_a_failed_message_is_logged_once_and_tracebacks_say_where(worker, queue):
+def test_a_failed_message_is_logged_once_and_tracebacks_say_where(worker, run_worker, queue):
     """The line of the queue has the type and the text of the exception."""
     queue.publish("a")
     process = worker("handlers:fail", "orders", "--until-empty")
@@ -159,7 +159,7 @@ def test_a_failed_message_is_logged_once_and_tracebacks_say_where(worker, queue)
     assert (out + err).count("(ValueError: hunter2)") == 1
     assert "handlers.py" not in err
     queue.publish("a")
-    assert "handlers.py" in finish(worker("handlers:fail", "orders", "--until-empty", "--tracebacks"))[1]
+    assert "handlers.py" in run_worker("handlers:fail", "orders", "--until-empty", "--tracebacks").err
 
 
 @pytest.mark.promise("`rmq` never prints a password in a URL or passes it on a command line.")
@@ -189,12 +189,12 @@ def test_the_url_does_not_stand_on_a_command_line(worker, queue, tmp_path, clean
         (["handlers:note", "--queue", "queues:url"], "it must be a RedisMessageQueue"),
     ],
 )
-def test_a_mistake_that_a_process_finds_ends_all_of_them_with_one_line(worker, arguments, said):
-    out, err = finish(process := worker(*arguments))
-    assert (process.returncode, out) == (ExitStatus.USAGE, "")
-    assert err.startswith("rmq worker: ")
-    assert said in err
-    assert err.count("\n") == 1
+def test_a_mistake_that_a_process_finds_ends_all_of_them_with_one_line(run_worker, arguments, said):
+    ended = run_worker(*arguments)
+    assert (ended.status, ended.out) == (ExitStatus.USAGE, "")
+    assert ended.err.startswith("rmq worker: ")
+    assert said in ended.err
+    assert ended.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -228,13 +228,13 @@ def test_a_module_that_raises_is_told_with_the_place(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [["orders"], ["--queue", "queues:queue"]], ids=str)
-def test_no_failure_is_deleted(worker, queue, client, how):
+def test_no_failure_is_deleted(run_worker, queue, client, how):
     """They are in the dead letters, which have no limit."""
     client.lpush(queue.key.dead_letter, *["earlier"] * 1_000)
     queue.publish_many(["a", "b", "c"])
-    _, errors = finish(worker("handlers:fail", *how, "--until-empty"))
+    ended = run_worker("handlers:fail", *how, "--until-empty")
     stats = queue.stats()
-    assert (stats.failed, stats.dead_letters) == (0, 1_003), errors
+    assert (stats.failed, stats.dead_letters) == (0, 1_003), ended.err
 
 
 @pytest.mark.promise("`rmq worker --until-empty` ends with exit status 1 if a message failed or became a dead letter.")
@@ -248,14 +248,14 @@ def test_no_failure_is_deleted(worker, queue, client, how):
     ],
     ids=["a batch that fails", "a crash", "foreign bytes"],
 )
-def test_the_exit_status_tells_of_dead_letters(worker, queue, client, arguments, dead_lettered):
+def test_the_exit_status_tells_of_dead_letters(run_worker, queue, client, arguments, dead_lettered):
     """Of those as well that a claim found, and not a handler."""
     queue.publish_many(["a", "b", "c"])
     client.lpush(queue.key.pending, "foreign")
-    out, err = finish(process := worker(*arguments, "--until-empty", "--json"))
-    assert process.returncode == ExitStatus.FAILED
-    assert queue.stats().dead_letters == dead_lettered, err
-    assert 1 <= json.loads(out)["dead_lettered"] <= dead_lettered  # a crash takes its process's sum with it
+    ended = run_worker(*arguments, "--until-empty", "--json")
+    assert ended.status == ExitStatus.FAILED
+    assert queue.stats().dead_letters == dead_lettered, ended.err
+    assert 1 <= json.loads(ended.out)["dead_lettered"] <= dead_lettered  # a crash takes its process's sum with it
 
 
 @pytest.mark.promise("`rmq worker` drains a server that its own queue has filled; no process crashes there.")
@@ -267,7 +267,7 @@ def test_the_exit_status_tells_of_dead_letters(worker, queue, client, arguments,
         ("handlers:fail", [], ExitStatus.FAILED),
     ],
 )
-def test_a_full_server_is_drained(worker, queue, client, tmp_path, handler, options, status):
+def test_a_full_server_is_drained(run_worker, queue, client, tmp_path, handler, options, status):
     """Where nothing can be published any more."""
     queue.publish_many(f"{number} {'x' * 1000}" for number in range(300))
     queue.publish_many([f"{number} of acme" for number in range(300, 350)], tenant="acme")
@@ -275,8 +275,8 @@ def test_a_full_server_is_drained(worker, queue, client, tmp_path, handler, opti
     try:
         with pytest.raises(LuaScriptError, match="maxmemory"):
             queue.publish("one more")
-        _, err = finish(process := worker(handler, "orders", *options, "--until-empty"))
-        assert (process.returncode, "exited with status" in err) == (status, False), err
+        ended = run_worker(handler, "orders", *options, "--until-empty")
+        assert (ended.status, "exited with status" in ended.err) == (status, False), ended.err
         stats = queue.stats()
     finally:
         client.config_set("maxmemory", 0)

@@ -130,7 +130,7 @@ def test_nothing_is_ready_while_redis_is_gone(worker, tmp_path):
 
 
 @pytest.mark.promise("The ready file of `rmq worker` is gone when its supervisor was killed.")
-def test_the_ready_file_goes_with_a_killed_supervisor(worker, queue, tmp_path):
+def test_the_ready_file_goes_with_a_killed_supervisor(worker, run_worker, queue, tmp_path):
     """Its processes remove it when they notice; a file that was left over is no readiness of the next one."""
     process = worker("handlers:note", "orders", "--ready-file", "ready")
     assert until((tmp_path / "ready").exists)
@@ -138,8 +138,8 @@ def test_the_ready_file_goes_with_a_killed_supervisor(worker, queue, tmp_path):
     process.wait(120)
     assert until(lambda: not (tmp_path / "ready").exists())
     (tmp_path / "ready").write_text("1\n")
-    _, err = finish(worker("nowhere:note", "orders", "--ready-file", "ready"))
-    assert not (tmp_path / "ready").exists(), err
+    ended = run_worker("nowhere:note", "orders", "--ready-file", "ready")
+    assert not (tmp_path / "ready").exists(), ended.err
 
 
 def test_a_process_that_hangs_is_noticed(worker, queue, tmp_path):
@@ -158,14 +158,14 @@ def test_a_process_that_hangs_is_noticed(worker, queue, tmp_path):
     stop(process)
 
 
-def test_a_port_that_is_taken_is_one_line(worker, queue):
+def test_a_port_that_is_taken_is_one_line(worker, run_worker, queue):
     """Before any process starts."""
     first = worker("handlers:note", "orders", "--health-port", "0")
     port = health_url(first).rpartition(":")[2]
-    _, err = finish(second := worker("handlers:note", "orders", "--health-port", port))
-    assert second.returncode == ExitStatus.USAGE
-    assert f"cannot listen at 127.0.0.1:{port}" in err
-    assert err.count("\n") == 1
+    second = run_worker("handlers:note", "orders", "--health-port", port)
+    assert second.status == ExitStatus.USAGE
+    assert f"cannot listen at 127.0.0.1:{port}" in second.err
+    assert second.err.count("\n") == 1
     stop(first)
 
 

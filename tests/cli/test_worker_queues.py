@@ -21,27 +21,27 @@ def mails(text_client):
 
 @pytest.mark.promise("`rmq worker module:handler q1 q2=3` serves several queues in proportion to their weights.")
 @pytest.mark.parametrize("handler", ["handlers:note_queue", "handlers:note_queue_later"])
-def test_queues_are_served_by_weight(worker, queue, mails, tmp_path, handler):
+def test_queues_are_served_by_weight(run_worker, queue, mails, tmp_path, handler):
     """And the totals say what became of the messages of each."""
     queue.publish_many(map(str, range(40)))
     mails.publish_many(map(str, range(40)))
     arguments = [handler, "orders", "mails=3", "--prefetch", "5", "--until-empty", "--json"]
-    out, err = finish(process := worker(*arguments))
-    assert (process.returncode, err) == (ExitStatus.OK, "")
+    ended = run_worker(*arguments)
+    assert (ended.status, ended.err) == (ExitStatus.OK, "")
     order = [line.split()[0] for line in (tmp_path / "handled").read_text().splitlines()]
     assert abs(Counter(order[:40])["mails"] - 30) <= 2
-    totals = json.loads(out)
+    totals = json.loads(ended.out)
     assert (totals["handled"], totals["attempts"]) == (80, 80)
     assert {name: one["handled"] for name, one in totals["queues"].items()} == {"orders": 40, "mails": 40}
 
 
-def test_a_table_has_each_queue_and_the_sum(worker, queue, mails):
+def test_a_table_has_each_queue_and_the_sum(run_worker, queue, mails):
     """One row each."""
     queue.publish_many(["a", "b"])
     mails.publish("c")
-    out, _ = finish(process := worker("handlers:fail", "orders", "mails", "--until-empty", "--processes", "2"))
-    assert process.returncode == ExitStatus.FAILED
-    rows = [line.split() for line in out.splitlines()]
+    ended = run_worker("handlers:fail", "orders", "mails", "--until-empty", "--processes", "2")
+    assert ended.status == ExitStatus.FAILED
+    rows = [line.split() for line in ended.out.splitlines()]
     assert [(*row[:1], row[-6]) for row in rows[1:3]] == [("orders", "2"), ("mails", "1")]
     assert rows[3][:4] == ["in", "all", "0", "3"]
 
