@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import redis
@@ -498,34 +498,9 @@ class Caller:
         return [json.loads(record) for record in self.client.lrange(records_beside(kept), 0, -1)]
 
     def key(self, name: str) -> str:
-        """The key that a header calls by this name; `tenant_pending` and `expired` are those of the tenant acme.
-
-        Those of a queue that results go to have their word behind `target`.
-        """
-        if name.startswith("target "):
-            word = name.removeprefix("target ")
-            return TARGET.tenant_pending("acme") if word == "tenant_pending" else getattr(TARGET, word)
-        special = {
-            "dlq": KEYS.dead_letter,
-            "reply": self.reply,
-            "ack_reply": self.reply + "-ack",
-            "kept": KEYS.completed,
-            "sources": KEYS.pending,
-            "records": KEYS.records("dlq"),
-            "marker": KEYS.deduplication("a key"),
-            "markers": KEYS.deduplication("a key"),
-            "tenant_pending": KEYS.tenant_pending("acme"),
-            "expired": KEYS.expired("acme"),
-            "schedule": KEYS.schedule("nightly"),
-            "group": KEYS.group("reports"),
-            "members": KEYS.members("reports", 1),
-            "backfill": KEYS.backfill("orders"),
-            "counted": KEYS.partitioned_meta(
-                1
-            ),  # in the slot of the others, and not `meta`, which holds the state here
-            "before": KEYS.partitioned_meta(2),
-        }
-        return special.get(name) or getattr(KEYS, name)
+        """The key that a header calls by this name."""
+        own = {"reply": self.reply, "ack_reply": self.reply + "-ack"}
+        return own.get(name) or _shared_key(name)
 
     # How it is done
 
@@ -616,6 +591,34 @@ class Caller:
         self.write_state()
         self.client.script_load(script(name).source)
         return self.client.pipeline(transaction=False)
+
+
+@cache
+def _shared_key(name: str) -> str:
+    """A key that is the same for all callers; `tenant_pending` and `expired` are those of the tenant acme.
+
+    Those of a queue that results go to have their word behind `target`.
+    """
+    if name.startswith("target "):
+        word = name.removeprefix("target ")
+        return TARGET.tenant_pending("acme") if word == "tenant_pending" else getattr(TARGET, word)
+    special = {
+        "dlq": KEYS.dead_letter,
+        "kept": KEYS.completed,
+        "sources": KEYS.pending,
+        "records": KEYS.records("dlq"),
+        "marker": KEYS.deduplication("a key"),
+        "markers": KEYS.deduplication("a key"),
+        "tenant_pending": KEYS.tenant_pending("acme"),
+        "expired": KEYS.expired("acme"),
+        "schedule": KEYS.schedule("nightly"),
+        "group": KEYS.group("reports"),
+        "members": KEYS.members("reports", 1),
+        "backfill": KEYS.backfill("orders"),
+        "counted": KEYS.partitioned_meta(1),  # in the slot of the others, and not `meta`, which holds the state here
+        "before": KEYS.partitioned_meta(2),
+    }
+    return special.get(name) or getattr(KEYS, name)
 
 
 def _tokens(held: Held) -> list[bytes]:
