@@ -1,16 +1,18 @@
 """A dashboard of queues in all states, and browsers without a window."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
 from redis_message_queue.embedded import EmbeddedRedis
-from tests.dashboard.running import Running, dashboard
+from tests.dashboard.running import Running, dashboard, served
 from tests.dashboard.scenario import QUEUES, fill
 
 Start = Callable[..., Running]
+Serve = Callable[..., contextlib.AbstractContextManager[httpx.Client]]
 
 
 @pytest.fixture
@@ -31,14 +33,20 @@ def scene(client) -> None:
 
 
 @pytest.fixture
-def browser(scene, start_dashboard) -> Iterator[httpx.Client]:
+def serve(clean_server: EmbeddedRedis) -> Serve:
+    """Serves a dashboard of these queues in this process, for a block that gets a browser of it."""
+    return functools.partial(served, clean_server.url)
+
+
+@pytest.fixture
+def browser(scene, serve: Serve) -> Iterator[httpx.Client]:
     """A browser of a read-only dashboard of all queues."""
-    with start_dashboard(*QUEUES).browser() as opened:
+    with serve(*QUEUES) as opened:
         yield opened
 
 
 @pytest.fixture
-def editor(scene, start_dashboard) -> Iterator[httpx.Client]:
+def editor(scene, serve: Serve) -> Iterator[httpx.Client]:
     """A browser of a dashboard that allows changes."""
-    with start_dashboard(*QUEUES, "--allow-changes").browser() as opened:
+    with serve(*QUEUES, allow_changes=True) as opened:
         yield opened

@@ -1,16 +1,25 @@
-"""Runs `rmq dashboard` as a process."""
+"""Runs the dashboard: as the program `rmq dashboard`, or in a thread of the test."""
 
+import asyncio
 import contextlib
+import functools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import uvicorn
+
+from redis_message_queue.cli.connection import open_async_client
+from redis_message_queue.dashboard import Dashboard
+from tests.concurrency import beside
 
 MOST_SECONDS = 120.0
 _ADDRESS = re.compile(r"http://\S+:(?P<port>\d+)/")
@@ -32,6 +41,34 @@ class Running:
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=MOST_SECONDS)
         return self.process.returncode, errors
+
+
+@contextlib.contextmanager
+def served(url: str, *queues: str, **options: Any) -> Iterator[httpx.Client]:
+    """Serve a dashboard from a thread, and open a browser of it: to start the program takes most of a second."""
+
+    async def serve(listener: socket.socket) -> None:
+        async with open_async_client(url) as client:
+            made = Dashboard(client, queues, **options)
+            running = uvicorn.Server(uvicorn.Config(made, log_config=None, access_log=False, lifespan="off", ws="none"))
+
+            def stop() -> None:
+                made.stop()
+                running.should_exit = True
+
+            stopping.set_result(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, stop))
+            await running.serve(sockets=[listener])
+
+    stopping: Future[Callable[[], object]] = Future()
+    with socket.create_server(("127.0.0.1", 0)) as listener, beside(lambda: asyncio.run(serve(listener))) as outcome:
+        outcome.add_done_callback(lambda _: stopping.done() or stopping.cancel())
+        stop = stopping.result(MOST_SECONDS)
+        try:
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with httpx.Client(base_url=address, timeout=MOST_SECONDS, trust_env=False) as browser:
+                yield browser
+        finally:
+            stop()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.permissions import OPERATOR
 from redis_message_queue.testing.fast_forward import fast_forward
 from tests.dashboard.pages import Page
+from tests.dashboard.running import served
 from tests.dashboard.scenario import HOSTILE, QUEUES, crash_with, open_queue
 from tests.embedded.waiting import until
 
@@ -283,17 +284,17 @@ def test_looking_changes_nothing(browser, client):
 
 
 @pytest.mark.promise("The dashboard needs no more permissions in Redis than an operator.")
-def test_a_user_with_the_permissions_of_an_operator_can_look(scene, client, clean_server, start_dashboard):
+def test_a_user_with_the_permissions_of_an_operator_can_look(scene, client, clean_server):
     client.execute_command("ACL", "SETUSER", "looker", "on", ">secret", *OPERATOR.rules("orders").split())
     try:
         url = clean_server.url.replace("redis://", "redis://looker:secret@")
-        with start_dashboard("orders", url=url).browser() as browser:
+        with served(url, "orders") as browser:
             assert "3 messages are in flight" in Page(browser.get("/queue", params={"name": "orders"})).words
             assert browser.get("/messages", params={"name": "orders", "source": "processing"}).status_code == 200
         # Without a permission to read the journal, the page tells what the record does.
         client.execute_command("ACL", "SETUSER", "looker", *OPERATOR.rules("shipments").split(), "-xrevrange")
         (record,) = open_queue(client, "shipments").records("failed")
-        with start_dashboard("shipments", url=url).browser() as browser:
+        with served(url, "shipments") as browser:
             page = Page(browser.get("/message", params={"name": "shipments", "source": "failed", "id": record.id}))
             assert "the journal cannot be read with this Redis user" in page.words
             assert "Published" in page.words
@@ -301,11 +302,11 @@ def test_a_user_with_the_permissions_of_an_operator_can_look(scene, client, clea
         client.execute_command("ACL", "DELUSER", "looker")
 
 
-def test_a_server_that_went_away_is_told_and_found_again(start_server, start_dashboard):
+def test_a_server_that_went_away_is_told_and_found_again(start_server):
     server = start_server()
     with server.client() as client:
         open_queue(client, "orders").publish("one")
-    with start_dashboard("orders", url=server.url).browser() as browser:
+    with served(server.url, "orders") as browser:
         assert "1 waiting" in Page(browser.get("/")).words
         server.kill()
         assert until(lambda: "1 of 1 queue is stuck Queue" in Page(browser.get("/")).words)
@@ -313,9 +314,9 @@ def test_a_server_that_went_away_is_told_and_found_again(start_server, start_das
         assert browser.get("/messages", params={"name": "orders"}).status_code == 502
 
 
-def test_a_query_that_runs_is_no_problem(scene, start_dashboard, client):
+def test_a_query_that_runs_is_no_problem(scene, serve, client):
     client.hset("reports::group::nightly", "deadline", int(9e15))
-    with start_dashboard("reports").browser() as browser:
+    with serve("reports") as browser:
         page = Page(browser.get("/queue", params={"name": "reports"}))
     assert "nightly running 300" in page.words
     assert "no query is running" not in page.words
@@ -335,11 +336,11 @@ def test_schedules_are_shown_with_their_next_tick(browser, client):
 
 
 @pytest.mark.promise("The dashboard finds the queues of its server by itself.")
-def test_queues_are_found_in_the_registry(client, start_dashboard):
+def test_queues_are_found_in_the_registry(client, start_dashboard, serve):
     open_queue(client, "orders").publish("one")
     open_queue(client, "emails", key_separator="--").publish("one")
     open_queue(client, "orders", key_separator="--").publish("one")
-    with start_dashboard("orders").browser() as browser:
+    with serve("orders") as browser:
         page = Page(browser.get("/"))
         rows = [one["data-row"] for one in page.all("tr") if "data-row" in one]
         assert sorted(rows) == ["emails", "orders", "orders (separator --)"]
@@ -360,9 +361,9 @@ def test_the_worst_of_many_queues_is_on_the_first_page(client, start_dashboard):
         assert next(one["data-row"] for one in page.all("tr") if "data-row" in one) == names[-1]
 
 
-def test_many_queues_come_in_pages_and_can_be_filtered(client, start_dashboard):
+def test_many_queues_come_in_pages_and_can_be_filtered(client, serve):
     names = [f"queue {number:03}" for number in range(120)]
-    with start_dashboard(*names, "--no-discover").browser() as browser:
+    with serve(*names, discover=False) as browser:
         first = Page(browser.get("/"))
         assert len([one for one in first.all("tr") if "data-row" in one]) == 50
         assert "1 to 50 of 120" in first.words
@@ -371,20 +372,20 @@ def test_many_queues_come_in_pages_and_can_be_filtered(client, start_dashboard):
         assert len([one for one in Page(browser.get("/", params={"q": "07"})).all("tr") if "data-row" in one]) == 12
 
 
-def test_a_consumer_is_shown_with_its_name(client, start_dashboard):
+def test_a_consumer_is_shown_with_its_name(client, serve):
     queue = open_queue(client, "orders", consumer_name="<b>billing</b>")
     queue.publish("one")
     crash_with(queue, 1)
-    with start_dashboard("orders").browser() as browser:
+    with serve("orders") as browser:
         page = Page(browser.get("/queue", params={"name": "orders"}))
         assert f"<b>billing</b>@{socket.gethostname()}:{os.getpid()}" in page.words
         assert page.dangers() == []
 
 
-def test_a_consumer_that_lets_its_handler_hang_is_seen(client, start_dashboard):
+def test_a_consumer_that_lets_its_handler_hang_is_seen(client, serve):
     queue = open_queue(client, "orders")
     queue.publish_many(["one", "two"])
     crash_with(queue, 1)
-    with start_dashboard("orders").browser() as browser:
+    with serve("orders") as browser:
         page = Page(browser.get("/queue", params={"name": "orders"}))
         assert "Working: 1 in flight, 1 waiting" in page.words

@@ -20,8 +20,8 @@ def queue(text_client):
 
 
 @pytest.fixture
-def browser(queue, start_dashboard):
-    with start_dashboard("--allow-changes").browser() as opened:
+def browser(queue, serve):
+    with serve(allow_changes=True) as opened:
         yield opened
 
 
@@ -173,11 +173,11 @@ def test_the_rates_of_the_partitions_are_added_up():
     assert summed([None, None]) is None
 
 
-@pytest.mark.parametrize("arguments", [(), (PARTITIONED,), (PARTITIONED, "--no-discover")])
-def test_a_queue_that_grows_is_shown_with_its_new_partitions(text_client, start_dashboard, arguments):
+@pytest.mark.parametrize(("named", "discover"), [((), True), ((PARTITIONED,), True), ((PARTITIONED,), False)])
+def test_a_queue_that_grows_is_shown_with_its_new_partitions(text_client, serve, named, discover):
     queue = open_queue(text_client, PARTITIONED)
     queue.publish("one")
-    with start_dashboard(*arguments).browser() as browser:
+    with serve(*named, discover=discover) as browser:
         assert "Partitions" not in page_of(browser).words
         for count in (2, 3):
             queue.grow_partitions(count)
@@ -188,11 +188,11 @@ def test_a_queue_that_grows_is_shown_with_its_new_partitions(text_client, start_
             assert [link for link in page_of(browser).links if f"partition={count - 1}" in link]
 
 
-def test_a_partition_with_new_failures_is_named(text_client, start_dashboard):
+def test_a_partition_with_new_failures_is_named(text_client, serve):
     queue = open_queue(text_client, PARTITIONED, partitions=2, enable_failed_queue=True)
     queue.partition(1).publish("one")
     fail(queue.partition(1), ValueError("no such event"))
-    with start_dashboard().browser() as browser:
+    with serve() as browser:
         page = page_of(browser)
         assert "1 new failed message in the last 5 min: ValueError: no such event." in page.words
         assert [level for _, level in rows(page)] == ["idle", "warning"]
