@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import NamedTuple
 
 from redis_message_queue.errors import ConfigurationError
@@ -161,6 +160,7 @@ REGISTRY_KEY = "redis_message_queue::queues"
 # A queue name must not contain one of these after a separator: its keys would look like another queue's.
 _PARTITION = "partition"  # before the number of a partition
 RESERVED_WORDS = tuple(sorted({_PARTITION, *(kind.word.partition("::")[0] for kind in KEY_MAP)}))
+_RESERVED = "|".join(map(re.escape, RESERVED_WORDS))
 
 
 def hash_tag_of(key: str) -> str | None:
@@ -302,16 +302,26 @@ def partition_keys(keys: QueueKeys, number: int, count: int) -> QueueKeys:
     return replace(made, meta=made.partitioned_meta(count))
 
 
+# The fields of `QueueKeys` by the names that headers of scripts have for them.
+_KEYS_OF_HEADERS = {name: name for name in QueueKeys.__slots__} | {"dlq": "dead_letter"}
+
+
 def script_keys(keys: QueueKeys, names: Sequence[str], **given: str) -> tuple[str, ...]:
     """The keys that the header of a script names, in its order, without the last ones that each call brings itself.
 
     ``given`` has those that are not the same for every caller, such as its ``reply``.
     """
-    known = {name: getattr(keys, name) for name in keys.__slots__} | {"dlq": keys.dead_letter} | given
-    found = tuple(known[name] for name in takewhile(known.__contains__, names))
-    if not known.keys().isdisjoint(names[len(found) :]):
+    found: list[str] = []
+    for name in names:
+        if name in given:
+            found.append(given[name])
+        elif name in _KEYS_OF_HEADERS:
+            found.append(getattr(keys, _KEYS_OF_HEADERS[name]))
+        else:
+            break
+    if any(name in given or name in _KEYS_OF_HEADERS for name in names[len(found) :]):
         raise KeyError(names[len(found)])
-    return found
+    return tuple(found)
 
 
 def siblings(key: str) -> QueueKeys:
@@ -334,9 +344,8 @@ def _without_marks(text: str) -> str:
 def refuse_reserved_words(name: str, separator: str) -> None:
     """Raise for a queue name whose keys could belong to another queue: `jobs::tenant_pending` is a key of `jobs`."""
     whole = name + separator  # every key begins with it
-    words = "|".join(map(re.escape, RESERVED_WORDS))
     for mark in (separator, USUAL_SEPARATOR):  # another queue may use the usual one
-        found = re.search(f"{re.escape(mark)}({words})(?={re.escape(mark)})", whole)
+        found = re.search(f"{re.escape(mark)}({_RESERVED})(?={re.escape(mark)})", whole)
         if found is not None:
             other = f"name, for example {name.replace(mark, '-')!r}" if mark in name else "key_separator"
             raise ConfigurationError(
