@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for signum, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, usual)
-    # redis-py reads the metadata of its package for each client: that was a sixth of the time of most tests.
+    # redis-py reads the metadata of its package for each client, which takes half a millisecond.
     redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
     # So that programs started by the tests use the same server.
     os.environ[SETTING] = config.getoption("--server")
