@@ -90,6 +90,12 @@ def test_a_session_that_runs_is_returned_with_its_settings_changed(spark):
         spark.conf.set("spark.sql.shuffle.partitions", before)
 
 
+def test_a_session_that_runs_needs_no_java_to_be_found(spark, monkeypatch, tmp_path):
+    """It has one. To look for another would take as long as many a test."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert session("another") is spark
+
+
 # What it says
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark.java import find_java
-
-if TYPE_CHECKING:
-    from pyspark import SparkConf
 
 ConfValue = str | int | float | bool
 
@@ -63,7 +60,8 @@ def session(app_name: str, master: str = "local[*]", **conf: ConfValue) -> Spark
     builder = SparkSession.builder.appName(app_name)
     settings = _DEFAULTS | conf
     if not under_spark_submit():
-        prepare(master)
+        if SparkContext._active_spark_context is None:  # otherwise Spark's launcher has read them
+            prepare(master)
         builder = builder.master(master)
         settings = _QUIET | (_LOOPBACK if _on_this_machine(master) else {}) | settings
     else:
@@ -96,8 +94,6 @@ def under_spark_submit() -> bool:
 
 def _submitted_conf() -> SparkConf:
     """Return what was set for `spark-submit`: its JVM is there and has read it."""
-    from pyspark import SparkConf, SparkContext
-
     SparkContext._ensure_initialized()
     return SparkConf()
 
