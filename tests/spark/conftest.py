@@ -5,11 +5,15 @@ from collections.abc import Generator, Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.shared_session import SharedSession, time_limit
+from tests.spark.shared_session import SharedSession, set_java_options, time_limit
 
 _FAILED = pytest.StashKey[bool]()
 # How much later pytest interrupts a test that goes on although its JVM was killed: it waits for something else.
 _GRACE_SECONDS = 120
+
+
+def pytest_configure() -> None:
+    set_java_options()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ kills the JVM, and whatever the test was waiting for there fails at once.
 
 import contextlib
 import gc
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,13 +22,21 @@ from redis_message_queue.spark.driver import QUICK_START
 from tests import depth
 
 _LOOK_AGAIN_SECONDS = 0.5
+# Checking the classes of Spark takes a fifth of the time that a session needs to start and to write its first rows.
+_UNCHECKED = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
 # Compiling a query to Java classes and replanning it while it runs cost more than the few rows of a test.
-_FOR_FEW_ROWS: dict[str, str | int | bool] = {
-    "spark.sql.codegen.wholeStage": False,
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": False,
-    "spark.sql.ui.retainedExecutions": 5,
-}
+_FOR_FEW_ROWS = (
+    "-Dspark.sql.codegen.wholeStage=false",
+    "-Dspark.sql.codegen.factoryMode=NO_CODEGEN",
+    "-Dspark.sql.adaptive.enabled=false",
+    "-Dspark.sql.ui.retainedExecutions=5",
+)
+
+
+def set_java_options() -> None:
+    """For every JVM that Spark's launcher starts, those of drivers in processes of their own as well."""
+    if not depth.FULL:  # which runs Spark as users do
+        os.environ["SPARK_SUBMIT_OPTS"] = " ".join((*_UNCHECKED, *_FOR_FEW_ROWS))
 
 
 class SharedSession:
@@ -35,7 +44,7 @@ class SharedSession:
 
     def get(self) -> SparkSession:
         """Two cores, and four attempts a task: without that number Spark retries no task on one machine."""
-        return session("tests", "local[2,4]", **QUICK_START | ({} if depth.FULL else _FOR_FEW_ROWS))
+        return session("tests", "local[2,4]", **QUICK_START)
 
     def stop(self) -> None:
         """At the end of all tests."""
