@@ -25,7 +25,7 @@ AT_ONCE = ("-n", "4", "--dist", "worksteal")
 # Beside the others: each further process collects all tests once more.
 FEW_AT_ONCE = ("-n", "2", "--dist", "worksteal")
 # A Spark session keeps a core busy, so few processes start one.
-SPARK_AT_ONCE = ("-n", "2", "--dist", "loadfile")
+SPARK_AT_ONCE = ("-n", "2", "--dist", "worksteal")
 # Keeps a core busy for as long as the run that started it.
 BUSY_LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
 # How many of the slowest tests of each part are listed at the end.
