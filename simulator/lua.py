@@ -40,7 +40,7 @@ class Interpreter:
                 b"sha1hex": lambda text: hashlib.sha1(text).hexdigest().encode(),
             }
         )
-        names[b"struct"] = self._lua.table_from({b"pack": _pack_number, b"unpack": _unpack_number})
+        names[b"struct"] = self._lua.table_from({b"pack": _pack_number, b"unpack": self._lua.eval(_UNPACK_NUMBERS)})
         names[b"cmsgpack"] = self._lua.table_from({b"pack": _pack, b"unpack": lambda text: self._to_lua(_unpack(text))})
         names[b"cjson"] = self._lua.table_from(
             {b"encode": lambda table: _dumps(_to_json(table)), b"decode": self._decode_json}
@@ -173,8 +173,16 @@ def _pack_number(form: bytes, value: float) -> bytes:
     return int(value).to_bytes(size, "big")
 
 
-def _unpack_number(form: bytes, text: bytes) -> int:
-    return int.from_bytes(text[: int(form[2:])], "big")
+# In Lua, because a function of Python returns one value.
+_UNPACK_NUMBERS = b"""function(form, text)
+  local found, at = {}, 1
+  for size in string.gmatch(form, 'I(%d)') do
+    local number = 0
+    for place = at, at + size - 1 do number = number * 256 + string.byte(text, place) end
+    found[#found + 1], at = number, at + size
+  end
+  return unpack(found)
+end"""
 
 
 # -- JSON: bytes of a Lua string stand for UTF-8

@@ -176,8 +176,9 @@ local function record_one(stored)
   local details, extras = {}, extras_of(stored)
   if journaled == '1' then
     details = {'payload', payload_of(stored)}
-    local is_json, headers = pcall(cjson.encode, extras.headers)
-    if type(extras.headers) == 'table' and is_json then
+    local is_json, headers = false, nil
+    if type(extras.headers) == 'table' then is_json, headers = pcall(cjson.encode, extras.headers) end
+    if is_json then
       table.insert(details, 'headers')
       table.insert(details, headers)
     end
