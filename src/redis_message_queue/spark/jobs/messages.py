@@ -60,17 +60,16 @@ def read_messages(spark: "SparkSession", table: ArchiveTable, queue: str) -> "Da
     return found.drop(*(_serial(name) for name in _NEWEST.values()))
 
 
-def has_event(spark_tasks: "SparkSession", table: ArchiveTable, queue: str, event: str) -> bool:
+def has_event(spark: "SparkSession", table: ArchiveTable, queue: str, event: str) -> bool:
     """Return whether an entry of this kind is archived. Only one column is read."""
     read = table.batch_reader(("event",))
-    files = table.files(queue)
-    groups = balanced(files, spark_tasks.sparkContext.defaultParallelism, 20 * _ROWS_A_TASK)
+    groups = balanced(table.files(queue), spark.sparkContext.defaultParallelism, 20 * _ROWS_A_TASK)
 
     def find(wanted: list[DataFile]) -> Iterator[pa.RecordBatch]:
         if any(pc.any(pc.equal(batch.column("event"), event)).as_py() for batch in read(wanted)):
             yield pa.RecordBatch.from_pydict({"found": [True]})
 
-    return not read_in_tasks(spark_tasks, groups, find, "found boolean").isEmpty()
+    return not read_in_tasks(spark, groups, find, "found boolean").isEmpty()
 
 
 def _serial(name: str) -> str:
