@@ -103,3 +103,9 @@ def time_limit(seconds: float, on_kill: Callable[[], None]) -> Iterator[None]:
     finally:
         ended.set()
         watcher.join()
+
+
+def jobs_so_far(spark: SparkSession) -> int:
+    """How many jobs the session has run."""
+    count: int = spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs()
+    return count

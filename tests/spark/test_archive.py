@@ -30,6 +30,7 @@ from redis_message_queue.spark.jobs.archive_tables import LITTLE, location_of
 from redis_message_queue.spark.journal import JournalReader, StreamId
 from tests.spark.journal_samples import MINUTE, START, Events, JournalSample, write_journal
 from tests.spark.plain_archiver import archive_plainly, archived, run_mortal
+from tests.spark.shared_session import jobs_so_far
 
 pytestmark = pytest.mark.topic("Data pipeline")
 
@@ -410,8 +411,9 @@ def test_spark_archives_and_reads_it(spark, client, options, monkeypatch, little
     monkeypatch.setattr(archive_job, "LITTLE", little)
     written = write_journal(client, options, JournalSample(14, minutes=5).story(150), lost=(range(40, 44),))
     split = ArchiveOptions(url=options.url, queue="orders", path=options.path, segment_rows=200, partition_rows=60)
-    heard = []
+    heard, before = [], jobs_so_far(spark)
     result = archive(spark, split, heard.append)
+    assert (jobs_so_far(spark) > before) == (little < 0)
     assert (result.rows, result.missing) == (len(written), [(40, 4)])
     assert {one.step for one in heard} == {"planned", "written", "committed", "marked"}
     json.dumps(result.as_dict())

@@ -15,6 +15,7 @@ from redis_message_queue.spark.jobs.archive import ArchiveOptions, CompactOption
 from redis_message_queue.spark.jobs.archive_tables import LITTLE, ArchiveTable, location_of
 from redis_message_queue.spark.jobs.records import read_records, records_table
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
+from tests.spark.shared_session import jobs_so_far
 
 pytestmark = pytest.mark.topic("Data pipeline")
 
@@ -65,7 +66,9 @@ def test_each_record_is_archived_once_and_found_by_its_error(spark, queue, optio
     """Two runs, a compaction, a list that was cut in between, and a replay by the text of an error."""
     monkeypatch.setattr(records, "LITTLE", little)
     settle(queue, "c1", "f1", "d1")
+    before = jobs_so_far(spark)
     assert archive(spark, options).records == 3
+    assert (jobs_so_far(spark) > before) == (little < 0)
     settle(queue, "c2", "f2")
     queue.purge("completed")
     assert archive(spark, options).records == 1

@@ -133,7 +133,10 @@ def test_what_several_tasks_found_of_a_message_is_put_together(spark, server, cl
     monkeypatch.setattr(archive_tables, "_LEAST_ROWS_A_TASK", 40)
     monkeypatch.setattr(messages, "_ROWS_A_TASK", 40)
     monkeypatch.setattr(messages, "_BYTES_AT_ONCE", 2_000)
-    events = write_journal(client, address_of(server), JournalSample(33, payloads=True).story(200))
+    story = JournalSample(33, payloads=True).story(200)
+    for place, event in enumerate(one for one in story.events if one["event"] == "published"):
+        event |= {"headers": json.dumps({"trace": str(place)})} if place % 3 == 0 else {}
+    events = write_journal(client, address_of(server), story)
     archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path), partition_rows=40))
     table = archive_tables.location_of(str(tmp_path))
     found = messages.read_messages(spark, journal_table(table), "orders").collect()
@@ -147,6 +150,7 @@ def test_what_several_tasks_found_of_a_message_is_put_together(spark, server, cl
         newest = {name: value for entry in entries for name, value in entry.items() if value not in (None, "")}
         assert row.state == newest["event"]
         assert (row.payload or b"").decode() == newest.get("payload", "")
+        assert row.headers == json.loads(newest.get("headers", "null"))
         for name in ("tenant", "reason", "error_type", "replay_of"):
             assert row[name] == newest.get(name), name
         assert row.delivery_count == max((one["count"] for one in entries if "count" in one), default=None)
