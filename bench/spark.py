@@ -186,6 +186,8 @@ class SparkBench:
         self._client.flushall()
         self._handle(count)
         spark, entries = self._spark, 3 * count
+        # Starts the Python workers, and Java compiles its first query.
+        spark.range(2).repartition(2).mapInArrow(lambda batches: batches, "id bigint").collect()
         here: dict[str, Any] = {"url": self._server.url, "queue": QUEUE}
         with tempfile.TemporaryDirectory() as place:
             reported = ReportOptions(path=f"{place}/archive", queue=QUEUE, output=f"{place}/report")
