@@ -427,6 +427,19 @@ def test_spark_archives_and_reads_it(spark, client, options, monkeypatch, little
     assert [row["at"] for row in times] == [event.get("at") for event in written]  # a gap has no time
 
 
+@pytest.mark.parametrize("little", [LITTLE, -1], ids=["in the driver", "in tasks"])
+def test_an_entry_of_another_program_is_named(spark, client, options, monkeypatch, little):
+    monkeypatch.setattr(archive_job, "LITTLE", little)
+    whole = ArchiveOptions(url=options.url, queue="orders", path=options.path)
+    write_journal(client, whole, JournalSample(1).story(10))
+    with JournalReader(whole) as journal:
+        last = StreamId.parse(client.xrevrange(journal.key, count=1)[0][0].decode())
+        client.xadd(journal.key, {"n": 0, "event": "acked", "at": "noon"}, id=str(last.next()))
+    write_journal(client, whole, JournalSample(2).story(10))
+    with pytest.raises(JournalError, match=rf"^the entry {last.next()} .* a foreign value in 'at': .* with XDEL\.$"):
+        archive(spark, whole)
+
+
 @pytest.mark.promise(
     "An archive contains every journal entry once, whenever a run is killed, and only archived entries are trimmed."
 )
