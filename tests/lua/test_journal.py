@@ -39,6 +39,12 @@ def test_a_message_is_recorded_from_its_publish_to_its_ack(journaled: Caller):
     assert told[1]["count"] == "1"
 
 
+@pytest.mark.parametrize("base", [bytes(14), bytes(range(14)), b"\xff" * 14])
+def test_an_id_is_recorded_with_all_its_digits(journaled: Caller, base: bytes):
+    journaled.enqueue(b"first", base=base)
+    assert [entry["id"] for entry in journaled.journal()] == [base.hex() + "0001"]
+
+
 def test_an_entry_has_the_time_of_its_stream_id(journaled: Caller):
     """In microseconds, where the id has milliseconds."""
     journaled.publish(b"first")
