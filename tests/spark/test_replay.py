@@ -98,6 +98,18 @@ def test_headers_are_replayed(spark, server, client, tmp_path, from_archive, has
     assert [one.headers for one in queue.peek()] == [{"trace": "7"}]
 
 
+def test_the_headers_of_a_record_select_a_message_that_has_none_in_the_journal(spark, server, client, tmp_path):
+    """A journal without payloads has no headers either."""
+    rules: dict[str, Any] = {"get_headers": lambda: {"trace": "7"}, "max_delivery_count": 1}
+    kill(RedisMessageQueue("orders", client=client, journal=True, **rules), [("one", None)])
+    RedisMessageQueue("orders", client=client, journal="payload", **rules).publish("two")
+    archive(spark, ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path)))
+    where = f.col("headers")["trace"] == "7"
+    given = {"url": server.url, "queue": "orders", "archive": str(tmp_path), "where": where}
+    found = replay(spark, ReplayOptions(**given, dry_run=True))
+    assert (found.matched, found.without_payload) == (2, 1)
+
+
 def test_a_column_of_the_callers_selects_too_and_one_that_fits_nothing_is_one_clear_error(spark, server, client, queue):
     kill(queue, [("one", "acme"), ("two", None)])
     given = {"url": server.url, "queue": "orders"}
