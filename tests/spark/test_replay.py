@@ -19,7 +19,7 @@ from redis_message_queue.spark.jobs.publishing import COLUMNS, messages_of, paus
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
 from redis_message_queue.spark.options import PublishOptions
 from redis_message_queue.spark.sink import BulkPublisher, PublishCount
-from tests.spark.journal_samples import JournalSample, write_journal
+from tests.spark.journal_samples import START, Events, JournalSample, write_journal
 from tests.spark.plain_archiver import archive_plainly
 
 pytestmark = pytest.mark.topic("Data pipeline")
@@ -138,6 +138,20 @@ def test_archived_messages_are_replayed_from_their_payloads(spark, server, clien
     assert {one.tenant or "" for one in again.peek(1_000)} == {last[one]["tenant"] for one in dead}
     assert all(json.loads(one.payload or "{}")["order"] >= 0 for one in again.peek(1_000))
     assert replay(spark, options).suppressed == len(dead)
+
+
+def test_a_redriven_message_has_the_payload_of_the_one_that_it_repeats(spark, server, client, queue, tmp_path):
+    first, second = "a" * 32, "b" * 32
+    story = [
+        {"at": START, "event": "published", "id": first, "tenant": "", "payload": "one"},
+        {"at": START + 1, "event": "dead", "id": first, "tenant": ""},
+        {"at": START + 2, "event": "redriven", "id": second, "tenant": "", "replay_of": first},
+    ]
+    write_journal(client, address_of(server), Events(story))
+    archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path)))
+    given = {"url": server.url, "queue": "orders", "archive": str(tmp_path), "where": "state == 'redriven'"}
+    assert replay(spark, ReplayOptions(**given)).published == 1
+    assert waiting(queue) == {"one": (None, second)}
 
 
 def test_what_several_tasks_found_of_a_message_is_put_together(spark, server, client, tmp_path, monkeypatch):
