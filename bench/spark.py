@@ -25,7 +25,7 @@ from redis_message_queue.envelope import BASE_BYTES, body
 from redis_message_queue.identity import new_id
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
-from redis_message_queue.protocol.calls import ReplySlot
+from redis_message_queue.protocol.calls import STATE_VERSION, ReplySlot
 from redis_message_queue.scripts import script
 
 QUEUE = "orders"
@@ -221,6 +221,7 @@ class SparkBench:
 def publish_raw(client: Any, messages: Any, deduplicated: bool = True) -> None:
     """Call the library's own script with batches of the same size, by redis-py, in one process."""
     keys = QueueKeys.of(QUEUE)
+    client.hset(keys.meta, "version", STATE_VERSION)  # without it, scripts refuse a queue that nobody has opened
     enqueue = ReplySlot(b"bench", 0, keys, GatewayOptions(), _KEEP_MS).enqueue
     sha = client.script_load(script("enqueue").source)
     numbered, call = iter(enumerate(messages)), 0
