@@ -227,7 +227,9 @@ def to_bytes(value: Argument) -> bytes:
 
 # A server ends a BLPOP when its event loop next turns: because of any command, or by its timer, up to 100 ms late. So
 # a consumer that is punctual sends a command when the time is over by its own clock, and by the server's milliseconds.
-TIMER_SLACK_SECONDS = 0.002
+_TIMER_SLACK_SECONDS = 0.002
+# Redis 6.2 cuts off what is less than a whole millisecond, 0.001 too, and 0 would block forever.
+_SHORTEST_WAIT_SECONDS = 0.002
 # A server ends a blocking command by a timer that runs ten times a second.
 LATE_TIMER_SECONDS = 0.25
 
@@ -248,8 +250,13 @@ def readable(connections: list[Any], seconds: float) -> list[Any]:
 
 
 def blpop(wakeups: tuple[str, ...], seconds: float) -> tuple[Argument, ...]:
-    """Return a BLPOP with a timeout of at least a millisecond: one that rounds to 0 would block forever."""
-    return ("BLPOP", *wakeups, f"{max(seconds, 0.001):.6f}")
+    """Return a BLPOP that ends after this time, or somewhat later."""
+    return ("BLPOP", *wakeups, f"{max(seconds, _SHORTEST_WAIT_SECONDS):.6f}")
+
+
+def nudge_after(seconds: float) -> float:
+    """Return how many seconds after a BLPOP for this time a command ends it, by the clock of any server."""
+    return max(seconds, _SHORTEST_WAIT_SECONDS) + _TIMER_SLACK_SECONDS
 
 
 def command_args(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue import BaseGracefulInterruptHandler, EventDrivenInterruptHandler
+from redis_message_queue import BaseGracefulInterruptHandler, EventDrivenInterruptHandler, wire
+from redis_message_queue.embedded import EmbeddedRedis
 from tests.contract.shells import LIMIT_SECONDS, Sent, Shell, asyncio_only, claim_and_die, only_woken, take, until
 
 pytestmark = pytest.mark.topic("Waiting for messages")
@@ -193,6 +194,13 @@ async def test_a_blocking_read_is_shorter_than_the_client_listens(shell: Shell) 
     assert len(asked) >= 2
     assert max(asked) < 0.5
     assert events.names == ["claim_empty/skipped"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 4e-7, 0.0009, 0.001, 0.0011])
+def test_every_server_ends_a_very_short_wait(server: EmbeddedRedis, seconds: float) -> None:
+    """Redis 6.2 reads a timeout of 0.001 as none at all, and would block forever: here a TimeoutError."""
+    with server.client(socket_timeout=10) as client:
+        assert client.execute_command(*wire.blpop(("nothing",), seconds)) is None
 
 
 @pytest.mark.promise("Two connections are enough for a serial consumer with heartbeats, and two per consumer for many.")

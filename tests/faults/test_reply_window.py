@@ -80,7 +80,7 @@ def test_a_reply_outlives_a_client_without_a_timeout(truth: Any, shell: Any, ret
     assert truth.client.pttl(reply) > HOUR * 1000
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-9, 4e-7, 0.0009])
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 4e-7, 0.0009, 0.001])
 def test_a_very_short_wait_ends(shell: Any, truth: Any, seconds: float) -> None:
     """BLPOP with a timeout written as 0 would block forever; here that would be a TimeoutError."""
     waiting = shell.queue(shell.client(socket_timeout=10))._protocol.port.wait(truth.key.wakeup, seconds)

@@ -176,7 +176,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
         return answers
 
     async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
-        nudge_at = time.monotonic() + seconds + wire.TIMER_SLACK_SECONDS if punctual else None
+        nudge_at = time.monotonic() + wire.nudge_after(seconds) if punctual else None
         with self._attempt() as limits:
             try:
                 return self._wait((wakeup,), seconds, limits, nudge_at) is not None
@@ -184,7 +184,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
                 raise wire.translated(error, "claim") from error
 
     async def wait_any(self, wakeups: tuple[str, ...], seconds: float, *, punctual: bool = False) -> list[str]:
-        nudge_at = time.monotonic() + seconds + wire.TIMER_SLACK_SECONDS if punctual else None
+        nudge_at = time.monotonic() + wire.nudge_after(seconds) if punctual else None
         with self._attempt() as limits:
             try:
                 if self.is_cluster:  # a cluster refuses one command for keys in different slots
