@@ -391,8 +391,9 @@ class Mourner:
 
     def work(self):
         while True:
+            is_last = self.stopped  # before the claim: what was redriven until then is handled
             with self.queue.process_messages(50) as batch:
-                if not batch and self.stopped:
+                if not batch and is_last:
                     return
                 for message in batch:
                     if message.replay_of is None:

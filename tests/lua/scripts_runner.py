@@ -500,7 +500,7 @@ class Caller:
     def key(self, name: str) -> str:
         """The key that a header calls by this name."""
         own = {"reply": self.reply, "ack_reply": self.reply + "-ack"}
-        return own.get(name) or _shared_key(name)
+        return own.get(name) or _shared_key(name, KEYS, TARGET)
 
     # How it is done
 
@@ -594,31 +594,31 @@ class Caller:
 
 
 @cache
-def _shared_key(name: str) -> str:
+def _shared_key(name: str, keys: QueueKeys, target: QueueKeys) -> str:
     """A key that is the same for all callers; `tenant_pending` and `expired` are those of the tenant acme.
 
     Those of a queue that results go to have their word behind `target`.
     """
     if name.startswith("target "):
         word = name.removeprefix("target ")
-        return TARGET.tenant_pending("acme") if word == "tenant_pending" else getattr(TARGET, word)
+        return target.tenant_pending("acme") if word == "tenant_pending" else getattr(target, word)
     special = {
-        "dlq": KEYS.dead_letter,
-        "kept": KEYS.completed,
-        "sources": KEYS.pending,
-        "records": KEYS.records("dlq"),
-        "marker": KEYS.deduplication("a key"),
-        "markers": KEYS.deduplication("a key"),
-        "tenant_pending": KEYS.tenant_pending("acme"),
-        "expired": KEYS.expired("acme"),
-        "schedule": KEYS.schedule("nightly"),
-        "group": KEYS.group("reports"),
-        "members": KEYS.members("reports", 1),
-        "backfill": KEYS.backfill("orders"),
-        "counted": KEYS.partitioned_meta(1),  # in the slot of the others, and not `meta`, which holds the state here
-        "before": KEYS.partitioned_meta(2),
+        "dlq": keys.dead_letter,
+        "kept": keys.completed,
+        "sources": keys.pending,
+        "records": keys.records("dlq"),
+        "marker": keys.deduplication("a key"),
+        "markers": keys.deduplication("a key"),
+        "tenant_pending": keys.tenant_pending("acme"),
+        "expired": keys.expired("acme"),
+        "schedule": keys.schedule("nightly"),
+        "group": keys.group("reports"),
+        "members": keys.members("reports", 1),
+        "backfill": keys.backfill("orders"),
+        "counted": keys.partitioned_meta(1),  # in the slot of the others, and not `meta`, which holds the state here
+        "before": keys.partitioned_meta(2),
     }
-    return special.get(name) or getattr(KEYS, name)
+    return special.get(name) or getattr(keys, name)
 
 
 def _tokens(held: Held) -> list[bytes]:
