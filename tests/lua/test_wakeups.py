@@ -300,6 +300,19 @@ def test_the_timer_is_passed_on_when_its_owner_stops(soon: Caller, other: Caller
     assert other.claim(slice_us=SECOND_US, woken=WOKEN).wait_us > 0
 
 
+@pytest.mark.parametrize("count", [1, 0], ids=["asking once more", "asking only what it took"])
+def test_a_woken_consumer_that_stops_before_a_deadline_passes_the_wake_up_on(soon: Caller, other: Caller, count: int):
+    """It may have the wake-up of a timer owner that left, and is too short to become one."""
+    assert soon.claim(slice_us=10_000, woken=WOKEN).wait_us == -1
+    assert soon.tokens() == 0
+    soon.claim(count, slice_us=0, woken=WOKEN)
+    assert soon.tokens() == 1
+    soon.take_token()
+    assert other.claim(slice_us=SECOND_US, woken=WOKEN).wait_us > 0
+    soon.claim(count, slice_us=0, woken=WOKEN)
+    assert soon.tokens() == 0
+
+
 def test_a_timer_owner_that_stops_adds_no_token_if_the_deadline_is_far(caller: Caller):
     """A deadline far away needs no timer owner."""
     caller.hold(b"held for an hour")

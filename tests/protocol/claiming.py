@@ -310,8 +310,8 @@ class Claiming:
         if given.woken == ON_WATCH:
             self.memory.strings.pop(self.keys.timer_owner, None)
         if given.woken != FRESH and next_at is not None and next_at - self.now < SECOND:
-            stops = given.woken == ON_WATCH and given.slice_us == 0
-            left_behind |= (bool(self.taken) or stops) and not self._is_watched(next_at)
+            stays = not self.taken and given.slice_us > 0
+            left_behind |= not stays and not self._is_watched(next_at)
         if left_behind:
             self.memory.notify(self.keys)
 

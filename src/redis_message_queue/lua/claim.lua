@@ -227,13 +227,14 @@ local function is_timer_owned()
 end
 
 -- The chained wake-up: a consumer that was woken, or would have been, and leaves work behind wakes the next one. It
--- also does so if work will soon be there and nobody is the timer owner: then it may have the wake-up of one that left.
+-- also does so if it does not stay, work will soon be there, and nobody is the timer owner: then it may have the
+-- wake-up of one that left.
 local again = wanted_now > 0 and #taken == 0 and (has_more() or in_ring > 0) and 1 or 0
 if #taken == 0 then forget_emptied() end
 local leaves_work = #taken > 0
   and ((next_us and next_us <= 0) or in_ring > 0 or (try_call('LLEN', pending) or 0) > 0)
 if woken == '2' then redis.call('UNLINK', timer_owner) end
-if next_us and next_us < SOON_US and (woken > '0' and #taken > 0 or woken == '2' and slice_us == 0) then
+if next_us and next_us < SOON_US and woken > '0' and (#taken > 0 or slice_us == 0) then
   leaves_work = leaves_work or not is_timer_owned()
 end
 if leaves_work and silent then redis.pcall('LPUSH', wakeup, '1') end
