@@ -370,9 +370,10 @@ class World:
         ending = self.loop.spawn(life.process, life.finish_gracefully())
         while not ending.done() and not life.process.is_dead:
             await asyncio.sleep(0.05)
-        if not life.process.is_dead and self._may_begin(life.actor) and self.lives[fault.who] is life:
+        if not life.process.is_dead and self.lives[fault.who] is life:
             self.loop.kill(life.process)
-            self.begin(life.actor)
+            if self._may_begin(life.actor):
+                self.begin(life.actor)
 
     async def _freeze(self, fault: Fault) -> None:
         if (life := self._life(fault)) is not None:

@@ -36,7 +36,8 @@ class Sequence(Book):
 
     def _enters(self, payload: bytes, before: str, after: str) -> bool:
         is_ordered = bool(tenant_of(payload)) and self.rules[self.account.home[payload]].is_ordered
-        is_new = payload not in self.account.sequence and before != BATCH
+        # One that a query gave back has no number, wherever it goes from there.
+        is_new = payload not in self.account.sequence and before not in (BATCH, WAITING, PROCESSING)
         return is_ordered and is_new and after in (WAITING, PROCESSING)
 
     def _distance(self, payload: bytes, place: str) -> int:
