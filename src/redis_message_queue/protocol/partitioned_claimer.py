@@ -179,13 +179,17 @@ class PartitionedClaimer(Claimer):
         return ClaimResult()
 
     def _order(self, first: int, woken: Sequence[int]) -> Iterator[int]:
-        """In which order to look: at those that were named, then where messages were last time, then at the others."""
+        """In which order to look: at those that were named, then where messages were last time, then at the others.
+
+        Those that rest are left out, unless all of them do.
+        """
         count = len(self._claimers)
+        all_rest = all(map(self._is_resting, range(count)))
         around = [(first + step) % count for step in range(1, count)]
         with_some = [number for number in around if self._has_some[number]]
         seen = set()
         for number in (*woken, first, *with_some, *around):
-            if number not in seen and not self._is_resting(number):
+            if number not in seen and (all_rest or not self._is_resting(number)):
                 seen.add(number)
                 yield number
 
@@ -195,7 +199,8 @@ class PartitionedClaimer(Claimer):
         next_timer = min(round.timers.values(), default=None)
         ends = [self._rests_until[number] for number in range(len(self._claimers)) if self._is_resting(number)]
         if len(ends) == len(self._claimers):
-            await port.sleep(max(0.0, min(ends) - now))
+            rest = min(ends) - now
+            await port.sleep(max(0.0, min(rest, left) if round.claimant.has_time_limit else rest))
             return []
         seconds = min([left, self.slice_seconds, *(end - now for end in ends)])
         punctual = next_timer is not None and next_timer - now <= seconds
