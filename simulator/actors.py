@@ -93,6 +93,10 @@ class Life:
         self.given_up: set[bytes] = set()  # tokens of messages that could not be settled, and are left to their leases
         self.main: asyncio.Task[Any] | None = None
 
+    @property
+    def is_at_work(self) -> bool:
+        return not (self.process.is_dead or self.main is None or self.main.done())
+
     def _on_event(self, event: QueueEvent) -> None:
         if event.operation is EventOperation.CLEANUP_FAILED:
             self.give_up()

@@ -83,7 +83,7 @@ class Ledger(Moves, Consuming, Operating, Batches, State, Clients):
             fail("accounted for", f"{name} was lost, although its publish had been confirmed")
         self._rolled_back |= self.account.accepted_us.keys() - account.accepted_us.keys()
         held = {owner.token for owner in self.account.owners.values()}
-        self._settled_and_lost |= {owner.token for owner in account.owners.values()} - held
+        self._ended_and_lost |= {owner.token for owner in account.owners.values()} - held
         self.account = account
         self.confirmed -= lost
         return lost

@@ -235,7 +235,11 @@ class World:
         while self.ledger.has_idle_marks() and self.loop.time() < deadline + _LONGEST:
             await asyncio.sleep(0.25)  # the next claim of an empty queue forgets them
         watch.cancel()
-        await self._let_everybody_finish()
+        await self._let_finish([self.lives[actor.name] for actor in plan.actors])
+        # A consumer that ends gives back what it has not started, and somebody has to handle that.
+        while self._is_unfinished() and self.loop.time() < deadline + _LONGEST:
+            await asyncio.sleep(0.25)
+        await self._let_finish([life for life in self.lives.values() if life.actor not in plan.actors])
         self.check(self.ledger.check_the_end)
         self._check_orphans()
         self.is_over = True
@@ -250,8 +254,7 @@ class World:
 
     def _is_operated(self) -> bool:
         """Whether an operator is still at work: what it redrives, somebody has to handle."""
-        lives = [life for life in self.lives.values() if life.actor.kind in OPERATORS and not life.process.is_dead]
-        return any(life.main is not None and not life.main.done() for life in lives)
+        return any(life.is_at_work for life in self.lives.values() if life.actor.kind in OPERATORS)
 
     def _unfinished(self) -> list[bytes]:
         leased = self.plan.settings.gateway["message_visibility_timeout_seconds"]
@@ -268,23 +271,20 @@ class World:
             except_for={token for life in self.lives.values() for token in life.given_up},
         )
 
-    async def _let_everybody_finish(self) -> None:
-        """Drain each queue object that lives: nothing may be unconfirmed afterwards."""
+    async def _let_finish(self, lives: list[actors.Life]) -> None:
+        """Drain each of these queue objects that lives: nothing may be unconfirmed afterwards."""
         self.is_finishing = True
-        for life in list(self.lives.values()):
+        for life in lives:
             if not life.process.is_dead and life.actor.kind not in ("producer", *OPERATORS):
                 self.loop.spawn(life.process, self._finish(life))
-        await self._wait_for_ends(40.0)
-        for life in self.lives.values():
-            if not life.process.is_dead and life.main is not None and not life.main.done():
+        await self._wait_for_ends(lives, 40.0)
+        for life in lives:
+            if life.is_at_work:
                 self.violated("bounded wait", f"{life.process} did not end after its drain")
 
-    async def _wait_for_ends(self, seconds: float) -> None:
+    async def _wait_for_ends(self, lives: list[actors.Life], seconds: float) -> None:
         deadline = self.loop.time() + seconds
-        while self.loop.time() < deadline:
-            lives = [life for life in self.lives.values() if not life.process.is_dead]
-            if all(life.main is None or life.main.done() for life in lives):
-                break
+        while any(life.is_at_work for life in lives) and self.loop.time() < deadline:
             await asyncio.sleep(0.1)
         await asyncio.sleep(2.0)  # drains that are under way beside them
 

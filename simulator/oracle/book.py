@@ -40,8 +40,8 @@ class Book:
         self._rolled_back: set[bytes] = set()  # stored once, and lost by the server
         self._called_duplicates: set[bytes] = set()  # also those that the server has forgotten since
         self._called_new: set[bytes] = set()  # messages that an import has stored, as its caller knows
-        self._told_settled: set[bytes] = set()  # tokens that a client knows to be settled
-        self._settled_and_lost: set[bytes] = set()  # tokens that were settled, by a server that lost it
+        self._told_ended: set[bytes] = set()  # tokens that a client knows to be settled, or to belong to nobody
+        self._ended_and_lost: set[bytes] = set()  # tokens whose lease had ended, on a server that lost that
         self._delivered: list[bytes] = []  # by the step that is being checked
         self._leases_known: dict[tuple[str, bytes], tuple[bytes, float]] = {}  # by process and payload
         self._lost: set[tuple[str, bytes]] = set()  # by process and token

@@ -67,9 +67,9 @@ class Clients(Turns):
                 known = (claim.token, sent_at + given["lease_us"] / 1_000_000)
                 self._leases_known[process.name, name_of(claim.envelope.stored)] = known
             if name == "ack_and_take" and isinstance(answer, bytes):
-                self._told_settled.add(given["token"])
+                self._told_ended.add(given["token"])
         elif name == "ack_one" and answer == b"1":
-            self._told_settled.add(by_name(command.script, (*command.settings, *arguments))["token"])
+            self._told_ended.add(by_name(command.script, (*command.settings, *arguments))["token"])
         elif name == "renew":
             given = by_name(command.script, (*command.settings, *arguments))
             tokens = given["tokens"]
@@ -83,8 +83,8 @@ class Clients(Turns):
                         self._lost.add((who, token))
         elif name in _HELD:
             tokens = by_name(command.script, (*command.settings, *arguments))["tokens"]
-            marks = answer[: len(tokens) // 36]
-            self._told_settled |= {tokens[36 * at : 36 * at + 36] for at, mark in enumerate(marks) if mark == ord("1")}
+            marks = answer[: len(tokens) // 36]  # "-": the target of a hand-off is full, and nothing has ended
+            self._told_ended |= {tokens[36 * at : 36 * at + 36] for at, mark in enumerate(marks) if mark in b"01"}
 
     def handler_started(self, process: Process, payload: bytes, now: float) -> None:
         """A handler got a message."""
@@ -114,9 +114,9 @@ class Clients(Turns):
     def held_by(self, processes: set[str], *, except_for: set[bytes]) -> list[bytes]:
         """The messages in flight that were claimed by one of these processes, and that it can know of.
 
-        A server that lost an acknowledgement has the message in flight again, and its consumer has let go of it.
+        A server that lost the end of a lease has the message in flight again, and its consumer has let go of it.
         """
-        forgotten = self._told_settled & self._settled_and_lost | except_for
+        forgotten = self._told_ended & self._ended_and_lost | except_for
         owners = [(payload, owner.token) for payload, owner in self.account.owners.items()]
         return [one for one, token in owners if self._issued_to.get(token) in processes and token not in forgotten]
 

@@ -47,6 +47,8 @@ def test_no_schedule_breaks_an_invariant(first: int):
         pytest.param(60751, None, None, None, id="a process started again because the queue had grown"),
         pytest.param(102978, None, None, None, id="a query gave back messages of a tenant with an order"),
         pytest.param(104989, None, None, None, id="a program ended although its drain could not recover a claim"),
+        pytest.param(108063, None, None, None, id="a consumer ended when nobody was left to handle what it gave back"),
+        pytest.param(108485, None, None, None, id="the server lost the end of a lease that a drained consumer knew of"),
         pytest.param(14341, None, None, None, id="a query that lost its group looked at the checkpoint of another"),
     ],
 )
@@ -71,6 +73,7 @@ def test_a_schedule_that_the_oracle_misjudged(seed: int, actors: str | None, fau
         pytest.param(60247, id="a tenant got a message at its limit, and then nobody was woken for it"),
         pytest.param(60332, id="a definition that arrived late published a tick of the schedule before it again"),
         pytest.param(87460, id="a consumer that stopped kept the wake-up for a delayed message"),
+        pytest.param(110141, id="a claim rested for longer than it had time, because no partition answered"),
         pytest.param(7038, id="a batch started with a message whose lease had ended"),
     ],
 )
