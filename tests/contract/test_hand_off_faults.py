@@ -8,6 +8,7 @@ import pytest
 import redis
 import redis.asyncio
 
+from redis_message_queue.protocol.calls import Calls
 from tests.contract.hand_offs import complete, everything, hand_off, waiting
 from tests.contract.shells import (
     Awaited,
@@ -231,6 +232,27 @@ async def test_a_new_target_is_no_sign_of_a_flushed_server(shell: Shell, caplog:
         await hand_off(queue, (results, "s"))
     assert caplog.records == []
     assert await waiting(results) == [b"r", b"s"]
+
+
+async def test_a_target_whose_state_is_lost_again_gets_its_result(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover to a stale replica may lose what has just been written."""
+    queue, results = shell.queue(wait=0), shell.queue("results")
+    shell.redis.delete(results.key.meta)
+    await queue.publish("m")
+    write_state, written = Calls.write_state, list[str]()
+
+    async def write_and_lose_it_once(calls: Calls, *arguments: Any, **options: Any) -> None:
+        await write_state(calls, *arguments, **options)
+        written.append(calls.keys.prefix)
+        if len(written) == 1:
+            shell.redis.delete(results.key.meta)
+
+    monkeypatch.setattr(Calls, "write_state", write_and_lose_it_once)
+    await hand_off(queue, (results, "r"))
+    assert written == ["results", "results"]
+    assert await waiting(results) == [b"r"]
 
 
 @pytest.mark.promise("`complete()` raises `CleanupFailedError` if Redis did not confirm it, and never a Redis error.")

@@ -74,6 +74,7 @@ def test_a_schedule_that_the_oracle_misjudged(seed: int, actors: str | None, fau
         pytest.param(60332, id="a definition that arrived late published a tick of the schedule before it again"),
         pytest.param(87460, id="a consumer that stopped kept the wake-up for a delayed message"),
         pytest.param(110141, id="a claim rested for longer than it had time, because no partition answered"),
+        pytest.param(127288, id="a server lost the state of a hand-off's target twice"),
         pytest.param(7038, id="a batch started with a message whose lease had ended"),
     ],
 )

@@ -21,7 +21,7 @@ T = TypeVar("T")
 log = logging.getLogger("redis_message_queue")
 
 STATE_VERSION = 1  # of everything that is stored; lua/lib/state.lua compares it
-_MISSED_STATES = 2  # how often a call writes the state of its queue before it gives up
+MISSED_STATES = 2  # how often a call writes the state of its queue before it gives up
 _DAY_MS = 86_400_000
 _UNREAD = 10  # how many times its length a journal may have, while an archive has not read it
 _WEIGHTS_A_SCRIPT = 2_000  # tenants and their weights, so half as many tenants
@@ -280,7 +280,7 @@ class Calls:
                 except StateMissingError as error:
                     missed += 1
                     # Ours, and not that of a queue that results are handed to.
-                    if missed > _MISSED_STATES or not error.is_of(self.keys.meta):
+                    if missed > MISSED_STATES or not error.is_of(self.keys.meta):
                         raise
                     await self.write_state(drains=command.script.name not in _BRINGING_IN)
                 except Exception as error:

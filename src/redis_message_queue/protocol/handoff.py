@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from redis_message_queue.errors import (
     RetryBudgetExhaustedError,
 )
 from redis_message_queue.keys import hash_tag_of, script_keys
-from redis_message_queue.protocol.calls import Calls, publishing_rules
+from redis_message_queue.protocol.calls import MISSED_STATES, Calls, publishing_rules
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.confirm import dropped_ids
 from redis_message_queue.protocol.port import Argument, Command, StateMissingError
@@ -191,20 +192,20 @@ class HandOff:
             send = partial(
                 self._calls.call, self._command, arguments, extra_keys=extra_keys, cancellations=cancellations
             )
-            try:
-                reply = await send()
-            except StateMissingError:
-                await self._write_state(targets)
-                reply = await send()
+            reply = await self._send_with_state(send, targets)
         finally:
             self._calls.release_slot(slot)
         return self._read(reply, claim, targets)
 
     @staticmethod
-    async def _write_state(targets: Sequence[HandOffTarget]) -> None:
-        """Write the state of the other queues: one of them is new to Redis, or Redis was flushed."""
-        for target in targets:
-            await target.queue.store.calls.write_state()
+    async def _send_with_state(send: Callable[[], Awaitable[bytes]], targets: Sequence[HandOffTarget]) -> bytes:
+        """Write the state of the other queues if Redis does not have it: one of them is new, or Redis has lost it."""
+        for _ in range(MISSED_STATES):
+            with suppress(StateMissingError):
+                return await send()
+            for target in targets:
+                await target.queue.store.calls.write_state()
+        return await send()
 
     def _lost(self, claim: Claim) -> LeaseLostError:
         return LeaseLostError(
