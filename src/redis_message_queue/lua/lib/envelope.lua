@@ -1,5 +1,5 @@
 -- lib/envelope.lua: the parts of a stored message, as envelope.py packs them.
--- Makes  is_message, id_of, time_of, payload_of, tenant_of, extras_of, has_entry, with_entry, has_outlived
+-- Makes  is_message, id_of, time_of, payload_of, tenant_of, extras_text, extras_of, has_entry, with_entry, has_outlived
 -- Flags, id, time, [tenant], [extras], [ttl], payload: one byte of flags, 16 of id, 8 of time; one byte of length
 -- before a tenant, two before extras. The flags are 0x80, which no text begins with, plus 1 with a tenant, plus 2 if
 -- the message has an entry in `deliveries`, plus 4 with extras, a small JSON object that travels with the payload, plus
@@ -42,13 +42,20 @@ local function tenant_of(stored)
   return string.sub(stored, 27, 26 + string.byte(stored, 26))
 end
 
+-- '' for a message without extras.
+local function extras_text(stored)
+  local flags, at = string.byte(stored, 1), 26
+  if flags % 8 < 4 then return '' end
+  if flags % 2 == 1 then at = at + 1 + string.byte(stored, at) end
+  local high, low = string.byte(stored, at, at + 1)
+  return string.sub(stored, at + 2, at + 1 + high * 256 + low)
+end
+
 -- Empty for a message without extras, or with extras that are not a JSON object.
 local function extras_of(stored)
-  if string.byte(stored, 1) % 8 < 4 then return {} end
-  local at = 26
-  if string.byte(stored, 1) % 2 == 1 then at = at + 1 + string.byte(stored, at) end
-  local high, low = string.byte(stored, at, at + 1)
-  local is_json, extras = pcall(cjson.decode, string.sub(stored, at + 2, at + 1 + high * 256 + low))
+  local text = extras_text(stored)
+  if text == '' then return {} end
+  local is_json, extras = pcall(cjson.decode, text)
   return is_json and type(extras) == 'table' and extras or {}
 end
 
