@@ -11,7 +11,7 @@ from redis_message_queue.condition import condition
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
 from redis_message_queue.messages import MessageRecord, moment
 from redis_message_queue.spark.job_options import ARCHIVE_FIELDS, LETTER_FIELDS
-from redis_message_queue.spark.jobs.condition_columns import condition_column
+from redis_message_queue.spark.jobs.condition_columns import columns_of, condition_column
 from redis_message_queue.spark.jobs.replay import ReplayOptions
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.tables import table_schema
@@ -104,6 +104,21 @@ def test_a_source_has_its_own_fields():
         condition("claimed_at is None", ARCHIVE_FIELDS)
     with pytest.raises(ConfigurationError, match="has no field 'state'"):
         condition("state == 'dead'", LETTER_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("where", "columns"),
+    [
+        ("state == 'dead'", {"state"}),
+        ("not (tenant == 'a' or json['order'][0] > 2) and failures in [1, 2]", {"tenant", "payload", "failures"}),
+        ("reason.lower().startswith('x') and error_type is None", {"reason", "error_type"}),
+        ("tenant in error", {"tenant", "error"}),
+        ("1 == 1", set()),
+    ],
+)
+def test_the_columns_that_a_condition_looks_at_are_known(where, columns):
+    """Others are not read from an archive."""
+    assert columns_of(condition(where, ARCHIVE_FIELDS)) == columns
 
 
 def test_a_condition_is_a_text_or_a_column(spark):

@@ -166,6 +166,9 @@ def test_what_several_tasks_found_of_a_message_is_put_together(spark, server, cl
     archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path), partition_rows=40))
     table = archive_tables.location_of(str(tmp_path))
     found = messages.read_messages(spark, journal_table(table), "orders").collect()
+    few = messages.read_messages(spark, journal_table(table), "orders", {"tenant", "failures"})
+    assert few.columns == ["id", "tenant", "failures"]
+    assert sorted(few.collect()) == sorted((row.id, row.tenant, row.failures) for row in found)
     own: dict[str, list[dict]] = defaultdict(list)
     for event in events:
         if event["id"] and event["event"] != "duplicate":

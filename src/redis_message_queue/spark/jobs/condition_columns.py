@@ -39,6 +39,11 @@ def condition_column(chosen: Condition) -> Column:
     return _truth(chosen.part)
 
 
+def columns_of(chosen: Condition) -> set[str]:
+    """Return the columns that the condition looks at."""
+    return _columns(chosen.part)
+
+
 def _truth(part: Part) -> Column:
     match part:
         case Together(every=every, parts=parts):
@@ -129,9 +134,13 @@ def _kind_of(value: object) -> Kind:
 def _by_row(part: Part) -> Column:
     from pyspark.sql import functions as f
 
-    names = sorted({"payload" if one == "json" else one for one in _fields(part)})
+    names = sorted(_columns(part))
     answer = f.udf(lambda row: bool(part.value(row)), "boolean")
     return answer(f.struct(*names) if names else f.struct(f.lit(True).alias("nothing")))
+
+
+def _columns(part: Part) -> set[str]:
+    return {"payload" if one == "json" else one for one in _fields(part)}
 
 
 def _fields(part: Part) -> Iterator[str]:
@@ -140,8 +149,11 @@ def _fields(part: Part) -> Iterator[str]:
             yield name
         case Constant():
             return
-        case Item(container=container):
-            yield from _fields(container)
+        case Item(container=inside) | Negation(part=inside):
+            yield from _fields(inside)
+        case Together(parts=several):
+            for one in several:
+                yield from _fields(one)
         case _:
             for one in _operands(part):
                 yield from _fields(one)

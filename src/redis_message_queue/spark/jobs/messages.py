@@ -6,7 +6,7 @@ all the rest.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -29,31 +29,37 @@ _NEWEST = {
     **{name: name for name in ("payload", "tenant", "reason", "error_type", "replay_of", "headers")},
     "event": "state",
 }
-_GREATEST = ("delivery_count", "failures", "finished_at")
-_COLUMNS = ("id", "serial", "at", "count", "failures", *_NEWEST)
+# The greatest number in an entry's column.
+_COUNTS = {"count": "delivery_count", "failures": "failures"}
+_TIMES = {"published_at": ENTERING, "finished_at": LEAVING}  # when such an entry was written
+_GREATEST = (*_COUNTS.values(), "finished_at")
+COLUMNS = (*_NEWEST.values(), *_COUNTS.values(), *_TIMES)
 _BYTES_AT_ONCE = 64 * 1024 * 1024
 _BYTES_A_TASK = 16 * 1024 * 1024  # compressed
 _ROWS_A_TASK = 500_000
 _BLOB_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-def read_messages(spark: "SparkSession", table: ArchiveTable, queue: str) -> "DataFrame":
-    """Return a row for each archived message of a queue."""
+def read_messages(
+    spark: "SparkSession", table: ArchiveTable, queue: str, columns: Collection[str] = COLUMNS
+) -> "DataFrame":
+    """Return a row for each archived message of a queue: its id and these columns."""
     files = table.files(queue)
     table.check(files, queue)
-    read = table.batch_reader(_COLUMNS)
+    sources = (column for column, name in (_NEWEST | _COUNTS).items() if name in columns)
+    read = table.batch_reader(list(dict.fromkeys(("id", "serial", "at", "event", *sources))))
     groups = balanced(files, spark.sparkContext.defaultParallelism, _ROWS_A_TASK)
     rows, size = sum(one.rows for one in files), sum(one.size for one in files)
     parts = max(spark.sparkContext.defaultParallelism, -(-rows // _ROWS_A_TASK), -(-size // _BYTES_A_TASK))
-    schema, partial = _schema(table), _schema(table, with_serials=True)
+    schema, partial = _schema(table, columns), _schema(table, columns, with_serials=True)
 
     def gather(wanted: list[DataFile]) -> Iterator[pa.RecordBatch]:
         for entries in _portions(read(wanted)):
-            yield from _packed(_of_entries(entries).combined(partial), parts)
+            yield from _packed(_of_entries(entries, columns).combined(partial), parts)
 
     def put_together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = pa.concat_tables([partial.empty_table(), *_unpacked(batches)])
-        yield from _of_parts(found).combined(schema).to_batches()
+        yield from _of_parts(found, columns).combined(schema).to_batches()
 
     blobs = read_in_tasks(spark, groups, gather, "part int, rows binary")
     return blobs.repartitionById(parts, "part").mapInArrow(put_together, from_arrow_schema(schema))
@@ -75,14 +81,14 @@ def _serial(name: str) -> str:
     return f"{name}_serial"
 
 
-def _schema(table: ArchiveTable, *, with_serials: bool = False) -> pa.Schema:
+def _schema(table: ArchiveTable, columns: Collection[str], *, with_serials: bool = False) -> pa.Schema:
     """The columns of a message. What a task finds in its files also says which entry each value is from."""
-    own = table.schema
-    time, count = own.field("at").type, pa.int64()
-    newest = [pa.field(name, own.field(column).type) for column, name in _NEWEST.items()]
-    others = {"delivery_count": count, "failures": count, "published_at": time, "finished_at": time}
-    serials = [pa.field(_serial(name), count) for name in _NEWEST.values() if with_serials]
-    return pa.schema([own.field("id"), *newest, *(pa.field(name, kind) for name, kind in others.items()), *serials])
+    own, count = table.schema, pa.int64()
+    kinds = {name: own.field(column).type for column, name in _NEWEST.items()}
+    kinds |= dict.fromkeys(_COUNTS.values(), count) | dict.fromkeys(_TIMES, own.field("at").type)
+    known = [pa.field(name, kind) for name, kind in kinds.items() if name in columns]
+    serials = [pa.field(_serial(name), count) for name in _NEWEST.values() if with_serials and name in columns]
+    return pa.schema([own.field("id"), *known, *serials])
 
 
 def _portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -150,33 +156,30 @@ class _Parts:
         return pa.Table.from_arrays([columns[one.name].cast(one.type) for one in schema], schema=schema)
 
 
-def _of_entries(entries: pa.Table) -> _Parts:
+def _of_entries(entries: pa.Table, columns: Collection[str]) -> _Parts:
     wanted = pc.and_(pc.is_valid(entries.column("id")), pc.not_equal(entries.column("event"), "duplicate"))
     entries = entries.filter(wanted).combine_chunks()
     serials = entries.column("serial").to_numpy()
     at = _numbers(entries, "at")
-
-    def at_an(events: tuple[str, ...]) -> Array:
-        is_one = pc.is_in(entries.column("event"), value_set=pa.array(events)).to_numpy()
-        return np.where(is_one, at, NEVER)
-
-    numbers = {
-        "delivery_count": _numbers(entries, "count"),
-        "failures": _numbers(entries, "failures"),
-        "published_at": at_an(ENTERING),
-        "finished_at": at_an(LEAVING),
-    }
+    numbers = {name: _numbers(entries, column) for column, name in _COUNTS.items() if name in columns}
+    for name, events in _TIMES.items():
+        if name in columns:
+            is_one = pc.is_in(entries.column("event"), value_set=pa.array(events)).to_numpy()
+            numbers[name] = np.where(is_one, at, NEVER)
     newest = {}
     for column, name in _NEWEST.items():
-        values = _whole(entries, column)
-        newest[name] = (values, np.where(values.is_valid().to_numpy(zero_copy_only=False), serials, NEVER))
+        if name in columns:
+            values = _whole(entries, column)
+            newest[name] = (values, np.where(values.is_valid().to_numpy(zero_copy_only=False), serials, NEVER))
     return _Parts(_whole(entries, "id"), newest, numbers)
 
 
-def _of_parts(parts: pa.Table) -> _Parts:
-    newest = {name: (_whole(parts, name), _numbers(parts, _serial(name))) for name in _NEWEST.values()}
-    names = ("delivery_count", "failures", "published_at", "finished_at")
-    return _Parts(_whole(parts, "id"), newest, {name: _numbers(parts, name) for name in names})
+def _of_parts(parts: pa.Table, columns: Collection[str]) -> _Parts:
+    newest = {
+        name: (_whole(parts, name), _numbers(parts, _serial(name))) for name in _NEWEST.values() if name in columns
+    }
+    numbers = {name: _numbers(parts, name) for name in (*_COUNTS.values(), *_TIMES) if name in columns}
+    return _Parts(_whole(parts, "id"), newest, numbers)
 
 
 def _whole(table: pa.Table, name: str) -> pa.Array:

@@ -1,5 +1,6 @@
 """Publishes selected dead letters or archived messages again, each once."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -7,7 +8,7 @@ from redis_message_queue.errors import SelectionError
 from redis_message_queue.spark.job_options import ReplayOptions
 from redis_message_queue.spark.jobs.archive import journal_files, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
-from redis_message_queue.spark.jobs.condition_columns import condition_column
+from redis_message_queue.spark.jobs.condition_columns import columns_of, condition_column
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
@@ -17,7 +18,7 @@ from redis_message_queue.spark.jobs.job import (
     reason,
     require_classic,
 )
-from redis_message_queue.spark.jobs.messages import has_event, read_messages
+from redis_message_queue.spark.jobs.messages import COLUMNS, has_event, read_messages
 from redis_message_queue.spark.jobs.publishing import RowCount, count_rows, publish_at_rate, publish_rows
 from redis_message_queue.spark.jobs.records import read_records, records_table
 from redis_message_queue.spark.options import TableOptions
@@ -136,9 +137,10 @@ def archived_messages(spark: "SparkSession", options: ReplayOptions) -> "DataFra
     location = location_of(options.archive, options.storage_options, spark)
     journal_files(location, options.queue)
     journal, records = journal_table(location), records_table(location)
-    messages = read_messages(spark, journal, options.queue)
+    has_redriven = has_event(spark, journal, options.queue, "redriven")
+    messages = read_messages(spark, journal, options.queue, _needed(options, has_redriven=has_redriven))
     # A redriven message has the payload of the message that it repeats.
-    if has_event(spark, journal, options.queue, "redriven"):
+    if has_redriven:
         first = messages.where("payload is not null").selectExpr("id as replay_of", "payload as first_payload")
         messages = messages.join(first, "replay_of", "left").selectExpr(
             "* except (payload, first_payload)", "coalesce(payload, first_payload) as payload"
@@ -153,3 +155,11 @@ def archived_messages(spark: "SparkSession", options: ReplayOptions) -> "DataFra
     )
     whole = messages.join(broadcast(errors) if known < _BROADCAST_ROWS else errors, "id", "left")
     return whole.selectExpr("* except (headers, record_headers)", "coalesce(headers, record_headers) as headers")
+
+
+def _needed(options: ReplayOptions, *, has_redriven: bool) -> Collection[str]:
+    """Return the columns of archived messages that are published, or that the condition looks at."""
+    if options.where is not None and options.condition is None:
+        return COLUMNS  # a Column does not tell
+    named = () if options.condition is None else columns_of(options.condition)
+    return {"payload", "tenant", "published_at", "headers", *named, *(["replay_of"] if has_redriven else [])}
