@@ -4,6 +4,7 @@ Sink and source are compared with raw redis-py, the jobs with a plain Spark job 
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from redis_message_queue.protocol.calls import STATE_VERSION, ReplySlot
 from redis_message_queue.scripts import script
 
 QUEUE = "orders"
+_OTHER = "replayed"
 BATCH = 1_000
 _FORMAT = "redis_message_queue"
 _KEEP_MS = 60_000
@@ -176,7 +178,8 @@ class SparkBench:
     def jobs(self, count: int) -> list[dict[str, Any]]:
         """Compare archive, report, replay and backfill with a plain job that copies the archived rows.
 
-        Each message has three entries in the journal: it was published, claimed and acked.
+        Each message has three entries in the journal: it was published, claimed and acked. What is replayed or
+        backfilled into the same queue gets an entry with its payload; the other queue has no journal.
         """
         from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive, read_archive
         from redis_message_queue.spark.jobs.backfill import BackfillOptions, backfill
@@ -191,17 +194,20 @@ class SparkBench:
         here: dict[str, Any] = {"url": self._server.url, "queue": QUEUE}
         with tempfile.TemporaryDirectory() as place:
             reported = ReportOptions(path=f"{place}/archive", queue=QUEUE, output=f"{place}/report")
+            replayed = ReplayOptions(**here, archive=f"{place}/archive")
             lines = f"{place}/lines.json"
             with open(lines, "w", encoding="utf-8") as file:
                 file.writelines(f"{text(number)}\n" for number in range(count))
             work: dict[str, tuple[int, Callable[[], Any]]] = {
                 "archive": (entries, lambda: archive(spark, ArchiveOptions(**here, path=f"{place}/archive"))),
                 "report": (entries, lambda: report(spark, reported)),
-                "replay": (count, lambda: replay(spark, ReplayOptions(**here, archive=f"{place}/archive"))),
+                "replay": (count, lambda: replay(spark, replayed)),
+                "replay, no journal": (count, lambda: replay(spark, dataclasses.replace(replayed, into=_OTHER))),
                 "backfill": (count, lambda: backfill(spark, BackfillOptions(**here, source=lines, format="json"))),
             }
             rates = {name: _rate(size, run) for name, (size, run) in work.items()}
             assert self._client.llen(QueueKeys.of(QUEUE).pending) == 2 * count, "replay and backfill"
+            assert self._client.llen(QueueKeys.of(_OTHER).pending) == count, "replay into another queue"
             archived = read_archive(spark, f"{place}/archive", QUEUE)
             plain = _rate(entries, lambda: archived.write.parquet(f"{place}/copy"))
         self._log(f"jobs, {count:,} messages: " + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in rates.items()))

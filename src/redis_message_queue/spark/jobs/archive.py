@@ -296,11 +296,12 @@ def write_range(
     rows: int = 10_000,
 ) -> JournalFile | None:
     """Write the entries of a range into a file. Returns None if they were trimmed meanwhile."""
-    serials = SerialTracker()
+    serials, events = SerialTracker(), set[str]()
 
     def batches(reader: JournalReader) -> Iterator[pa.RecordBatch]:
         for batch in reader.batches(wanted, rows):
             serials.add(batch)
+            events.update(batch.column("event").unique().to_pylist())
             columns = [*batch.columns, pa.repeat(pa.scalar(journal), batch.num_rows)]
             yield pa.RecordBatch.from_arrays(columns, schema=_FILE_SCHEMA)
 
@@ -308,7 +309,11 @@ def write_range(
         file = journal_table(location).write_file(options.queue, wanted.first.date, batches(reader))
     if file is None:
         return None
-    statistics = {"serial": (serials.first, serials.last), "journal": (journal, journal)}
+    statistics = {
+        "serial": (serials.first, serials.last),
+        "journal": (journal, journal),
+        "event": (min(events), max(events)),
+    }
     return JournalFile(
         dataclasses.replace(file, statistics=statistics),
         serials.first,

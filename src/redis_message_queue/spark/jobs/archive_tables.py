@@ -184,6 +184,11 @@ class DataFile:
     date: str
     statistics: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # the least and greatest value of a column
 
+    def may_have(self, column: str, value: str) -> bool:
+        """Return whether a row may have this value. A file without statistics does not tell."""
+        least, greatest = self.statistics.get(column, (value, value))
+        return bool(least <= value <= greatest)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
