@@ -215,7 +215,8 @@ class SparkBench:
 
     def _handle(self, count: int) -> None:
         """Publish and handle messages of a queue with a journal."""
-        queue = RedisMessageQueue(QUEUE, client=self._client, journal="payload")
+        # All entries have to be there until they are archived: three of each message, and some to spare.
+        queue = RedisMessageQueue(QUEUE, client=self._client, journal="payload", max_journal_length=4 * count)
         for start in range(0, count, 10_000):
             queue.publish_many(text(number) for number in range(start, min(start + 10_000, count)))
             handled = 1
