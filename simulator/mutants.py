@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(
         "a deduplication marker is not set",
         "lib/enqueue.lua",
-        (("", "for _, one in ipairs(plan.markers) do redis.call('PSETEX', one[1], window_ms, one[2]) end", ""),),
+        (("", "redis.call('PSETEX', plan.markers[place], window_ms, plan.markers[place + 1])", ""),),
     ),
     Mutant(
         "deliveries are not counted",
