@@ -1,8 +1,10 @@
 """How a consumer of a queue with partitions claims while none of them can be reached."""
 
 from redis_message_queue.options import QueueOptions
+from redis_message_queue.protocol.consumer import Consumer
 from redis_message_queue.protocol.partitioned_queue import PartitionedQueue
 from redis_message_queue.protocol.partitioned_store import PartitionedStore, partition_stores
+from redis_message_queue.protocol.port import finish
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import REQUEST, MemoryPort
 from tests.protocol.setup import Setup, process_all
@@ -44,3 +46,13 @@ def test_a_claim_looks_once_more_before_it_ends_with_nothing():
         assert payload is None
     last_looks = [one for one in port.sent[sent:] if one.at >= began + WAIT - 0.1]
     assert {one.keys[0] for one in last_looks} == {part.store.keys.pending for part in queue.parts}
+
+
+def test_a_loop_rests_between_its_requests_also_when_its_wait_is_over():
+    """It has no time limit: it goes on until a partition answers, and must not send one request after the other."""
+    queue, port = open_queue()
+    lose_requests(port, seconds=20.0)
+    began, sent = port.now(), len(port.sent)
+    assert finish(Consumer(queue, in_loop=True).claim(1, WAIT)) == []
+    assert port.now() - began >= 20.0
+    assert len(port.sent) - sent < 60
