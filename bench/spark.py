@@ -22,7 +22,7 @@ from bench.payload import text
 from bench.report import spark_table
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.envelope import BASE_BYTES, body
+from redis_message_queue.envelope import BASE_BYTES, preamble
 from redis_message_queue.identity import new_id
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions
@@ -235,13 +235,9 @@ def publish_raw(client: Any, messages: Any, deduplicated: bool = True) -> None:
     while batch := list(islice(numbered, BATCH)):
         call += 1
         markers = [keys.deduplication(str(number)) for number, _ in batch] if deduplicated else []
-        details = [
-            part
-            for place, (_, message) in enumerate(batch, 1)
-            for part in ("", place if deduplicated else 0, body(message.encode(), b"", b""))
-        ]
+        details = [part for _, message in batch for part in (preamble(), message.encode())]
         names = (*enqueue.keys, *markers)
-        head = (*enqueue.settings, b"%012d" % call, new_id()[:BASE_BYTES], "full")
+        head = (*enqueue.settings, b"%012d" % call, new_id()[:BASE_BYTES], "ready")
         client.execute_command("EVALSHA", sha, len(names), *names, *head, *details)
 
 

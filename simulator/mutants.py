@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(
         "a deduplication marker is not set",
         "lib/enqueue.lua",
-        (("", "redis.call('PSETEX', plan.markers[place], window_ms, plan.markers[place + 1])", ""),),
+        (("", "redis.call('PSETEX', marker, window_ms, id)", ""),),
     ),
     Mutant(
         "deliveries are not counted",
@@ -387,8 +387,8 @@ MUTANTS = (
         (
             (
                 "enqueue",
-                "table.insert(plan.messages[tenant], stored)",
-                "table.insert(plan.messages[tenant], 1, stored)",
+                "table.insert(tenants[tenant], stored)",
+                "table.insert(tenants[tenant], 1, stored)",
             ),
         ),
     ),
@@ -427,7 +427,7 @@ MUTANTS = (
     Mutant(
         "an import does not remember its messages",
         "restore.lua",
-        (("restore", "due = due, marker = marker,", "due = due,"),),
+        (("restore", "plan_messages(restored, markers, due_times)", "plan_messages(restored, {}, due_times)"),),
     ),
     # -- partitions
     Mutant(

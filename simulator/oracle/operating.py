@@ -24,10 +24,14 @@ class Operating(Book):
         given = named_arguments(step)
         if given["form"] == "bare":
             return  # none of them has a deduplication key
-        bodies = [as_bytes(body) for body in step.arguments[len(given) + 2 :: 3]]
-        for body, mark in zip(bodies, step.reply, strict=False):  # '-' has no marks, and ids may follow them
+        messages = [as_bytes(one) for one in step.arguments[len(given) :]]
+        if given["form"] == "ready":
+            payloads = messages[1::2]
+        else:
+            payloads = [Envelope(body[:1] + bytes(24) + body[1:]).payload for body in messages[2::3]]
+        for payload, mark in zip(payloads, step.reply, strict=False):  # '-' has no marks, and ids may follow them
             if mark == ord("0"):
-                self._call_duplicate(step, Envelope(body[:1] + bytes(24) + body[1:]).payload)
+                self._call_duplicate(step, payload)
 
     def _call_duplicate(self, step: Step, payload: bytes) -> None:
         """Judged when the server says so: until the client hears it, the server may have lost the other message."""

@@ -141,8 +141,8 @@ def head(message_id: bytes) -> bytes:
     return _PLAIN_HEAD + message_id
 
 
-def body(payload: bytes, tenant: bytes = b"", extras: bytes = b"", ttl_us: int = 0) -> bytes:
-    """The flags, followed by the bytes after the time stamp."""
+def preamble(tenant: bytes = b"", extras: bytes = b"", ttl_us: int = 0) -> bytes:
+    """The flags, followed by the bytes between the time stamp and the payload."""
     flags = 0x80 | (HAS_TENANT if tenant else 0) | (HAS_EXTRAS if extras else 0) | (HAS_TTL if ttl_us else 0)
     parts = [bytes((flags,))]
     if tenant:
@@ -151,7 +151,12 @@ def body(payload: bytes, tenant: bytes = b"", extras: bytes = b"", ttl_us: int =
         parts += [len(extras).to_bytes(2, "big"), extras]
     if ttl_us:
         parts.append(ttl_us.to_bytes(TTL_BYTES, "big"))
-    return b"".join((*parts, payload))
+    return b"".join(parts)
+
+
+def body(payload: bytes, tenant: bytes = b"", extras: bytes = b"", ttl_us: int = 0) -> bytes:
+    """The flags, followed by the bytes after the time stamp."""
+    return preamble(tenant, extras, ttl_us) + payload
 
 
 def process_of(token: bytes) -> bytes:

@@ -134,11 +134,11 @@ class Caller:
         return self._send("publish", keys, call=self._numbered(call), head=envelope.head(id or new_id()), body=payload)
 
     def enqueue(
-        self, *messages: New | bytes, base: bytes | None = None, bare: bool = False, call: int | None = None
+        self, *messages: New | bytes, base: bytes | None = None, form: str | None = None, call: int | None = None
     ) -> bytes:
         """A chunk in its full form, or bare, where its messages are payloads alone."""
         news = [one if isinstance(one, New) else New(one) for one in messages]
-        words = self._enqueue_words(news, base or fresh_base(), bare, call)
+        words = self._enqueue_words(news, base or fresh_base(), form or _form_of(news), call)
         return self._send_words("enqueue", words)
 
     def backfill(
@@ -570,13 +570,11 @@ class Caller:
             *(every[one] for one in argument_names(wanted.source)),
         ]
 
-    def _enqueue_words(self, news: list[New], base: bytes, bare: bool, call: int | None) -> list[Any]:
-        sha, keys, *words = self._words(
-            "enqueue", {}, (), call=self._numbered(call), base=base, form="bare" if bare else "full"
-        )
-        places, details = _details(news)
-        words[keys:keys] = [KEYS.deduplication(marker) for marker in places]
-        return [sha, keys + len(places), *words, *([one.payload for one in news] if bare else details)]
+    def _enqueue_words(self, news: list[New], base: bytes, form: str, call: int | None) -> list[Any]:
+        sha, keys, *words = self._words("enqueue", {}, (), call=self._numbered(call), base=base, form=form)
+        markers, details = _details(news) if form == "full" else _ready(news)
+        words[keys:keys] = [KEYS.deduplication(marker) for marker in markers]
+        return [sha, keys + len(markers), *words, *([one.payload for one in news] if form == "bare" else details)]
 
     def _key_names(self, wanted: Script, given: dict[str, str]) -> list[str]:
         """A script's keys in their order, without those at its end that may be left out and are."""
@@ -641,6 +639,18 @@ def _details(news: list[New]) -> tuple[dict[str, int], list[Any]]:
         body = envelope.body(one.payload, one.tenant, one.extras)
         details += [one.due, 0 if one.marker is None else places[one.marker], body]
     return places, details
+
+
+def _form_of(news: list[New]) -> str:
+    """The form that the protocol chooses, except for a bare one."""
+    marked = sum(one.marker is not None for one in news)
+    return "ready" if marked in (0, len(news)) and not any(one.due for one in news) else "full"
+
+
+def _ready(news: list[New]) -> tuple[list[str], list[Any]]:
+    """The markers of messages that are due now, and their preambles and payloads."""
+    markers = [one.marker for one in news if one.marker is not None]
+    return markers, [part for one in news for part in (envelope.preamble(one.tenant, one.extras), one.payload)]
 
 
 def _read_claim(reply: Any, nonce: bytes) -> Claimed:

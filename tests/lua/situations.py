@@ -83,11 +83,15 @@ def backfill_into_a_full_line(caller: Caller) -> Call:
 
 
 def enqueue(caller: Caller) -> Call:
-    return partial(caller.enqueue, b"first", b"second", bare=True)
+    return partial(caller.enqueue, b"first", b"second", form="bare")
+
+
+def enqueue_what_is_ready(caller: Caller) -> Call:
+    return partial(caller.enqueue, b"first", b"second")
 
 
 def enqueue_in_full(caller: Caller) -> Call:
-    return partial(caller.enqueue, b"first", b"second")
+    return partial(caller.enqueue, b"first", b"second", form="full")
 
 
 def enqueue_with_keys(caller: Caller) -> Call:
@@ -103,6 +107,10 @@ def enqueue_duplicates(caller: Caller) -> Call:
     caller.publish(b"first", marker="a key")
     news = [New(b"second", marker="a key"), New(b"third", marker="fresh"), New(b"fourth", marker="fresh")]
     return partial(caller.enqueue, *news)
+
+
+def enqueue_duplicates_in_full(caller: Caller) -> Call:
+    return partial(enqueue_duplicates(caller), form="full")
 
 
 def enqueue_nothing_but_duplicates(caller: Caller) -> Call:
@@ -1093,10 +1101,12 @@ PUBLISHES: tuple[Situation, ...] = (
 )
 ENQUEUES: tuple[Situation, ...] = (
     enqueue,
+    enqueue_what_is_ready,
     enqueue_in_full,
     enqueue_with_keys,
     enqueue_behind_others,
     enqueue_duplicates,
+    enqueue_duplicates_in_full,
     enqueue_nothing_but_duplicates,
     enqueue_into_a_full_line,
     enqueue_and_drop,

@@ -25,28 +25,46 @@ def waiting(caller: Caller, tenant: bytes = b"") -> list[bytes]:
 # What is written
 
 
-@pytest.mark.parametrize("bare", [True, False], ids=["bare", "full"])
+@pytest.mark.parametrize("form", ["bare", "ready", "full"])
 @pytest.mark.parametrize("count", [1, 2, 999, 1_000])
-def test_a_chunk_enters_in_its_order(caller: Caller, count: int, bare: bool):
+def test_a_chunk_enters_in_its_order(caller: Caller, count: int, form: str):
     """Behind those that wait; the ids are what they have in common and their places."""
     caller.publish(b"waits already")
     base = fresh_base()
-    assert caller.enqueue(*numbered(count), base=base, bare=bare) == b"1" * count
+    assert caller.enqueue(*numbered(count), base=base, form=form) == b"1" * count
     assert waiting(caller) == [b"waits already", *numbered(count)]
     ids = [envelope.Envelope(stored).id for stored in reversed(read(caller.client).lines[""])]
     assert ids[1:] == chunk_ids(base, count)
 
 
-def test_a_bare_chunk_and_a_full_one_are_stored_alike(caller: Caller, other: Caller):
+@pytest.mark.parametrize("form", ["ready", "full"])
+def test_a_bare_chunk_is_stored_as_any_other(caller: Caller, other: Caller, form: str):
     """Byte for byte, apart from the time."""
     base, payloads = fresh_base(), [b"", b"x", b"\x80\xff\x00", *numbered(7)]
-    bare = other.enqueue(*payloads, base=base, bare=True), without_time(caller)
+    bare = other.enqueue(*payloads, base=base, form="bare"), without_time(caller)
     caller.client.flushall()
-    assert (caller.enqueue(*payloads, base=base), without_time(caller)) == bare
+    assert (caller.enqueue(*payloads, base=base, form=form), without_time(caller)) == bare
 
 
-def without_time(caller: Caller) -> list[bytes]:
-    stored = caller.client.lrange(KEYS.pending, 0, -1)
+def test_every_part_of_a_message_that_is_ready_is_stored_as_in_full(caller: Caller, other: Caller):
+    news = [
+        New(b"", b"acme", extras=b"{}"),
+        New(b"\x80\xff\x00", extras=b'{"headers":{}}'),
+        New(b"x", b"zeta"),
+        New(b"y"),
+    ]
+    base, stored = fresh_base(), []
+    for sender, form in ((caller, "ready"), (other, "full")):
+        sender.enqueue(*news, base=base, form=form)
+        stored.append(
+            [without_time(caller, one) for one in (KEYS.pending, *map(KEYS.tenant_pending, ("acme", "zeta")))]
+        )
+        caller.client.flushall()
+    assert stored[0] == stored[1] != [[], [], []]
+
+
+def without_time(caller: Caller, key: str = KEYS.pending) -> list[bytes]:
+    stored = caller.client.lrange(key, 0, -1)
     return [one[: envelope.TIME_AT] + one[envelope.HEADER_BYTES :] for one in stored]
 
 
@@ -98,11 +116,11 @@ def test_a_thousand_tenants_may_come_at_once(caller: Caller):
     assert faults(caller.client) == []
 
 
-@pytest.mark.parametrize("bare", [True, False], ids=["bare", "full"])
-def test_more_than_a_thousand_are_refused(caller: Caller, bare: bool):
+@pytest.mark.parametrize("form", ["bare", "ready", "full"])
+def test_more_than_a_thousand_are_refused(caller: Caller, form: str):
     """A caller that forgets the limit hears of it, and has changed nothing."""
     with pytest.raises(redis.ResponseError, match="at most 1,000 messages"):
-        caller.enqueue(*numbered(1_001), bare=bare)
+        caller.enqueue(*numbered(1_001), form=form)
     assert dump(caller.client) == {}
 
 
@@ -462,12 +480,12 @@ def test_a_delay_rings_if_it_is_the_next_to_end(caller: Caller):
 # Repetitions
 
 
-@pytest.mark.parametrize("bare", [True, False], ids=["bare", "full"])
-def test_a_chunk_that_is_sent_again_counts_once(caller: Caller, other: Caller, bare: bool):
+@pytest.mark.parametrize("form", ["bare", "ready", "full"])
+def test_a_chunk_that_is_sent_again_counts_once(caller: Caller, other: Caller, form: str):
     """The same answer, though its messages have been taken and its markers have ended."""
     base = fresh_base()
-    news = [New(payload, marker=None if bare else payload.decode()) for payload in numbered(3)]
-    assert caller.enqueue(*news, base=base, bare=bare) == b"111"
+    news = [New(payload, marker=None if form == "bare" else payload.decode()) for payload in numbered(3)]
+    assert caller.enqueue(*news, base=base, form=form) == b"111"
     assert len(other.claim(3).taken) == 3
     for payload in numbered(3):
         caller.client.delete(KEYS.deduplication(payload.decode()))

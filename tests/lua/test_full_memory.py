@@ -27,6 +27,7 @@ REFUSED = (
     situations.backfill,
     situations.backfill_behind_others,
     situations.enqueue,
+    situations.enqueue_what_is_ready,
     situations.enqueue_in_full,
     situations.enqueue_with_keys,
     situations.enqueue_behind_others,

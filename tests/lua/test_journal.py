@@ -61,10 +61,12 @@ def test_a_chunk_is_recorded_message_by_message(journaled: Caller):
         New(b"a", marker="key"), New(b"b", marker="key"), New(b"c", b"acme"), New(b"d", due="+1000000000")
     )
     told = journaled.journal()[1:]
-    assert [entry["event"] for entry in told] == ["published"] * 3 + ["delayed", "duplicate", "dropped"]
-    assert [entry["tenant"] for entry in told] == ["", "acme", "", "", "", "acme"]
-    assert told[2]["id"] == told[3]["id"]
-    assert int(told[3]["due"]) == int(told[3]["at"]) + 1_000_000_000
+    events = ["published", "duplicate", "published", "published", "delayed", "dropped"]
+    assert [entry["event"] for entry in told] == events
+    assert [entry["tenant"] for entry in told] == ["", "", "acme", "", "", "acme"]
+    assert told[1]["of"] == told[0]["id"]
+    assert told[3]["id"] == told[4]["id"]
+    assert int(told[4]["due"]) == int(told[4]["at"]) + 1_000_000_000
 
 
 def test_a_repeated_import_leaves_no_entries(journaled: Caller):

@@ -31,6 +31,7 @@ ANSWERS = {
     "enqueue": b"11",
     "enqueue_with_keys": b"111",
     "enqueue_duplicates": b"010",
+    "enqueue_duplicates_in_full": b"010",
     "enqueue_nothing_but_duplicates": b"00",
     "enqueue_into_a_full_line": b"-",
     "enqueue_for_tenants": b"1111",

@@ -442,7 +442,9 @@ class MemoryAndRedis(RuleBasedStateMachine):
             if call.verb == "publish" and answer == 1:
                 accepted.add(call.given["head"][1:])
             elif call.verb == "enqueue" and answer != b"-":
-                ids = chunk_ids(call.given["base"], len(call.rest) // (1 if call.given["form"] == "bare" else 3))
+                ids = chunk_ids(
+                    call.given["base"], len(call.rest) // {"bare": 1, "ready": 2, "full": 3}[call.given["form"]]
+                )
                 accepted.update(_marked(ids, answer))
                 gone.update(answer[at : at + 16] for at in range(len(ids), len(answer), 16))
             elif (call.verb, answer) == ("ack_one", b"1") or (call.verb == "ack_and_take" and answer):

@@ -112,6 +112,10 @@ class MemoryRedis:
     def _enqueue_chunk(self, keys: Any, given: Any) -> bytes:
         if given.form == "bare":
             messages = [NewMessage("", None, b"\x80" + payload) for payload in given.rest]
+        elif given.form == "ready":
+            pairs, own = in_groups(given.rest, 2), (keys.markers, *keys.rest)
+            markers = own if keys.markers is not None else (None,) * len(pairs)
+            messages = [NewMessage("", *one) for one in zip(markers, map(b"".join, pairs), strict=True)]
         else:
             markers = (None, keys.markers, *keys.rest)
             messages = [NewMessage(due, markers[place], body) for due, place, body in in_groups(given.rest, 3)]

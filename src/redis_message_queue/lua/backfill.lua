@@ -25,13 +25,9 @@ local drops, stored_event = false, 'published'
 --@include delayed
 --@include journal
 --@include enqueue
-local new_messages = {}
-for place, body in ipairs(bodies) do
-  new_messages[place] = {
-    id = base .. struct.pack('>I2', place), flags = string.sub(body, 1, 1), body = string.sub(body, 2), due = '',
-  }
-end
-local _, plan = plan_messages(new_messages)
+local messages = {}
+for place, body in ipairs(bodies) do messages[place] = to_stored(base .. struct.pack('>I2', place), body) end
+local _, plan = plan_messages(messages, {}, {})
 if not plan then return '-' end
 local wakes = store_messages(plan, 0)
 redis.call('HSET', backfill, split, after)

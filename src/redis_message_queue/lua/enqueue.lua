@@ -7,8 +7,10 @@
 --       tenant_limit (number): how many of one tenant may wait, 0 for any number
 --       overload: what to do at a limit, 'refuse' or 'drop' | call
 --       base: what the ids begin with; the place in the chunk follows
---       form: 'bare' if only payloads follow, else 'full'
---       messages...: for each message its payload; in full form its due, marker and body
+--       form: 'bare' if only payloads follow; 'ready' if all messages are due now, and each has a marker, in their
+--       order, or none has; else 'full'
+--       messages...: for each message its payload; in the form 'ready' its preamble (its flags, and what stands between
+--       the time stamp and the payload) and payload; in the form 'full' its due, marker and body
 --       due: '' for now, microseconds of the server's clock, or '+' and microseconds from now
 --       marker: its place among the markers, 0 for none | body: flags and what follows the time stamp
 -- Returns '1' or '0' for each message, stored or a duplicate, then the ids of messages that were dropped to make room;
@@ -21,12 +23,11 @@ if answer then
 end
 --@include state
 --@include clock
-local bare = form == 'bare'
-local count = bare and #messages or #messages / 3
+local count = #messages / (form == 'bare' and 1 or form == 'ready' and 2 or 3)
 if count > 1000 then error('at most 1,000 messages in one call', 0) end
 local silent = redis.call('LLEN', wakeup) == 0
 
-if bare and limit == 0 and not journaled then
+if form == 'bare' and limit == 0 and not journaled then
   -- The usual case: only payloads, and no limit.
   local stamp, pack = struct.pack('>I8', now), struct.pack
   local longest_body = 0
@@ -52,15 +53,20 @@ local drops, stored_event = overload == 'drop', 'published'
 --@include delayed
 --@include journal
 --@include enqueue
-local new_messages = {}
-if bare then
-  for place, body in ipairs(messages) do
-    new_messages[place] = {id = base .. struct.pack('>I2', place), flags = '\128', body = body, due = ''}
-  end
+local marks, plan
+if form == 'full' then
+  marks, plan = plan_messages(read_messages(messages, 1, count, base, markers))
 else
-  new_messages = read_messages(messages, 1, count, base, markers)
+  local stored, payloads = {}, {}
+  for place = 1, count do
+    local preamble, payload = '\128', messages[place]
+    if form == 'ready' then preamble, payload = messages[2 * place - 1], messages[2 * place] end
+    local id = base .. struct.pack('>I2', place)
+    stored[place] = string.sub(preamble, 1, 1) .. id .. stamp .. string.sub(preamble, 2) .. payload
+    payloads[place] = payload
+  end
+  marks, plan = plan_messages(stored, markers, {}, payloads)
 end
-local marks, plan = plan_messages(new_messages)
 local result = '-'
 if plan then
   local wakes, dropped = store_messages(plan, window_ms)

@@ -28,7 +28,7 @@ local stored_event, drops, longest, expired = 'redriven', false, nil, nil -- no 
 local silent = redis.call('LLEN', wakeup) == 0
 local length, record_length = redis.call('LLEN', dlq), redis.call('LLEN', records)
 local letter_at, record_at = reader_of(dlq, length, 'right'), reader_of(records, record_length, 'right')
-local new_messages, chosen, marks = {}, {}, {}
+local messages, markers_of, chosen, marks = {}, {}, {}, {}
 for nth = 1, #letters / 6 do
   local place, sha1, record_place, record_sha1, marker, body = unpack(letters, 6 * nth - 5, 6 * nth)
   place, record_place = tonumber(place), tonumber(record_place)
@@ -37,10 +37,8 @@ for nth = 1, #letters / 6 do
   -- If letters were trimmed meanwhile, another one with the same payload may be there; its record tells.
   local is_record = record_sha1 == '' or record and redis.sha1hex(record) == record_sha1
   if payload and redis.sha1hex(payload) == sha1 and is_record then
-    new_messages[#new_messages + 1] = {
-      id = base .. struct.pack('>I2', nth), flags = string.sub(body, 1, 1), body = string.sub(body, 2), due = '',
-      marker = markers[tonumber(marker)],
-    }
+    messages[#messages + 1] = to_stored(base .. struct.pack('>I2', nth), body)
+    markers_of[#messages] = markers[tonumber(marker)]
     chosen[#chosen + 1] = {nth = nth, letter = place, record = record_place}
   end
 end
@@ -54,7 +52,7 @@ local function remove(list, list_length, places)
   redis.call('LREM', list, from_left and #places or -#places, tombstone)
 end
 
-local entered, plan = plan_messages(new_messages)
+local entered, plan = plan_messages(messages, markers_of, {})
 local result = '-'
 if plan then
   local wakes = store_messages(plan, window_ms)

@@ -21,20 +21,17 @@ local stored_event, drops, longest, expired = 'published', false, nil, nil
 --@include delayed
 --@include enqueue
 local silent = redis.call('LLEN', wakeup) == 0
-local new_messages, entries = {}, {}
-for place, marker in ipairs(markers) do
-  local due, entry, stored = unpack(messages, 3 * place - 2, 3 * place)
-  new_messages[place] = {
-    id = string.sub(stored, 2, 17), flags = string.sub(stored, 1, 1), stamp = string.sub(stored, 18, 25),
-    body = string.sub(stored, 26), due = due, marker = marker, entry = entry,
-  }
+local restored, due_times, entries = {}, {}, {}
+for place = 1, #markers do
+  due_times[place], restored[place] = messages[3 * place - 2], messages[3 * place]
 end
-local marks, plan = plan_messages(new_messages)
+local marks, plan = plan_messages(restored, markers, due_times)
 local wakes = store_messages(plan, window_ms)
-for place, one in ipairs(new_messages) do
-  if marks[place] == '1' and one.entry ~= '' then
-    entries[#entries + 1] = one.id
-    entries[#entries + 1] = one.entry
+for place, stored in ipairs(restored) do
+  local entry = messages[3 * place - 1]
+  if marks[place] == '1' and entry ~= '' then
+    entries[#entries + 1] = id_of(stored)
+    entries[#entries + 1] = entry
   end
 end
 if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end

@@ -74,10 +74,17 @@ class Sender:
 
     def _choose_enqueue(self, slot: ReplySlot, ids: Sequence[bytes], messages: Sequence[OutgoingMessage]) -> Call:
         base = ids[0][: envelope.BASE_BYTES]
-        markers = tuple(dict.fromkeys([one.marker for one in messages if one.marker is not None]))
-        if not markers and not [one for one in messages if one.tenant or one.due or one.extras or one.ttl_us]:
+        marked = tuple([one.marker for one in messages if one.marker is not None])
+        if not marked and not [one for one in messages if not one.is_bare]:
             return slot.enqueue, (), (base, "bare", *[one.payload for one in messages])
-        places = {marker: place for place, marker in enumerate(markers, 1)}
+        if len(marked) in (0, len(messages)) and not [one for one in messages if one.due]:
+            parts = [
+                part
+                for one in messages
+                for part in (envelope.preamble(one.tenant, one.extras, one.ttl_us), one.payload)
+            ]
+            return slot.enqueue, marked, (base, "ready", *parts)
+        places = {marker: place for place, marker in enumerate(dict.fromkeys(marked), 1)}
         details = (
             part
             for one in messages
@@ -87,7 +94,7 @@ class Sender:
                 envelope.body(one.payload, one.tenant, one.extras, one.ttl_us),
             )
         )
-        return slot.enqueue, markers, (base, "full", *details)
+        return slot.enqueue, tuple(places), (base, "full", *details)
 
     async def send(
         self,

@@ -4,25 +4,32 @@
 -- Needs  is_message, id_of, tenant_of, payload_of, extras_text, extras_of, has_entry
 -- Needs  pending_of, leave_ring, check_queues, push_pending, reduce_backlog, delay_messages, new_budget
 -- Needs  largest, remember_largest
--- Makes  read_messages, plan_messages, store_messages
--- First `plan_messages`, which only reads, then `store_messages`: between the two a script can read other things.
+-- Makes  stamp, to_stored, read_messages, plan_messages, store_messages
+-- First `plan_messages`, which only reads, and notes what the journal will say, then `store_messages`: between the two
+-- a script can read other things.
 -- Above a limit the queue refuses, or drops its oldest messages if `drops`; `longest` remembers which tenant waits
 -- with the most messages, and `stored_event` is what the journal calls it when a message enters.
 local SAMPLE = 100 -- a publish compares so many tenants to find the longest list: 0.1 ms
 local MOST_SAMPLED = 1000 -- it compares so many at most
 local REMEMBERED_MS = 86400000
 
--- Takes (due, marker, body) for each message, from the place `first` on. Their ids begin with `base`.
+local stamp = struct.pack('>I8', now)
+
+-- A new message as it is stored. `body` is its flags, and what follows the time stamp.
+local function to_stored(id, body)
+  return string.sub(body, 1, 1) .. id .. stamp .. string.sub(body, 2)
+end
+
+-- Takes (due, marker, body) for each message, from the place `first` on; `marker` is a place among `markers`, 0 for
+-- none. Returns what `plan_messages` takes: the messages, whose ids begin with `base`, their markers and due times.
 local function read_messages(arguments, first, count, base, markers)
-  local new_messages = {}
+  local messages, markers_of, due_times = {}, {}, {}
   for place = 1, count do
     local due, marker, body = unpack(arguments, first + 3 * place - 3, first + 3 * place - 1)
-    new_messages[place] = {
-      id = base .. struct.pack('>I2', place), flags = string.sub(body, 1, 1), body = string.sub(body, 2), due = due,
-      marker = markers[tonumber(marker)],
-    }
+    messages[place] = to_stored(base .. struct.pack('>I2', place), body)
+    markers_of[place], due_times[place] = markers[tonumber(marker)], due
   end
-  return new_messages
+  return messages, markers_of, due_times
 end
 
 -- The lists that can give way, {tenant, length, can_leave}: those of the new messages, then the one without a tenant,
@@ -96,43 +103,67 @@ local function make_room(plan, before, over, may_leave, waiting)
   return over, may_leave
 end
 
--- A new message is {id, flags, body, due, marker, stamp}: `body` follows the time stamp, which is now without a
--- `stamp`, `due` is '' for now, microseconds of the server's clock, or '+' and microseconds from now, `marker` is the
--- key that suppresses duplicates.
+-- What the journal says of a new message beside its id and tenant: pairs of name and value.
+local function details_of(stored, payload)
+  local text = extras_text(stored)
+  if journaled == '1' then
+    payload = payload or payload_of(stored)
+    if text == '' then return 'payload', payload end
+    -- A replayed message without headers: decoding this would be a sixth of what it costs.
+    local original = string.match(text, '^{"replay_of":"(%x+)"}$')
+    if original then return 'payload', payload, 'replay_of', original end
+  end
+  local details, extras = {}, extras_of(stored)
+  if journaled == '1' then
+    details = {'payload', payload}
+    local is_json, headers = false, nil
+    if type(extras.headers) == 'table' then is_json, headers = pcall(cjson.encode, extras.headers) end
+    if is_json then
+      table.insert(details, 'headers')
+      table.insert(details, headers)
+    end
+  end
+  if type(extras.replay_of) == 'string' then
+    table.insert(details, 'replay_of')
+    table.insert(details, extras.replay_of)
+  end
+  return unpack(details)
+end
+
+-- Takes messages as they are stored. By their place: the marker of those that have one, a key that suppresses
+-- duplicates; their due time, nil or '' for now, microseconds of the server's clock, or '+' and microseconds from now;
+-- and their payload, if the script has it apart: to cut it out of a message is another copy of it for the journal.
 -- Returns a mark for each ('1' enters, '0' is a duplicate), and the plan, or nil if there is no room.
-local function plan_messages(new_messages)
-  local stamp = struct.pack('>I8', now)
-  local marks, seen = {}, {}
-  local plan = {messages = {}, order = {}, due_times = {}, bodies = {}, markers = {}, leaving = {}, duplicates = {}}
-  plan.largest = 0
+local function plan_messages(messages, markers, due_times, payloads)
+  local marks, tenants = {}, {}
+  local plan = {messages = tenants, order = {}, due_times = {}, bodies = {}, markers = {}, leaving = {}, largest = 0}
   plan.neighbours, plan.emptied = {}, {} -- other tenants that give way, and those with no message left then
-  for place, one in ipairs(new_messages) do
-    local marker = one.marker
-    local first = marker and (seen[marker] or redis.call('GET', marker))
+  for place, stored in ipairs(messages) do
+    local id, tenant, marker, due = id_of(stored), tenant_of(stored), markers[place], due_times[place]
+    local first = marker and (plan.markers[marker] or redis.call('GET', marker))
     if first then
-      marks[place], one.of = '0', #first == 16 and hex(first) or ''
-      table.insert(plan.duplicates, one)
+      marks[place] = '0'
+      -- A repeated import finds the marks of its own messages: nothing has happened to them.
+      if first ~= id then record_event('duplicate', id, tenant, 'of', #first == 16 and hex(first) or '') end
     else
       marks[place] = '1'
-      if marker then
-        seen[marker] = one.id
-        local nth = #plan.markers
-        plan.markers[nth + 1], plan.markers[nth + 2] = marker, one.id
+      if marker then plan.markers[marker] = id end
+      if #stored > plan.largest then plan.largest = #stored end
+      if journaled then
+        record_event(stored_event, id, tenant, details_of(stored, payloads and payloads[place]))
       end
-      local stored = one.flags .. one.id .. (one.stamp or stamp) .. one.body
-      plan.largest = math.max(plan.largest, #stored)
-      local due = string.sub(one.due, 1, 1) == '+' and now + tonumber(one.due) or tonumber(one.due)
+      due = due and due ~= '' and tonumber(due) + (string.sub(due, 1, 1) == '+' and now or 0)
       if due and due > now then
         local nth = #plan.bodies
-        plan.due_times[nth + 1], plan.due_times[nth + 2] = due, one.id
-        plan.bodies[nth + 1], plan.bodies[nth + 2] = one.id, stored
+        plan.due_times[nth + 1], plan.due_times[nth + 2] = due, id
+        plan.bodies[nth + 1], plan.bodies[nth + 2] = id, stored
+        record_event('delayed', id, tenant, 'due', string.format('%.0f', due))
       else
-        local tenant = tenant_of(stored)
-        if not plan.messages[tenant] then
-          plan.messages[tenant] = {}
+        if not tenants[tenant] then
+          tenants[tenant] = {}
           table.insert(plan.order, tenant)
         end
-        table.insert(plan.messages[tenant], stored)
+        table.insert(tenants[tenant], stored)
       end
     end
   end
@@ -173,64 +204,15 @@ local function plan_messages(new_messages)
   return marks, plan
 end
 
--- What the journal says of a message beside its id and tenant: pairs of name and value.
-local function details_of(stored)
-  local text = extras_text(stored)
-  -- A replayed message without headers: decoding this would be a sixth of what it costs.
-  local original = string.match(text, '^{"replay_of":"(%x+)"}$')
-  if journaled == '1' and original then return 'payload', payload_of(stored), 'replay_of', original end
-  if journaled == '1' and text == '' then return 'payload', payload_of(stored) end
-  local details, extras = {}, extras_of(stored)
-  if journaled == '1' then
-    details = {'payload', payload_of(stored)}
-    local is_json, headers = false, nil
-    if type(extras.headers) == 'table' then is_json, headers = pcall(cjson.encode, extras.headers) end
-    if is_json then
-      table.insert(details, 'headers')
-      table.insert(details, headers)
-    end
-  end
-  if type(extras.replay_of) == 'string' then
-    table.insert(details, 'replay_of')
-    table.insert(details, extras.replay_of)
-  end
-  return unpack(details)
-end
-
-local function record_one(stored)
-  record_event(stored_event, id_of(stored), tenant_of(stored), details_of(stored))
-end
-
-local function record_stored(plan)
-  for _, tenant in ipairs(plan.order) do
-    for _, stored in ipairs(plan.messages[tenant]) do record_one(stored) end
-  end
-  for place = 1, #plan.bodies, 2 do
-    local stored, due = plan.bodies[place + 1], string.format('%.0f', plan.due_times[place])
-    record_one(stored)
-    record_event('delayed', plan.bodies[place], tenant_of(stored), 'due', due)
-  end
-  for _, one in ipairs(plan.duplicates) do
-    -- A repeated import finds the marks of its own messages: nothing has happened to them.
-    if one.of ~= hex(one.id) then
-      local tenant = tenant_of(one.flags .. one.id .. struct.pack('>I8', now) .. one.body)
-      record_event('duplicate', one.id, tenant, 'of', one.of)
-    end
-  end
-end
-
 -- Returns whether to wake a consumer, and the ids of the messages that were dropped.
 local function store_messages(plan, window_ms)
   local wakes, dropped, known = false, {}, {}
-  if journaled then record_stored(plan) end
   remember_largest(plan.largest)
   for _, tenant in ipairs(plan.order) do
     wakes = push_pending('LPUSH', tenant, plan.messages[tenant]) or wakes
   end
   if #plan.bodies > 0 then wakes = delay_messages(plan.due_times, plan.bodies) or wakes end
-  for place = 1, #plan.markers, 2 do
-    redis.call('PSETEX', plan.markers[place], window_ms, plan.markers[place + 1])
-  end
+  for marker, id in pairs(plan.markers) do redis.call('PSETEX', marker, window_ms, id) end
   local budget = new_budget(largest)
   local function note_dropped(stored, tenant)
     budget.count(stored)

@@ -3,7 +3,8 @@
 -- Makes  hex, record_event, handler_times, write_journal
 -- `meta` holds the limits of the journal (`journal_soft`, `journal_hard`), the number of its last entry
 -- (`journal_serial`) and up to where it is archived (`journal_mark`).
-local events = {}
+-- All entries in one list, and where each of them ends: a table for each would cost as much as its fields.
+local words, ends, filled = {}, {}, 0
 
 local function hex(bytes)
   -- An id: at once, because a call for each of its bytes would be a third of what a published message costs.
@@ -13,7 +14,14 @@ end
 
 -- Notes what happened to a message, with more details in pairs of name and value. `write_journal` stores it.
 local function record_event(event, id, tenant, ...)
-  if journaled then events[#events + 1] = {'event', event, 'id', hex(id), 'tenant', tenant, ...} end
+  if not journaled then return end
+  words[filled + 1], words[filled + 2], words[filled + 3] = event, hex(id), tenant
+  filled = filled + 3
+  for nth = 1, select('#', ...) do
+    filled = filled + 1
+    words[filled] = select(nth, ...)
+  end
+  ends[#ends + 1] = filled
 end
 
 -- Details for `record_event`: when a handler started, by the server's clock, and how many microseconds it ran. None if
@@ -50,10 +58,13 @@ end
 
 -- The last step before the reply, so that an entry exists if and only if its change does.
 local function write_journal()
-  if #events == 0 then return end
-  local serial, at = next_serial(#events), string.format('%.0f', now)
-  for nth, one in ipairs(events) do
-    redis.call('XADD', journal, '*', 'n', serial - #events + nth, 'at', at, unpack(one))
+  local count = #ends
+  if count == 0 then return end
+  local serial, at, first = next_serial(count), string.format('%.0f', now), 1
+  for nth, one in ipairs(ends) do
+    redis.call('XADD', journal, '*', 'n', serial - count + nth, 'at', at, 'event', words[first], 'id', words[first + 1],
+      'tenant', unpack(words, first + 2, one))
+    first = one + 1
   end
-  if serial % 100 < #events then trim_journal() end
+  if serial % 100 < count then trim_journal() end
 end
