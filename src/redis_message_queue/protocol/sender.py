@@ -73,18 +73,20 @@ class Sender:
         return slot.publish, (one.marker,), (b"\x80" + message_id, one.payload, self._window_ms)
 
     def _choose_enqueue(self, slot: ReplySlot, ids: Sequence[bytes], messages: Sequence[OutgoingMessage]) -> Call:
+        """Return the call that sends a chunk, in the shortest form that can say everything of its messages."""
         base = ids[0][: envelope.BASE_BYTES]
-        marked = tuple([one.marker for one in messages if one.marker is not None])
-        if not marked and not [one for one in messages if not one.is_bare]:
+        markers = tuple([one.marker for one in messages if one.marker is not None])
+        are_ready = not [one for one in messages if one.due]
+        if are_ready and not markers and not [one for one in messages if one.tenant or one.extras or one.ttl_us]:
             return slot.enqueue, (), (base, "bare", *[one.payload for one in messages])
-        if len(marked) in (0, len(messages)) and not [one for one in messages if one.due]:
+        if are_ready and len(markers) in (0, len(messages)):
             parts = [
                 part
                 for one in messages
                 for part in (envelope.preamble(one.tenant, one.extras, one.ttl_us), one.payload)
             ]
-            return slot.enqueue, marked, (base, "ready", *parts)
-        places = {marker: place for place, marker in enumerate(dict.fromkeys(marked), 1)}
+            return slot.enqueue, markers, (base, "ready", *parts)
+        places = {marker: place for place, marker in enumerate(dict.fromkeys(markers), 1)}
         details = (
             part
             for one in messages
