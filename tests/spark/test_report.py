@@ -15,6 +15,7 @@ from redis_message_queue.errors import ArchiveError, ConfigurationError
 from redis_message_queue.spark.job_options import parse_time
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
+from redis_message_queue.spark.jobs.conservation import JournalRange, balance, held_at_the_end
 from redis_message_queue.spark.jobs.figures import SPREADS, STATES
 from redis_message_queue.spark.jobs.inventory import Held
 from redis_message_queue.spark.jobs.page import render_overview, render_page
@@ -39,13 +40,7 @@ from redis_message_queue.spark.jobs.report import (
     report,
     statistics_of,
 )
-from redis_message_queue.spark.jobs.statistics import (
-    JournalRange,
-    ReportStatistics,
-    _held,
-    balance,
-    jain,
-)
+from redis_message_queue.spark.jobs.statistics import ReportStatistics, jain
 from tests.spark import expected_statistics
 from tests.spark.journal_samples import MINUTE, START, JournalSample, fill_queue, stored, write_journal
 from tests.spark.plain_archiver import archive_plainly
@@ -244,7 +239,7 @@ def test_the_verdict_is_balanced_only_where_nothing_is_missing_and_all_adds_up(g
 
 @pytest.mark.parametrize(("journal", "serial", "known"), [("a", 10, 3), ("a", 9, None), ("b", 10, None)])
 def test_an_inventory_of_another_moment_is_not_compared(journal, serial, known):
-    assert _held([Held(journal, serial, 3)], [JournalRange("a", 0, 10, 0, [])]) == known
+    assert held_at_the_end([Held(journal, serial, 3)], [JournalRange("a", 0, 10, 0, [])]) == known
 
 
 @pytest.mark.parametrize(("served", "index"), [([5, 5, 5], 1.0), ([9, 0, 0], 1 / 3), ([], None), ([0, 0], None)])

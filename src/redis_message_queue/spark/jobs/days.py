@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from redis_message_queue.spark.job_options import Window
 from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile, grouped
+from redis_message_queue.spark.jobs.conservation import join_runs, runs_of, serial_runs
 from redis_message_queue.spark.jobs.figures import (
     COLUMNS,
     MINUTE,
@@ -22,10 +23,7 @@ from redis_message_queue.spark.jobs.figures import (
     empty,
     from_ipc,
     hash_ids,
-    join_runs,
     pack,
-    runs_of,
-    serial_runs,
     to_ipc,
     unpack,
 )

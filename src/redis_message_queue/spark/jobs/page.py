@@ -23,7 +23,8 @@ from redis_message_queue.spark.jobs.plots import (
     moment,
     percent,
 )
-from redis_message_queue.spark.jobs.statistics import ReportStatistics, Row
+from redis_message_queue.spark.jobs.report_rows import Row
+from redis_message_queue.spark.jobs.statistics import ReportStatistics
 
 _MOST_ROWS = 50  # of a table on the page; the files beside it have all
 _UNITS = {"minute": timedelta(minutes=1), "second": timedelta(seconds=1)}

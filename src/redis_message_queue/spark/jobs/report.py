@@ -27,13 +27,8 @@ from redis_message_queue.spark.jobs.job import (
 from redis_message_queue.spark.jobs.kept_days import KeptDays, KeptFileError
 from redis_message_queue.spark.jobs.page import render_overview, render_page
 from redis_message_queue.spark.jobs.records import newest_error_texts
-from redis_message_queue.spark.jobs.statistics import (
-    TIMES,
-    ArchivedQueue,
-    ReportStatistics,
-    Row,
-    compute,
-)
+from redis_message_queue.spark.jobs.report_rows import TIMES, Row
+from redis_message_queue.spark.jobs.statistics import ArchivedQueue, ReportStatistics, compute
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

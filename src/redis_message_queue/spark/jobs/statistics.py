@@ -15,6 +15,15 @@ import pyarrow.compute as pc
 
 from redis_message_queue.spark.job_options import Window
 from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile
+from redis_message_queue.spark.jobs.conservation import (
+    EXAMPLES,
+    JournalRange,
+    balance,
+    held_at_the_end,
+    join_runs,
+    journals_in,
+    newest_of,
+)
 from redis_message_queue.spark.jobs.days import Day, DayCounter, ids_of, repeated
 from redis_message_queue.spark.jobs.figures import (
     COUNTED,
@@ -29,24 +38,19 @@ from redis_message_queue.spark.jobs.figures import (
     Figures,
     count_messages,
     hash_ids,
-    join_runs,
 )
 from redis_message_queue.spark.jobs.inventory import Held
 from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
 from redis_message_queue.spark.jobs.kept_days import KeptDays
+from redis_message_queue.spark.jobs.report_rows import Row, in_utc
 from redis_message_queue.spark.jobs.times import PERCENTS, Array, Frame, Times
-from redis_message_queue.spark.journal import from_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Row = dict[str, Any]
 ErrorTexts = dict[tuple[str, str], tuple[int, str]]
 """The newest text of each error by type and reason, with its time."""
-TIMES = frozenset({"minute", "second", "first_at", "last_at", "after_at", "before_at", "from_at", "to_at"})
-_TEXTS = frozenset({"tenant", "error_type", "reason", "newest_id", "journal"})
 _MOST_TENANTS = 6  # that have lines of their own
-_EXAMPLES = 5  # ids that a verdict names
 _DAY = 86_400 * SECOND
 
 
@@ -194,7 +198,7 @@ class _Report:
         return day.part_of(self._window) or day.figures  # a day that the window cuts was counted for it
 
     def statistics(self) -> ReportStatistics:
-        journals = _journals(join_runs([one.runs for one in self._days]), self._archived.last_serial)
+        journals = journals_in(join_runs([one.runs for one in self._days]), self._archived.last_serial)
         summary, tables = self._summary(), {}
         unit_sizes = {"minute": MINUTE} | ({"second": SECOND} if _is_short(summary) else {})
         for unit, size in unit_sizes.items():
@@ -234,7 +238,7 @@ class _Report:
         row["duplicate_ratio"] = ratio(row["duplicates"], asked)
         row["redelivery_ratio"] = ratio(row["redelivered"], row["delivered"])
         row["error_ratio"] = ratio(row["errors"], row["outcomes"])
-        return _in_utc(row)
+        return in_utc(row)
 
     def _tenant_times(self) -> list[Times]:
         return [*(one.tenant_times for one in self._inside), self._between.figures.times]
@@ -254,7 +258,7 @@ class _Report:
             bucket = one.pop("bucket")
             rows.append({unit: bucket, **one, **quantiles.get(bucket, nothing)})
         _add_levels(rows, _by(self._tables["levels"], size), unit)
-        return [_in_utc(one) for one in rows]
+        return [in_utc(one) for one in rows]
 
     def _quantiles(self, size: int) -> Frame:
         """Return the quantiles of each bucket: as they were kept, unless several parts have times in it."""
@@ -291,7 +295,7 @@ class _Report:
         rows = []
         for one in tenants.to_dict("records"):
             found = _spreads(("waiting", "handler"), spreads.get(one["tenant"]))
-            rows.append(_in_utc({**one, **found, "share": ratio(one["delivered"], delivered)}))
+            rows.append(in_utc({**one, **found, "share": ratio(one["delivered"], delivered)}))
         return rows
 
     def _tenants_over_time(self, tenants: list[Row], unit: str, size: int) -> list[Row]:
@@ -303,22 +307,22 @@ class _Report:
         rows = pd.concat([one["tenant_buckets"] for one in tables], ignore_index=True)
         rows = _by(rows[rows["tenant"].isin(busiest)], size)
         summed = rows.groupby(["bucket", "tenant"], sort=True).sum().reset_index()
-        return [_in_utc({unit: one.pop("bucket"), **one}) for one in summed.to_dict("records")]
+        return [in_utc({unit: one.pop("bucket"), **one}) for one in summed.to_dict("records")]
 
     def _failures(self) -> list[Row]:
         rows = self._tables["failures"].sort_values(["total", "error_type"], ascending=[False, True])
-        return [_in_utc(one) for one in rows.to_dict("records")]
+        return [in_utc(one) for one in rows.to_dict("records")]
 
     def _dead_letters(self) -> list[Row]:
         rows = self._tables["letters"].sort_values("serial", kind="stable").assign(tenants=1)
         ways = {"letters": "sum", "tenants": "sum", "first_at": "min", "last_at": "max", "newest_id": "last"}
         letters = rows.groupby(["error_type", "reason"], sort=True).agg(ways).reset_index()
         letters = letters.sort_values(["letters", "error_type", "reason"], ascending=[False, True, True])
-        return [_in_utc(one) for one in letters.to_dict("records")]
+        return [in_utc(one) for one in letters.to_dict("records")]
 
     # -- the verdict
 
-    def _conservation(self, journals: list["JournalRange"]) -> Row:
+    def _conservation(self, journals: list[JournalRange]) -> Row:
         """Count every message by its last event, and compare with what the queue has."""
         accounts = self._tables["accounts"]
         newest = {one.journal or "" for one in newest_of(journals)}
@@ -339,7 +343,7 @@ class _Report:
             foreign=self._foreign(),
             repeated=sum(one.repeated for one in journals),
             missing=sum(one["count"] for journal in journals for one in journal.missing),
-            held=_held(self._archived.held, journals),
+            held=held_at_the_end(self._archived.held, journals),
             absent_ids=lambda: self._absent(newest),
         )
 
@@ -361,7 +365,7 @@ class _Report:
         messages = self._between.ids
         open_ids = messages[~messages["state"].isin(LEAVING) & messages["journal"].isin(newest)]["id"]
         found = set(self._archived.contents.to_pylist())
-        return sorted(one for one in open_ids if one not in found)[:_EXAMPLES]
+        return sorted(one for one in open_ids if one not in found)[:EXAMPLES]
 
 
 def _is_short(summary: Row) -> bool:
@@ -405,158 +409,6 @@ def _add_error_texts(tables: dict[str, list[Row]], texts: ErrorTexts) -> None:
         one["error"] = texts.get((one["error_type"] or "", one["reason"] or ""), (0, None))[1]
     for one in tables["failures"]:
         one["error"] = newest.get(one["error_type"] or "", (0, None))[1]
-
-
-@dataclass(frozen=True)
-class JournalRange:
-    """One journal of a queue, as far as the archive has it. A new one begins when the server is flushed."""
-
-    journal: str | None
-    began: int  # microseconds, to tell which journal is the newest
-    last_serial: int
-    repeated: int  # entries that the archive has more than once
-    missing: list[Row]  # serials that the archive does not have
-
-
-def _journals(runs: Frame, last_serial: Callable[[str], int]) -> list[JournalRange]:
-    """Return the journals of the queue, the oldest first."""
-    found = []
-    for journal, own in runs.groupby("journal", sort=False):
-        began = own["least_at"].min()
-        newest = max(int(own["last"].max()), last_serial(journal))
-        serials = int((own["last"] - own["first"] + 1).sum())
-        missing = [{"journal": journal or None, **one} for one in _missing(own, newest)]
-        repeated_rows = int(own["rows"].sum()) - serials
-        found.append(JournalRange(journal or None, 0 if pd.isna(began) else int(began), newest, repeated_rows, missing))
-    return sorted(found, key=lambda one: one.began)
-
-
-def _missing(runs: Frame, last: int) -> list[Row]:
-    """Return the serials from 1 to ``last`` that are not there, and the times of the entries around them."""
-    after = runs["last_at"].ffill().shift()
-    before = runs["first_at"].bfill()
-    found, known = [], 0
-    for place, one in enumerate(runs.to_dict("records")):
-        if one["first"] > known + 1:
-            times = {"after_at": _known(after.iloc[place]), "before_at": _known(before.iloc[place])}
-            found.append({"first_serial": known + 1, "count": one["first"] - known - 1, **times})
-        known = one["last"]
-    if known < last:
-        end = {"after_at": _known(runs["greatest_at"].max()), "before_at": None}
-        found.append({"first_serial": known + 1, "count": last - known, **end})
-    return [_in_utc(one) for one in found]
-
-
-def _known(time: Any) -> int | None:
-    return None if pd.isna(time) else int(time)
-
-
-def newest_of(journals: list[JournalRange]) -> list[JournalRange]:
-    """Return the journal that each partition has now. Their names end in the number of the partition."""
-    return list({(one.journal or "").partition("/")[2]: one for one in journals}.values())
-
-
-def _held(held: list[Held], journals: list[JournalRange]) -> int | None:
-    """Return how many messages the queue held at the last archived entries, if that is known."""
-    known = {(one.journal, one.serial): one.messages for one in held}
-    found = [known.get((one.journal or "", one.last_serial)) for one in newest_of(journals)]
-    return sum(one or 0 for one in found) if found and None not in found else None
-
-
-def balance(
-    *,
-    entered: int,
-    left: dict[str, int],
-    open_messages: int,
-    unseen: int,
-    odd: int,
-    purged: int,
-    held: int | None,
-    missing: int = 0,
-    flushed: int = 0,
-    foreign: int = 0,
-    repeated: int = 0,
-    absent_ids: Callable[[], list[str]] = list,
-) -> Row:
-    """Return the accounts and the verdict: `balanced`, `unbalanced`, or `unknown` if entries are missing."""
-    remaining = open_messages - purged
-    accounts = [
-        {"account": "entered", "messages": entered},
-        {"account": "entered_unseen", "messages": unseen},
-        *({"account": name, "messages": count} for name, count in left.items()),
-        {"account": "purged", "messages": purged},
-        {"account": "flushed", "messages": flushed},
-        {"account": "remaining", "messages": remaining},
-        {"account": "foreign", "messages": foreign},
-    ]
-    verdict, because = (
-        _verdict_on_entries(missing, odd, repeated)
-        or _verdict_on_messages(unseen, flushed, remaining, held, foreign, absent_ids)
-        or ("balanced", "every message that entered has left, was purged, or is in the queue")
-    )
-    return {
-        "verdict": verdict,
-        "because": because,
-        "missing_serials": missing,
-        "odd": odd,
-        "remaining": remaining,
-        "held": held,
-        "foreign": foreign,
-        "accounts": accounts,
-    }
-
-
-def _verdict_on_entries(missing: int, odd: int, repeated: int) -> tuple[str, str] | None:
-    if repeated:
-        return "unbalanced", f"{repeated:,} journal entries are in the archive more than once"
-    if missing:
-        return "unknown", (
-            f"{missing:,} journal entries are not in the archive: they were trimmed before they were archived, or "
-            "deleted from it. So the fate of their messages is not known"
-        )
-    if odd:
-        return "unbalanced", f"{odd:,} messages entered or left more than once, or had events after they had left"
-    return None
-
-
-def _verdict_on_messages(
-    unseen: int, flushed: int, remaining: int, held: int | None, foreign: int, absent_ids: Callable[[], list[str]]
-) -> tuple[str, str] | None:
-    if flushed:
-        return "unbalanced", (
-            f"{flushed:,} messages were in the queue when its data was deleted from Redis, by FLUSHALL or a failover"
-        )
-    if unseen:
-        return "unknown", f"{unseen:,} messages, and perhaps others, were in the queue before its journal began"
-    if held is None:
-        if not remaining:
-            return None
-        return "unknown", f"{remaining:,} messages should be in the queue, but what it held was not recorded"
-    ours = held - foreign
-    if remaining > ours:
-        ids, lost = absent_ids(), remaining - ours
-        # A purge leaves no ids behind, so what it removed cannot be told from what is missing.
-        named = f"{' (among these)' if len(ids) > lost else ''}: {', '.join(ids)}" if ids else ""
-        more = ", ..." if len(ids) in range(_EXAMPLES, lost) else ""
-        return "unbalanced", f"{lost:,} messages that should be in the queue are not there{named}{more}"
-    if foreign or remaining < ours:
-        return "unknown", (
-            f"the queue had {held - remaining:,} messages that are not in the journal: they were there before it "
-            "began, or another program put them there"
-        )
-    return None
-
-
-def _in_utc(row: Row) -> Row:
-    """Make times from numbers, and nothing from texts that are not known."""
-    return {
-        name: from_microseconds(value)
-        if name in TIMES and value is not None
-        else value or None
-        if name in _TEXTS
-        else value
-        for name, value in row.items()
-    }
 
 
 def ratio(part: int, whole: int) -> float | None:
