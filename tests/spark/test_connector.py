@@ -19,7 +19,7 @@ from redis_message_queue.spark import register
 from redis_message_queue.spark.connector import QueueDataSource
 from redis_message_queue.spark.rows import messages_schema
 from redis_message_queue.spark.sink import QueueStreamWriter, QueueWriter
-from redis_message_queue.spark.tables import TableReader
+from redis_message_queue.spark.table_reader import TableReader
 from tests.docs.pages import DOCS, blocks_of, keeps
 
 HERE = {"url": "redis://:hush@localhost:6379/0", "queue": "orders"}

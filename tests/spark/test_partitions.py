@@ -27,7 +27,8 @@ from redis_message_queue.spark.journal import JournalReader
 from redis_message_queue.spark.options import PublishOptions, QueueAddress, SinkOptions, SourceOptions, TableOptions
 from redis_message_queue.spark.partitioned_group import PartitionedGroup
 from redis_message_queue.spark.sink import BulkPublisher, ContentKeys, RowReader, publish_rows
-from redis_message_queue.spark.tables import TableReader, table_schema
+from redis_message_queue.spark.table_reader import TableReader
+from redis_message_queue.spark.tables import table_schema
 from tests.spark.plain_archiver import archive_plainly, archived, run_mortal
 
 pytestmark = pytest.mark.topic("Data pipeline")

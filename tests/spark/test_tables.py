@@ -12,7 +12,8 @@ from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark import consumer_group, tables
 from redis_message_queue.spark.consumer_group import ConsumerGroup
 from redis_message_queue.spark.options import SourceOptions, TableOptions
-from redis_message_queue.spark.tables import TableReader, table_schema
+from redis_message_queue.spark.table_reader import TableReader
+from redis_message_queue.spark.tables import table_schema
 
 pytestmark = pytest.mark.topic("Data pipeline")
 

@@ -19,7 +19,8 @@ from redis_message_queue.spark.journal import JournalReader
 from redis_message_queue.spark.options import SinkOptions, SourceOptions, Table, TableOptions
 from redis_message_queue.spark.sink import RowReader, publish_rows
 from redis_message_queue.spark.source import QueueStreamReader
-from redis_message_queue.spark.tables import TableReader, table_schema
+from redis_message_queue.spark.table_reader import TableReader
+from redis_message_queue.spark.tables import table_schema
 from tests.concurrency import beside
 from tests.topologies.cluster import Cluster
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from redis_message_queue.spark.sink import QueueStreamWriter, QueueWriter
     from redis_message_queue.spark.source import QueueStreamReader
-    from redis_message_queue.spark.tables import TableReader
+    from redis_message_queue.spark.table_reader import TableReader
 
 FORMAT = "redis_message_queue"
 
@@ -43,7 +43,7 @@ class QueueDataSource(DataSource):
         return stream_schema(stream.payload_format, stream.invalid_payloads)
 
     def reader(self, schema: StructType) -> TableReader:
-        from redis_message_queue.spark.tables import TableReader
+        from redis_message_queue.spark.table_reader import TableReader
 
         return TableReader(TableOptions.from_spark(self.options), schema)
 

@@ -1,9 +1,4 @@
-"""The batch reader: the contents of a queue as tables, read without changing the queue.
-
-Consumers keep working meanwhile. A table of up to a thousand rows is read in one step. A larger one is read in pages
-and by several tasks: a row that moves meanwhile may be missed or seen twice. Rows move when messages are claimed or
-settled or become due, and when a list is trimmed to its limit. Lists without a limit and the journal are exact.
-"""
+"""The tables of a queue: the columns of each, how it is split for tasks, and how a slice of it is read."""
 
 from __future__ import annotations
 
@@ -11,81 +6,30 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-import pyarrow as pa
-from pyspark import sql as spark_sql
 from pyspark.sql import datasource as spark
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from redis_message_queue.envelope import HAS_ENTRY, ID_BYTES, TOKEN_BYTES
-from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.protocol.port import Argument
 from redis_message_queue.protocol.records import RecordPair, pair, record_of
 from redis_message_queue.spark import journal
-from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader, open_partitions
+from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader
 from redis_message_queue.spark.consumer_group import batch_length, page_size, split_members
+from redis_message_queue.spark.filters import PushedFilters
 from redis_message_queue.spark.options import TableOptions
-from redis_message_queue.spark.rows import ColumnEncoder, message_columns, messages_schema, parse_stored, payload_type
+from redis_message_queue.spark.rows import message_columns, messages_schema, parse_stored, payload_type
 
 PAGE = 1_000  # rows in one reply of the server
 # The microseconds of the years 1 and 9999, between which a time can be shown.
 _FIRST_TIME, _LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
 ROWS_A_TASK = 10_000  # unless minPartitions asks for more tasks
 
-T = TypeVar("T")
 ColumnValues = Sequence[Sequence[Any]]
-
-
-# Filters
-
-
-@dataclass(frozen=True)
-class PushedFilters:
-    """The filters of a query by which less of a table can be read. Times are microseconds."""
-
-    tenants: frozenset[str] | None = None  # '' for messages without a tenant; None for all
-    since: int | None = None
-    until: int | None = None
-
-    def add(self, one: spark.Filter, time: str | None) -> PushedFilters:
-        """Return these filters and one more. `time` is the column by which the table is ordered."""
-        attribute = getattr(one, "attribute", None)
-        if attribute == ("tenant",):
-            names = _tenants_in(one)
-            if names is not None:
-                return replace(self, tenants=names if self.tenants is None else self.tenants & names)
-        if time is not None and attribute == (time,):
-            at = _microseconds(getattr(one, "value", None))
-            if at is not None and isinstance(one, spark.GreaterThan | spark.GreaterThanOrEqual | spark.EqualTo):
-                self = replace(self, since=at if self.since is None else max(self.since, at))
-            if at is not None and isinstance(one, spark.LessThan | spark.LessThanOrEqual | spark.EqualTo):
-                self = replace(self, until=at if self.until is None else min(self.until, at))
-        return self
-
-
-def _tenants_in(one: spark.Filter) -> frozenset[str] | None:
-    """Return the tenants that a filter accepts, '' for no tenant, or None if it is another kind of filter."""
-    if isinstance(one, spark.IsNull):
-        return frozenset({""})
-    if isinstance(one, spark.EqualTo | spark.EqualNullSafe):
-        return frozenset({one.value or ""})
-    return frozenset(value or "" for value in one.value) if isinstance(one, spark.In) else None
-
-
-def _microseconds(value: Any) -> int | None:
-    if not isinstance(value, datetime):
-        return None
-    aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-    return round(aware.timestamp() * 1_000_000)
-
-
-# The tables
 
 
 @dataclass(frozen=True)
@@ -512,88 +456,3 @@ def _scored(found: Any) -> list[tuple[bytes, float]]:
 
 def _milliseconds(stream_id: bytes) -> int:
     return int(stream_id.partition(b"-")[0])
-
-
-# What Spark calls
-
-
-class TableReader(spark.DataSourceReader):
-    """`spark.read`: reads a table of a queue, and changes nothing."""
-
-    def __init__(self, options: TableOptions, schema: t.StructType) -> None:
-        self._table = TABLES[options.table](options)
-        self._encoder = ColumnEncoder(_checked(schema, table_schema(options), options.table))
-        self._filters = PushedFilters()
-        self.pushFilters = _FilterPush(self)  # type: ignore[method-assign]  # see there
-
-    def push(self, filters: list[spark.Filter]) -> list[spark.Filter]:
-        """Read less where a filter allows it. Spark still applies all filters: these may let some rows through."""
-        for one in filters:
-            self._filters = self._filters.add(one, self._table.time)
-        return filters
-
-    def partitions(self) -> Sequence[TableSlice]:
-        with closing(self._table.options.connect()) as client:
-            slices = [
-                replace(one, partition=reader.partition)
-                for reader in open_partitions(client, self._table.options)
-                for one in self._table.slices(reader, self._filters)
-            ]
-        # Spark reads a table without partitions as one with a partition of its own making.
-        return slices or [TableSlice(())]
-
-    def read(self, partition: spark.InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, TableSlice)
-        if not partition.pieces:
-            return
-        with closing(self._table.options.connect()) as client:
-            reader = RedisReader(client, self._table.options.keys, partition.partition)
-            for columns in self._table.read(reader, partition):
-                yield self._encoder.encode([*columns, [partition.partition.number] * len(columns[0])])
-
-
-class _FilterPush:
-    """The reader's `pushFilters`, which looks inherited to Spark.
-
-    In a session without spark.sql.python.filterPushdown.enabled Spark 4.3 refuses every read of a reader that has
-    its own method, and a session that found the format by itself does not have the setting. It then reads everything.
-    """
-
-    __func__ = staticmethod(spark.DataSourceReader.pushFilters)
-
-    def __init__(self, reader: TableReader) -> None:
-        self._reader = reader
-
-    def __call__(self, filters: list[spark.Filter]) -> list[spark.Filter]:
-        return self._reader.push(filters)
-
-
-def read_table(session: spark_sql.SparkSession, options: TableOptions) -> spark_sql.DataFrame:
-    """Return a table as a DataFrame, without registering the format."""
-    reader = TableReader(options, table_schema(options))
-    return read_in_tasks(session, reader.partitions(), reader.read, table_schema(options))
-
-
-def read_in_tasks(
-    session: spark_sql.SparkSession,
-    slices: Sequence[T],
-    read: Callable[[T], Iterator[pa.RecordBatch]],
-    schema: t.StructType | str,
-) -> spark_sql.DataFrame:
-    """Return the rows of slices as a DataFrame. One task reads each slice."""
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                yield from read(slices[index])
-
-    return session.range(0, len(slices), 1, len(slices)).mapInArrow(run, schema)
-
-
-def _checked(given: t.StructType, own: t.StructType, table: str) -> t.StructType:
-    if [(one.name, one.dataType) for one in given] != [(one.name, one.dataType) for one in own]:
-        raise ConfigurationError(
-            f"the given schema is not that of the table {table}: {own.simpleString()}. Leave it out, and parse "
-            "payloads with from_json."
-        )
-    return own

@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from redis_message_queue import checks
 from redis_message_queue.errors import ArchiveConflictError, ArchiveError, ConfigurationError
-from redis_message_queue.spark.tables import read_in_tasks
+from redis_message_queue.spark.table_reader import read_in_tasks
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

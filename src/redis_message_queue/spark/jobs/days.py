@@ -28,7 +28,7 @@ from redis_message_queue.spark.jobs.figures import (
     unpack,
 )
 from redis_message_queue.spark.jobs.times import Array, Frame, Times
-from redis_message_queue.spark.tables import read_in_tasks
+from redis_message_queue.spark.table_reader import read_in_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile, Location, TaskRunner
 from redis_message_queue.spark.journal import JournalSnapshot
 from redis_message_queue.spark.options import QueueAddress, Table, TableOptions
-from redis_message_queue.spark.tables import TableReader, TableSlice, table_schema
+from redis_message_queue.spark.table_reader import TableReader
+from redis_message_queue.spark.tables import TableSlice, table_schema
 
 _TABLES: tuple[Table, ...] = ("pending", "processing", "delayed")
 _COUNTS = ("serial", "pending", "processing", "delayed")

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile, balanced
 from redis_message_queue.spark.jobs.figures import ENTERING, LEAVING, NEVER
 from redis_message_queue.spark.jobs.times import Array
-from redis_message_queue.spark.tables import read_in_tasks
+from redis_message_queue.spark.table_reader import read_in_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,7 +25,8 @@ from redis_message_queue.spark.jobs.archive_tables import (
 )
 from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
 from redis_message_queue.spark.options import QueueAddress, TableOptions
-from redis_message_queue.spark.tables import TableReader, TableSlice, read_in_tasks, records_schema, table_schema
+from redis_message_queue.spark.table_reader import TableReader, read_in_tasks
+from redis_message_queue.spark.tables import TableSlice, records_schema, table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

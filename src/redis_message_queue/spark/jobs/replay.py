@@ -22,7 +22,7 @@ from redis_message_queue.spark.jobs.messages import COLUMNS, has_event, read_mes
 from redis_message_queue.spark.jobs.publishing import RowCount, count_rows, publish_at_rate, publish_rows
 from redis_message_queue.spark.jobs.records import read_records, records_table
 from redis_message_queue.spark.options import TableOptions
-from redis_message_queue.spark.tables import read_table
+from redis_message_queue.spark.table_reader import read_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
