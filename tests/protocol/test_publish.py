@@ -246,3 +246,28 @@ def test_the_longest_line_makes_room_for_a_newcomer():
     for number in range(5, 8):
         assert finish(queue.publish(str(number), tenant=f"newcomer {number}")) is True
     assert len(setup.waiting) == 3
+
+
+# Chunks of any mixture
+
+
+@pytest.mark.parametrize("kinds", list(product(("bare", "key", "tenant", "late"), repeat=2)), ids="-".join)
+def test_each_message_of_a_chunk_keeps_what_it_has(kinds: tuple[str, str]):
+    """A key, a tenant, a delay or nothing, whatever the other one has. A key belongs to its own message."""
+    setup = Setup()
+    store, port = setup.store(), setup.port()
+    details: dict[str, dict[str, Any]] = {"bare": {}, "tenant": {"tenant": b"acme"}, "late": {"due": "+1000000"}}
+    news = [
+        OutgoingMessage(
+            f"{place} {kind}".encode(),
+            **details.get(kind, {"marker": store.keys.deduplication(str(place))}),
+        )
+        for place, kind in enumerate(kinds)
+    ]
+    ids = chunk_ids(port.new_id(), 2)
+    assert finish(store.sender.send(ids, news, lambda: False)).accepted == [True, True]
+    found = {"bare": setup.pending, "key": setup.pending, "tenant": setup.in_tenant_queues, "late": setup.delayed}
+    assert all(one.payload in found[kind] for one, kind in zip(news, kinds, strict=True))
+    assert len(setup.waiting) == 2
+    for one, id in zip(news, ids, strict=True):
+        assert one.marker is None or setup.memory.get(one.marker) == id
