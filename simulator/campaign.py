@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,13 @@ class Progress:
         )
 
 
-def _run_chunk(seeds: range) -> dict[str, Any]:
+def _run_chunk(seeds: range, deadline: float | None) -> dict[str, Any]:
     started, faults = time.process_time(), Counter[str]()
     chunk: dict[str, Any] = {"first": seeds.start, "schedules": 0, "steps": 0, "messages": 0, "failures": []}
     for seed in seeds:
+        # Here, and not where chunks are made: the pool takes a thousand of them before the first one is done.
+        if deadline is not None and time.monotonic() >= deadline:
+            break
         outcome = run(plan_of(seed))
         chunk["schedules"] += 1
         chunk["steps"] += outcome.steps
@@ -81,11 +85,11 @@ def campaign(schedules: int | None, minutes: float | None, first: int, workers: 
     progress = Progress.load(path) if resume else Progress(first=first, next=first)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     last = None if schedules is None else progress.next + schedules
-    done: dict[int, dict[str, Any]] = {}
     shown = 0.0
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        for chunk in pool.imap(_run_chunk, _chunks(progress.next, last, deadline)):
-            done[chunk["first"]] = chunk
+        for chunk in pool.imap(partial(_run_chunk, deadline=deadline), _chunks(progress.next, last)):
+            if not chunk["schedules"]:
+                break
             progress.add(chunk)
             progress.next = chunk["first"] + chunk["schedules"]
             progress.save(path)
@@ -100,8 +104,8 @@ def campaign(schedules: int | None, minutes: float | None, first: int, workers: 
     return 1 if progress.failures else 0
 
 
-def _chunks(first: int, last: int | None, deadline: float | None) -> Iterator[range]:
-    while (last is None or first < last) and (deadline is None or time.monotonic() < deadline):
+def _chunks(first: int, last: int | None) -> Iterator[range]:
+    while last is None or first < last:
         end = first + _CHUNK if last is None else min(first + _CHUNK, last)
         yield range(first, end)
         first = end

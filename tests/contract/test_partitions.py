@@ -11,6 +11,7 @@ import redis
 
 from redis_message_queue import (
     ConfigurationError,
+    LuaScriptError,
     PartitionCountError,
     QueueBackpressureError,
     QueueDrainedError,
@@ -499,6 +500,25 @@ async def test_a_message_is_cancelled_wherever_it_is(shell: Shell) -> None:
         assert await ask.cancel(waiting.id) == "marked"
     assert await drained(queue) == [b"other"] * 3
     assert await ask.cancel("00" * 16) == "unknown"
+
+
+async def test_a_full_server_lets_a_delayed_message_be_cancelled_in_any_partition(shell: Shell) -> None:
+    """Another partition, where messages wait, refuses a mark. An id that nobody knows is refused, too."""
+    queue = parted(shell)
+    ask = Awaited(queue)
+    delayed = []
+    for key in keys_for(1):
+        await queue.publish("waiting", partition_key=key)
+        delayed.append(await ask.submit("delayed", partition_key=key, delay_seconds=60))
+    shell.redis.config_set("maxmemory", 1)
+    try:
+        assert [await ask.cancel(one.id) for one in delayed] == ["cancelled"] * 3
+        with pytest.raises(LuaScriptError, match="maxmemory"):
+            await ask.cancel("00" * 16)
+    finally:
+        shell.redis.config_set("maxmemory", 0)
+    assert (await queue.stats()).delayed == 0
+    assert await drained(queue) == [b"waiting"] * 3
 
 
 async def test_each_schedule_is_in_one_partition_and_its_ticks_are_published_once(shell: Shell) -> None:

@@ -1,15 +1,18 @@
 """A sample of the simulator's schedules: no invariant breaks, and a seed decides everything that happens."""
 
 import os
+import re
 import subprocess
 import sys
+import time
 
 import pytest
 
+from simulator import campaign
 from simulator.__main__ import main
-from simulator.plan import plan_of
+from simulator.plan import Plan, plan_of
 from simulator.trace import report
-from simulator.world import run
+from simulator.world import Outcome, run
 from tests.depth import often
 
 BLOCK = 10
@@ -75,6 +78,7 @@ def test_a_schedule_that_the_oracle_misjudged(seed: int, actors: str | None, fau
         pytest.param(87460, id="a consumer that stopped kept the wake-up for a delayed message"),
         pytest.param(110141, id="a claim rested for longer than it had time, because no partition answered"),
         pytest.param(127288, id="a server lost the state of a hand-off's target twice"),
+        pytest.param(218773, id="a full partition refused a mark, and a delayed message in another one stayed"),
         pytest.param(7038, id="a batch started with a message whose lease had ended"),
     ],
 )
@@ -133,3 +137,18 @@ def test_a_campaign_can_be_resumed(tmp_path, monkeypatch: pytest.MonkeyPatch, ca
     assert main(["--schedules", "2", "--workers", "1"]) == 0
     assert main(["--schedules", "1", "--workers", "1", "--resume"]) == 0
     assert "done up to 2: 3 schedules" in capsys.readouterr().out
+
+
+def test_a_campaign_ends_with_its_time(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Though the pool has long taken a thousand more schedules, of which each sleeps a twentieth of the time."""
+
+    def slow(plan: Plan) -> Outcome:
+        time.sleep(0.01)
+        return run(plan)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(campaign, "run", slow)
+    assert main(["--minutes", str(0.2 / 60), "--workers", "1"]) == 0
+    done = re.search(r"done up to (-?\d+): (\d+) schedules", capsys.readouterr().out)
+    assert done is not None
+    assert int(done[2]) == int(done[1]) + 1 <= 21

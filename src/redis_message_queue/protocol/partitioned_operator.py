@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from redis_message_queue.checks import whole_number
-from redis_message_queue.errors import JournalError
+from redis_message_queue.errors import JournalError, LuaScriptError
 from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary, TraceEntry
 from redis_message_queue.protocol.cancel import CancelOutcome
 from redis_message_queue.protocol.growth import Grower
@@ -95,12 +95,19 @@ class _Canceller(_Part):
         """Ask one partition after the other until one knows the message; it is marked where messages wait."""
         await self._check()
         outcome: CancelOutcome = "unknown"
+        refusal: LuaScriptError | None = None
         for one in self._operators:
-            found = await one.canceller.cancel(message_id)
+            try:
+                found = await one.canceller.cancel(message_id)
+            except LuaScriptError as error:  # no memory for a mark; the message may be delayed in another partition
+                refusal = refusal or error
+                continue
             if found in ("cancelled", "in_flight"):
                 return found
             if found == "marked":
                 outcome = found
+        if refusal is not None:
+            raise refusal
         return outcome
 
 
