@@ -22,7 +22,10 @@ class Holder:
 
     def acquire_group(self, after: int = 0, lease_us: int = 60_000_000) -> list[int]:
         self.epoch = after + 1
-        return self._send("acquire_group", holder=self.holder, lease_us=lease_us, after=after)
+        return self._send("acquire_group", holder=self.holder, lease_us=lease_us, after=after, renews=0)
+
+    def renew(self, lease_us: int = 60_000_000) -> list[int]:
+        return self._send("acquire_group", holder=self.holder, lease_us=lease_us, after=self.epoch - 1, renews=1)
 
     def fill_batch(self, count: int = 10, part: int | None = None) -> list[Any]:
         self.part = self.part + 1 if part is None else part
@@ -30,8 +33,7 @@ class Holder:
 
     def reject_members(self, *places: int | bytes) -> list[Any]:
         keys = {"members": KEYS.members(GROUP, self.number)}
-        given: dict[str, Any] = {"whose": GROUP, "epoch": self.epoch, "number": self.number, "reason": "no text"}
-        words = self.caller._words("reject_members", keys, (), **given)
+        words = self.caller._words("reject_members", keys, (), **self._usual, reason="no text")
         return self.caller._send_words("reject_members", [*words, *places])
 
     def places(self, *indexes: int) -> list[int | bytes]:
@@ -56,8 +58,11 @@ class Holder:
 
     def _send(self, verb: str, **given: Any) -> Any:
         keys = {"members": KEYS.members(GROUP, self.number)}
-        usual: dict[str, Any] = {"whose": GROUP, "epoch": self.epoch, "number": self.number}
-        return self.caller._send(verb, keys, **usual | given)
+        return self.caller._send(verb, keys, **self._usual | given)
+
+    @property
+    def _usual(self) -> dict[str, Any]:
+        return {"whose": GROUP, "query": self.holder, "epoch": self.epoch, "number": self.number}
 
 
 def holding(caller: Caller) -> Holder:

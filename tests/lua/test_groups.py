@@ -99,6 +99,18 @@ def test_a_holder_that_was_overtaken_is_refused_and_has_changed_nothing(situatio
     assert dump(caller.client) == before
 
 
+@pytest.mark.promise("One query at a time owns a consumer group, and a replaced query can change nothing.")
+@pytest.mark.parametrize("situation", [one for one in EVERY if one not in groups.TAKE_OVERS], ids=title)
+def test_a_holder_is_refused_if_another_one_has_its_epoch(situation: Situation, caller: Caller):
+    """As on a server that was flushed, or restored from an older state: epochs are counted anew there."""
+    call = situation(caller)
+    caller.client.hset(KEYS.group(GROUP), "holder", "b")
+    before = dump(caller.client)
+    with pytest.raises(redis.ResponseError, match="STALE epoch 1 of a consumer group that is at epoch 1"):
+        call()
+    assert dump(caller.client) == before
+
+
 @pytest.mark.parametrize("field", ["sealed", "acked", "cleared", "part", "1"])
 def test_a_foreign_value_in_the_group_fails_a_gathering(field: str, caller: Caller):
     call = groups.fill_batch(caller)
@@ -185,8 +197,16 @@ def test_a_take_over_that_was_on_its_way_for_long_takes_nothing(caller: Caller):
 
 def test_a_holder_that_was_silent_for_long_and_not_missed_goes_on(caller: Caller):
     first = holding(caller)
-    first.acquire_group(lease_us=0)
-    assert first.acquire_group(0) == [1, 1, 0]
+    first.renew(lease_us=0)
+    assert first.renew() == [1, 1, 0]
+
+
+def test_a_holder_does_not_become_one_anew_when_it_renews(caller: Caller):
+    """Its group is gone, and so are its batches: it has to hear of that."""
+    first = holding(caller)
+    caller.client.delete(KEYS.group(GROUP))
+    assert first.renew() == [0, 0, 0]
+    assert not caller.client.exists(KEYS.group(GROUP))
 
 
 # Gathering

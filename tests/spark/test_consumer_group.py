@@ -17,6 +17,7 @@ from redis_message_queue.errors import (
     ConfigurationError,
     ConsumerGroupBusyError,
     ConsumerGroupLostError,
+    DataLossError,
 )
 from redis_message_queue.spark import consumer_group as module
 from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal, split_members
@@ -433,6 +434,36 @@ def test_the_renewal_notices_when_the_group_is_lost(queue, client):
     renewal = LeaseRenewal(old)
     renewal._thread.join(timeout=120)
     assert isinstance(renewal.lost, ConsumerGroupLostError)
+
+
+@pytest.mark.promise("A query whose consumer group is gone from Redis says that data is lost.")
+def test_a_renewal_does_not_hide_that_the_group_is_gone(queue, client):
+    """Not even in the first epoch, where the group looks as if nobody had held it yet."""
+    old = holding(client)
+    client.flushall()
+    for act in (old.renew_lease, lambda: old.fill_batch(1), old.seal_batch, lambda: old.ack_batch(1)):
+        with pytest.raises(DataLossError, match="is gone from Redis"):
+            act()
+    assert not client.exists(queue.key.group(GROUP))
+
+
+@pytest.mark.promise("One query at a time owns a consumer group, and a replaced query can change nothing.")
+def test_a_query_from_before_a_flush_does_not_touch_the_batch_of_the_next_one(queue, client):
+    """Both are in the first epoch, and both have a first batch."""
+    queue.publish_many(numbered(3))
+    old = holding(client)
+    old.fill_batch(3)
+    old.seal_batch()
+    client.flushall()
+    queue.publish_many(numbered(5))
+    new = holding(client)
+    new.fill_batch(5)
+    new.seal_batch()
+    for act in (lambda: old.ack_batch(1), old.release_batches, old.renew_lease, lambda: old.fill_batch(1)):
+        with pytest.raises(DataLossError, match="is gone from Redis"):
+            act()
+    assert (new.epoch, payloads(new, 1)) == (1, numbered(5))
+    new.ack_batch(1)
 
 
 @pytest.mark.promise("One query at a time owns a consumer group, and a replaced query can change nothing.")

@@ -1,6 +1,7 @@
 -- ack_batch.lua: notes that all claims of a consumer group up to a number are handled, and removes a part of them.
 -- KEYS  deliveries | group | members: the messages of the claim to clear | groups | journal | meta
--- ARGV  whose: the group's name | epoch: the caller's | upto (number): the last claim that is handled
+-- ARGV  whose: the group's name | query: who calls | epoch: the caller's
+--       upto (number): the last claim that is handled
 --       number (number): of the claim to clear, the first that is not cleared
 --       jump (flag): 1 if claims that Redis does not know are lost and given up, and numbers continue behind them
 -- Returns {acked, cleared}: up to which claims are handled, and up to which they are removed.

@@ -5,7 +5,7 @@
 --       groups | journal | meta
 -- ARGV  tenant_pending | expired | most (number): how often a message may be delivered, 0 for any number
 --       dlq_limit (number): length of dlq, 0 for any | ttl_us (number): how old a message may be, 0 for any age
---       whose: the group's name | epoch: the caller's | number (number): of the open claim
+--       whose: the group's name | query: who calls | epoch: the caller's | number (number): of the open claim
 --       part (number): which call this is for that claim, from 1 | count (number): how many to take, at most 10,000
 -- Returns {part, added, length, again, dead, trimming}
 --       part: this one, or the one before if there was nothing to do and the next call can use the number

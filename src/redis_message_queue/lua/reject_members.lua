@@ -1,7 +1,7 @@
 -- reject_members.lua: moves messages that a query cannot read from a claim of its group to the dead letters.
 -- KEYS  deliveries | dlq | records: those of dlq | group | members: the messages of the claim
 --       groups | journal | meta
--- ARGV  dlq_limit (number): length of dlq, 0 for any | whose: the group's name | epoch: the caller's
+-- ARGV  dlq_limit (number): length of dlq, 0 for any | whose: the group's name | query: who calls | epoch: the caller's
 --       number (number): of the claim, which is open, or sealed and not acked | reason: why they are dead letters
 --       places...: of each message its index in `members` and its id, for at most 1,000 messages
 -- Returns {length, trimming}: how many messages the claim holds now, and what claim.lua says of trimming dlq

@@ -1,7 +1,7 @@
 -- release_batch.lua: returns the claims of a consumer group to the heads of their lists, the last claim first.
 -- KEYS  pending | leases | deliveries | wakeup | tenant_ring | tenant_backlog | weights | group
 --       members: the messages of the claim to return | groups | journal | meta
--- ARGV  tenant_pending | expired | whose: the group's name | epoch: the caller's
+-- ARGV  tenant_pending | expired | whose: the group's name | query: who calls | epoch: the caller's
 --       number (number): of the claim to return, the last one left
 --       keep (number): how many of its messages stay for another call, at most 1,000 fewer than there are
 -- Returns {releasing, left}: the next claim and how many messages it holds; {0, 0} when all is done.

@@ -1,6 +1,6 @@
 -- seal_batch.lua: makes the open claim of a consumer group final, if it holds anything.
 -- KEYS  group
--- ARGV  epoch: the caller's | number (number): of the open claim
+-- ARGV  query: who calls | epoch: the caller's | number (number): of the open claim
 --       part (number): how many calls have filled that claim
 -- Returns the number up to which claims are sealed.
 --@include group

@@ -135,12 +135,13 @@ class ConsumerGroup:
         lines = (self.keys.tenant_pending(""), self.keys.expired(""))
         ttl_us = int((options.message_ttl_seconds or 0) * 1_000_000)
         limits = (options.max_delivery_count or 0, options.max_dead_letter_length or 0, ttl_us)
-        self._fill = self._command("fill_batch", *lines, *limits, self.name)
-        self._release = self._command("release_batch", *lines, self.name)
-        self._ack = self._command("ack_batch", self.name)
-        self._acquire = self._command("acquire_group", self.name, self._holder)
-        self._seal = self._command("seal_batch")
-        self._reject = self._command("reject_members", options.max_dead_letter_length or 0, self.name)
+        us = (self.name, self._holder)
+        self._fill = self._command("fill_batch", *lines, *limits, *us)
+        self._release = self._command("release_batch", *lines, *us)
+        self._ack = self._command("ack_batch", *us)
+        self._acquire = self._command("acquire_group", *us)
+        self._seal = self._command("seal_batch", self._holder)
+        self._reject = self._command("reject_members", options.max_dead_letter_length or 0, *us)
         self._rejects = options.invalid_payloads == "dead_letters"
         self._stats = self._command("stats", lines[0])
 
@@ -185,14 +186,14 @@ class ConsumerGroup:
             ConsumerGroupLostError: Another query has acquired the group.
             DataLossError: The group is gone from Redis.
         """
-        acquired, epoch, _ = self._ask_for_lease(self.lease_seconds, self._epoch_before)
+        acquired, epoch, _ = self._ask_for_lease(self.lease_seconds, self._epoch_before, renews=True)
         if not acquired:
             raise self._lost(epoch)
 
     def release_lease(self) -> None:
         """Let the next query start without waiting for the end of our lease."""
         if self._epoch_before >= 0:
-            self._ask_for_lease(0, self._epoch_before)
+            self._ask_for_lease(0, self._epoch_before, renews=True)
             self._epoch_before = -1
 
     @property
@@ -205,8 +206,8 @@ class ConsumerGroup:
         """Our epoch; 0 before the first `acquire_group`."""
         return self._epoch_before + 1
 
-    def _ask_for_lease(self, seconds: float, after: int) -> list[int]:
-        reply: list[int] = self._send(self._acquire, int(seconds * 1_000_000), after)
+    def _ask_for_lease(self, seconds: float, after: int, *, renews: bool = False) -> list[int]:
+        reply: list[int] = self._send(self._acquire, int(seconds * 1_000_000), after, int(renews))
         return reply
 
     def holder(self) -> GroupHolder:
@@ -441,12 +442,15 @@ class ConsumerGroup:
             raise not_a_single_server(self.queue) from error
 
     def _lost(self, epoch: int) -> ConsumerGroupLostError | DataLossError:
-        """Return the error for a group that is at another epoch. Epochs grow, so an older one was not written since."""
+        """Return the error for a group that is at another epoch, or has another holder in the same one.
+
+        Epochs grow, so one that is not newer than ours was written on a server that has lost ours.
+        """
         where, how = (
             f"consumer group {self.name!r} of queue {self.queue!r}",
             f"at epoch {epoch}, this query {self.epoch}",
         )
-        if epoch < self.epoch:
+        if epoch <= self.epoch:
             return DataLossError(
                 f"the state of {where} is gone from Redis (it is {how}): the server was flushed, or restored from an "
                 "older state, and the messages that this query had claimed may be lost. Start the query again; if its "
