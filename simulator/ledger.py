@@ -19,7 +19,7 @@ from simulator.oracle.moves import Moves
 from simulator.oracle.operating import Operating
 from simulator.oracle.places import DELAYED, PROCESSING, TERMINAL
 from simulator.oracle.state import State
-from simulator.oracle.steps import EXPIRING, listed, named_arguments, split_key
+from simulator.oracle.steps import EXPIRING, listed, named_arguments, queue_of, split_key
 from simulator.server import Step
 
 _DRAINING = ("claim", "take", "settle", "ack_one", "ack_and_take", "requeue", "retry_later", "renew", "fill_batch",
@@ -66,7 +66,9 @@ class Ledger(Moves, Consuming, Operating, Batches, State, Clients):
             fail("full memory", f"a full server refused {step.name}")
         if step.error.startswith("OOM") and step.name == "cancel":
             payload = self._payload_of(as_bytes(named_arguments(step)["id"]))
-            if payload is not None and self._place(payload) == DELAYED:
+            # Another partition has no memory for a mark, and the client goes on to the one that has the message.
+            is_here = payload is not None and self.account.home[payload] == queue_of(step)
+            if payload is not None and is_here and self._place(payload) == DELAYED:
                 fail("full memory", f"a full server refused to cancel {payload.decode()}, which is delayed")
 
     # -- faults and the end
