@@ -42,7 +42,7 @@ from redis_message_queue.spark.jobs.report import (
 )
 from redis_message_queue.spark.jobs.statistics import ReportStatistics, jain
 from tests.spark import expected_statistics
-from tests.spark.journal_samples import MINUTE, START, JournalSample, fill_queue, stored, write_journal
+from tests.spark.journal_samples import MINUTE, START, Event, Events, JournalSample, fill_queue, stored, write_journal
 from tests.spark.plain_archiver import archive_plainly
 
 pytestmark = pytest.mark.topic("Data pipeline")
@@ -120,6 +120,73 @@ def test_a_window_leaves_out_what_was_before_and_after(spark, client, options, t
     assert (
         pq.read_table(page.table).to_pylist()[0]["published"] == json.loads(Path(page.json).read_text())[0]["published"]
     )
+
+
+HOUR, DAY = 60 * MINUTE, 1440 * MINUTE
+
+
+def at_time(microseconds: int) -> datetime:
+    return datetime.fromtimestamp(microseconds / 1e6, UTC)
+
+
+def told(at: int, event: str, number: int, tenant: str = "", **more: Any) -> Event:
+    return {"at": at, "event": event, "id": f"{number:032x}", "tenant": tenant, **more}
+
+
+def life(number: int, tenant: str = "", at: int = START) -> list[Event]:
+    """A message that is handled at once."""
+    return [
+        told(at, "published", number, tenant),
+        told(at + 1, "claimed", number, tenant, count=1),
+        told(at + 2, "acked", number, tenant),
+    ]
+
+
+def later(number: int, due: int, tenant: str = "", at: int = START) -> list[Event]:
+    """A message that is published with a delay."""
+    return [told(at, "published", number, tenant), told(at, "delayed", number, tenant, due=due)]
+
+
+def in_order(*lives: list[Event]) -> Events:
+    return Events(sorted((event for one in lives for event in one), key=lambda one: one["at"]))
+
+
+@pytest.mark.promise("An overview shows what waits in a queue in which nothing has happened for days.")
+@pytest.mark.parametrize(
+    ("since", "until"),
+    [(START + DAY, None), (START + 3 * DAY, None), (START + HOUR, START + 2 * HOUR), (None, None), (None, START + DAY)],
+)
+def test_an_overview_shows_what_waits_although_nothing_happened_in_its_window(
+    spark, client, options, tmp_path, since, until
+):
+    """Ten of them were delayed, and are due by the last entry, which is of another day."""
+    waiting = [[told(START, "published", number)] for number in range(39)]
+    delayed = [later(number, START + 30 * MINUTE) for number in range(39, 49)]
+    never = later(49, START + 90 * DAY)
+    last = [told(START + 2 * DAY, "duplicate", 60)]
+    write_journal(client, options, in_order(*waiting, *delayed, never, life(50), last))
+    archive_plainly(options)
+    window = {"since": since and at_time(since), "until": until and at_time(until)}
+    page = overview(spark, OverviewOptions(path=options.path, output=str(tmp_path / "all"), **window))
+    levels = {"waiting": 49, "in_flight": 0, "delayed": 1, "backlog": 50}
+    for rows in (json.loads(Path(page.json).read_text()), pq.read_table(page.table).to_pylist()):
+        assert {name: rows[0][name] for name in levels} == levels
+    assert "<td>49</td><td>0</td><td>1</td>" in Path(page.page).read_text()
+
+
+def test_an_overview_shows_the_end_of_its_window_and_not_of_the_archive(spark, client, options, tmp_path):
+    """A message counts as delayed until it is due, and nothing is known after the last entry."""
+    write_journal(
+        client, options, in_order(later(1, START + HOUR), life(2, at=START + 2 * HOUR), [later(3, START + DAY)[0]])
+    )
+    archive_plainly(options)
+    found = {}
+    for until in (START + 30 * MINUTE, START + 90 * MINUTE):
+        output = str(tmp_path / str(until))
+        page = overview(spark, OverviewOptions(path=options.path, output=output, until=at_time(until)))
+        (row,) = json.loads(Path(page.json).read_text())
+        found[until] = (row["waiting"], row["delayed"])
+    assert list(found.values()) == [(1, 1), (2, 0)]
 
 
 def test_with_gaps_it_counts_what_is_there_and_says_what_is_unknown(spark, client, options):

@@ -166,15 +166,10 @@ def directory_of(queue: str) -> str:
 
 def _overview_row(one: ReportResult) -> Row:
     summary = one.statistics["summary"]
-    row: Row = {name: summary[name] for name in _OVERVIEW if name in summary}
-    minutes = one.statistics["tables"]["minutes"]
-    last = minutes[-1] if minutes else {}
-    backlog = {name: last.get(name, 0) for name in (*STATES, "backlog")}
+    row: Row = {name: summary[name] for name in (*_OVERVIEW, *STATES, "backlog")}
     times = {name: datetime.fromisoformat(summary[name]) if summary[name] else None for name in ("first_at", "last_at")}
     directory = directory_of(one.queue)
-    return {"queue": one.queue, "directory": directory, "verdict": one.verdict, "because": one.because} | (
-        row | backlog | times
-    )
+    return {"queue": one.queue, "directory": directory, "verdict": one.verdict, "because": one.because} | (row | times)
 
 
 def _report(spark: "SparkSession", options: ReportOptions, window: Window, on_progress: OnProgress) -> ReportResult:

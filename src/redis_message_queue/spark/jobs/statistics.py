@@ -6,6 +6,7 @@ Days are counted in tasks. Days that an earlier report has kept are not counted 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -238,7 +239,19 @@ class _Report:
         row["duplicate_ratio"] = ratio(row["duplicates"], asked)
         row["redelivery_ratio"] = ratio(row["redelivered"], row["delivered"])
         row["error_ratio"] = ratio(row["errors"], row["outcomes"])
-        return in_utc(row)
+        return in_utc(row | self._levels())
+
+    @cached_property
+    def _end(self) -> int | None:
+        """The last moment of the window of which something is known: nothing is after the last entry of all."""
+        known = [one.times[1] for one in self._days if one.times is not None]
+        return min(max(known), self._window.bounds[1] - 1) if known else None
+
+    def _levels(self) -> Row:
+        """Return how many messages were in each state at the end, whether or not the window has entries."""
+        row: Row = {"minute": -1 if self._end is None else self._end // MINUTE * MINUTE}
+        _add_levels([row], _by(self._tables["levels"], MINUTE), "minute")
+        return {name: row[name] for name in (*STATES, "backlog")}
 
     def _tenant_times(self) -> list[Times]:
         return [*(one.tenant_times for one in self._inside), self._between.figures.times]
