@@ -73,16 +73,29 @@ class Levels:
 
 
 def levels(events: list[dict[str, Any]], size: int) -> dict[int, dict[str, int]]:
-    """The levels at the end of each minute or second in which something happened."""
-    found, now, last = {}, Levels(), None
-    for event in (one for one in events if one["event"] != "gap"):
-        place = event["at"] // size
-        if last is not None and place != last:
-            found[last] = now.before((last + 1) * size)
-        now.tell(event)
-        last = place
-    if last is not None:
-        found[last] = now.before((last + 1) * size)
+    """The levels at the end of each minute or second in which something happened, or could have: a delay ended."""
+    found, now = {}, Levels()
+    timed = [one for one in events if one["event"] != "gap"]
+    places = {one["at"] // size for one in timed}
+    last = max(places, default=0)
+    places |= {one["due"] // size for one in timed if "due" in one and one["due"] // size <= last}
+    told = 0
+    for place in sorted(places):
+        while told < len(timed) and timed[told]["at"] // size <= place:
+            now.tell(timed[told])
+            told += 1
+        found[place] = now.before((place + 1) * size)
+    return found
+
+
+def changed(level: dict[int, dict[str, int]]) -> list[int]:
+    """The minutes or seconds after which the levels are others than before."""
+    before: dict[str, int] = dict.fromkeys(("waiting", "in_flight", "delayed"), 0)
+    found = []
+    for place, now in level.items():
+        if now != before:
+            found.append(place)
+        before = now
     return found
 
 
@@ -161,6 +174,9 @@ def figures(events: list[dict[str, Any]], since: int | None = None, until: int |
             entered.add(message_id)
         if message_id and kind != "duplicate":
             states[message_id] = kind
+    for unit, size in UNITS.items():
+        whole = [place for place in changed(level[unit]) if since <= place * size and (place + 1) * size <= until]
+        units[unit] |= {place: Counter() for place in whole if place not in units[unit]}
     delivered = sum(counter["delivered"] for counter in tenants.values())
     parts = [served[tenant] / asked for tenant, asked in demand.items() if asked > 0]
     published = sum(event["event"] == "published" and since <= event["at"] < until for event in events)

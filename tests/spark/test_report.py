@@ -166,7 +166,7 @@ def test_an_overview_shows_what_waits_although_nothing_happened_in_its_window(
     last = [told(START + 2 * DAY, "duplicate", 60)]
     write_journal(client, options, in_order(*waiting, *delayed, never, life(50), last))
     archive_plainly(options)
-    window = {"since": since and at_time(since), "until": until and at_time(until)}
+    window: dict[str, Any] = {"since": since and at_time(since), "until": until and at_time(until)}
     page = overview(spark, OverviewOptions(path=options.path, output=str(tmp_path / "all"), **window))
     levels = {"waiting": 49, "in_flight": 0, "delayed": 1, "backlog": 50}
     for rows in (json.loads(Path(page.json).read_text()), pq.read_table(page.table).to_pylist()):
@@ -187,6 +187,29 @@ def test_an_overview_shows_the_end_of_its_window_and_not_of_the_archive(spark, c
         (row,) = json.loads(Path(page.json).read_text())
         found[until] = (row["waiting"], row["delayed"])
     assert list(found.values()) == [(1, 1), (2, 0)]
+
+
+def test_messages_that_became_due_while_nothing_happened_are_shown_as_waiting(spark, client, options):
+    """In the plot too. What becomes due after the last entry is not shown: nobody knows what happened by then."""
+    delayed = [later(number, START + HOUR + 7) for number in range(10)]
+    write_journal(client, options, in_order(*delayed, later(11, START + DAY), life(12, at=START + 6 * HOUR)))
+    archive_plainly(options)
+    found = statistics_of(spark, options.path, "orders")
+    rows = {row["minute"]: (row["waiting"], row["delayed"], row["published"]) for row in found.tables["minutes"]}
+    assert rows == {
+        at_time(START): (0, 11, 11),
+        at_time(START + HOUR): (10, 1, 0),
+        at_time(START + 6 * HOUR): (10, 1, 1),
+    }
+    text = render_page(found, datetime.now(UTC))
+    plot = text[text.index('aria-label="In the queue"') :]
+    titles = re.findall(r"<title>(.*?)</title>", plot[: plot.index("</svg>")], re.DOTALL)
+    shown = {one.split("\n")[0]: one.split("\n")[1:] for one in titles}
+    assert shown["2026-09-21 00:58:00 UTC"] == ["Waiting: 0", "In flight: 0", "Delayed: 11"]
+    assert shown["2026-09-21 03:00:00 UTC"] == ["Waiting: 10", "In flight: 0", "Delayed: 1"]
+    window = Window(at_time(START + 30 * MINUTE), at_time(START + 3 * HOUR))
+    inside = statistics_of(spark, options.path, "orders", window=window).tables["minutes"]
+    assert [(row["minute"], row["waiting"], row["delayed"]) for row in inside] == [(at_time(START + HOUR), 10, 1)]
 
 
 def test_with_gaps_it_counts_what_is_there_and_says_what_is_unknown(spark, client, options):

@@ -257,21 +257,30 @@ class _Report:
         return [*(one.tenant_times for one in self._inside), self._between.figures.times]
 
     def _over_time(self, unit: str, size: int) -> list[Row]:
-        """Return a row for each minute or second in which something happened."""
-        buckets = _by(self._tables["buckets"], size)
+        """Return a row for each minute or second in which something happened, or delayed messages became due."""
+        buckets, levels = _by(self._tables["buckets"], size), _by(self._tables["levels"], size)
         quantiles = {
             bucket: _spreads(SPREADS, rows) for bucket, rows in self._quantiles(size).groupby("bucket", sort=False)
         }
         nothing = _spreads(SPREADS, None)
         rows = []
         columns = [*COUNTED, "outcomes", "errors", "removed"]
-        for one in (
-            buckets[buckets["bucket"] >= 0].groupby("bucket", sort=True)[columns].sum().reset_index().to_dict("records")
-        ):
+        counts = buckets[buckets["bucket"] >= 0].groupby("bucket", sort=True)[columns].sum()
+        places = np.union1d(counts.index.to_numpy(), self._changes_inside(levels, size))
+        for one in counts.reindex(pd.Index(places, name="bucket"), fill_value=0).reset_index().to_dict("records"):
             bucket = one.pop("bucket")
             rows.append({unit: bucket, **one, **quantiles.get(bucket, nothing)})
-        _add_levels(rows, _by(self._tables["levels"], size), unit)
+        _add_levels(rows, levels, unit)
         return [in_utc(one) for one in rows]
+
+    def _changes_inside(self, levels: Frame, size: int) -> Array:
+        """Return the buckets of the window in which levels change, also without an entry: when a delay is over."""
+        summed = levels.groupby("bucket", sort=True).sum()
+        changed: Array = summed.index[(summed != 0).any(axis=1)].to_numpy().astype(np.int64)
+        since, until = self._window.bounds
+        # Of a bucket that the window cuts nobody knows on which side of the cut the change was.
+        is_inside = (changed >= max(0, since)) & (changed + size <= until)
+        return changed[is_inside & (changed <= (-1 if self._end is None else self._end))]
 
     def _quantiles(self, size: int) -> Frame:
         """Return the quantiles of each bucket: as they were kept, unless several parts have times in it."""
