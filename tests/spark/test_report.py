@@ -24,6 +24,7 @@ from redis_message_queue.spark.jobs.plots import (
     WIDE,
     Line,
     Series,
+    amount,
     bucket_size,
     draw,
     duration,
@@ -508,10 +509,48 @@ def test_an_axis_has_round_times(span, ticks):
         (0.012, "seconds", [0, 0.005, 0.01, 0.015]),
         (800_000, "seconds", [0, 172_800, 345_600, 518_400, 691_200, 864_000]),
         (0.03, "share", [0, 0.01, 0.02, 0.03]),
+        (1, "count", [0, 1]),
+        (1 / 30, "average", [0, 0.01, 0.02, 0.03, 0.04]),
+        (0.9, "average", [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (3, "average", [0, 1, 2, 3]),
     ],
 )
 def test_an_axis_has_round_values(top, unit, ticks):
     assert value_ticks(top, unit) == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "\N{EN DASH}"),
+        (0, "0"),
+        (7, "7"),
+        (1 / 30, "0.033"),
+        (0.5, "0.5"),
+        (0.04, "0.04"),
+        (0.996, "1"),
+        (1 / 43_200, "0.000023"),
+        (2.25, "2.2"),
+        (123.4, "123"),
+        (1_234_567, "1,234,567"),
+    ],
+)
+def test_an_amount_that_is_not_zero_never_reads_as_zero(value, text):
+    assert amount(value) == text
+
+
+def test_one_failure_in_days_is_seen_in_the_plot_and_in_its_values():
+    """Over several days its bucket is an average: one dead letter in 30 minutes read 0.0, under an axis up to 1."""
+    row = small_figures().tables["minutes"][0] | dict.fromkeys(("failed", "retried", "dead"), 0)
+    minutes = [row | {"minute": START_TIME}, row | {"minute": START_TIME + timedelta(days=4)}]
+    minutes.insert(1, row | {"minute": START_TIME + timedelta(days=2), "dead": 1})
+    text = render_page(small_figures(minutes=minutes, tenants_over_time=[]), datetime.now(UTC))
+    plot = text[text.index('aria-label="Failed attempts"') :]
+    drawn, table = plot[: plot.index("</svg>")], plot[: plot.index("</details>")].split("<tbody>")[1]
+    assert "Dead-lettered: 0.033<" in drawn
+    assert re.findall(r'text-anchor="end">([\d.]+)<', drawn) == ["0", "0.01", "0.02", "0.03", "0.04"]
+    assert table.count("<td>0.033</td>") == 1
+    assert "0.0<" not in text
 
 
 def series(lines, unit="count", times=5, **more) -> Series:

@@ -185,11 +185,13 @@ class _Buckets:
         each = f" of each {duration(self._step.total_seconds())}"
         average, worst = (f", the average{each}", f" The worst {self._unit}{each}.") if several else ("", "")
         a_unit = f"a {self._unit}{average}"
+        rate = "average" if several else "count"  # the axis of whole numbers has no fractions
         yield self._plot(
             "Throughput",
             [Line("Published", 1, self._rate("published"), 5.0), Line("Handled", 2, self._rate("acked"))],
             f"Messages {a_unit}.",
             "Nothing was published or handled.",
+            rate,
         )
         yield self._plot(
             "Failed attempts",
@@ -200,6 +202,7 @@ class _Buckets:
             ],
             f"Messages {a_unit}.",
             "No attempt has failed.",
+            rate,
         )
         yield self._plot(
             "Error rate",
@@ -238,7 +241,7 @@ class _Buckets:
                 for place, (name, rows) in enumerate(self._tenants.items())
             ]
             caption = f"Messages handled {a_unit}, of the tenants with the most deliveries."
-            yield self._plot("Tenants", lines, caption, "Nothing was handled.")
+            yield self._plot("Tenants", lines, caption, "Nothing was handled.", rate)
 
     def _plot(self, title: str, lines: list[Line], caption: str, nothing: str, unit: str = "count") -> Series:
         return Series(title, caption, unit, self._times, self._step, lines, nothing, self._gaps)

@@ -50,7 +50,7 @@ class Series:
 
     title: str
     caption: str
-    unit: str  # `count`, `seconds` or `share`
+    unit: str  # `count`, `average` of counts, `seconds` or `share`
     times: Sequence[datetime]  # when each bucket begins
     step: timedelta
     lines: Sequence[Line]
@@ -226,8 +226,11 @@ def bar(share: float, color: int = 1) -> str:
 
 
 def amount(value: float | None) -> str:
+    """Return a number with as many digits as are of use: a rate below 1 has two, however small it is."""
     if value is None:
         return NOTHING
+    if 0 < abs(value) < 1:
+        return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}".rstrip("0").rstrip(".")
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:,.1f}"
 
 
@@ -263,4 +266,9 @@ def moment(time: datetime | None) -> str:
     return NOTHING if time is None else time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-_FORMATS: dict[str, Callable[[float | None], str]] = {"count": amount, "seconds": duration, "share": percent}
+_FORMATS: dict[str, Callable[[float | None], str]] = {
+    "count": amount,
+    "average": amount,
+    "seconds": duration,
+    "share": percent,
+}
