@@ -578,6 +578,49 @@ def test_a_line_on_the_same_values_is_seen_on_the_wider_one():
     assert re.findall(r'class="line (c\d)"', drawn) == ["c2", "c1"]
 
 
+def test_a_page_without_entries_says_so_instead_of_naming_no_times():
+    nothing = {"entries": 0, "first_at": None, "last_at": None}
+    found = small_figures(minutes=[], tenants_over_time=[])
+    found.summary.update(nothing | {"since": START_TIME})
+    text = " ".join(render_page(found, datetime.now(UTC)).split())
+    assert "from 2026-01-01 00:00:00 UTC on: nothing. From 0 journal entries" in text
+    found.summary["until"] = START_TIME + timedelta(days=1)
+    text = " ".join(render_page(found, datetime.now(UTC)).split())
+    assert "from 2026-01-01 00:00:00 UTC to 2026-01-02 00:00:00 UTC: nothing. From 0 journal entries" in text
+    found.summary["since"] = None
+    text = " ".join(render_page(found, datetime.now(UTC)).split())
+    assert "What went through this queue until 2026-01-02 00:00:00 UTC: nothing. From 0 journal entries" in text
+
+
+@pytest.mark.parametrize(
+    ("window", "says"),
+    [
+        (Window(START_TIME), "What happened from 2026-01-01 00:00:00 UTC on. Made"),
+        (Window(None, START_TIME), "What happened until 2026-01-01 00:00:00 UTC. Made"),
+        (
+            Window(START_TIME, START_TIME + timedelta(days=1)),
+            "What happened from 2026-01-01 00:00:00 UTC to 2026-01-02 00:00:00 UTC. Made",
+        ),
+        (Window(), "All that is archived. Made"),
+    ],
+)
+def test_an_overview_names_only_the_bounds_that_it_has(window, says):
+    text = " ".join(render_overview([], window, datetime.now(UTC)).split())
+    assert says in text
+
+
+@pytest.mark.parametrize(("tenants", "worst"), [(1, None), (4, "0.250")])
+def test_the_worst_fairness_is_told_only_among_several_tenants(tenants, worst):
+    """A tenant that asked for nothing is not one of them."""
+    (row,) = small_figures().tables["tenants"]
+    rows = [row | {"tenant": str(number)} for number in range(tenants)]
+    found = small_figures(tenants=[*rows, row | {"tenant": "idle", "demand": 0, "served": 0}])
+    found.summary["fairness"] = 1.0
+    text = " ".join(render_page(found, datetime.now(UTC)).split())
+    told = re.findall(r"part of its messages delivered(?:, ([\d.]+) if only one got any)?\)", text)
+    assert told == [worst or ""]
+
+
 def test_missing_entries_are_a_gap_and_not_a_zero():
     minutes = [START_TIME + timedelta(minutes=minute) for minute in (0, 1, 8, 9)]
     row = small_figures().tables["minutes"][0]
