@@ -120,6 +120,11 @@ def figures(events: list[dict[str, Any]], since: int | None = None, until: int |
     buffers: defaultdict[Any, list[int]] = defaultdict(list)
     demand: Counter[str] = Counter()
     served: Counter[str] = Counter()
+    asked_by: dict[str, str] = {}
+    withdrawn: set[str] = set()
+    delays: dict[str, int] = {}  # of messages that nobody has claimed
+    purged_delayed: Counter[str] = Counter()
+    last_at = max((event["at"] for event in events if event["event"] != "gap"), default=0)
     level = {unit: levels(events, size) for unit, size in UNITS.items()}
     for event in events:
         kind = event["event"]
@@ -142,6 +147,15 @@ def figures(events: list[dict[str, Any]], since: int | None = None, until: int |
             demand[tenant] += (kind in ("published", "redriven")) - (is_first and not inside)
             if kind in ("purged", "deleted") and event["target"] in ("pending", "delayed", "orphans"):
                 demand[tenant] -= event["count"]
+                purged_delayed[tenant] += event["count"] if event["target"] == "delayed" else 0
+            if kind in ("published", "redriven"):
+                asked_by[message_id] = tenant
+            if kind == "cancelled" and message_id not in claimed:
+                withdrawn.add(message_id)
+            if kind != "duplicate":
+                delays.pop(message_id, None)
+            if kind == "delayed" and message_id not in claimed:
+                delays[message_id] = event["due"]
         if kind == "claimed" and ready.get(message_id) is not None and inside:
             wait = max(0, at - ready[message_id])
             for where in ("all", *spans, ("tenant", tenant)):
@@ -177,6 +191,11 @@ def figures(events: list[dict[str, Any]], since: int | None = None, until: int |
     for unit, size in UNITS.items():
         whole = [place for place in changed(level[unit]) if since <= place * size and (place + 1) * size <= until]
         units[unit] |= {place: Counter() for place in whole if place not in units[unit]}
+    demand.subtract(Counter(asked_by[one] for one in withdrawn if one in asked_by))
+    not_due = Counter(
+        asked_by[one] for one, due in delays.items() if due >= min(until, last_at + 1) and one in asked_by
+    )
+    demand.subtract({tenant: max(0, count - purged_delayed[tenant]) for tenant, count in not_due.items()})
     delivered = sum(counter["delivered"] for counter in tenants.values())
     parts = [served[tenant] / asked for tenant, asked in demand.items() if asked > 0]
     published = sum(event["event"] == "published" and since <= event["at"] < until for event in events)

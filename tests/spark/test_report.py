@@ -213,6 +213,57 @@ def test_messages_that_became_due_while_nothing_happened_are_shown_as_waiting(sp
     assert [(row["minute"], row["waiting"], row["delayed"]) for row in inside] == [(at_time(START + HOUR), 10, 1)]
 
 
+def fairness(spark, options, **window: int) -> tuple[float, dict[str, tuple[int, int]]]:
+    """With what each tenant got, and asked for."""
+    found = statistics_of(
+        spark, options.path, "orders", window=Window(**{name: at_time(at) for name, at in window.items()})
+    )
+    rows = {row["tenant"] or "": (row["served"], row["demand"]) for row in found.tables["tenants"]}
+    return found.summary["fairness"], rows
+
+
+def test_fairness_leaves_out_what_is_not_due_yet(spark, client, options):
+    """Whatever the window is: what is due at its end was asked for."""
+    lives = [life(number, "a", START + 9 * HOUR) for number in range(10)]
+    delayed = [later(number, START + DAY, "b") for number in range(10, 20)]
+    write_journal(client, options, in_order(*lives, *delayed))
+    archive_plainly(options)
+    assert fairness(spark, options) == (1.0, {"a": (10, 10), "b": (0, 0)})
+    write_journal(client, options, in_order(life(20, "a", START + DAY)))
+    archive_plainly(options)
+    assert fairness(spark, options) == (0.5, {"a": (11, 11), "b": (0, 10)})
+    assert fairness(spark, options, until=START + DAY) == (1.0, {"a": (10, 10), "b": (0, 0)})
+    assert fairness(spark, options, since=START + HOUR, until=START + 10 * HOUR) == (1.0, {"a": (10, 10)})
+    assert fairness(spark, options, since=START + DAY) == (0.5, {"a": (1, 1), "b": (0, 10)})
+
+
+def test_fairness_leaves_out_what_was_cancelled_before_anyone_had_it(spark, client, options):
+    """A message that was claimed, failed and is cancelled before its next attempt was served."""
+    lives = [life(number, "a") for number in range(10)]
+    lives += [life(number, "b") for number in range(10, 15)]
+    for number in range(15, 20):
+        lives.append([*later(number, START + HOUR, "b"), told(START + 5 + number, "cancelled", number, "b")])
+    tried = [
+        told(START, "published", 20, "b"),
+        told(START + 1, "claimed", 20, "b", count=1),
+        told(START + 2, "retried", 20, "b", due=START + MINUTE, error_type="ValueError"),
+        told(START + 40, "cancelled", 20, "b"),
+    ]
+    unseen = [told(START + 50, "cancelled", 21, "b")]  # it was published before the journal began
+    write_journal(client, options, in_order(*lives, tried, unseen))
+    archive_plainly(options)
+    assert fairness(spark, options) == (1.0, {"a": (10, 10), "b": (6, 6)})
+
+
+def test_a_purge_of_messages_that_are_not_due_is_not_subtracted_twice(spark, client, options):
+    lives = [life(number) for number in range(10)]
+    delayed = [later(number, START + DAY) for number in range(10, 20)]
+    purge = [{"at": START + HOUR, "event": "purged", "id": "", "tenant": "", "count": 10, "target": "delayed"}]
+    write_journal(client, options, in_order(*lives, *delayed, purge))
+    archive_plainly(options)
+    assert fairness(spark, options) == (1.0, {"": (10, 10)})
+
+
 def test_with_gaps_it_counts_what_is_there_and_says_what_is_unknown(spark, client, options):
     story = JournalSample(22).story(150)
     events = write_journal(client, options, story, lost=(range(30, 60), range(200, 203)))

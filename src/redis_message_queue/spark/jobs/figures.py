@@ -102,7 +102,7 @@ _TABLES = {
         ("last_at",),
     ),
     "levels": _Sums(("bucket",), STATES),
-    "tenants": _Sums(("tenant",), (*COUNTED, "served", "demand")),
+    "tenants": _Sums(("tenant",), (*COUNTED, "served", "demand", "not_due", "undelayed")),
     "tenant_buckets": _Sums(("bucket", "tenant"), _OVER_TIME),
     "failures": _Sums(("error_type",), ("failed", "retried", "dead", "total", "messages")),
     "letters": _Sums(
@@ -113,7 +113,7 @@ _TABLES = {
 }
 _TIMES_KEYS = ("bucket", "tenant", "spread")
 # What is kept from another format is not used. Raise the number if a figure is computed in another way.
-FORMAT = f"1-{digest(*(column for how in _TABLES.values() for column in how.columns), *COLUMNS)}"
+FORMAT = f"2-{digest(*(column for how in _TABLES.values() for column in how.columns), *COLUMNS)}"
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,12 @@ class Counted:
 
 
 def count_messages(
-    entries: pa.Table, window: Window | None = None, *, only_whole: bool = False, never_whole: Array | None = None
+    entries: pa.Table,
+    window: Window | None = None,
+    *,
+    only_whole: bool = False,
+    never_whole: Array | None = None,
+    last_at: int | None = None,
 ) -> Counted:
     """Count the messages of a part: all of them, or only those that are whole. Nothing of another part is needed.
 
@@ -239,6 +244,7 @@ def count_messages(
         window: The times to report on. Levels, accounts and demand are about all times.
         only_whole: Leave the entries of other messages in the rest.
         never_whole: The hashes of ids that are in other parts too.
+        last_at: The time of the last entry of all parts. Whole messages do not need it: they have left by then.
     """
     found = _Messages(entries.select(COLUMNS))
     counted = np.ones(len(found.starts), bool)
@@ -249,7 +255,7 @@ def count_messages(
         counted = found.is_whole() & ~np.isin(own, np.empty(0, np.uint64) if never_whole is None else never_whole)
         hashes = np.sort(own[counted & found.has_id])
         rest = found.entries.filter(pa.array(~counted[found.message]))
-    figures = _Count(found, counted[found.message], counted, window or Window()).figures()
+    figures = _Count(found, counted[found.message], counted, window or Window(), last_at).figures()
     return Counted(figures, rest, hashes, pd.DataFrame() if only_whole else found.states())
 
 
@@ -347,9 +353,12 @@ class _Messages:
 class _Count:
     """The figures of some of the messages."""
 
-    def __init__(self, found: _Messages, rows: Array, messages: Array, window: Window) -> None:
+    def __init__(
+        self, found: _Messages, rows: Array, messages: Array, window: Window, last_at: int | None = None
+    ) -> None:
         self._found, self._rows, self._messages, self._at = found, rows, messages, found.at
         since, until = window.bounds
+        self._end = until if last_at is None else min(until, last_at + 1)
         is_timeless = self._at == NEVER
         self._inside = rows & (is_timeless | ((self._at >= since) & (self._at < until)))
         self._before = rows & ~is_timeless & (self._at < since)
@@ -504,16 +513,39 @@ class _Count:
         return pd.DataFrame({"bucket": buckets, **table})
 
     def _by_tenant(self, first: Array) -> Frame:
-        """What each tenant published and got. Its demand is what waited before the window, and what it published."""
+        """What each tenant published and got. Its demand is what waited before the window, and what it published.
+
+        What was cancelled before anybody had it is no demand. What is not due at the end is none either, but told
+        apart: some of it may have been removed, and the journal does not say which messages were.
+        """
         tenants, rows = len(self._tenants), self._inside
         known = (self._inside | self._before) & (self._has_id | self._removed)
         asked = np.bincount(self._tenant[known & self._found.is_in(*ENTERING)], minlength=tenants)
         got_before = np.bincount(self._tenant[known & first & ~self._inside], minlength=tenants)
+        cancelled, not_due = self._never_offered(known & self._has_id)
         counts = self._counts(self._tenant, tenants, rows & known)
         counts["served"] = np.bincount(self._tenant[rows & known & first], minlength=tenants)
         counts["demand"] = asked - got_before - _sum(self._tenant, self._count, known & self._removed, tenants)
+        counts["demand"] -= np.bincount(self._tenant[cancelled], minlength=tenants)
+        counts["not_due"] = np.bincount(self._tenant[not_due], minlength=tenants)
+        is_delayed = (self._targets == "delayed")[self._target]
+        counts["undelayed"] = _sum(self._tenant, self._count, known & self._removed & is_delayed, tenants)
         is_there = np.bincount(self._tenant[known], minlength=tenants) > 0
         return pd.DataFrame({"tenant": self._tenants, **counts})[is_there].reset_index(drop=True)
+
+    def _never_offered(self, known: Array) -> tuple[Array, Array]:
+        """The first entry of each message that was cancelled before its first claim, and of each not due at the end."""
+        found = self._found
+        entering = np.flatnonzero(known & found.is_in(*ENTERING))
+        message, place = np.unique(found.message[entering], return_index=True)
+        entered = entering[place]
+        unclaimed = found.per_message(known & self._is_claim)[message] == 0
+        cancelled = found.per_message(known & found.is_in("cancelled"))[message] > 0
+        last = np.full(len(found.starts), -1)
+        changes = np.flatnonzero(known & ~found.is_in("duplicate"))
+        np.maximum.at(last, found.message[changes], changes)
+        not_due = (found.is_in("delayed") & (found.number("due") >= self._end))[last[message]]
+        return entered[unclaimed & cancelled], entered[unclaimed & not_due]
 
     def _tenant_buckets(self) -> Frame:
         rows = self._inside & self._has_id & (self._at != NEVER)

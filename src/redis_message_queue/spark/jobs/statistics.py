@@ -189,7 +189,9 @@ class _Report:
         self._days, self._archived, self._window = list(days.values()), archived, window
         rests = [one.rest for one in self._days if one.rest.num_rows]
         # The messages that are whole in no day: they are open, or lived past midnight.
-        self._between: Counted = count_messages(pa.concat_tables(rests) if rests else NO_ENTRIES, window)
+        self._between: Counted = count_messages(
+            pa.concat_tables(rests) if rests else NO_ENTRIES, window, last_at=self._end
+        )
         self._parts = [(one, figures) for one in self._days if (figures := self._part(one))]
         self._tables = Figures.add([*(figures for _, figures in self._parts), self._between.figures]).tables
         inside = [one for one, figures in self._parts if figures is one.figures]
@@ -308,7 +310,10 @@ class _Report:
 
     def _tenants(self) -> list[Row]:
         """Return what each tenant published and got."""
-        tenants = self._tables["tenants"]
+        tenants = self._tables["tenants"].copy()
+        # What an operator removed from the delayed messages is already subtracted, and is among those not due.
+        not_due = (tenants.pop("not_due") - tenants.pop("undelayed")).clip(lower=0)
+        tenants["demand"] -= not_due
         has_part = tenants[[*COUNTED]].sum(axis=1) + tenants["demand"].clip(lower=0) > 0
         tenants = tenants[has_part].sort_values(["delivered", "tenant"], ascending=[False, True])
         times = Times.merge(self._tenant_times(), ("tenant", "spread")).quantiles()
