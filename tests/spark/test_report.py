@@ -124,6 +124,7 @@ def test_a_window_leaves_out_what_was_before_and_after(spark, client, options, t
 
 
 HOUR, DAY = 60 * MINUTE, 1440 * MINUTE
+LONG_AGO = START - 2_000 * DAY  # by any clock on which this runs
 
 
 def at_time(microseconds: int) -> datetime:
@@ -163,7 +164,7 @@ def test_an_overview_shows_what_waits_although_nothing_happened_in_its_window(
     """Ten of them were delayed, and are due by the last entry, which is of another day."""
     waiting = [[told(START, "published", number)] for number in range(39)]
     delayed = [later(number, START + 30 * MINUTE) for number in range(39, 49)]
-    never = later(49, START + 90 * DAY)
+    never = later(49, START + 36_500 * DAY)
     last = [told(START + 2 * DAY, "duplicate", 60)]
     write_journal(client, options, in_order(*waiting, *delayed, never, life(50), last))
     archive_plainly(options)
@@ -176,7 +177,7 @@ def test_an_overview_shows_what_waits_although_nothing_happened_in_its_window(
 
 
 def test_an_overview_shows_the_end_of_its_window_and_not_of_the_archive(spark, client, options, tmp_path):
-    """A message counts as delayed until it is due, and nothing is known after the last entry."""
+    """A message counts as delayed until it is due."""
     write_journal(
         client, options, in_order(later(1, START + HOUR), life(2, at=START + 2 * HOUR), [later(3, START + DAY)[0]])
     )
@@ -188,6 +189,27 @@ def test_an_overview_shows_the_end_of_its_window_and_not_of_the_archive(spark, c
         (row,) = json.loads(Path(page.json).read_text())
         found[until] = (row["waiting"], row["delayed"])
     assert list(found.values()) == [(1, 1), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("until", "levels"), [(None, (11, 1)), (LONG_AGO + 2 * DAY, (11, 1)), (LONG_AGO + HOUR, (1, 11))]
+)
+def test_an_overview_shows_messages_as_waiting_that_became_due_after_the_last_entry(
+    spark, client, options, tmp_path, until, levels
+):
+    """By the time of the report, or by the end of its window: nothing else happened to them, by all that is known."""
+    delayed = [later(number, LONG_AGO + DAY, at=LONG_AGO) for number in range(10)]
+    waiting = [told(LONG_AGO, "published", 10)]
+    write_journal(client, options, in_order(*delayed, waiting, later(11, LONG_AGO + 36_500 * DAY, at=LONG_AGO)))
+    archive_plainly(options)
+    output = str(tmp_path / "all")
+    page = overview(
+        spark, OverviewOptions(path=options.path, output=output, until=None if until is None else at_time(until))
+    )
+    (row,) = json.loads(Path(page.json).read_text())
+    assert (row["waiting"], row["delayed"], row["backlog"]) == (*levels, 12)
+    (minute,) = page.reports[0].statistics["tables"]["minutes"]
+    assert (minute["waiting"], minute["delayed"]) == (1, 11), "the plot ends with the last entry"
 
 
 def test_messages_that_became_due_while_nothing_happened_are_shown_as_waiting(spark, client, options):

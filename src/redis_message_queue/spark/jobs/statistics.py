@@ -6,6 +6,7 @@ Days are counted in tasks. Days that an earlier report has kept are not counted 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -250,8 +251,12 @@ class _Report:
         return min(max(known), self._window.bounds[1] - 1) if known else None
 
     def _levels(self) -> Row:
-        """Return how many messages were in each state at the end, whether or not the window has entries."""
-        row: Row = {"minute": -1 if self._end is None else self._end // MINUTE * MINUTE}
+        """Return how many messages are in each state now, or at the end of the window, by all that is archived.
+
+        Delayed messages that became due after the last entry wait by now: it is known when their delays end.
+        """
+        now = max(self._end or 0, int(datetime.now(UTC).timestamp() * SECOND))
+        row: Row = {"minute": min(now, self._window.bounds[1] - 1) // MINUTE * MINUTE}
         _add_levels([row], _by(self._tables["levels"], MINUTE), "minute")
         return {name: row[name] for name in (*STATES, "backlog")}
 
