@@ -248,6 +248,72 @@ def test_parquet_in_directories_by_column_and_a_table_are_sources_too(spark, ser
     assert backfill(spark, table).suppressed == 5
 
 
+def in_directories(path: Path, form: str) -> None:
+    """One row for each of two tenants, which only the names of the directories say."""
+    for place, tenant in enumerate(("acme", "globex")):
+        (path / f"tenant={tenant}").mkdir(parents=True)
+        if form == "parquet":
+            pq.write_table(pa.table({"n": [place]}), path / f"tenant={tenant}" / "x.parquet")
+        else:
+            json_lines(path / f"tenant={tenant}" / "x.json", [{"n": place}])
+
+
+@pytest.mark.parametrize("form", ["parquet", "json"])
+@pytest.mark.parametrize(("directory", "source"), [("data", "data/"), ("parquet", "parquet"), ("data", "da*")])
+def test_columns_in_the_names_of_directories_are_found_however_the_source_is_written(
+    spark, server, client, queue, tmp_path, form, directory, source
+):
+    """With a slash at the end, under the name that its files end with, and by a pattern."""
+    in_directories(tmp_path / directory, form)
+    given: dict[str, Any] = {"url": server.url, "queue": "orders", "format": form, "tenant_column": "tenant"}
+    assert backfill(spark, BackfillOptions(**given, source=f"{tmp_path}/{source}")).published == 2
+    assert {one.tenant for one in queue.peek(10)} == {"acme", "globex"}
+
+
+def test_columns_are_found_from_the_directory_that_the_reader_options_say(spark, server, client, queue, tmp_path):
+    in_directories(tmp_path / "data", "parquet")
+    options = BackfillOptions(
+        url=server.url,
+        queue="orders",
+        source=str(tmp_path / "data" / "tenant=acme"),
+        format="parquet",
+        tenant_column="tenant",
+        reader_options={"basePath": str(tmp_path / "data")},
+    )
+    assert backfill(spark, options).published == 1
+    assert [one.tenant for one in queue.peek(10)] == ["acme"]
+
+
+def test_a_name_may_have_characters_that_mean_something_in_a_url_or_a_pattern(spark, server, client, queue, tmp_path):
+    """Such files are read, noted as finished and not read again, and of one that has grown the rest is published."""
+    names = ["a b", "c%20d", "e#f", "g?h", "i*j", "k[l]", "m{n}", "ü", "o+p", "plain"]
+    directory = tmp_path / "a dir # 100%"
+    directory.mkdir()
+    for name in names:
+        (directory / f"{name}.txt").write_text(f"{name}\n")
+    given: dict[str, Any] = {"url": server.url, "queue": "orders", "format": "text"}
+    options = BackfillOptions(**given, source=str(directory), files_per_step=4)
+    assert backfill(spark, options).published == len(names)
+    assert payloads(queue) == dict.fromkeys(names, 1)
+    again = backfill(spark, options)
+    assert (again.files_done_before, again.files) == (len(names), 0)
+
+    with (directory / "c%20d.txt").open("a") as file:
+        file.write("more\n")
+    grown = backfill(spark, options)
+    assert (grown.files, grown.published, grown.suppressed) == (1, 1, 1)
+    single = BackfillOptions(**given, source=str(directory / "a b.txt"))
+    assert backfill(spark, single).published == 1
+
+
+def test_a_bad_line_is_named_in_a_file_with_a_space_in_its_name(spark, server, client, queue, tmp_path, monkeypatch):
+    monkeypatch.setattr(splits, "SPLIT_BYTES", 64)
+    (tmp_path / "not good.json").write_text('{"n": 1}\n' * 20 + '{"n": \n')
+    options = BackfillOptions(url=server.url, queue="orders", source=str(tmp_path), format="json")
+    with pytest.raises(PayloadValueError, match=r"^line 21 of file:.*not%20good\.json is not JSON: Expecting value"):
+        backfill(spark, options)
+
+
 def test_a_full_queue_is_waited_for_and_then_named(spark, server, client, queue):
     spark.range(0, 30, 1, 1).createOrReplaceTempView("many")
     options = BackfillOptions(

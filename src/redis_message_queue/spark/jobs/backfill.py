@@ -81,6 +81,7 @@ def _backfill_files(
 ) -> BackfillResult:
     """Publish a few files at a time, and save the progress after each step."""
     stamps = {file: _stamp(spark, file) for file in sorted(rows.inputFiles())}
+    rows = _read(spark, options, rows)  # lists them after their stamps: none is noted as longer than what is read
     with FinishedFiles(options) as finished:
         known = {} if options.restart else finished.read()
         left = [file for file, stamp in stamps.items() if known.get(file) != stamp]
@@ -89,7 +90,7 @@ def _backfill_files(
         total = RowCount()
         for start in range(0, len(left), options.files_per_step):
             step = left[start : start + options.files_per_step]
-            count = _publish_files(_read(spark, options, step, rows), options)
+            count = _publish_files(_only(rows, step), options)
             total += count
             finished.save({file: stamps[file] for file in step})
             done += len(step)
@@ -118,7 +119,7 @@ def _open_source(spark: "SparkSession", options: BackfillOptions) -> "DataFrame"
     from pyspark.errors import PySparkException
 
     try:
-        return spark.table(options.source) if options.format == "table" else _read(spark, options, [options.source])
+        return spark.table(options.source) if options.format == "table" else _read(spark, options)
     except (PySparkException, Py4JJavaError) as error:
         raise SelectionError(f"the source {options.source!r} cannot be read: {reason(str(error))}") from error
 
@@ -129,26 +130,26 @@ def _reads_lines(options: BackfillOptions) -> bool:
     return options.format == "text" or (options.format == "json" and not parsed)
 
 
-def _read(
-    spark: "SparkSession", options: BackfillOptions, paths: Sequence[str], like: "DataFrame | None" = None
-) -> "DataFrame":
+def _read(spark: "SparkSession", options: BackfillOptions, like: "DataFrame | None" = None) -> "DataFrame":
     form = "text" if _reads_lines(options) else options.format
     reader = spark.read.format(form).options(**_READER_DEFAULTS[form]).options(**options.reader_options)
-    if like is not None:
-        # Columns in the names of directories are found from the start of the source.
-        reader = reader.schema(like.schema)
-        if not _is_file(like, options):
-            reader = reader.option("basePath", options.source)
-    elif options.schema is not None:
-        reader = reader.schema(options.schema)
-    return reader.load(list(paths))
+    schema = options.schema if like is None else like.schema
+    if schema is not None:
+        reader = reader.schema(schema)
+    return reader.load(options.source)
 
 
-def _is_file(rows: "DataFrame", options: BackfillOptions) -> bool:
-    """Return whether the source is a file or a pattern, and has no directories below it."""
-    return any(mark in options.source for mark in "*?[{") or any(
-        file.endswith(options.source.rsplit("/", 1)[-1]) for file in rows.inputFiles()
-    )
+def _only(rows: "DataFrame", files: Sequence[str]) -> "DataFrame":
+    """Return the rows of some files of the source. Spark opens no others.
+
+    They are not read by their paths: Spark would take a `?` in a name for a pattern, and not know from which directory
+    on the names of directories are columns.
+    """
+    from pyspark.sql.functions import col
+
+    # A local file is file:///a among the files of the source, and file:/a in the column.
+    spellings = {spelling for file in files for spelling in (file, file.replace(":///", ":/", 1))}
+    return rows.where(col("_metadata.file_path").isin(*sorted(spellings)))
 
 
 def _check_columns(rows: "DataFrame", options: BackfillOptions) -> None:
