@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -733,6 +733,16 @@ def test_a_window_is_given_in_many_ways(given, time):
         ({"since": "monday"}, ConfigurationError, "since must be a time such as 2026-09-21.* not 'monday'"),
         ({"until": 5}, TypeError, "until must be a datetime or a text, not int"),
         ({"since": "today", "until": "yesterday"}, ConfigurationError, "until must be later than since"),
+        ({"since": "99999999999d"}, ConfigurationError, "since must be a time such as .*, not '99999999999d'"),
+        ({"since": "9999999999999999999h"}, ConfigurationError, "since must be a time such as"),
+        ({"since": "9" * 5_000 + "m"}, ConfigurationError, "since must be a time such as"),
+        ({"since": "0001-01-01T00:00+14:00"}, ConfigurationError, r"since must be a time .*, not '0001-01-01T00:00\+14"),
+        ({"until": "9999-12-31T23:00-02:00"}, ConfigurationError, "until must be a time such as"),
+        (
+            {"since": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))},
+            ConfigurationError,
+            "since must be a time such as",
+        ),
     ],
 )
 def test_a_window_that_cannot_be_is_refused(times, error, says):

@@ -107,7 +107,18 @@ def parse_time(name: str, value: str | datetime, now: datetime | None = None) ->
     Raises:
         ConfigurationError: It is none. Times without a zone are UTC.
     """
-    now = now or datetime.now(UTC)
+    try:
+        found = _time_of(value, now or datetime.now(UTC))
+        found.astimezone(UTC)  # its year must be one of 1 to 9999 there too
+    except (ValueError, OverflowError):
+        raise ConfigurationError(
+            f"{name} must be a time such as 2026-09-21, 2026-09-21T08:00 (UTC) or 2026-09-21T08:00+02:00, a time ago "
+            f"such as 90m, 24h or 7d, today or yesterday, not {brief(value)}"
+        ) from None
+    return found
+
+
+def _time_of(value: str | datetime, now: datetime) -> datetime:
     if isinstance(value, datetime):
         return value if value.tzinfo else value.replace(tzinfo=UTC)
     midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -116,13 +127,7 @@ def parse_time(name: str, value: str | datetime, now: datetime | None = None) ->
         return days[value]
     if ago := _AGO.fullmatch(value):
         return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-    try:
-        found = datetime.fromisoformat(value)
-    except ValueError:
-        raise ConfigurationError(
-            f"{name} must be a time such as 2026-09-21, 2026-09-21T08:00 (UTC) or 2026-09-21T08:00+02:00, a time ago "
-            f"such as 90m, 24h or 7d, today or yesterday, not {brief(value)}"
-        ) from None
+    found = datetime.fromisoformat(value)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
