@@ -1,10 +1,15 @@
 """Spark finds the format, and a wrong use of it gets a clear error."""
 
 import json
+import socketserver
 import sys
+import threading
 import time
 import tomllib
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -15,10 +20,14 @@ import redis_message_queue
 from pyspark_redis_message_queue import DefaultSource
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.keys import QueueKeys
 from redis_message_queue.spark import register
+from redis_message_queue.spark.connection import RedisReader
 from redis_message_queue.spark.connector import QueueDataSource
+from redis_message_queue.spark.jobs.backfill import BackfillOptions, FinishedFiles
+from redis_message_queue.spark.options import SinkOptions, TableOptions
 from redis_message_queue.spark.rows import messages_schema
-from redis_message_queue.spark.sink import QueueStreamWriter, QueueWriter
+from redis_message_queue.spark.sink import BulkPublisher, QueueStreamWriter, QueueWriter
 from redis_message_queue.spark.table_reader import TableReader
 from tests.docs.pages import DOCS, blocks_of, keeps
 
@@ -93,6 +102,74 @@ def test_the_module_that_spark_looks_for_is_a_part_of_the_package():
     assert issubclass(DefaultSource, QueueDataSource)
     found = sys.modules[DefaultSource.__module__].__file__
     assert found == str(Path(redis_message_queue.__file__).parents[1] / "pyspark_redis_message_queue.py")
+
+
+# Servers that cannot be used
+
+
+class AnswersLikeTheWeb(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+@pytest.fixture
+def web_port():
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), AnswersLikeTheWeb) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield web.server_address[1]
+        web.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def ports(start_server, clean_server, web_port):
+    """Of a server with a password, of one without, and of one that does not speak Redis."""
+    locked = start_server(config={"requirepass": "open sesame"})
+    return {"locked": locked.port, "open": clean_server.port, "web": web_port}
+
+
+UNUSABLE = [
+    ("redis://:hush@127.0.0.1:{locked}", "locked", "does not accept this user and password. Check them in the url."),
+    ("redis://eve:hush@127.0.0.1:{locked}", "locked", "does not accept this user and password. Check them in the url."),
+    ("redis://127.0.0.1:{locked}", "locked", "wants a password. Write it into the url: redis://user:password@host"),
+    ("redis://:hush@127.0.0.1:{open}/99", "open", "does not have the database 99"),
+    ("redis://:hush@127.0.0.1:{web}", "web", "is not a Redis server"),
+    ("redis://127.0.0.1:{web}/1?protocol=2", "web", "is not a Redis server"),
+]
+
+
+def table_partitions(table: QueueDataSource) -> Any:
+    return table.reader(table.schema()).partitions()
+
+
+FIRST_CONTACTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "source": lambda here: QueueDataSource(here).streamReader(messages_schema()).initialOffset(),
+    "sink": lambda here: BulkPublisher(SinkOptions.from_spark(here)),
+    "table": lambda here: table_partitions(QueueDataSource(here | {"table": "pending"})),
+    "executor": lambda here: RedisReader(TableOptions(**here, table="pending").connect(), QueueKeys.of("orders")).read(
+        ("PING",)
+    ),
+    "backfill": lambda here: FinishedFiles(BackfillOptions(**here, source="x", format="text")),
+}
+
+
+@pytest.mark.parametrize("part", FIRST_CONTACTS)
+@pytest.mark.parametrize(("url", "where", "says"), UNUSABLE)
+def test_a_server_that_cannot_be_used_is_named_with_what_is_wrong(ports, url, where, says, part):
+    with pytest.raises(ConfigurationError) as caught:
+        FIRST_CONTACTS[part]({"url": url.format(**ports), "queue": "orders"})
+    assert str(caught.value).startswith(f"the server at 127.0.0.1:{ports[where]} {says}")
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(("url", "where", "says"), [UNUSABLE[0], UNUSABLE[2]])
+def test_a_cluster_that_wants_another_password_is_named_at_once(ports, url, where, says):
+    options = TableOptions(url=url.format(**ports), queue="orders", table="pending", cluster=True)
+    with pytest.raises(ConfigurationError) as caught:
+        options.connect()
+    assert str(caught.value).startswith(f"the server at 127.0.0.1:{ports[where]} {says}")
 
 
 # In Spark

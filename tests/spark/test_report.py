@@ -736,7 +736,11 @@ def test_a_window_is_given_in_many_ways(given, time):
         ({"since": "99999999999d"}, ConfigurationError, "since must be a time such as .*, not '99999999999d'"),
         ({"since": "9999999999999999999h"}, ConfigurationError, "since must be a time such as"),
         ({"since": "9" * 5_000 + "m"}, ConfigurationError, "since must be a time such as"),
-        ({"since": "0001-01-01T00:00+14:00"}, ConfigurationError, r"since must be a time .*, not '0001-01-01T00:00\+14"),
+        (
+            {"since": "0001-01-01T00:00+14:00"},
+            ConfigurationError,
+            r"since must be a time .*, not '0001-01-01T00:00\+14",
+        ),
         ({"until": "9999-12-31T23:00-02:00"}, ConfigurationError, "until must be a time such as"),
         (
             {"since": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))},

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import redis
-from redis.exceptions import AskError, ClusterCrossSlotError, RedisClusterException, RedisError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterCrossSlotError,
+    InvalidResponse,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 
 from redis_message_queue import wire
 from redis_message_queue.errors import ConfigurationError, PartitionCountError, RetryBudgetExhaustedError
@@ -32,7 +42,7 @@ def connect(url: str, *, cluster: bool = False) -> redis.Redis | redis.RedisClus
     A cluster client asks for the layout of the cluster at once, so it is retried here as other calls are later.
 
     Raises:
-        ConfigurationError: The server is not part of a cluster.
+        ConfigurationError: The server is not part of a cluster, or does not let this user in.
         RetryBudgetExhaustedError: No node of the cluster could be reached.
     """
     if not cluster:
@@ -46,6 +56,8 @@ def connect(url: str, *, cluster: bool = False) -> redis.Redis | redis.RedisClus
                 raise ConfigurationError(
                     "option cluster is true, but this server is not part of a Redis Cluster. Leave the option out."
                 ) from error
+            if isinstance(error.__cause__, AuthenticationError):  # which the cluster client wraps
+                refuse_unusable(redis.Redis.from_url(url), error.__cause__)
             if not wire.is_transient(error):
                 raise
             if time.monotonic() >= give_up_at:
@@ -60,6 +72,29 @@ def connect(url: str, *, cluster: bool = False) -> redis.Redis | redis.RedisClus
 def not_a_single_server(queue: str) -> ConfigurationError:
     """Return the error for a cluster node that was addressed as a server of its own."""
     return ConfigurationError("this server is a node of a Redis Cluster. Set the option cluster to true.", queue=queue)
+
+
+def refuse_unusable(client: Any, error: Exception) -> None:
+    """Raise if an error of redis-py says that the URL cannot be right, and say what is wrong with it.
+
+    Raises:
+        ConfigurationError: The server does not let this user in, or has no such database, or is none of Redis.
+    """
+    settings = wire.connection_settings(client)
+    if isinstance(error, AuthenticationError):
+        if settings.get("password") is None:
+            said = "wants a password. Write it into the url: redis://user:password@host:6379/0."
+        else:
+            said = "does not accept this user and password. Check them in the url."
+    elif isinstance(error, InvalidResponse):
+        said = "is not a Redis server, or speaks another protocol. Check host and port in the url."
+    elif isinstance(error, ResponseError) and "DB index" in str(error):
+        said = f"does not have the database {settings.get('db')}. Check the number at the end of the url."
+    else:
+        return
+    # What a server of another kind says may repeat what was sent to it: the password.
+    cause = None if isinstance(error, InvalidResponse) else error
+    raise ConfigurationError(f"the server at {wire.address(client)} {said}") from cause
 
 
 @dataclass(frozen=True)
@@ -89,12 +124,21 @@ class RedisReader:
 
     def read(self, *commands: tuple[Argument, ...]) -> list[Any]:
         """Return the replies to commands that are sent together, and may be sent more than once."""
-        try:
+        with self._clear_errors():
             if not self._is_checked:
                 self._check_count()
             return finish(self.calls.pipeline(self.keys.pending, commands, "read")) if commands else []
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        """Raise an error that says what to change, if the server can never be used with these options."""
+        try:
+            yield
         except (AskError, ClusterCrossSlotError) as error:  # a MovedError is an AskError
             raise not_a_single_server(self.keys.prefix) from error
+        except RedisError as error:
+            refuse_unusable(self._client, error)
+            raise
 
     def _check_count(self) -> None:
         """Raise if the queue has another number of partitions: who reads with an old number would miss some."""
@@ -106,10 +150,8 @@ class RedisReader:
 
     def stored_count(self) -> int | None:
         """Return how many partitions the queue has in Redis; None if there is no such queue."""
-        try:
+        with self._clear_errors():
             found = finish(stored_partitions(self.calls))
-        except (AskError, ClusterCrossSlotError) as error:
-            raise not_a_single_server(self.keys.prefix) from error
         self._is_checked = found == self.partition.count
         return found
 
@@ -153,7 +195,8 @@ def open_partitions(client: Any, address: QueueAddress, usual: int = 1) -> list[
     Raises:
         PartitionCountError: The queue has another number of partitions than the options say.
         ConfigurationError: The queue has partitions, and the options have a dead-letter list of its own; or it is on
-            a cluster, and the options do not say so.
+            a cluster, and the options do not say so; or the server cannot be used with the user, the password or the
+            database of the URL.
     """
     whole = RedisReader(client, address.keys)
     found, given = whole.stored_count(), address.partitions

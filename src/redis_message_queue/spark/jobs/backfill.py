@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from redis_message_queue.errors import PayloadValueError, SelectionError
+from redis_message_queue.spark.connection import open_partitions
 from redis_message_queue.spark.job_options import BackfillOptions
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
@@ -284,6 +285,11 @@ class FinishedFiles:
 
     def __init__(self, options: BackfillOptions) -> None:
         self._client: Any = options.connect()
+        try:
+            open_partitions(self._client, options)  # says what is wrong with the server, before a file is read
+        except BaseException:
+            self._client.close()
+            raise
         self._seconds = max(1, int(options.message_deduplication_log_ttl_seconds))
         self.key = options.keys.backfill(options.label)
 
