@@ -159,24 +159,28 @@ def test_on_a_cluster_the_driver_is_not_bound_to_loopback():
     assert told.stdout == "False\n", told.stderr
 
 
-def test_under_spark_submit_the_master_is_the_one_given_there(tmp_path):
-    """Its JVM runs before our code does: nothing is looked for, and ours gives way where both have a say."""
+@pytest.mark.parametrize(("given", "name"), [((), "mine"), (("--conf", "spark.app.name=nightly"), "nightly")])
+def test_under_spark_submit_the_master_and_the_name_are_those_given_there(tmp_path, given, name):
+    """Its JVM runs before our code does: nothing is looked for, and ours gives way where both have a say.
+
+    Without a name it takes that of the file, which nobody has chosen.
+    """
     program = tmp_path / "job.py"
     program.write_text(
         "from redis_message_queue.spark import session\n"
-        "conf = session('job', 'local[7]').conf\n"
-        "print(conf.get('spark.master'), conf.get('spark.sql.session.timeZone'))\n"
+        "conf = session('mine', 'local[7]').conf\n"
+        "print(conf.get('spark.master'), conf.get('spark.sql.session.timeZone'), conf.get('spark.app.name'))\n"
     )
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     options = ["--conf", f"spark.driver.extraJavaOptions={QUICK_START['spark.driver.extraJavaOptions']}"]
     told = subprocess.run(
-        [submit, "--master", "local[1]", *options, program],
+        [submit, "--master", "local[1]", *options, *given, program],
         capture_output=True,
         text=True,
         timeout=1100,
         env=os.environ | find_java().environment | {"PYSPARK_PYTHON": sys.executable},
     )
-    assert told.stdout == "local[1] UTC\n", told.stderr
+    assert told.stdout == f"local[1] UTC {name}\n", told.stderr
 
 
 # Without the extra

@@ -47,7 +47,8 @@ def session(app_name: str, master: str = "local[*]", **conf: ConfValue) -> Spark
     A running session is returned, with the settings changed that can still be changed.
 
     Args:
-        app_name: The name that Spark shows.
+        app_name: The name that Spark shows. Under `spark-submit` a name given there counts, if it is not that of the
+            submitted file: that one Spark takes by itself.
         master: Where Spark runs. Under `spark-submit` the master given there counts.
         conf: Further settings under Spark's names. They override ours. Under `spark-submit` what was set there, by
             `--conf` or in spark-defaults.conf, overrides both.
@@ -57,16 +58,18 @@ def session(app_name: str, master: str = "local[*]", **conf: ConfValue) -> Spark
         JavaError: There is no Java that Spark can use.
     """
     _check(conf)
-    builder = SparkSession.builder.appName(app_name)
+    builder = SparkSession.builder
     settings = _DEFAULTS | conf
     if not under_spark_submit():
         if SparkContext._active_spark_context is None:  # otherwise Spark's launcher has read them
             prepare(master)
-        builder = builder.master(master)
+        builder = builder.master(master).appName(app_name)
         settings = _QUIET | (_LOOPBACK if _on_this_machine(master) else {}) | settings
     else:
         submitted = _submitted_conf()
         settings = {name: value for name, value in settings.items() if not submitted.contains(name)}
+        if not _is_named(submitted):
+            builder = builder.appName(app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
@@ -96,6 +99,11 @@ def _submitted_conf() -> SparkConf:
     """Return what was set for `spark-submit`: its JVM is there and has read it."""
     SparkContext._ensure_initialized()
     return SparkConf()
+
+
+def _is_named(submitted: SparkConf) -> bool:
+    """Return whether somebody has chosen the application's name: without one, Spark takes that of the file."""
+    return submitted.get("spark.app.name", "") not in ("", "pyspark-shell", Path(sys.argv[0]).name)
 
 
 def _on_this_machine(master: str) -> bool:
