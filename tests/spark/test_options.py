@@ -173,6 +173,18 @@ def test_a_payload_cannot_be_invalid_if_all_are_bytes():
             SourceOptions.from_spark(HERE | {"invalidPayloads": word, "payloadFormat": "binary"})
 
 
+@pytest.mark.parametrize("word", ["failed", "dead_letters"])
+def test_whose_records_to_read_is_an_option_of_the_table_of_records(word):
+    with pytest.raises(
+        ConfigurationError, match="option recordsOf has no effect on the table pending; only records has records"
+    ):
+        TableOptions.from_spark(HERE | {"table": "pending", "recordsOf": word})
+    with pytest.raises(ConfigurationError, match="option recordsOf has no effect on the table journal"):
+        TableOptions(**HERE, table="journal", records_of="completed")
+    assert TableOptions.from_spark(HERE | {"table": "records", "recordsOf": word}).records_of == word
+    assert TableOptions.from_spark(HERE | {"table": "records"}).records_of == "dead_letters"
+
+
 def test_options_are_checked_in_python_too():
     with pytest.raises(ConfigurationError, match="min_partitions must be 1 or more, not 0"):
         SourceOptions(**HERE, min_partitions=0)

@@ -371,6 +371,20 @@ class TableOptions(QueueAddress):
             raise ConfigurationError(
                 f"option consumerGroup has no effect on the table {self.table}; only claimed has consumer groups"
             )
+        self._check_records_of(is_given=self.records_of != declared_options(TableOptions)["records_of"].default)
+
+    def _check_records_of(self, *, is_given: bool) -> None:
+        if is_given and self.table != "records":
+            raise ConfigurationError(
+                f"option recordsOf has no effect on the table {self.table}; only records has records of others"
+            )
+
+    @classmethod
+    def from_spark(cls, given: Mapping[str, str]) -> Self:
+        options = super().from_spark(given)
+        # The value alone does not say whether somebody has written the default.
+        options._check_records_of(is_given="recordsof" in (name.lower() for name in given))
+        return options
 
 
 _ROLES: tuple[type[QueueAddress], ...] = (SourceOptions, SinkOptions, TableOptions)
