@@ -388,18 +388,57 @@ def test_secrets_of_the_storage_are_not_shown():
 # Other readers
 
 
+ODD_NAMES = ["o'neil/ü %41", 'two\nlines "quoted"', "..", "a=b&c+d", "a%2Fb"]
+
+
 @pytest.mark.promise("An archive consists of Delta tables, which other programs read.")
-def test_polars_duckdb_and_spark_read_the_same_rows(spark, client, options):
-    archive_in_parts(client, options, JournalSample(16).story(80), 50)
-    compact(CompactOptions(path=options.path, queue="orders"))
-    expected = [(row["serial"], row["event"], row["id"]) for row in archived(options.path)]
-    table = f"{options.path}/journal"
-    by_polars = polars.read_delta(table).sort("serial").select("serial", "event", "id").rows()
-    journal = DeltaTable(table).to_pyarrow_dataset()
-    by_duckdb = duckdb.sql("select serial, event, id from journal order by serial").fetchall()
-    by_spark = read_archive(spark, options.path, "orders").orderBy("serial").select("serial", "event", "id").collect()
-    assert journal is not None  # duckdb finds it by its name
-    assert by_polars == by_duckdb == [tuple(row) for row in by_spark] == expected
+@pytest.mark.parametrize("odd", ODD_NAMES)
+def test_polars_duckdb_and_spark_read_the_same_rows(spark, server, client, options, odd):
+    """Polars takes the values of partitions from paths, so every path has all of them."""
+    both = [options, ArchiveOptions(url=server.url, queue=odd, path=options.path, partition_rows=20)]
+    stories = [JournalSample(16).story(40), JournalSample(17).story(30)]
+
+    def archive_parts(parts: slice) -> None:
+        for one, story in zip(both, stories, strict=True):
+            write_journal(client, one, Events(story.events[parts]))
+            archive_plainly(one)
+
+    def everyone_reads_the_same() -> None:
+        expected = sorted(
+            (row["queue"], row["serial"], row["event"], row["id"], str(row["date"]))
+            for one in both
+            for row in archived(one.path, one.queue)
+        )
+        assert {row[0] for row in expected} == {one.queue for one in both}
+        columns = "queue", "serial", "event", "id", "date"
+        table = f"{options.path}/journal"
+        by_polars = polars.read_delta(table).select(*columns).rows()
+        journal = DeltaTable(table).to_pyarrow_dataset()
+        by_duckdb = duckdb.sql(f"select {', '.join(columns)} from journal").fetchall()
+        by_spark = [row for one in both for row in read_archive(spark, one.path, one.queue).select(*columns).collect()]
+        assert journal is not None  # duckdb finds it by its name
+        for found in (by_polars, by_duckdb, by_spark):
+            assert sorted((*row[:4], str(row[4])) for row in found) == expected
+
+    archive_parts(slice(0, 50))
+    everyone_reads_the_same()
+    for one in both:
+        compact(CompactOptions(path=one.path, queue=one.queue, grace_seconds=0))
+    everyone_reads_the_same()
+    archive_parts(slice(50, None))
+    everyone_reads_the_same()
+    result = compact(CompactOptions(path=options.path, queue=odd, grace_seconds=0))
+    assert result.files_after == 1
+    everyone_reads_the_same()
+
+
+def test_a_name_that_is_too_long_for_a_directory_is_archived_all_the_same(server, client, options):
+    long = ArchiveOptions(url=server.url, queue="ü" * 200, path=options.path)
+    for one in (options, long):
+        written = write_journal(client, one, JournalSample(18).story(10))
+        archive_plainly(one)
+    assert [row["serial"] for row in archived(long.path, long.queue)] == [event["n"] for event in written]
+    assert set(polars.read_delta(f"{options.path}/journal")["queue"]) == {"orders", None}
 
 
 # With Spark

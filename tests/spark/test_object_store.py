@@ -7,11 +7,20 @@ import sys
 from collections.abc import Iterator
 
 import boto3
+import polars
 import pytest
 from botocore.config import Config
 
 from redis_message_queue.errors import ArchiveConflictError, ArchiveError
-from redis_message_queue.spark.jobs.archive import ArchiveOptions, CompactOptions, archive, compact, read_archive
+from redis_message_queue.spark.jobs.archive import (
+    ArchiveOptions,
+    CompactOptions,
+    archive,
+    compact,
+    journal_table,
+    read_archive,
+)
+from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.report import ReportOptions, report
 from tests.concurrency import until
 from tests.spark.journal_samples import Events, JournalSample, fill_queue, write_journal
@@ -78,6 +87,26 @@ def test_an_archive_on_s3_is_made_compacted_read_and_reported_on(spark, client, 
     output = f"{options.path}-report"
     made = report(spark, ReportOptions(path=options.path, queue="orders", output=output, storage_options=storage))
     assert (made.verdict, made.page) == ("balanced", f"{output}/report.html")
+
+
+@pytest.mark.parametrize("odd", ["o'neil/ü %41", 'two\nlines "quoted"', "..", "a=b&c+d", "a%2Fb"])
+def test_an_odd_name_of_a_queue_is_only_a_name_on_s3(server, client, storage, odd):
+    path = f"s3://lake/{odd.encode().hex()}"
+    wanted = ArchiveOptions(url=server.url, queue=odd, path=path, storage_options=storage, partition_rows=50)
+    story = JournalSample(44).story(40)
+    written = []
+    for part in (slice(0, 30), slice(30, 60), slice(60, None)):
+        written += write_journal(client, wanted, Events(story.events[part]))
+        archive_plainly(wanted)
+        if part.stop == 60:
+            compact(CompactOptions(path=path, queue=odd, storage_options=storage, grace_seconds=0))
+    table = journal_table(location_of(path, storage))
+    expected = [(odd, event["n"]) for event in written]
+    found = table.read_locally(odd, ("queue", "serial"), lambda _: True).sort_by("serial").to_pylist()
+    assert [(row["queue"], row["serial"]) for row in found] == expected
+    table.check(table.files(odd), odd)
+    by_polars = polars.read_delta(f"{path}/journal", storage_options=storage).sort("serial")
+    assert by_polars.select("queue", "serial").rows() == expected
 
 
 def test_of_two_runs_at_once_one_is_told_to_run_again(client, options):

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
@@ -37,6 +37,7 @@ _ROWS_A_TASK = 500_000
 _LEAST_ROWS_A_TASK = 50_000
 LITTLE = 10_000  # rows that the driver handles itself: starting the first tasks takes seconds
 _WRITTEN_AT_ONCE = 1 << 19  # bytes
+_LONGEST_NAME = 255  # bytes of a directory's name, on the usual file systems
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -269,7 +270,7 @@ class ArchiveTable:
 
     def write_file(self, queue: str, date: str, batches: Iterable[pa.RecordBatch]) -> DataFile | None:
         """Write rows into a new file. It belongs to the table only when it is committed. None if there are no rows."""
-        path = f"date={date}/{uuid.uuid4().hex}.parquet"
+        path = f"{_directory_of(queue)}/date={date}/{uuid.uuid4().hex}.parquet"
         found = iter(batches)
         first = next(found, None)
         if first is None:
@@ -437,6 +438,16 @@ def _batches(
     except (FileNotFoundError, pa.ArrowInvalid) as error:
         what = "is missing" if isinstance(error, FileNotFoundError) else "cannot be read as Parquet"
         raise damaged(location.uri, one.queue, [f"{one.path} ({one.rows:,} rows) {what}"]) from error
+
+
+def _directory_of(queue: str) -> str:
+    """Return the directory for the files of a queue, which is the one that `deltalake` uses when it compacts them.
+
+    Some readers, such as Polars, take the values of partitions from paths and ignore those of the log. They need the
+    same directories in the path of every file. They read a name that is too long for a directory as null.
+    """
+    directory = f"queue={quote(queue, safe='')}"
+    return directory if len(directory) <= _LONGEST_NAME else "queue=__HIVE_DEFAULT_PARTITION__"
 
 
 def _add_action(file: DataFile) -> Any:
