@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from redis_message_queue.spark.jobs.archive import (
     read_archive,
 )
 from redis_message_queue.spark.jobs.archive_tables import LITTLE, location_of
+from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
+from redis_message_queue.spark.jobs.report import ReportOptions, report
 from redis_message_queue.spark.journal import JournalReader, StreamId
 from tests.spark.journal_samples import MINUTE, START, Events, JournalSample, write_journal
 from tests.spark.plain_archiver import archive_plainly, archived, run_mortal
@@ -336,6 +339,81 @@ def test_a_file_with_fewer_rows_than_its_commit_says_is_named(client, options):
     rows = pq.ParquetFile(file).read()
     pq.write_table(rows.slice(1), file)
     with pytest.raises(ArchiveError, match=r"\.parquet has \d+ of its rows"):
+        archived(options.path)
+
+
+def change(file: Path, place: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 0x40
+    file.write_bytes(content)
+
+
+@pytest.mark.promise("If files of an archive are missing or damaged, every job that reads it says which.")
+def test_a_changed_byte_among_the_rows_is_noticed_wherever_it_is(client, options):
+    """Without checksums most of them would be read as other rows."""
+    write_journal(client, options, JournalSample(14).story(12))
+    archive_plainly(options)
+    whole, file = archived(options.path), files_of(options.path)[0]
+    content = file.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    for place in range(4, footer, 7):
+        change(file, place)
+        try:
+            assert archived(options.path) == whole  # a few bytes have no meaning
+        except ArchiveError as error:
+            said = str(error)
+            assert re.search(rf"is damaged: queue=orders/date=[\d-]+/{file.name} .*Restore these files", said), said
+        file.write_bytes(content)
+
+
+@pytest.mark.promise("If files of an archive are missing or damaged, every job that reads it says which.")
+def test_what_is_read_from_a_changed_footer_is_an_error_that_names_the_file(client, options):
+    write_journal(client, options, JournalSample(14).story(12))
+    archive_plainly(options)
+    file = files_of(options.path)[0]
+    content = file.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    named = 0
+    for place in range(footer, len(content), 11):
+        change(file, place)
+        try:
+            archived(options.path)
+        except ArchiveError as error:
+            assert file.name in str(error)
+            named += 1
+        file.write_bytes(content)
+    assert named
+
+
+@pytest.mark.promise("If files of an archive are missing or damaged, every job that reads it says which.")
+def test_jobs_name_the_file_in_which_a_byte_was_changed(spark, server, client, options):
+    write_journal(client, options, JournalSample(14, payloads=True).story(50))
+    archive_plainly(options)
+    file = max(files_of(options.path), key=lambda one: one.stat().st_size)
+    for place in column_pages(file, "id"):
+        change(file, place)
+    said = rf"the archive at .* is damaged: queue=orders/date=[\d-]+/{file.name} .* Restore these files"
+    with pytest.raises(ArchiveError, match=said):
+        report(spark, ReportOptions(path=options.path, queue="orders", output=f"{options.path}-report"))
+    with pytest.raises(ArchiveError, match=said):
+        replay(spark, ReplayOptions(url=server.url, queue="orders", archive=options.path, where="delivery_count > 0"))
+
+
+def column_pages(file: Path, name: str) -> list[int]:
+    """A place in the middle of a column's pages."""
+    group = pq.ParquetFile(file).metadata.row_group(0)
+    column = next(one for at in range(group.num_columns) if (one := group.column(at)).path_in_schema == name)
+    start = column.dictionary_page_offset or column.data_page_offset
+    return [start + column.total_compressed_size // 2]
+
+
+def test_a_file_that_its_storage_does_not_give_is_not_called_damaged(client, options):
+    write_journal(client, options, JournalSample(14).story(12))
+    archive_plainly(options)
+    file = files_of(options.path)[0]
+    file.unlink()
+    file.symlink_to(file)  # which nobody can open, whatever their rights
+    with pytest.raises(ArchiveError, match=rf"the storage at .* failed to read .*{file.name} \(\d+ rows\): "):
         archived(options.path)
 
 

@@ -280,7 +280,7 @@ class ArchiveTable:
         with (
             clear_storage_errors(self.location.uri, queue),
             files.open_output_stream(path) as file,
-            pq.ParquetWriter(file, self.file_schema, compression="zstd") as writer,
+            pq.ParquetWriter(file, self.file_schema, compression="zstd", write_page_checksum=True) as writer,
         ):
             while first is not None:
                 rows += first.num_rows
@@ -407,37 +407,62 @@ def balanced(files: Sequence[DataFile], cores: int, most: int = _ROWS_A_TASK) ->
 
 
 def _reader(location: Location, schema: pa.Schema) -> Callable[[list[DataFile]], Iterator[pa.RecordBatch]]:
-    stored = [one.name for one in schema if one.name not in PARTITIONED_BY]
-
     def read(files: list[DataFile]) -> Iterator[pa.RecordBatch]:
         filesystem = location.filesystem()
         for one in files:
-            for batch in _batches(filesystem, location, one, stored):
-                columns = [
-                    pa.repeat(pa.scalar(getattr(one, kind.name)).cast(kind.type), batch.num_rows)
-                    if kind.name in PARTITIONED_BY
-                    else batch.column(kind.name).cast(kind.type)
-                    for kind in schema
-                ]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            try:
+                yield from _batches(filesystem, one, schema)
+            # Damaged bytes make Arrow raise about everything: OSError, ArrowInvalid, KeyError, MemoryError.
+            except Exception as error:
+                raise _unreadable(filesystem, location, one, error) from error
 
     return read
 
 
-def _batches(
-    filesystem: pa_fs.FileSystem, location: Location, one: DataFile, columns: list[str]
-) -> Iterator[pa.RecordBatch]:
-    try:
-        with filesystem.open_input_file(one.path) as file, pq.ParquetFile(file) as parquet:
-            if parquet.metadata.num_rows != one.rows:
-                raise damaged(location.uri, one.queue, [f"{one.path} has {parquet.metadata.num_rows:,} of its rows"])
-            if columns:
-                yield from parquet.iter_batches(columns=columns)
-            else:
-                yield pa.RecordBatch.from_pydict({"rows": pa.nulls(one.rows)})
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
-        what = "is missing" if isinstance(error, FileNotFoundError) else "cannot be read as Parquet"
-        raise damaged(location.uri, one.queue, [f"{one.path} ({one.rows:,} rows) {what}"]) from error
+def _batches(filesystem: pa_fs.FileSystem, one: DataFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a file. Pages have checksums, if this library wrote them, and are compared with these."""
+    stored = [kind.name for kind in schema if kind.name not in PARTITIONED_BY]
+    with (
+        filesystem.open_input_file(one.path) as file,
+        pq.ParquetFile(file, page_checksum_verification=True) as parquet,
+    ):
+        if parquet.metadata.num_rows != one.rows:
+            raise _Changed(f"has {parquet.metadata.num_rows:,} of its rows")
+        found = (
+            parquet.iter_batches(columns=stored) if stored else [pa.RecordBatch.from_pydict({"": pa.nulls(one.rows)})]
+        )
+        rows = 0
+        for batch in found:
+            rows += batch.num_rows
+            columns = [
+                pa.repeat(pa.scalar(getattr(one, kind.name)).cast(kind.type), batch.num_rows)
+                if kind.name in PARTITIONED_BY
+                else batch.column(kind.name).cast(kind.type)
+                for kind in schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        if rows != one.rows:  # the checksums of pages do not protect the footer, which says how many there are
+            raise _Changed(f"has {rows:,} of its rows")
+
+
+class _Changed(Exception):
+    """A file is not the one that was committed."""
+
+
+def _unreadable(filesystem: pa_fs.FileSystem, location: Location, one: DataFile, error: Exception) -> ArchiveError:
+    """Return the error for a file that cannot be read: it is missing or damaged, or its storage failed."""
+    file = f"{one.path} ({one.rows:,} rows)"
+    if isinstance(error, FileNotFoundError):
+        return damaged(location.uri, one.queue, [f"{file} is missing"])
+    if isinstance(error, _Changed):
+        return damaged(location.uri, one.queue, [f"{one.path} {error}"])
+    try:  # Arrow raises OSError for bytes that make no sense, and for a storage that fails. The latter has no bytes.
+        with filesystem.open_input_file(one.path) as opened:
+            while opened.read(_WRITTEN_AT_ONCE):
+                pass
+    except OSError as failure:
+        return ArchiveError(f"the storage at {location.uri} failed to read {file}: {_reason(failure)}", queue=one.queue)
+    return damaged(location.uri, one.queue, [f"{file} was changed, and cannot be read as Parquet: {_reason(error)}"])
 
 
 def _directory_of(queue: str) -> str:
