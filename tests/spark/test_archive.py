@@ -18,7 +18,9 @@ import pytest
 from deltalake import DeltaTable
 
 from redis_message_queue.errors import ArchiveConflictError, ArchiveError, ConfigurationError, JournalError
+from redis_message_queue.spark import journal as journal_module
 from redis_message_queue.spark.jobs import archive as archive_job
+from redis_message_queue.spark.jobs import archive_tables
 from redis_message_queue.spark.jobs.archive import (
     ArchiveOptions,
     CompactOptions,
@@ -169,6 +171,25 @@ def test_a_run_that_finds_nothing_new_sets_the_mark_that_a_dead_one_did_not(serv
         assert journal.state().mark is None
         assert archive_plainly(options).rows == 0
         assert journal.state().mark == journal.snapshot().last
+
+
+def test_large_payloads_are_written_and_read_in_small_portions(client, options, monkeypatch):
+    monkeypatch.setattr(journal_module, "BATCH_BYTES", 20_000)
+    whole = ArchiveOptions(url=options.url, queue="orders", path=options.path)
+    write_journal(
+        client,
+        whole,
+        Events([{"at": START + one, "event": "published", "id": f"{one}", "payload": "x" * 900} for one in range(300)]),
+    )
+    assert archive_plainly(whole).files == 1
+    parquet = pq.ParquetFile(files_of(options.path)[0])
+    assert parquet.num_row_groups >= 300 * 900 / 20_000
+    size = sum(parquet.metadata.row_group(place).total_byte_size for place in range(parquet.num_row_groups))
+    monkeypatch.setattr(archive_tables, "READ_AT_ONCE", size // 10)
+    table = journal_table(location_of(options.path))
+    batches = list(table.batch_reader(("serial", "payload"))(table.files("orders")))
+    assert max(batch.num_rows for batch in batches) <= 30
+    assert [one for batch in batches for one in batch.column("serial").to_pylist()] == list(range(1, 301))
 
 
 # Compaction
@@ -570,7 +591,9 @@ def test_a_spark_driver_killed_while_it_writes_leaves_nothing_doubled_and_nothin
         import os, sys, threading, time
         from pathlib import Path
         from redis_message_queue.spark import session
-        from redis_message_queue.spark.jobs import archive as archive_job
+        from redis_message_queue.spark import journal as journal_module
+from redis_message_queue.spark.jobs import archive as archive_job
+from redis_message_queue.spark.jobs import archive_tables
         from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
         from redis_message_queue.spark.driver import QUICK_START
 

@@ -6,13 +6,18 @@ import pyarrow as pa
 import pytest
 
 from redis_message_queue.errors import ConfigurationError, JournalError
+from redis_message_queue.spark import journal as journal_module
+from redis_message_queue.spark.connection import RedisReader
 from redis_message_queue.spark.journal import (
+    BEGINNING,
     SCHEMA,
     JournalReader,
     StreamId,
     StreamRange,
     decode,
     from_microseconds,
+    raw_pages,
+    size_of,
     to_batch,
 )
 from redis_message_queue.spark.options import QueueAddress
@@ -180,6 +185,46 @@ def test_arrow_batches_are_bounded_and_lose_nothing(client, address, journal):
     written = write_journal(client, address, JournalSample(2).story(100))
     batches = list(journal.batches(whole(journal), rows=50))
     assert all(batch.num_rows <= 50 and batch.schema == SCHEMA for batch in batches)
+    assert [one for batch in batches for one in batch.column(0).to_pylist()] == [event["n"] for event in written]
+
+
+LARGE = Events(
+    [
+        {"at": START + number, "event": "published", "id": f"{number:04}", "tenant": "", "payload": "x" * size}
+        for number, size in enumerate([900] * 300 + [10] * 100 + [5_000] * 3 + [10] * 300)
+    ]
+)
+
+
+def test_replies_are_bounded_by_their_bytes_and_lose_nothing(client, address, journal, monkeypatch):
+    """A thousand entries of 800 kB in one reply would be too much for any driver."""
+    monkeypatch.setattr(journal_module, "PAGE_BYTES", 10_000)
+    written = write_journal(client, address, Events(LARGE.events[:300]))
+    first, last = str(BEGINNING), str(whole(journal).last)
+    pages = list(raw_pages(RedisReader(client, address.keys), journal.key, first, last, 1_000))
+    largest = max(size_of(entry) for page in pages for entry in page)
+    assert max(sum(map(size_of, page)) for page in pages) <= 10_000 + largest
+    assert len(pages) < 50, "and are not small either"
+    assert [row["serial"] for row in journal.rows(whole(journal))] == [event["n"] for event in written]
+
+
+def test_entries_that_become_small_are_read_in_large_pages_again(client, address, journal, monkeypatch):
+    monkeypatch.setattr(journal_module, "PAGE_BYTES", 100_000)
+    written = write_journal(client, address, LARGE)
+    pages = list(raw_pages(RedisReader(client, address.keys), journal.key, "-", "+", 200))
+    assert sum(map(len, pages)) == len(written)
+    assert max(map(len, pages)) <= 200
+    assert len(pages[-2]) > len(pages[1]) * 5
+
+
+def test_arrow_batches_are_bounded_by_their_bytes_and_lose_nothing(client, address, journal, monkeypatch):
+    """More than 2 GiB of payloads do not fit into one array."""
+    monkeypatch.setattr(journal_module, "BATCH_BYTES", 20_000)
+    written = write_journal(client, address, LARGE)
+    batches = list(journal.batches(whole(journal)))
+    payloads = [batch.column("payload").to_pylist() for batch in batches]
+    assert all(sum(map(len, found)) <= 20_000 for found in payloads)
+    assert max(sum(map(len, found)) for found in payloads) > 10_000, "and are not small either"
     assert [one for batch in batches for one in batch.column(0).to_pylist()] == [event["n"] for event in written]
 
 

@@ -17,7 +17,10 @@ from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader, 
 from redis_message_queue.spark.options import QueueAddress
 
 PAGE = 1_000  # entries in one reply; ten times as many block the server for some 5 ms
+PAGE_BYTES = 4_000_000  # in one reply, about: entries with payloads may have a megabyte each
+BATCH_BYTES = 32_000_000  # in one Arrow batch
 DAY_MS = 86_400_000
+_GROWTH = 4  # of the entries in a page, at most, from one to the next
 _LAST_SEQUENCE = 2**64 - 1
 
 # The columns of an entry, and the field of the stream for each. A field that an entry does not have is null.
@@ -208,13 +211,20 @@ class JournalReader:
                 yield decode(stream_id, fields, time or from_microseconds)
 
     def batches(self, wanted: StreamRange, rows: int = 10_000) -> Iterator[pa.RecordBatch]:
-        """Return the entries of a range as Arrow batches of the fixed schema."""
+        """Return the entries of a range as Arrow batches of the fixed schema.
+
+        A batch ends before it has more than BATCH_BYTES, unless one entry alone has more.
+        """
         waiting: list[RawEntry] = []
+        size = 0
         for page in raw_pages(self._reader, self.key, str(wanted.first), str(wanted.last), PAGE):
-            waiting += page
-            while len(waiting) >= rows:
-                yield to_batch(waiting[:rows])
-                waiting = waiting[rows:]
+            for entry in page:
+                added = size_of(entry)
+                if waiting and (len(waiting) == rows or size + added > BATCH_BYTES):
+                    yield to_batch(waiting)
+                    waiting, size = [], 0
+                waiting.append(entry)
+                size += added
         if waiting:
             yield to_batch(waiting)
 
@@ -279,14 +289,27 @@ RawEntry = tuple[bytes, list[bytes]]
 StreamEntry = tuple[bytes, dict[bytes, bytes]]
 
 
+def size_of(entry: RawEntry) -> int:
+    """Return the bytes of an entry's fields."""
+    return sum(map(len, entry[1]))
+
+
 def raw_pages(reader: RedisReader, key: str, start: str, end: str, size: int) -> Iterator[list[RawEntry]]:
-    """Return the entries of a stream from one id to another, both included."""
+    """Return the entries of a stream from one id to another, both included.
+
+    A page has at most ``size`` entries, and about PAGE_BYTES. Redis can only limit the number of entries. So the first
+    page has one entry, and each page has as many as fit if they are as large as the largest before. A large one is
+    forgotten step by step, because entries with and without a payload alternate.
+    """
+    count, largest = 1, 1
     while True:
-        (page,) = reader.read(("XRANGE", key, start, end, "COUNT", size))
+        (page,) = reader.read(("XRANGE", key, start, end, "COUNT", count))
         if page:
             yield page
-        if len(page) < size:
+        if len(page) < count:
             return
+        largest = max(largest // 2, *map(size_of, page), 1)
+        count = max(1, min(size, count * _GROWTH, PAGE_BYTES // largest))
         start = str(StreamId.parse(page[-1][0].decode()).next())
 
 

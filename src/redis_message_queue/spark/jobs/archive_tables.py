@@ -37,6 +37,8 @@ _ROWS_A_TASK = 500_000
 _LEAST_ROWS_A_TASK = 50_000
 LITTLE = 10_000  # rows that the driver handles itself: starting the first tasks takes seconds
 _WRITTEN_AT_ONCE = 1 << 19  # bytes
+READ_AT_ONCE = 64_000_000  # bytes
+_MOST_ROWS_AT_ONCE = 65_536
 _LONGEST_NAME = 255  # bytes of a directory's name, on the usual file systems
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -429,7 +431,9 @@ def _batches(filesystem: pa_fs.FileSystem, one: DataFile, schema: pa.Schema) -> 
         if parquet.metadata.num_rows != one.rows:
             raise _Changed(f"has {parquet.metadata.num_rows:,} of its rows")
         found = (
-            parquet.iter_batches(columns=stored) if stored else [pa.RecordBatch.from_pydict({"": pa.nulls(one.rows)})]
+            parquet.iter_batches(_rows_at_once(parquet.metadata), columns=stored)
+            if stored
+            else [pa.RecordBatch.from_pydict({"": pa.nulls(one.rows)})]
         )
         rows = 0
         for batch in found:
@@ -443,6 +447,12 @@ def _batches(filesystem: pa_fs.FileSystem, one: DataFile, schema: pa.Schema) -> 
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
         if rows != one.rows:  # the checksums of pages do not protect the footer, which says how many there are
             raise _Changed(f"has {rows:,} of its rows")
+
+
+def _rows_at_once(file: pq.FileMetaData) -> int:
+    """Return how many rows to read at once, so that a batch of large payloads is not too large for a task."""
+    size = sum(file.row_group(place).total_byte_size for place in range(file.num_row_groups))
+    return max(1, min(_MOST_ROWS_AT_ONCE, file.num_rows * READ_AT_ONCE // max(1, size)))
 
 
 class _Changed(Exception):
