@@ -220,6 +220,16 @@ def test_replaced_files_and_those_of_dead_runs_are_removed(server, client, optio
     assert archived(options.path) == whole
 
 
+def test_a_file_is_counted_as_removed_once(client, options):
+    archive_in_parts(client, options, JournalSample(9).story(40), 30)
+    wanted = CompactOptions(path=options.path, queue="orders", grace_seconds=0)
+    before = set(Path(options.path).glob("**/*.parquet"))
+    removed = [compact(wanted).files_removed for _ in range(3)]
+    gone = before - set(Path(options.path).glob("**/*.parquet"))
+    assert len(gone) > 1
+    assert removed == [len(gone), 0, 0]
+
+
 def test_old_dates_are_deleted_and_the_archive_goes_on(client, options):
     write_journal(client, options, JournalSample(8).story(30))
     last = archive_plainly(options).last_serial

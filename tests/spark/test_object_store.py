@@ -92,14 +92,15 @@ def test_an_archive_on_s3_is_made_compacted_read_and_reported_on(spark, client, 
 @pytest.mark.parametrize("odd", ["o'neil/ü %41", 'two\nlines "quoted"', "..", "a=b&c+d", "a%2Fb"])
 def test_an_odd_name_of_a_queue_is_only_a_name_on_s3(server, client, storage, odd):
     path = f"s3://lake/{odd.encode().hex()}"
-    wanted = ArchiveOptions(url=server.url, queue=odd, path=path, storage_options=storage, partition_rows=50)
+    options = ArchiveOptions(url=server.url, queue=odd, path=path, storage_options=storage, partition_rows=50)
     story = JournalSample(44).story(40)
     written = []
     for part in (slice(0, 30), slice(30, 60), slice(60, None)):
-        written += write_journal(client, wanted, Events(story.events[part]))
-        archive_plainly(wanted)
+        written += write_journal(client, options, Events(story.events[part]))
+        archive_plainly(options)
         if part.stop == 60:
-            compact(CompactOptions(path=path, queue=odd, storage_options=storage, grace_seconds=0))
+            wanted = CompactOptions(path=path, queue=odd, storage_options=storage, grace_seconds=0)
+            assert [compact(wanted).files_removed for _ in range(2)] == [3, 0]
     table = journal_table(location_of(path, storage))
     expected = [(odd, event["n"]) for event in written]
     found = table.read_locally(odd, ("queue", "serial"), lambda _: True).sort_by("serial").to_pylist()

@@ -383,13 +383,15 @@ def _compact_table(archived: ArchiveTable, options: CompactOptions) -> tuple[int
         name = options.queue.replace("'", "''")
         deleted = table.delete(f"queue = '{name}' and date < '{oldest}'")["num_deleted_rows"] or 0
     table.optimize.compact(partition_filters=[("queue", "=", options.queue)], target_size=options.target_bytes)
-    unused = table.vacuum(
+    before = archived.stored_paths()
+    table.vacuum(
         retention_hours=math.ceil(options.grace_seconds / 3600),
         enforce_retention_duration=False,
         dry_run=False,
         full=True,
     )
-    return deleted, len(unused)
+    # What vacuum returns is no count: it also names files that earlier runs have removed.
+    return deleted, len(before - archived.stored_paths())
 
 
 def archived_queues(location: Location) -> list[str]:

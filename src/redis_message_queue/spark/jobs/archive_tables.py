@@ -334,6 +334,12 @@ class ArchiveTable:
         actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
         return [_data_file(one) for one in actions if queue is None or one["partition.queue"] == queue]
 
+    def stored_paths(self) -> set[str]:
+        """Return the paths of all data files that are stored, whether or not they belong to the table."""
+        with clear_storage_errors(self.location.uri):
+            found = self.location.filesystem().get_file_info(pa_fs.FileSelector("", recursive=True))
+        return {one.path for one in found if one.is_file and not one.path.startswith("_delta_log/")}
+
     def check(self, files: Sequence[DataFile], queue: str) -> None:
         """Check that every file is there in its full size.
 
