@@ -430,6 +430,22 @@ def test_jobs_name_the_file_in_which_a_byte_was_changed(spark, server, client, o
         replay(spark, ReplayOptions(url=server.url, queue="orders", archive=options.path, where="delivery_count > 0"))
 
 
+@pytest.mark.promise("If files of an archive are missing or damaged, every job that reads it says which.")
+def test_a_changed_file_is_not_compacted(client, options):
+    """The checksums of its pages do not go into the new file, which would hide the damage forever."""
+    archive_in_parts(client, options, JournalSample(14).story(50), 50)
+    before = files_of(options.path)
+    file = before[1]
+    content = file.read_bytes()
+    for place in column_pages(file, "id"):
+        change(file, place)
+    with pytest.raises(ArchiveError, match=rf"is damaged: queue=orders/date=[\d-]+/{file.name} "):
+        compact(CompactOptions(path=options.path, queue="orders", grace_seconds=0))
+    assert files_of(options.path) == before
+    file.write_bytes(content)
+    assert compact(CompactOptions(path=options.path, queue="orders")).files_after == 1
+
+
 def column_pages(file: Path, name: str) -> list[int]:
     """A place in the middle of a column's pages."""
     group = pq.ParquetFile(file).metadata.row_group(0)

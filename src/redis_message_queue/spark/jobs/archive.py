@@ -350,7 +350,7 @@ def compact(options: CompactOptions, on_progress: OnProgress = ignore_progress) 
     changed. Needs no Spark.
 
     Raises:
-        ArchiveError: There is no archive, or its storage failed.
+        ArchiveError: There is no archive, files of it are missing or were changed, or its storage failed.
         ArchiveConflictError: Another run was faster. Run the job again.
     """
     location = location_of(options.path, options.storage_options)
@@ -382,6 +382,7 @@ def _compact_table(archived: ArchiveTable, options: CompactOptions) -> tuple[int
         oldest = (datetime.now(UTC) - timedelta(days=options.keep_days)).date().isoformat()
         name = options.queue.replace("'", "''")
         deleted = table.delete(f"queue = '{name}' and date < '{oldest}'")["num_deleted_rows"] or 0
+    archived.verify(_to_merge(archived.files(options.queue), options.target_bytes))
     table.optimize.compact(partition_filters=[("queue", "=", options.queue)], target_size=options.target_bytes)
     before = archived.stored_paths()
     table.vacuum(
@@ -392,6 +393,17 @@ def _compact_table(archived: ArchiveTable, options: CompactOptions) -> tuple[int
     )
     # What vacuum returns is no count: it also names files that earlier runs have removed.
     return deleted, len(before - archived.stored_paths())
+
+
+def _to_merge(files: Sequence[DataFile], target_bytes: int) -> Iterator[DataFile]:
+    """Return the files that compaction may merge: the small ones of each day, if there are several."""
+    by_date: dict[str, list[DataFile]] = {}
+    for one in files:
+        if one.size < target_bytes:
+            by_date.setdefault(one.date, []).append(one)
+    for small in by_date.values():
+        if len(small) > 1:
+            yield from small
 
 
 def archived_queues(location: Location) -> list[str]:

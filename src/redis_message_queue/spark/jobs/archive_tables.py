@@ -355,6 +355,17 @@ class ArchiveTable:
         if bad:
             raise damaged(self.location.uri, queue, bad)
 
+    def verify(self, files: Iterable[DataFile]) -> None:
+        """Read files from their beginning to their end, and compare their pages with the checksums of these.
+
+        Raises:
+            ArchiveError: A file is missing or was changed. It names the file.
+        """
+        read = self.batch_reader(self.schema.names)
+        for one in files:
+            for _ in read([one]):
+                pass
+
     def read(
         self, spark: "SparkSession", queue: str, columns: Sequence[str] | None = None, *, check: bool = True
     ) -> "DataFrame":
