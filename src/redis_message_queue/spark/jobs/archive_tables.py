@@ -447,11 +447,7 @@ def _batches(filesystem: pa_fs.FileSystem, one: DataFile, schema: pa.Schema) -> 
     ):
         if parquet.metadata.num_rows != one.rows:
             raise _Changed(f"has {parquet.metadata.num_rows:,} of its rows")
-        found = (
-            parquet.iter_batches(_rows_at_once(parquet.metadata), columns=stored)
-            if stored
-            else [pa.RecordBatch.from_pydict({"": pa.nulls(one.rows)})]
-        )
+        found = _stored(parquet, stored) if stored else [pa.RecordBatch.from_pydict({"": pa.nulls(one.rows)})]
         rows = 0
         for batch in found:
             rows += batch.num_rows
@@ -466,10 +462,18 @@ def _batches(filesystem: pa_fs.FileSystem, one: DataFile, schema: pa.Schema) -> 
             raise _Changed(f"has {rows:,} of its rows")
 
 
-def _rows_at_once(file: pq.FileMetaData) -> int:
-    """Return how many rows to read at once, so that a batch of large payloads is not too large for a task."""
-    size = sum(file.row_group(place).total_byte_size for place in range(file.num_row_groups))
-    return max(1, min(_MOST_ROWS_AT_ONCE, file.num_rows * READ_AT_ONCE // max(1, size)))
+def _stored(parquet: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a file in portions of about READ_AT_ONCE: payloads may have a megabyte each."""
+    sizes = [parquet.metadata.row_group(place).total_byte_size for place in range(parquet.num_row_groups)]
+    rows = max(1, min(_MOST_ROWS_AT_ONCE, parquet.metadata.num_rows * READ_AT_ONCE // max(1, sum(sizes))))
+    groups: list[int] = []
+    for place, size in enumerate(sizes):
+        # Arrow would keep what it has read of all row groups that it is asked for.
+        if groups and sum(sizes[one] for one in groups) + size > READ_AT_ONCE:
+            yield from parquet.iter_batches(rows, groups, columns)
+            groups = []
+        groups.append(place)
+    yield from parquet.iter_batches(rows, groups, columns)
 
 
 class _Changed(Exception):
