@@ -770,3 +770,17 @@ def test_foreign_values_do_not_hide_a_message(client: redis.Redis, tenant: bytes
         backend.put_in_front(backend.keys.tenant_pending(tenant.decode()) if tenant else backend.keys.pending, foreign)
         assert [one.facts[2] for one in _claimed(backend, 1).claims] == [b"good"]
         assert backend.state()["dlq"] == foreign
+
+
+@pytest.mark.parametrize("tenant", [b"ann", b"cid", b"dan"], ids=["weight 3", "weight 1", "no weight"])
+def test_one_message_of_a_tenant_is_claimed_in_the_short_way_whatever_its_weight(
+    client: redis.Redis, tenant: bytes
+) -> None:
+    """The answer of the short way has no list of dead letters, so the two worlds must choose alike."""
+    both = MemoryAndRedis(client)
+    try:
+        both.make_queue(queue="leased, with weights", waiting=[])
+        both.publish_many(at=0, chunk=[Draft(tenant, None, None, b"")], lose=None)
+        both.claim_as_a_waiter(at=0, slice_us=0, wanted=1, woken=0)
+    finally:
+        both.teardown()

@@ -101,10 +101,6 @@ class Backlog:
         if not self.waiting(tenant) and not self.expired(tenant):
             self.ring.pop(tenant, None)
 
-    def has_weight(self, tenant: bytes) -> bool:
-        """Whether the tenant has a weight of its own."""
-        return tenant in self._memory.hashes[self._keys.weights]
-
     def forget_lease(self, stored: bytes, token: bytes) -> None:
         """Remove an expired lease, so that its message is not delivered again."""
         tenant = tenant_of(stored)

@@ -90,12 +90,7 @@ class Claiming:
     def _take_plain_turn(self) -> list[bytes]:
         """The fast path for tenants: only tenants wait, and the next one has no expired messages."""
         tenant = by_score(self.backlog.ring)[0]
-        if (
-            tenant == NO_TENANT
-            or self.backlog.waiting(NO_TENANT)
-            or self.backlog.expired(tenant)
-            or self.backlog.has_weight(tenant)
-        ):
+        if tenant == NO_TENANT or self.backlog.waiting(NO_TENANT) or self.backlog.expired(tenant):
             return []
         head = self._take_plain(self.backlog.waiting(tenant), PLAIN | HAS_TENANT, 1)
         if head:
