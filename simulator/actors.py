@@ -551,6 +551,7 @@ class SimulatedReader(RedisReader):
 
     def __init__(self, port: Any, keys: QueueKeys) -> None:
         self.port, self.keys, self.partition = port, keys, WHOLE
+        self._client = None  # only asked for its address if the server refuses a password
         self.calls = Calls(port, keys, GatewayOptions(retry_budget_seconds=10))
         self._is_checked = True  # queues with partitions have no queries here
 

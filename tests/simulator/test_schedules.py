@@ -36,6 +36,7 @@ def test_no_schedule_breaks_an_invariant(first: int):
         pytest.param(268, "producer-2,canceller-1", "2", None, id="an operator cancelled what the server had lost"),
         pytest.param(218773, None, None, None, id="a full partition refused to mark what another one had delayed"),
         pytest.param(237246, None, None, None, id="a full partition refused a mark, and the other one cancelled"),
+        pytest.param(244838, "query-2", "1", None, id="the connection of a query was lost while it read"),
         pytest.param(423, None, None, None, id="a tenant was paused and resumed between two claims"),
         pytest.param(485, None, "1,2,3,4", None, id="the server lost an acknowledgement of a queue without leases"),
         pytest.param(511, "producer-15,consumer-1,operator-2", "2", 1, id="an operator redrove at the end"),

@@ -80,16 +80,16 @@ def refuse_unusable(client: Any, error: Exception) -> None:
     Raises:
         ConfigurationError: The server does not let this user in, or has no such database, or is none of Redis.
     """
-    settings = wire.connection_settings(client)
     if isinstance(error, AuthenticationError):
-        if settings.get("password") is None:
+        if wire.connection_settings(client).get("password") is None:
             said = "wants a password. Write it into the url: redis://user:password@host:6379/0."
         else:
             said = "does not accept this user and password. Check them in the url."
     elif isinstance(error, InvalidResponse):
         said = "is not a Redis server, or speaks another protocol. Check host and port in the url."
     elif isinstance(error, ResponseError) and "DB index" in str(error):
-        said = f"does not have the database {settings.get('db')}. Check the number at the end of the url."
+        database = wire.connection_settings(client).get("db")
+        said = f"does not have the database {database}. Check the number at the end of the url."
     else:
         return
     # What a server of another kind says may repeat what was sent to it: the password.
