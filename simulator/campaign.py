@@ -65,9 +65,11 @@ class Progress:
 def _run_chunk(seeds: range, deadline: float | None) -> dict[str, Any]:
     started, faults = time.process_time(), Counter[str]()
     chunk: dict[str, Any] = {"first": seeds.start, "schedules": 0, "steps": 0, "messages": 0, "failures": []}
+    chunk["is_whole"] = True
     for seed in seeds:
         # Here, and not where chunks are made: the pool takes a thousand of them before the first one is done.
         if deadline is not None and time.monotonic() >= deadline:
+            chunk["is_whole"] = False
             break
         outcome = run(plan_of(seed))
         chunk["schedules"] += 1
@@ -88,8 +90,6 @@ def campaign(schedules: int | None, minutes: float | None, first: int, workers: 
     shown = 0.0
     with multiprocessing.get_context("fork").Pool(workers) as pool:
         for chunk in pool.imap(partial(_run_chunk, deadline=deadline), _chunks(progress.next, last)):
-            if not chunk["schedules"]:
-                break
             progress.add(chunk)
             progress.next = chunk["first"] + chunk["schedules"]
             progress.save(path)
@@ -100,6 +100,8 @@ def campaign(schedules: int | None, minutes: float | None, first: int, workers: 
                 shown = time.monotonic()
                 end = "\r" if sys.stdout.isatty() else "\n"
                 print(f"up to {progress.next - 1}: {progress.line()}", end=end, flush=True)
+            if not chunk["is_whole"]:
+                break  # what other workers have done behind it does not count: a campaign is resumed here
     print(f"\ndone up to {progress.next - 1}: {progress.line()}, {progress.seconds:,.0f} s of processor time")
     return 1 if progress.failures else 0
 

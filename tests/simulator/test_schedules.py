@@ -142,7 +142,7 @@ def test_a_campaign_can_be_resumed(tmp_path, monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_a_campaign_ends_with_its_time(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Though the pool has long taken a thousand more schedules, of which each sleeps a twentieth of the time."""
+    """Though the pool has taken a thousand more, and each sleeps a twentieth of the time. None is left out."""
 
     def slow(plan: Plan) -> Outcome:
         time.sleep(0.01)
@@ -150,7 +150,7 @@ def test_a_campaign_ends_with_its_time(tmp_path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(campaign, "run", slow)
-    assert main(["--minutes", str(0.2 / 60), "--workers", "1"]) == 0
+    assert main(["--minutes", str(0.2 / 60), "--workers", "2"]) == 0
     done = re.search(r"done up to (-?\d+): (\d+) schedules", capsys.readouterr().out)
     assert done is not None
-    assert int(done[2]) == int(done[1]) + 1 <= 21
+    assert int(done[2]) == int(done[1]) + 1 <= 42
