@@ -47,7 +47,6 @@ from simulator.loop import Process
 from simulator.oracle.ticks import MARK, name_of, named
 from simulator.plan import GROUP, QUEUE, RESULTS, Actor, gateway_options
 from simulator.port import SimulatedPort
-from simulator.server import EPOCH_US
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -60,11 +59,18 @@ class HandlerError(Exception):
 
 
 def open_queue(
-    world: World, port: SimulatedPort, name: str = QUEUE, on_event: Callable[[QueueEvent], None] | None = None
+    world: World,
+    port: SimulatedPort,
+    name: str = QUEUE,
+    on_event: Callable[[QueueEvent], None] | None = None,
+    *,
+    asks: bool = True,
 ) -> RedisMessageQueue:
-    """A queue object, as the constructor would make it for a real client."""
+    """A queue object, as the constructor would make it for a real client, which asks for a journal or does not."""
     settings = world.plan.settings
     options = gateway_options(settings) if name == QUEUE else GatewayOptions(message_visibility_timeout_seconds=5.0)
+    if not asks or (settings.asks_once and world.partitions() > settings.partitions):
+        options = replace(options, journal=False)
     queue: RedisMessageQueue = object.__new__(RedisMessageQueue)
     described = QueueOptions(name=name, **settings.queue) if name == QUEUE else QueueOptions(name=name)
     if name == QUEUE:
@@ -332,6 +338,18 @@ class Life:
             except (RetryBudgetExhaustedError, CleanupFailedError, LeaseLostError):
                 await asyncio.sleep(0.05)
 
+    async def _until_empty(self) -> None:
+        """Handle everything when the producers have finished; nobody else takes messages meanwhile."""
+        world, others = self.world, {one.name for one in self.world.plan.actors if one.kind == "producer"}
+        while not others <= world.finished:
+            await asyncio.sleep(0.1)
+        size, concurrency = self.actor.size, self.actor.concurrency
+        summary = await self.queue.run(self._handle_message, prefetch=size, concurrency=concurrency, until_empty=True)
+        left = world.ledger.unfinished()
+        if left and not summary.unsettled:
+            world.violated("empty", f"a loop has ended, and {len(left)} messages are left, such as {left[0].decode()}")
+        world.finished.add(self.actor.name)
+
     async def _handle_message(self, message: ReceivedMessage) -> None:
         await self._handle(_name(message), message)
 
@@ -401,7 +419,10 @@ class Life:
             if not ids:
                 continue
             with _refusable():
-                await self.queue.cancel(random.choice(ids).hex())
+                chosen = random.choice(ids)
+                outcome = await self.queue.cancel(chosen.hex())
+                if not world.has_lost_data:
+                    world.check(world.ledger.cancelled, chosen, outcome)
 
     async def _pauser(self) -> None:
         """Pause and resume tenants. What is paused in the end, the resumer resumes."""
@@ -411,13 +432,18 @@ class Life:
             if self.world.is_ending:
                 break
             change = random.choice((self.queue.pause, self.queue.pause, self.queue.resume))
+            tenant, ledger = random.choice(tenants), self.world.ledger
+            ledger.resumes(tenant)
             with suppress(RetryBudgetExhaustedError):
-                await change(tenant=random.choice(tenants))
+                await change(tenant=tenant)
+                if change == self.queue.pause:
+                    ledger.paused(tenant)
 
     async def _resumer(self) -> None:
         """Resume all tenants when a schedule is about to end, also those of a pause that arrives late."""
         while not self.finishing:
             for tenant in sorted({tenant for _, tenant in self.world.ledger.account.paused}):
+                self.world.ledger.resumes(tenant)
                 await self.queue.resume(tenant=tenant)
             await asyncio.sleep(0.25)
 
@@ -471,13 +497,18 @@ class Life:
             await asyncio.sleep(0.25)
 
     async def _grower(self) -> None:
-        """Give the queue more partitions, again and again until it is done."""
+        """Give the queue more partitions, again and again until it is done, or another operator has given it more."""
+        settings = self.world.plan.settings
+        count = settings.grows_to - 1 if self.actor.size > 1 else settings.grows_to
         while not self.finishing:
             try:
-                await open_queue(self.world, self.port).grow_partitions(self.world.plan.settings.grows_to)
+                queue = open_queue(self.world, self.port, asks=not settings.asks_once)
+                await queue.grow_partitions(count)
                 return
             except (RetryBudgetExhaustedError, ConfigurationError, LuaScriptError) as error:
                 # A full server refuses it, and a queue that nobody has used yet cannot grow.
+                if "which the queue has already" in str(error):
+                    return
                 if not isinstance(error, RetryBudgetExhaustedError) and not _refuses_growth(str(error)):
                     raise
             await asyncio.sleep(0.3)
@@ -503,7 +534,7 @@ class Life:
     def _exported(self) -> TransferredMessage:
         random, world = self.random, self.world
         tenant = random.choice(world.plan.settings.tenants)
-        now_us = EPOCH_US + int(world.loop.time() * 1_000_000)
+        now_us = world.loop.clock_us()
         return TransferredMessage(
             state="pending",
             payload=world.new_payload(QUEUE, tenant, "", self.actor.name).encode(),
@@ -511,6 +542,7 @@ class Life:
             tenant=(tenant or "").encode(),
             published_us=now_us,
             due_us=now_us + 2_000_000 if random.random() < 0.3 else 0,
+            cancelled=random.random() < 0.2,
         )
 
     # -- streaming queries

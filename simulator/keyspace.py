@@ -1,12 +1,11 @@
 """The keys of a simulated Redis server, and the commands that the library uses on them.
 
 Commands take and return what Redis does: bytes, integers, lists and None. A command knows whether it writes and whether
-a full server refuses it. `tests/model/test_simulated_server.py` compares all of this with real servers.
+a full server refuses it. `tests/model` compares all of this with real servers.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -31,8 +30,10 @@ class SortedSet:
         self.scores: dict[bytes, float] = scores or {}
         self._order: list[tuple[float, bytes]] | None = None
 
-    def __copy__(self) -> SortedSet:
-        return SortedSet(dict(self.scores))
+    def copy(self) -> SortedSet:
+        other = SortedSet(self.scores.copy())
+        other._order = self._order  # which a change replaces
+        return other
 
     def add(self, member: bytes, score: float) -> bool:
         """Whether the member is new."""
@@ -52,7 +53,7 @@ class SortedSet:
     def order(self) -> list[tuple[float, bytes]]:
         """Pairs of score and member, the lowest first."""
         if self._order is None:
-            self._order = sorted((score, member) for member, score in self.scores.items())
+            self._order = sorted(zip(self.scores.values(), self.scores, strict=True))
         return self._order
 
     def between(self, low: bytes, high: bytes) -> list[tuple[float, bytes]]:
@@ -76,7 +77,7 @@ class Stream:
         self.entries = list(entries)
         self.last = last
 
-    def __copy__(self) -> Stream:
+    def copy(self) -> Stream:
         return Stream(self.entries, self.last)
 
     def add(self, milliseconds: int, fields: list[bytes]) -> bytes:
@@ -103,6 +104,19 @@ class Set(set[bytes]):
 
 
 Value = bytes | List | Hash | Set | SortedSet | Stream
+_COPIED: dict[type, Callable[[Any], Any]] = {
+    bytes: bytes,
+    List: List,
+    Hash: Hash,
+    Set: Set,
+    SortedSet: SortedSet.copy,
+    Stream: Stream.copy,
+}
+
+
+def copied(value: Value) -> Any:
+    """The same, for somebody who may change it."""
+    return _COPIED[type(value)](value)
 
 
 class Command(NamedTuple):
@@ -141,8 +155,8 @@ class Keyspace:
     def copy(self) -> Keyspace:
         """A second keyspace with the same content: a replica, or what is on disk."""
         other = Keyspace()
-        other.values = {key: copy.copy(value) for key, value in self.values.items()}
-        other.expires_us = dict(self.expires_us)
+        other.values = {key: _COPIED[type(value)](value) for key, value in self.values.items()}
+        other.expires_us = self.expires_us.copy()
         other.now_us = self.now_us
         return other
 
@@ -191,6 +205,10 @@ class Keyspace:
             self._delete(key)
 
     # -- any key
+
+    @command(0)
+    def ping(self, arguments: Arguments) -> bytes:
+        return b"PONG"
 
     @command(1)
     def exists(self, keys: Arguments) -> int:

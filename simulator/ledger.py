@@ -87,6 +87,7 @@ class Ledger(Moves, Consuming, Operating, Batches, State, Clients):
         held = {owner.token for owner in self.account.owners.values()}
         self._ended_and_lost |= {owner.token for owner in account.owners.values()} - held
         self.account = account
+        self._told_paused.clear()
         self.confirmed -= lost
         return lost
 

@@ -19,6 +19,7 @@ from random import Random
 from typing import Any
 
 _RESOLUTION = 1e-6
+_EPOCH_US = 1_700_000_000_000_000  # what the server's clock says at virtual time 0
 MOST_CALLBACKS = 400_000  # of one schedule: none needs a tenth of it
 
 
@@ -63,6 +64,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def time(self) -> float:
         return self._now
+
+    def clock_us(self) -> int:
+        """What the server's clock says."""
+        return _EPOCH_US + int(self._now * 1_000_000)
 
     def get_debug(self) -> bool:
         return False

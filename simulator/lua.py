@@ -6,14 +6,37 @@ import hashlib
 import json
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from lupa.lua51 import LuaError, LuaRuntime, lua_type
 
 from redis_message_queue.scripts import Script
-from simulator.keyspace import COMMANDS, OUT_OF_MEMORY, Keyspace, RedisError, Status
+from simulator.keyspace import COMMANDS, OK, OUT_OF_MEMORY, Keyspace, RedisError
 
 Argument = bytes | str | int
+_SPREAD = 100  # so many values are handed over one by one; more of them in a table
+_MOST_KEYS = 5000  # tuples of keys that are remembered as tables
+
+# What Python returns after `true` becomes a table. A reply that is a plain table becomes several values after `true`.
+_CALLING = (
+    b"""local function made(first, ...)
+  if first == true then return {...} end
+  return first
+end
+local function call(python)
+  return function(...) return made(python(...)) end
+end
+local function spread(script)
+  return function(keys, ...)
+    local reply = script(keys, {...})
+    if type(reply) ~= 'table' or reply.err or reply.ok or #reply == 0 or #reply > %d then return reply end
+    return true, unpack(reply, 1, #reply)
+  end
+end
+return call, spread"""
+    % _SPREAD
+)
 
 
 class _Stop(Exception):
@@ -28,76 +51,98 @@ class Interpreter:
     """One Lua for all scripts: they share no state but the keys."""
 
     def __init__(self) -> None:
-        self._lua = LuaRuntime(encoding=None, unpack_returned_tuples=False)
-        self._functions: dict[str, Any] = {}
+        self._lua = LuaRuntime(encoding=None, unpack_returned_tuples=True)
+        self._table = self._lua.table_from
+        self._functions: dict[str, tuple[Any, Any]] = {}
+        self._keys: dict[tuple[str, ...], Any] = {}
         self._keyspace: Keyspace | None = None
         self._is_full = self._has_written = False
+        self._ok = self._table({b"ok": b"OK"})
         names = self._lua.globals()
-        names[b"redis"] = self._lua.table_from(
+        call, self._spread = self._lua.execute(_CALLING)
+        names[b"redis"] = self._table(
             {
-                b"call": self._call,
-                b"pcall": self._pcall,
+                b"call": call(self._call),
+                b"pcall": call(self._pcall),
                 b"sha1hex": lambda text: hashlib.sha1(text).hexdigest().encode(),
             }
         )
-        names[b"struct"] = self._lua.table_from({b"pack": _pack_number, b"unpack": self._lua.eval(_UNPACK_NUMBERS)})
-        names[b"cmsgpack"] = self._lua.table_from({b"pack": _pack, b"unpack": lambda text: self._to_lua(_unpack(text))})
-        names[b"cjson"] = self._lua.table_from(
-            {b"encode": lambda table: _dumps(_to_json(table)), b"decode": self._decode_json}
-        )
+        names[b"struct"] = self._table({b"pack": _pack_number, b"unpack": self._lua.eval(_UNPACK_NUMBERS)})
+        names[b"cmsgpack"] = self._table({b"pack": _pack, b"unpack": lambda text: self._to_lua(unpacked(text))})
+        names[b"cjson"] = self._table({b"encode": lambda table: _dumps(_to_json(table)), b"decode": self._decode_json})
 
     def run(
-        self, script: Script, keyspace: Keyspace, keys: Sequence[str], arguments: Sequence[Argument], *, is_full: bool
+        self, script: Script, keyspace: Keyspace, keys: tuple[str, ...], arguments: Sequence[Argument], *, is_full: bool
     ) -> Any:
         """Execute a script. Raises a `RedisError` where the server would answer with one."""
-        function = self._functions.get(script.source)
-        if function is None:
-            text = b"return function(KEYS, ARGV) " + script.source.encode() + b"\nend"
-            function = self._functions[script.source] = self._lua.execute(text)
+        functions = self._functions.get(script.source)
+        if functions is None:
+            functions = self._functions[script.source] = self._compiled(script)
         self._keyspace, self._is_full, self._has_written = keyspace, is_full, False
-        tables = (
-            self._lua.table_from([key.encode() if isinstance(key, str) else key for key in keys]),
-            self._lua.table_from([as_bytes(argument) for argument in arguments]),
-        )
+        key_table = self._keys.get(keys)
+        if key_table is None:
+            key_table = self._remembered(keys)
+        given = [one if type(one) is bytes else as_bytes(one) for one in arguments]
         try:
-            return _to_reply(function(*tables))
+            if len(given) > _SPREAD:
+                return _to_reply(functions[0](key_table, self._table(given)))
+            reply = functions[1](key_table, *given)
+            return _from_spread(reply) if type(reply) is tuple else _to_reply(reply)
         except _Stop as stop:
             raise stop.error from None
         except LuaError as error:
             raise RedisError(f"ERR {_message(error)}") from None
+
+    def _compiled(self, script: Script) -> tuple[Any, Any]:
+        """A function of two tables, and one that takes the arguments one by one and returns them so."""
+        function = self._lua.execute(b"return function(KEYS, ARGV) " + script.source.encode() + b"\nend")
+        return function, self._spread(function)
+
+    def _remembered(self, keys: tuple[str, ...]) -> Any:
+        """The table of these keys. No script writes to it, and most keys are given again and again."""
+        if len(self._keys) >= _MOST_KEYS:
+            self._keys.clear()
+        self._keys[keys] = self._table([as_bytes(key) for key in keys])
+        return self._keys[keys]
 
     @property
     def has_written(self) -> bool:
         """Whether the last script got as far as a write."""
         return self._has_written
 
-    def _call(self, *given: Any) -> Any:
+    def _call(self, name: bytes, *given: Any) -> Any:
         try:
-            reply = self._execute(given)
+            reply = self._execute(name, given)
         except RedisError as error:
             raise _Stop(error) from None
         kind = type(reply)
-        return reply if kind is int or kind is bytes else self._to_lua(reply)
+        if kind is bytes or kind is int:
+            return reply
+        if kind is list and len(reply) <= _SPREAD:
+            # Several values, of which Lua makes a table, are cheaper than a table.
+            return True, *[one if type(one) is bytes else self._to_lua(one) for one in reply]
+        return self._to_lua(reply)
 
-    def _pcall(self, *given: Any) -> Any:
+    def _pcall(self, name: bytes, *given: Any) -> Any:
         try:
-            return self._to_lua(self._execute(given))
+            return self._to_lua(self._execute(name, given))
         except RedisError as error:
-            return self._lua.table_from({b"err": str(error).encode()})
+            return self._table({b"err": str(error).encode()})
 
-    def _execute(self, given: Sequence[Any]) -> Any:
-        keyspace, name = self._keyspace, given[0]
+    def _execute(self, name: bytes, given: Sequence[Any]) -> Any:
+        keyspace = self._keyspace
         assert keyspace is not None
-        arguments = [one if type(one) is bytes else _number(one) for one in given[1:]]
+        arguments = [one if type(one) is bytes else _number(one) for one in given]
         found = COMMANDS.get(name)
-        if found is None or len(arguments) < found.arguments:
+        if found is None or len(arguments) < found[3]:
             return keyspace.execute(name, arguments)  # raises
-        if found.writes:
+        run, writes, needs_memory, _ = found
+        if writes:
             # Redis looks at its memory at the first write of a script only.
-            if found.needs_memory and self._is_full and not self._has_written:
+            if needs_memory and self._is_full and not self._has_written:
                 raise RedisError(OUT_OF_MEMORY)
             self._has_written = True
-        return found.run(keyspace, arguments)
+        return run(keyspace, arguments)
 
     def _to_lua(self, reply: Any) -> Any:
         kind = type(reply)
@@ -106,11 +151,12 @@ class Interpreter:
         if reply is None:
             return False
         if kind is list:
-            return self._lua.table_from([self._to_lua(one) for one in reply])
-        if kind is Status:
-            return self._lua.table_from({b"ok": reply.encode()})
+            # The elements of most lists are bytes, or None.
+            return self._table([one if type(one) is bytes else self._to_lua(one) for one in reply])
+        if reply is OK:
+            return self._ok
         if kind is dict:
-            return self._lua.table_from({name: self._to_lua(one) for name, one in reply.items()})
+            return self._table({name: self._to_lua(one) for name, one in reply.items()})
         return reply
 
     def _decode_json(self, text: bytes) -> Any:
@@ -118,6 +164,12 @@ class Interpreter:
             return self._to_lua(_from_json(json.loads(text)))
         except ValueError as error:
             raise _Stop(RedisError(f"ERR {error}")) from None
+
+
+@cache
+def interpreter() -> Interpreter:
+    """The one of this process, which compiles each script once."""
+    return Interpreter()
 
 
 def as_bytes(argument: Argument) -> bytes:
@@ -155,6 +207,16 @@ def _to_reply(value: Any) -> Any:
             return value[b"ok"]
         return [_to_reply(one) for one in _elements(value)]
     raise TypeError(f"a script returned {value!r}")
+
+
+def _from_spread(values: tuple[Any, ...]) -> list[Any]:
+    """The elements of a reply, which follow `true`, up to the first nil."""
+    found = []
+    for value in values[1:]:
+        if value is None:
+            break
+        found.append(value if type(value) is bytes else _to_reply(value))
+    return found
 
 
 def _elements(table: Any) -> list[Any]:
@@ -238,7 +300,8 @@ def _head(length: int, short: int, limit: int, kinds: tuple[bytes | None, bytes,
     raise ValueError("too long")
 
 
-def _unpack(text: bytes) -> Any:
+def unpacked(text: bytes) -> Any:
+    """What a text in MessagePack says."""
     return _unpack_at(text, 0)[0]
 
 

@@ -20,6 +20,7 @@ from redis_message_queue.protocol import partitioned_settler
 from redis_message_queue.protocol import queue as protocol_queue
 from redis_message_queue.protocol.batch_block import BatchBlock
 from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.cancel import Canceller
 from redis_message_queue.protocol.partitioned_claimer import _Round
 from redis_message_queue.protocol.partitioned_publisher import PartitionedPublisher
 from redis_message_queue.protocol.prefetcher import Prefetcher
@@ -124,6 +125,10 @@ def _due_early(self: Any, after_us: int, now_us: int) -> list[int]:
 async def _keep_wakeups(self: Any, taken_from: int, unused: Any) -> None:
     """As `_Round._pass_on`, without telling anybody."""
     self.timers.clear()
+
+
+async def _withdraw_nothing(self: Any, message_id: str) -> None:
+    """As `Canceller.withdraw`, without doing it."""
 
 
 _due = Timing.due
@@ -275,6 +280,11 @@ MUTANTS = (
             ),
         ),
     ),
+    Mutant(
+        "a loop takes an answer for empty that has not seen its own acknowledgements",
+        "protocol/prefetcher.py",
+        patch=_replaced(Prefetcher, "_own_changes", lambda self: (0, 0)),
+    ),
     # -- fairness and wake-ups
     Mutant(
         "a tenant that was served stays first in the ring",
@@ -320,6 +330,16 @@ MUTANTS = (
         "a claim drops what was cancelled, and leaves the mark",
         "lib/select.lua",
         (("", "if #dropped > 0 then redis.call('ZREM', cancelled, unpack(dropped)) end", ""),),
+    ),
+    Mutant(
+        "the marks of a message that is found in another partition stay",
+        "protocol/partitioned_operator.py",
+        patch=_replaced(Canceller, "withdraw", _withdraw_nothing),
+    ),
+    Mutant(
+        "an import brings back what was cancelled",
+        "restore.lua",
+        (("restore", "if is_new and string.find(known, 'c', 1, true) then", "if false then"),),
     ),
     # -- paused tenants
     Mutant(
@@ -436,6 +456,21 @@ MUTANTS = (
         (("grow_partition", "redis.call('RENAME', before, meta)", "redis.call('HSET', meta, 'version', '1')"),),
     ),
     Mutant(
+        "a slow operator takes away the partitions that another one has added",
+        "grow_partition.lua",
+        (("grow_partition", "if number > new or found ~= old then", "if found ~= old then"),),
+    ),
+    Mutant(
+        "a tenant that is paused is served from new partitions",
+        "read_shared_state.lua",
+        (("read_shared_state", " or string.sub(field, 1, 7) == 'paused:' then", " then"),),
+    ),
+    Mutant(
+        "a new partition has no journal until a client asks for one",
+        "read_shared_state.lua",
+        (("read_shared_state", "{paused = true, journal = true, ", "{paused = true, "),),
+    ),
+    Mutant(
         "a client with an old number begins anew",
         "open_queue.lua",
         (
@@ -451,7 +486,7 @@ MUTANTS = (
     Mutant(
         "an acknowledgement goes to the first partition",
         "protocol/partitioned_settler.py",
-        patch=_replaced(partitioned_settler, "_by_partition", lambda claims: [(0, [*range(len(claims))], [*claims])]),
+        patch=_replaced(partitioned_settler, "by_partition", lambda claims: [(0, [*range(len(claims))], [*claims])]),
     ),
     Mutant(
         "a consumer keeps the wake-ups of the partitions that it leaves alone",

@@ -33,6 +33,8 @@ class Settings:
     longest_hanging: float = 1.6  # in leases
     partitions: int = 1  # that the queue has when it is made
     grows_to: int = 0  # how many an operator gives it later, 0 for none
+    asks_once: bool = False  # whether only those who start before that ask for a journal
+    forgets: bool = False  # whether the server begins without scripts, and forgets them now and then
 
     @property
     def most_partitions(self) -> int:
@@ -44,7 +46,7 @@ class Actor:
     """One process: what it does, and how much of it."""
 
     name: str
-    kind: str  # producer, single, batch, run, query, or one of OPERATORS
+    kind: str  # producer, single, batch, run, until_empty, query, or one of OPERATORS
     amount: int = 0  # messages of a producer, steps of an operator
     size: int = 1  # of batches, how many messages a loop claims ahead, or how many schedules a program has
     concurrency: int = 1
@@ -124,7 +126,43 @@ def plan_of(seed: int) -> Plan:
     plan = _ordered(Random(f"{seed}/ordered-tenants"), plan)
     plan = _deployed(Random(f"{seed}/deployed"), plan)
     plan = _drained(Random(f"{seed}/drained"), plan)
-    return _calmed(Random(f"{seed}/calmed"), plan)
+    plan = _grown(Random(f"{seed}/grown"), plan)
+    plan = _calmed(Random(f"{seed}/calmed"), plan)
+    return _emptied(Random(f"{seed}/until-empty"), plan)
+
+
+def _emptied(random: Random, plan: Plan) -> Plan:
+    """Sometimes one loop takes everything and ends, while the server forgets its scripts again and again.
+
+    Each tenant has one message in flight, so that the next one can be had only when its acknowledgement was executed.
+    """
+    if random.random() > 0.05:
+        return plan
+    gateway: dict[str, Any] = {
+        "message_visibility_timeout_seconds": 60.0,
+        "message_wait_interval_seconds": 0.7,
+        "journal": random.random() < 0.3,
+        **random.choice(({"ordered_tenants": True}, {"max_in_flight_per_tenant": 1})),
+    }
+    settings = replace(
+        plan.settings,
+        gateway=gateway,
+        queue={"enable_completed_queue": random.random() < 0.5},
+        tenants=("a", "b"),
+        keys=0,
+        failing=0.0,
+        hanging=0.0,
+        handing_off=0.0,
+        delayed=0.0,
+        partitions=random.choice((1, 1, 2)),
+        grows_to=0,
+        forgets=True,
+    )
+    size, concurrency = random.choice((1, 1, 3)), random.choice((1, 1, 2))
+    producer = Actor("producer-1", "producer", amount=random.randint(2, 5))
+    loop = Actor("loop-1", "until_empty", size=size, concurrency=concurrency)
+    forgets = [Fault(nth, "forget", 0.0, who=loop.name, after_requests=random.randint(1, 25)) for nth in range(1, 6)]
+    return replace(plan, settings=settings, actors=(producer, loop), faults=tuple(forgets))
 
 
 def _calmed(random: Random, plan: Plan) -> Plan:
@@ -181,6 +219,26 @@ def _partitioned(random: Random, plan: Plan) -> Plan:
     plan = plan.only(actors={one.name for one in plan.actors if one.kind not in ("query", "importer")})
     growers = (Actor("grower-1", "grower", starts_at=random.uniform(0.5, 4)),) if grows else ()
     return replace(plan, settings=settings, actors=(*plan.actors, *growers))
+
+
+def _grown(random: Random, plan: Plan) -> Plan:
+    """Some queues grow beside pauses and journals, or because of two operators at once, of whom one is slow."""
+    settings, actors, faults = plan.settings, plan.actors, plan.faults
+    if not settings.grows_to:
+        return plan
+    settings = replace(settings, asks_once=random.random() < 0.5)
+    if any(settings.tenants) and not any(one.kind == "pauser" for one in actors) and random.random() < 0.8:
+        # What is paused before stays so: others publish when the queue has grown.
+        grows_at = next(one.starts_at for one in actors if one.kind == "grower")
+        actors += (Actor("pauser-1", "pauser", amount=random.randint(2, 4)),)
+        actors += (Actor("producer-late", "producer", amount=8, starts_at=grows_at + random.random()),)
+    if random.random() < 0.4:
+        settings = replace(settings, grows_to=settings.partitions + 2)
+        starts_at = next(one.starts_at for one in actors if one.kind == "grower") - random.random() * 0.1
+        actors += (Actor("grower-2", "grower", size=2, starts_at=starts_at),)
+        stall = Fault(len(faults) + 100, "freeze", 0.0, random.uniform(0.5, 3), "grower-2", after_requests=1)
+        faults += (replace(stall, after_requests=random.randint(1, 6)),)
+    return replace(plan, settings=settings, actors=actors, faults=faults)
 
 
 def _ordered(random: Random, plan: Plan) -> Plan:

@@ -12,9 +12,11 @@ from redis import exceptions
 from redis_message_queue import wire
 from redis_message_queue.asyncio.runtime import AsyncioRuntime
 from redis_message_queue.protocol.port import Argument, Call, Command, Port, attempt_ends_at
+from redis_message_queue.scripts import Script
 from simulator.keyspace import RedisError
 from simulator.loop import Process, SimulatedLoop
 from simulator.network import Network
+from simulator.server import NO_SCRIPT
 
 
 class ProcessDied(BaseException):
@@ -94,12 +96,13 @@ class SimulatedPort(AsyncioRuntime):
         timeout = self._timeout()
         answer = await self._network.send(self._process, label, work, timeout)
         if isinstance(answer, RedisError):
-            raise _as_client_error(answer)
+            raise as_client_error(answer)
         return answer
 
     async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         name, sent_at = command.script.name, self._loop.time()
         try:
+            # A digest that the server does not know costs another exchange, and nothing else.
             answer = await self._exchange(name, lambda: self._execute((command, extra_keys, arguments)))
         except exceptions.ResponseError as error:
             raise wire.translated(error, name) from error
@@ -107,34 +110,32 @@ class SimulatedPort(AsyncioRuntime):
         return answer
 
     def _execute(self, call: Call) -> Any:
-        command, extra_keys, arguments = call
-        keys = (*command.keys, *extra_keys)
-        return self._network.server.run_script(
-            self._process.name, command.script, keys, (*command.settings, *arguments)
-        )
+        return self._network.server.run_script(self._process.name, *_request(call))
 
     async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
         names, sent_at = [call[0].script.name for call in (first, second)], self._loop.time()
         answers = await self._exchange(" and ".join(names), lambda: [self._or_error(first), self._or_error(second)])
         results = []
         for call, answer in zip((first, second), answers, strict=True):
-            if isinstance(answer, RedisError):
-                results.append(wire.translated(_as_client_error(answer), call[0].script.name))
-            else:
+            if not isinstance(answer, RedisError):
                 self._heard(self._process, call, sent_at, answer)
                 results.append(answer)
+            elif str(answer) == NO_SCRIPT and call is second:  # whoever sent the first sends it again, when it likes
+                results.append(await self.call(*second))
+            else:
+                results.append(wire.translated(as_client_error(answer), call[0].script.name))
         return results[0], results[1]
 
     def _or_error(self, call: Call) -> Any:
         try:
-            return self._execute(call)
+            return self._network.server.run_cached(self._process.name, *_request(call))
         except RedisError as error:
             return error
 
     async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         label = " ".join(str(words[0]) for words in commands)
         answers = await self._exchange(label, lambda: self._converse(commands))
-        return [_as_client_error(one) if isinstance(one, RedisError) else one for one in answers]
+        return [as_client_error(one) if isinstance(one, RedisError) else one for one in answers]
 
     def _converse(self, commands: tuple[tuple[Argument, ...], ...]) -> Any:
         """All commands of a pipeline. A WAIT at its end is answered when it is fulfilled, or when its time is over."""
@@ -192,15 +193,23 @@ class SimulatedPort(AsyncioRuntime):
             if not gone.done():
                 gone.set_result(None)
         if isinstance(answer, RedisError):
-            raise wire.translated(_as_client_error(answer), "claim")
+            raise wire.translated(as_client_error(answer), "claim")
         return [] if answer is None else [answer[0].decode()]
 
 
-def _as_client_error(error: RedisError) -> exceptions.ResponseError:
+def _request(call: Call) -> tuple[Script, tuple[str, ...], tuple[Argument, ...]]:
+    """The script, all its keys and all its arguments."""
+    command, extra_keys, arguments = call
+    return command.script, (*command.keys, *extra_keys), (*command.settings, *arguments)
+
+
+def as_client_error(error: RedisError) -> exceptions.ResponseError:
     """As redis-py reads an error reply: known kinds have a class of their own and lose their first word."""
     text = str(error)
     if text.startswith("OOM "):
         return exceptions.OutOfMemoryError(text.removeprefix("OOM "))
+    if text.startswith("NOSCRIPT "):
+        return exceptions.NoScriptError(text.removeprefix("NOSCRIPT "))
     if text.startswith("ERR "):
         text = text.removeprefix("ERR ")
     return exceptions.ResponseError(text)

@@ -12,7 +12,7 @@ from redis_message_queue.scripts import Script, all_scripts
 from simulator.keyspace import COMMANDS, OUT_OF_MEMORY, Keyspace, RedisError
 from simulator.lua import Interpreter, as_bytes
 
-EPOCH_US = 1_700_000_000_000_000  # what the server's clock says at virtual time 0
+NO_SCRIPT = "NOSCRIPT No matching script."
 BUSY = "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."
 _SCRIPTS: dict[str, Script] = {}
 
@@ -50,9 +50,9 @@ class Waiter:
 class Server:
     """One server, or a primary with a replica that may fall behind."""
 
-    def __init__(self, interpreter: Interpreter, clock: Callable[[], float], observe: Callable[[Step], None]) -> None:
+    def __init__(self, interpreter: Interpreter, clock_us: Callable[[], int], observe: Callable[[Step], None]) -> None:
         self._interpreter = interpreter
-        self._clock = clock
+        self.clock_us = clock_us
         self._observe = observe
         self.keyspace = Keyspace()
         self.is_up = True
@@ -63,10 +63,7 @@ class Server:
         self.incarnation = 0  # a connection does not survive a restart or a failover
         self._waiters: dict[bytes, deque[Waiter]] = {}
         self.patched: dict[str, Script] = {}  # scripts with a planted bug, by name
-
-    @property
-    def now_us(self) -> int:
-        return EPOCH_US + int(self._clock() * 1_000_000)
+        self.cached: set[str] | None = None  # the names of the scripts that it has; None: all of them
 
     # -- executing
 
@@ -75,6 +72,8 @@ class Server:
         if self.is_busy:
             raise RedisError(BUSY)
         self._begin()
+        if self.cached is not None:
+            self.cached.add(one.name)
         keyspace, error, reply = self.keyspace, None, None
         executed = self.patched.get(one.name, one)
         try:
@@ -85,6 +84,12 @@ class Server:
             raise
         finally:
             self._finish(Step(one.name, caller, keys, arguments, reply, error, *self._end(), one, self.is_full))
+
+    def run_cached(self, caller: str, one: Script, keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        """Execute a script by its digest."""
+        if self.cached is not None and one.name not in self.cached:
+            raise RedisError(NO_SCRIPT)
+        return self.run_script(caller, one, keys, arguments)
 
     def run_command(self, caller: str, words: Sequence[Argument]) -> Any:
         """Execute a command that is not a script."""
@@ -110,7 +115,7 @@ class Server:
             self._finish(Step(name, caller, (), tuple(words[1:]), reply, error, *self._end(), None, self.is_full))
 
     def _begin(self) -> None:
-        self.keyspace.advance(self.now_us)
+        self.keyspace.advance(self.clock_us())
         self.keyspace.changed.clear()  # what expired is nobody's doing
 
     def _end(self) -> tuple[frozenset[bytes], int]:

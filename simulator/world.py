@@ -23,7 +23,7 @@ from simulator import actors
 from simulator.bridge import block_on
 from simulator.ledger import Ledger
 from simulator.loop import Livelock, Process, SimulatedLoop
-from simulator.lua import Interpreter
+from simulator.lua import interpreter
 from simulator.network import CLEAR, Network
 from simulator.oracle.account import Account, Rules
 from simulator.oracle.invariants import Violation
@@ -32,15 +32,6 @@ from simulator.port import SimulatedPort
 from simulator.server import Server, Step
 
 _LONGEST = 400.0  # virtual seconds until everything must be handled, after the last fault
-_interpreter: Interpreter | None = None
-
-
-def interpreter() -> Interpreter:
-    """One Lua for all schedules of this process."""
-    global _interpreter
-    if _interpreter is None:
-        _interpreter = Interpreter()
-    return _interpreter
 
 
 @dataclass
@@ -64,7 +55,7 @@ class World:
         self.plan = plan
         self._trace: list[tuple[float, str, str, str]] = []
         self.loop = SimulatedLoop(Random(f"{plan.seed}/loop"))  # type: ignore[abstract]  # no sockets
-        self.server = Server(interpreter(), self.loop.time, self._observe)
+        self.server = Server(interpreter(), self.loop.clock_us, self._observe)
         self.network = Network(self.loop, Random(f"{plan.seed}/network"), self.server, self._trace_network)
         self.ledger = Ledger(_rules(plan), lambda: self.server.keyspace)
         self._also_observe = observe
@@ -85,6 +76,7 @@ class World:
         self._counted: Counter[str] = Counter()
         self.happened: Counter[str] = Counter()
         self._last_disturbance = 0.0
+        self.server.cached = set() if plan.settings.forgets else None
 
     # -- what actors use
 
@@ -209,7 +201,7 @@ class World:
                 self.loop.spawn(self.loop.world, self._inject(fault))
         watch = self.loop.spawn(self.loop.world, self._watch_for_idle())
         last = max((fault.at + fault.seconds for fault in plan.faults), default=0.0)
-        producers = {actor.name for actor in plan.actors if actor.kind == "producer"}
+        producers = {actor.name for actor in plan.actors if actor.kind in ("producer", "until_empty")}
         await asyncio.sleep(max(last, 2.0) + 0.3)
         deadline = self.loop.time() + _LONGEST
         while not producers <= self.finished and self.loop.time() < deadline:
@@ -386,6 +378,10 @@ class World:
             await asyncio.sleep(fault.seconds)
             self.network.cut_off.discard(life.process)
 
+    async def _forget(self, fault: Fault) -> None:
+        """Somebody runs SCRIPT FLUSH."""
+        self.server.cached = set()
+
     async def _full(self, fault: Fault) -> None:
         self.server.is_full = True
         await asyncio.sleep(fault.seconds)
@@ -457,33 +453,15 @@ class World:
             for name in names:
                 is_idle = is_anybody_idle and server.is_anybody_blocked(f"{name}::wakeup".encode())
                 look = partial(self.ledger.look_for_idle, is_idle=is_idle, is_full=server.is_full)
-                self.check(look, name, now, server.now_us, 0.5)
+                self.check(look, name, now, server.clock_us(), 0.5)
 
 
 def _rules(plan: Plan) -> dict[str, Rules]:
     options = gateway_options(plan.settings)
-    lease = options.message_visibility_timeout_seconds
-    window = options.message_deduplication_log_ttl_seconds if plan.settings.keys else 0
-    rules = {
-        name: Rules(
-            lease_us=int((lease or 0) * 1_000_000),
-            max_deliveries=options.max_delivery_count or 0,
-            ttl_us=int((options.message_ttl_seconds or 0) * 1_000_000),
-            window_us=int(window * 1_000_000),
-            weights=dict(options.tenant_weights or {}),
-            most_in_flight=1 if options.ordered_tenants else options.max_in_flight_per_tenant or 0,
-            is_ordered=options.ordered_tenants,
-            drops=options.pending_overload_policy == "drop_oldest",
-            most_dead=options.max_dead_letter_length or 0,
-            is_journaled=bool(options.journal),
-            is_bounded=bool(options.max_pending_length),
-            has_queries=any(actor.kind == "query" for actor in plan.actors),
-            is_calm=plan.is_calm,
-        )
-        for name in queue_names(plan)
-    }
+    has_queries = any(actor.kind == "query" for actor in plan.actors)
+    rules = Rules.of(options, has_keys=bool(plan.settings.keys), has_queries=has_queries, is_calm=plan.is_calm)
     results = Rules(lease_us=5_000_000, max_deliveries=0, ttl_us=0, window_us=0, is_calm=plan.is_calm)
-    return {**rules, RESULTS: results}
+    return {**dict.fromkeys(queue_names(plan), rules), RESULTS: results}
 
 
 def queue_names(plan: Plan) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+from redis_message_queue.options import GatewayOptions
 from simulator.oracle.journal import JournalReader
 from simulator.oracle.ticks import ScheduleEntry
 
@@ -26,6 +27,28 @@ class Rules:
     is_journaled: bool = False
     is_bounded: bool = False  # it can be full: even one that drops messages drops none that are delayed
     has_queries: bool = False  # streaming queries read the queue, too
+
+    @classmethod
+    def of(cls, options: GatewayOptions, *, has_keys: bool, **circumstances: bool) -> Rules:
+        """The rules of a queue with these options, whose messages have deduplication keys or not."""
+        return cls(
+            lease_us=_microseconds(options.message_visibility_timeout_seconds),
+            max_deliveries=options.max_delivery_count or 0,
+            ttl_us=_microseconds(options.message_ttl_seconds),
+            window_us=_microseconds(options.message_deduplication_log_ttl_seconds) if has_keys else 0,
+            weights=dict(options.tenant_weights or {}),
+            most_in_flight=1 if options.ordered_tenants else options.max_in_flight_per_tenant or 0,
+            is_ordered=options.ordered_tenants,
+            drops=options.pending_overload_policy == "drop_oldest",
+            most_dead=options.max_dead_letter_length or 0,
+            is_journaled=bool(options.journal),
+            is_bounded=bool(options.max_pending_length),
+            **circumstances,
+        )
+
+
+def _microseconds(seconds: float | None) -> int:
+    return int((seconds or 0) * 1_000_000)
 
 
 @dataclass
@@ -50,6 +73,8 @@ class Account:
     owners: dict[bytes, Owner] = field(default_factory=dict)
     accepted_us: dict[bytes, int] = field(default_factory=dict)
     deliveries: Counter[bytes] = field(default_factory=Counter)  # those that count
+    attempts: Counter[bytes] = field(default_factory=Counter)  # all deliveries, but those that were taken back
+    failures: Counter[bytes] = field(default_factory=Counter)  # attempts that were retried later
     # By queue and id: what was cancelled and not dropped yet. What waited then is doomed: nobody may get it any more.
     marked: set[tuple[str, bytes]] = field(default_factory=set)
     doomed: set[tuple[str, bytes]] = field(default_factory=set)

@@ -26,6 +26,7 @@ class Batches(Turns):
         for payload in taken:
             self._check_paused(step, payload)
             self.account.deliveries[payload] += 1
+            self.account.attempts[payload] += 1
             if rules.max_deliveries and self.account.deliveries[payload] > rules.max_deliveries:
                 fail("delivery limit", f"{payload.decode()} was delivered too often, to a batch")
             if self._is_too_old(payload, step.now_us, rules):

@@ -11,7 +11,7 @@ from simulator.keyspace import Hash, Keyspace
 from simulator.oracle.account import Account, Rules
 from simulator.oracle.invariants import fail
 from simulator.oracle.places import BATCH, COMPLETED, DEAD, DELAYED, FAILED, GONE, NOWHERE, PROCESSING, WAITING
-from simulator.oracle.steps import queue_of, split_key, tenant_of
+from simulator.oracle.steps import key_owner, queue_of, split_key, tenant_of
 from simulator.oracle.ticks import MARK, name_of, named
 from simulator.server import Step
 
@@ -48,6 +48,7 @@ class Book:
         self._returned: set[tuple[str, bytes]] = set()  # by process and payload: handlers that have returned
         self._issued_to: dict[bytes, str] = {}  # the process that a token was given to
         self._waits_since: dict[str, float] = {}  # by queue
+        self._told_paused: set[str] = set()  # tenants that are paused, as the operator knows
         self.steps = 0
 
     def _place(self, payload: bytes) -> str:
@@ -58,6 +59,17 @@ class Book:
             name = payload.decode()
             fail("one place", f"{name} is in {places.total()} places: {', '.join(sorted(places.elements()))}")
         return next(iter(places))
+
+    def _call_duplicate(self, step: Step, payload: bytes) -> None:
+        """Judged when the server says so: until the client hears it, the server may have lost the other message."""
+        account, rules = self.account, self._rules_of(payload)
+        if payload in account.duplicates:
+            return  # the same answer again, from the reply cache
+        last = account.last_of_key.get((queue_of(step), key_owner(payload)))
+        if last is None or step.now_us > last + rules.window_us:
+            fail("deduplication", f"{payload.decode()} was called a duplicate, and there was no other in its window")
+        account.duplicates.add(payload)
+        self._called_duplicates.add(payload)
 
     def _kind(self, key: bytes) -> str | None:
         queue, word, rest = split_key(key)
@@ -124,3 +136,5 @@ class Book:
     def _check_paused(self, step: Step, payload: bytes) -> None:
         if (queue_of(step), tenant_of(payload)) in self.account.paused:
             fail("paused", f"{step.name} took {payload.decode()}, and its tenant is paused")
+        if tenant_of(payload) in self._told_paused:
+            fail("paused", f"{step.name} took {payload.decode()}, and an operator was told that its tenant is paused")

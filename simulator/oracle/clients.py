@@ -41,6 +41,21 @@ class Clients(Turns):
             fail("accounted for", f"the publish of {payload.decode()} was refused, and it was stored")
         self.refused.add(payload)
 
+    def paused(self, tenant: str) -> None:
+        """An operator was told that a tenant is paused: nobody gets a message of it until somebody resumes it."""
+        self._told_paused.add(tenant)
+
+    def resumes(self, tenant: str) -> None:
+        """An operator is about to change what is known of a tenant."""
+        self._told_paused.discard(tenant)
+
+    def cancelled(self, identity: bytes, outcome: str) -> None:
+        """A message that is known to be somewhere, or gone, leaves no marks in other partitions."""
+        if outcome in ("in_flight", "cancelled"):
+            for name, keys in self._keys.items():
+                if identity in scores(self._keyspace().values.get(keys.cancelled.encode())):
+                    fail("cancelled", f"{identity.hex()} was called {outcome}, and has a mark in {name}")
+
     def imported(self, payload: bytes, is_new: bool) -> None:
         """An import said whether it has stored a message, or had done so before."""
         known = self.account.accepted_us.keys() | self._rolled_back

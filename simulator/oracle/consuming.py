@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import math
 
-from redis_message_queue.protocol.claim import ClaimResult, _read
+from redis_message_queue.protocol.claim import Claim, ClaimResult, _read
+from simulator.lua import as_bytes
 from simulator.oracle.account import NOBODY, Owner
 from simulator.oracle.book import Moved
 from simulator.oracle.invariants import fail
 from simulator.oracle.places import GONE, PROCESSING
 from simulator.oracle.sequence import Sequence
-from simulator.oracle.steps import named_arguments, queue_of, tenant_of
+from simulator.oracle.steps import named_arguments, payload_of_body, queue_of, tenant_of
 from simulator.oracle.ticks import name_of
 from simulator.oracle.turns import Turns
 from simulator.server import Step
+
+_RULES_OF_TARGET = 9  # arguments of each target of a hand-off; the last one is the number of its messages
 
 
 class Consuming(Turns, Sequence):
@@ -49,6 +52,8 @@ class Consuming(Turns, Sequence):
                 if owner is not None and owner.until_us > step.now_us:
                     fail("lease", f"{name} was claimed while another had {owner.until_us - step.now_us} us left")
                 account.deliveries[payload] += 1
+                account.attempts[payload] += 1
+                self._check_counts(payload, claim)
                 if rules.max_deliveries and account.deliveries[payload] > rules.max_deliveries:
                     fail("delivery limit", f"{name} was delivered {account.deliveries[payload]} times")
                 if self._is_too_old(payload, step.now_us, rules):
@@ -108,6 +113,7 @@ class Consuming(Turns, Sequence):
         for payload, (before, _) in moved.items():
             if before == PROCESSING and given["forgiven"]:
                 self.account.deliveries[payload] -= 1
+                self.account.attempts[payload] -= 1
         self._check_front(step, given["tokens"], moved)
 
     def _check_front(self, step: Step, tokens: bytes, moved: Moved) -> None:
@@ -131,7 +137,7 @@ class Consuming(Turns, Sequence):
         self._check_holders(step, tokens, step.reply, 0)
         self._check_fence(step, tokens, moved)
         for payload in moved:
-            self.account.deliveries[payload] -= 1
+            self._count_failure(payload)
         # An answer from the reply cache changes nothing.
         if not moved and self._keys[queue_of(step)].deliveries.encode() in step.changed:
             self._keep_place(step, tokens)
@@ -142,11 +148,35 @@ class Consuming(Turns, Sequence):
         owner = None if payload is None else account.owners.get(payload)
         if payload is None or owner is None or owner.token != token:
             fail("fencing", f"{step.name} delayed a message for a consumer that had lost it")
-        account.deliveries[payload] -= 1
+        self._count_failure(payload)
         account.owners[payload] = Owner(NOBODY, step.now_us + int(named_arguments(step)["delay_us"]))
 
+    def _count_failure(self, payload: bytes) -> None:
+        """A failure does not use up the deliveries that are meant for crashes."""
+        self.account.deliveries[payload] -= 1
+        self.account.failures[payload] += 1
+
+    def _check_counts(self, payload: bytes, claim: Claim) -> None:
+        """Whether a consumer is told how often the message was delivered, and how often it failed."""
+        account = self.account
+        told = (claim.attempt, claim.delivery_count, claim.failures)
+        counted = (account.attempts[payload], account.deliveries[payload], account.failures[payload])
+        if told != counted:
+            fail("delivery limit", f"{payload.decode()} was delivered with the counts {told} instead of {counted}")
+
     def _after_hand_off(self, step: Step, moved: Moved) -> None:
-        self._check_fence(step, named_arguments(step)["tokens"], moved)
+        given = named_arguments(step)
+        self._check_fence(step, given["tokens"], moved)
+        marks, results = as_bytes(step.reply), step.arguments[len(given) :]
+        if marks[:1] != b"1":
+            return  # refused: not the caller's message, or a full target
+        while results:
+            count = int(results[_RULES_OF_TARGET - 1])
+            bodies = results[_RULES_OF_TARGET + 2 : _RULES_OF_TARGET + 3 * count : 3]
+            for body, mark in zip(bodies, marks[1 : 1 + count], strict=True):
+                if mark == ord("0"):
+                    self._call_duplicate(step, payload_of_body(as_bytes(body)))
+            marks, results = marks[count:], results[_RULES_OF_TARGET + 3 * count :]
 
     def _check_holders(self, step: Step, tokens: bytes, marks: bytes, lease_us: int) -> None:
         """Whoever was told that it held a message did, and whoever holds one was not refused."""

@@ -19,7 +19,8 @@ from simulator.oracle.places import (
     TERMINAL,
     WAITING,
 )
-from simulator.oracle.steps import check_number, key_owner, partitions_of, payload_key, queue_of, split_key
+from simulator.oracle.sequence import number_of
+from simulator.oracle.steps import check_number, key_owner, listed, partitions_of, payload_key, queue_of, split_key
 from simulator.server import Step
 
 _ENTER = {(NOWHERE, WAITING), (NOWHERE, DELAYED)}
@@ -49,6 +50,9 @@ MOVES: dict[str, set[tuple[str, str]]] = {
 }
 
 
+_IN_LINE = ("publish", "enqueue", "hand_off", "claim", "take", "ack_and_take")
+
+
 class Moves(Book):
     """Follows the keys, and judges each move."""
 
@@ -62,6 +66,8 @@ class Moves(Book):
                 continue
             before = account.contents.get(key, Counter())
             after = Counter(self._terminal(key) if kind in TERMINAL else self._payloads(kind, values.get(key)))
+            if kind == WAITING:
+                _check_line(step, list(before), list(after))
             if after:
                 account.contents[key] = after
             else:
@@ -157,8 +163,10 @@ class Moves(Book):
         # A request that arrives again gets its answer from before, and keeps it longer.
         if number is None or all(split_key(key)[1] == "reply" for key in step.changed):
             return
+        if step.name in ("grow_partition", "share_state"):  # the second prepares a partition that nobody uses yet
+            return
         known = self.account.partitions.setdefault(queue_of(step), number)
-        if known != number and step.name != "grow_partition":
+        if known != number:
             fail("partitions", f"{step.name} of a client with {number} partitions changed a queue with {known}")
 
     def _check_partition(self, step: Step, payload: bytes) -> None:
@@ -166,3 +174,16 @@ class Moves(Book):
         if step.name in ("publish", "enqueue"):
             _, tenant, key, name = payload.decode().split("/")
             check_number(step, name.partition("~")[2] or tenant or key)
+
+
+def _check_line(step: Step, before: list[bytes], after: list[bytes]) -> None:
+    """Whether messages have entered a list at the left, in the order of their call, and left it at the right."""
+    if step.name not in _IN_LINE:
+        return
+    known, kept = {*before}, {*after}
+    stays, new = [one for one in after if one in known], [one for one in after if one not in known]
+    if stays != before[: len(stays)] or after[: len(new)] != new:
+        gone = [one for one in before if one not in kept]
+        fail("order", f"{step.name} took {listed(gone)} and added {listed(new)}, and not at the ends of the list")
+    if step.name == "enqueue" and new != sorted(new, key=number_of, reverse=True):
+        fail("order", f"{step.name} added {listed(new)} in another order than that of its call")

@@ -6,10 +6,21 @@ from redis_message_queue.envelope import Envelope
 from simulator.lua import as_bytes
 from simulator.oracle.book import Book, Moved
 from simulator.oracle.invariants import fail
-from simulator.oracle.places import BATCH, NOWHERE, PROCESSING, WAITING
-from simulator.oracle.steps import check_number, key_owner, named_arguments, payload_key, queue_of, split_key, tenant_of
+from simulator.oracle.places import BATCH, GONE, NOWHERE, PROCESSING, WAITING
+from simulator.oracle.steps import (
+    check_number,
+    key_owner,
+    named_arguments,
+    payload_key,
+    payload_of_body,
+    queue_of,
+    split_key,
+    tenant_of,
+)
 from simulator.oracle.ticks import ScheduleEntry
 from simulator.server import Step
+
+_WORDS = {"bare": 1, "ready": 2, "full": 3}  # arguments for each message
 
 
 class Operating(Book):
@@ -22,31 +33,26 @@ class Operating(Book):
 
     def _after_enqueue(self, step: Step, moved: Moved) -> None:
         given = named_arguments(step)
+        messages = [as_bytes(one) for one in step.arguments[len(given) :]]
+        self._check_dropped(step, moved, len(messages) // _WORDS[given["form"]])
         if given["form"] == "bare":
             return  # none of them has a deduplication key
-        messages = [as_bytes(one) for one in step.arguments[len(given) :]]
-        if given["form"] == "ready":
-            payloads = messages[1::2]
-        else:
-            payloads = [Envelope(body[:1] + bytes(24) + body[1:]).payload for body in messages[2::3]]
+        payloads = messages[1::2] if given["form"] == "ready" else [payload_of_body(body) for body in messages[2::3]]
         for payload, mark in zip(payloads, step.reply, strict=False):  # '-' has no marks, and ids may follow them
             if mark == ord("0"):
                 self._call_duplicate(step, payload)
 
-    def _call_duplicate(self, step: Step, payload: bytes) -> None:
-        """Judged when the server says so: until the client hears it, the server may have lost the other message."""
-        account, rules = self.account, self._rules_of(payload)
-        if payload in account.duplicates:
-            return  # the same answer again, from the reply cache
-        last = account.last_of_key.get((queue_of(step), key_owner(payload)))
-        if last is None or step.now_us > last + rules.window_us:
-            fail("deduplication", f"{payload.decode()} was called a duplicate, and there was no other in its window")
-        account.duplicates.add(payload)
-        self._called_duplicates.add(payload)
+    def _check_dropped(self, step: Step, moved: Moved, marks: int) -> None:
+        """Whether its caller is told of the messages that made room; an answer from the reply cache moves none."""
+        ids = as_bytes(step.reply)[marks:]
+        told = {ids[at : at + 16] for at in range(0, len(ids), 16)}
+        dropped = {self.account.stored[payload][1:17] for payload, (_, after) in moved.items() if after == GONE}
+        if dropped and dropped != told:
+            fail("accounted for", f"{step.name} dropped {len(dropped)} messages, and told its caller of others")
 
     def _after_redrive(self, step: Step, moved: Moved) -> None:
         for payload in moved:
-            self.account.deliveries[payload] = 0
+            self.account.deliveries[payload] = self.account.attempts[payload] = self.account.failures[payload] = 0
             key = payload_key(payload)
             if step.was_full:
                 fail("full memory", f"a full server redrove {payload.decode()}")
@@ -91,7 +97,26 @@ class Operating(Book):
 
     def _after_grow_partition(self, step: Step, moved: Moved) -> None:
         if step.changed:
-            self.account.partitions[queue_of(step)] = int(named_arguments(step)["new"])
+            queue, new = queue_of(step), int(named_arguments(step)["new"])
+            if new < self.account.partitions.get(queue, 0):
+                fail("partitions", f"{queue} had {self.account.partitions[queue]} partitions, and has {new} now")
+            self.account.partitions[queue] = new
+
+    def _after_open_queue(self, step: Step, moved: Moved) -> None:
+        """A partition that is used for the first time may have pauses already: a growth has brought them."""
+        queue, meta = queue_of(step), self._meta(queue_of(step))
+        own = {(queue, field[len(b"paused:") :].decode()) for field in meta if field.startswith(b"paused:")}
+        self.account.paused = {one for one in self.account.paused if one[0] != queue} | own
+
+    def _after_restore(self, step: Step, moved: Moved) -> None:
+        """What was cancelled before the export is cancelled again."""
+        given = named_arguments(step)
+        messages = [as_bytes(one) for one in step.arguments[len(given) :]]
+        for known, stored in zip(messages[2::4], messages[3::4], strict=True):
+            identity = (queue_of(step), stored[1:17])
+            if b"c" in known and self._payload_of(stored[1:17]) in moved:
+                self.account.marked.add(identity)
+                self.account.doomed.add(identity)
 
     # -- schedules
 

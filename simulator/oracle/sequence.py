@@ -27,7 +27,7 @@ class Sequence(Book):
         entered = [payload for payload, (before, after) in moved.items() if self._enters(payload, before, after)]
         # What is published together has the order of its call, whatever the script made of that.
         if step.name == "enqueue":
-            entered.sort(key=_number)
+            entered.sort(key=number_of)
         else:
             entered.sort(key=lambda one: self._distance(one, moved[one][1]))
         for payload in entered:
@@ -58,6 +58,6 @@ class Sequence(Book):
                 fail("tenant order", f"{payload.decode()} was delivered before {other.decode()} had ended")
 
 
-def _number(payload: bytes) -> int:
+def number_of(payload: bytes) -> int:
     """Producers number their messages: queue/tenant/key/producer-number, and a partition key behind that."""
     return int(payload.partition(b"~")[0].rpartition(b"-")[2])

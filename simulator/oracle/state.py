@@ -79,9 +79,7 @@ class State(Turns):
         count, paused = int(self._meta(name).get(b"paused_tenants", b"0")), self.account.paused
         if count != sum(queue == name for queue, _ in paused):
             fail("state", f"{len(paused)} tenants are paused, and {name} says {count}")
-        deliveries = values.get(keys.deliveries.encode())
-        if deliveries:
-            self._check_deliveries(name, deliveries)
+        self._check_deliveries(name, values.get(keys.deliveries.encode()) or Hash())
 
     def _check_marks(self, name: str, values: dict[bytes, Any]) -> None:
         marks = scores(values.get(self._keys[name].cancelled.encode())).keys()
@@ -114,8 +112,8 @@ class State(Turns):
                     stored = self.account.stored[payload]
                     if stored[0] & HAS_ENTRY:
                         present.add(stored[1:17])
-        if deliveries.keys() - present:
-            fail("state", f"{len(deliveries.keys() - present)} delivery counts belong to no message")
+        if deliveries.keys() != present:
+            fail("state", f"{len(deliveries.keys() ^ present)} delivery counts or their messages are missing")
 
     # -- the journal
 

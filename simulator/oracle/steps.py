@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Any
 
+from redis_message_queue.envelope import Envelope
 from redis_message_queue.partitioning import partition_of
 from redis_message_queue.scripts import Script, argument_names
 from simulator.keyspace import SortedSet
@@ -32,6 +33,11 @@ def queue_of(step: Step) -> str:
 def payload_key(payload: bytes) -> bytes:
     """The deduplication key of a simulated message, '' if it has none: queue/tenant/key/name."""
     return payload.split(b"/")[2]
+
+
+def payload_of_body(body: bytes) -> bytes:
+    """The payload of a message whose script adds the id and the time."""
+    return Envelope(body[:1] + bytes(24) + body[1:]).payload
 
 
 def key_owner(payload: bytes) -> bytes:

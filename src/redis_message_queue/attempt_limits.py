@@ -34,12 +34,13 @@ class AttemptLimits:
     must not leave them behind for the user's own commands. The next attempt removes what is left.
     """
 
-    __slots__ = ("__weakref__", "_known_as", "is_timed", "read", "repeats", "until")
+    __slots__ = ("__weakref__", "_known_as", "_shortest", "is_timed", "read", "repeats", "until")
 
-    def __init__(self, repeats: bool, until: float, read: float) -> None:
+    def __init__(self, repeats: bool, until: float, read: float, shortest: float = _SHORTEST) -> None:
         self.repeats = repeats  # whether the client's own Retry applies
         self.until = until  # when the attempt must be over, by the monotonic clock
         self.read = read  # seconds that one read may take, for a client without a socket_timeout
+        self._shortest = shortest  # seconds that one step may take even if the attempt should be over
         self.is_timed = until != math.inf or read != math.inf
         self._known_as: ref[AttemptLimits] = ref(self)
 
@@ -47,7 +48,7 @@ class AttemptLimits:
         """Return how long the next step may take."""
         if self.until == math.inf:
             return self.read
-        return max(_SHORTEST, min(self.read, self.until - time.monotonic()))
+        return max(self._shortest, min(self.read, self.until - time.monotonic()))
 
     def ends_at(self) -> float:
         """Return when a step that begins now must be over, by the monotonic clock."""
@@ -253,6 +254,18 @@ def limit(client: Any) -> None:
         pool.connection_class = _before(LimitedConnection, kind)
     for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
         limit(sentinel)
+
+
+def limit_nodes(client: Any) -> None:
+    """Make the connections of a blocking cluster client keep our limits, on all nodes that it knows now."""
+    for node in client.get_nodes():
+        pool = getattr(node.redis_connection, "connection_pool", None)
+        if pool is None or _is_subclass(pool.connection_class, LimitedConnection):
+            continue
+        limit(node.redis_connection)
+        for connection in [*pool._available_connections, *pool._in_use_connections]:
+            if type(connection) is plain_class(pool.connection_class):
+                connection.__class__ = pool.connection_class  # it has opened a socket that we want to keep
 
 
 def _is_subclass(kind: Any, of: type) -> bool:

@@ -94,10 +94,15 @@ def required_function(name: str, value: Any) -> None:
         raise ConfigurationTypeError(f"{name} must be callable, not {typed(value)}")
 
 
+def is_async_function(value: Any) -> bool:
+    """Return whether calling it only makes a coroutine; an object with an async ``__call__`` counts too."""
+    asked = getattr(value, "__call__", None)  # noqa: B004  what it is called with, not whether it can be called
+    return inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(asked)
+
+
 def plain_function(name: str, value: Any) -> None:
     """A callable that the sync queue can call: an ``async def`` would never run there."""
-    asked = getattr(value, "__call__", None)  # noqa: B004  an object with an async __call__ counts too
-    if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(asked):
+    if is_async_function(value):
         raise ConfigurationTypeError(
             f"{name} is an async function, which the sync queue cannot await; pass a plain function, "
             "or use redis_message_queue.asyncio"

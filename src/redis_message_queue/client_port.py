@@ -11,11 +11,13 @@ from weakref import WeakKeyDictionary
 from redis import exceptions
 
 from redis_message_queue import attempt_limits, wire
-from redis_message_queue.attempt_limits import AttemptLimits
+from redis_message_queue.attempt_limits import AttemptLimits, running_attempt
 from redis_message_queue.errors import RedisMessageQueueError
 from redis_message_queue.identity import process, restart_ids
 from redis_message_queue.protocol.port import Argument, Call, Command, attempt_ends_at
 
+# What is left for each step of a cluster client that looks for a slot's new node, when the time of an attempt is over.
+_NODES_SECONDS = 0.1
 REPLY_TIMEOUT_SECONDS = 5.0  # how long we wait for one reply with a client that has no socket_timeout
 _TRUSTED_SECONDS = 30.0  # a host name may lead to another server later, and for one of two clients only
 
@@ -71,7 +73,14 @@ class ClientPort:
         else:
             # Sockets have the real clock: tests move only that of the queues.
             until += time.monotonic() - cast(Any, self).now()
+        if self.is_cluster:
+            return AttemptLimits(self._client_retries, until, self._read_seconds, _NODES_SECONDS)
         return AttemptLimits(self._client_retries, until, self._read_seconds)
+
+    def _longest_wait_for_pool(self) -> float:
+        """Return how long this attempt may wait for a connection of a pool that is full, in seconds."""
+        limits, longest = running_attempt(), self.socket_timeout or REPLY_TIMEOUT_SECONDS
+        return longest if limits is None else min(longest, limits.seconds_left())
 
     @staticmethod
     def _has_answered(error: exceptions.RedisError) -> bool:
@@ -101,10 +110,14 @@ class ClientPort:
     async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         raise NotImplementedError
 
-    async def _result(self, answer: Any, call: Call) -> Any:
+    async def _second_result(self, answer: Any, call: Call) -> Any:
+        """The result of a script that was sent behind another one. One that the server has forgotten is run again.
+
+        The first is not run again: it would be executed behind the second.
+        """
         if isinstance(answer, exceptions.NoScriptError):
             return await self._call_or_error(call)
-        return wire.translated(answer, call[0].script.verb) if isinstance(answer, exceptions.ResponseError) else answer
+        return wire.answered(answer, call[0].script.verb)
 
     async def _call_or_error(self, call: Call) -> Any:
         try:

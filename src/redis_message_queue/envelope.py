@@ -24,7 +24,7 @@ from redis_message_queue.errors import (
     PayloadTypeError,
     PayloadValueError,
 )
-from redis_message_queue.plain_values import is_text
+from redis_message_queue.plain_values import error_text, is_text
 
 HAS_TENANT = 0x01
 HAS_ENTRY = 0x02  # set by the scripts once a message has a field in the deliveries hash
@@ -40,7 +40,7 @@ ID_BYTES = 16
 PROCESS_BYTES = 8  # host and process of a claim, at the beginning of its nonce
 NONCE_BYTES = 20  # host, process and slot of a claim, and its number: see lua/claim.lua
 TOKEN_BYTES = ID_BYTES + NONCE_BYTES  # a member of `leases`
-_NOBODY = bytes(5)  # instead of the number of a claim, while a message waits for its next attempt: see retry_later.lua
+_NOBODY = bytes(5)  # instead of the number of a claim, while a message waits for its next attempt
 BASE_BYTES = 14  # the part that all ids of a chunk share; the position in the chunk follows
 TIME_AT = 1 + ID_BYTES
 HEADER_BYTES = TIME_AT + 8
@@ -161,8 +161,13 @@ def body(payload: bytes, tenant: bytes = b"", extras: bytes = b"", ttl_us: int =
 
 def process_of(token: bytes) -> bytes:
     """Return the host and the process of a claim, which its token contains; empty for what is no token of a claim."""
-    is_claim = len(token) == TOKEN_BYTES and not token.endswith(_NOBODY)
+    is_claim = len(token) == TOKEN_BYTES and not holds_place_of_retry(token)
     return token[ID_BYTES : ID_BYTES + PROCESS_BYTES] if is_claim else b""
+
+
+def holds_place_of_retry(token: bytes) -> bool:
+    """Return whether a message waits for its next attempt, and others of its tenant behind it: see retry_later.lua."""
+    return len(token) == TOKEN_BYTES and token.endswith(_NOBODY)
 
 
 def tenant_name(tenant: Any) -> bytes:
@@ -223,9 +228,9 @@ class PayloadRules:
             raise PayloadTooDeepError("message nests deeper than Python can encode; flatten it") from None
         except TypeError as error:
             self._inspect(message)  # names the path, if strict types are the reason
-            raise PayloadTypeError(f"message cannot be written as JSON: {error}") from error
+            raise PayloadTypeError(f"message cannot be written as JSON: {error_text(error)}") from error
         except ValueError as error:
-            raise PayloadValueError(f"message cannot be written as JSON: {error}") from error
+            raise PayloadValueError(f"message cannot be written as JSON: {error_text(error)}") from error
         if self.strict_types or not _has_only_text_keys(message):
             self._inspect(message)
         return text
@@ -364,4 +369,4 @@ def canonical_json(value: Any) -> bytes:
     try:
         return _to_utf8(_encode_canonically(value))
     except ValueError as error:
-        raise PayloadValueError(f"message cannot be written as JSON: {error}") from error
+        raise PayloadValueError(f"message cannot be written as JSON: {error_text(error)}") from error

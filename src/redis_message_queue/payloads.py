@@ -8,6 +8,7 @@ message names, as a pickle would.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import types
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from typing import (
 )
 from uuid import UUID
 
+from redis_message_queue.checks import is_async_function
 from redis_message_queue.envelope import canonical_json, check_native
 from redis_message_queue.errors import (
     ConfigurationTypeError,
@@ -37,6 +39,7 @@ from redis_message_queue.errors import (
     PayloadTypeError,
     PayloadValueError,
 )
+from redis_message_queue.plain_values import brief, described, error_text
 
 __all__ = ["BytesCodec", "Codec", "DataclassCodec", "JsonCodec", "MsgspecCodec", "PydanticCodec"]
 
@@ -63,16 +66,32 @@ class Codec(Protocol[T]):
 
 
 class JsonCodec:
-    """Any value that JSON represents exactly: dicts, lists, texts, numbers, True and False."""
+    """Any value that JSON represents exactly: dicts, lists, texts, numbers, True and False.
+
+    Args:
+        kind: ``dict`` or ``list`` if all messages are of that type; every value of another type is refused.
+
+    Raises:
+        ConfigurationTypeError: It is another type.
+    """
+
+    def __init__(self, kind: type[dict[Any, Any]] | type[list[Any]] | None = None) -> None:
+        if kind not in (None, dict, list):
+            raise ConfigurationTypeError(f"kind must be dict, list or None, not {brief(kind)}")
+        self._kind = kind
 
     def encode(self, message: Any) -> bytes:
         """Return the message as canonical JSON."""
+        _check_kind(message, self._kind)
         check_native(message)
         return canonical_json(message)
 
     def decode(self, payload: bytes) -> Any:
         """Return the parsed JSON."""
-        return json.loads(payload)
+        found = json.loads(payload)
+        if self._kind is not None and type(found) is not self._kind:
+            raise ValueError(f"{type(found).__name__} where a {self._kind.__name__} should be")
+        return found
 
 
 class BytesCodec:
@@ -196,6 +215,12 @@ def codec_for(chosen: Any) -> Codec[Any] | None:
             f"codec must be a codec or the type of the messages, not {type(chosen).__name__}; a codec has the methods "
             "encode(message) and decode(payload)"
         )
+    for name in ("encode", "decode"):
+        if is_async_function(getattr(chosen, name)):
+            raise ConfigurationTypeError(
+                f"codec: {type(chosen).__name__}.{name} is an async function, and no queue awaits a codec; make it a "
+                "plain function"
+            )
     return chosen
 
 
@@ -203,7 +228,7 @@ def _codec_of_type(kind: type) -> Codec[Any]:
     if kind is bytes:
         return BytesCodec()
     if kind in (dict, list):
-        return JsonCodec()
+        return JsonCodec(kind)
     if dataclasses.is_dataclass(kind):
         return DataclassCodec(kind)
     if hasattr(kind, "__struct_fields__"):
@@ -229,8 +254,10 @@ def encode_with(codec: Codec[Any], message: Any) -> bytes:
         raise PayloadTooDeepError(f"message nests deeper than {name} can encode; flatten it") from None
     except Exception as error:
         kind = PayloadValueError if isinstance(error, ValueError) else PayloadTypeError
-        raise kind(f"message cannot be encoded by {name} ({type(error).__name__}: {error})") from error
+        raise kind(f"message cannot be encoded by {name} ({described(error)})") from error
     if type(payload) is not bytes:
+        if inspect.iscoroutine(payload):
+            payload.close()
         raise PayloadTypeError(f"{name}.encode must return bytes, not {type(payload).__name__}")
     return payload
 
@@ -238,6 +265,10 @@ def encode_with(codec: Codec[Any], message: Any) -> bytes:
 def decode_with(codec: Codec[Any], payload: bytes) -> Any:
     """Return the message of a payload; raise whatever the codec raises."""
     message = codec.decode(payload)
+    if inspect.isawaitable(message):
+        if inspect.iscoroutine(message):
+            message.close()
+        raise TypeError(f"{type(codec).__name__}.decode returned an awaitable, and no queue awaits a codec")
     if message is None:
         raise ValueError("it decodes to None, which means that there is no message")
     return message
@@ -333,7 +364,9 @@ class _Converters:
         try:
             hints = get_type_hints(kind)
         except (NameError, TypeError) as error:
-            raise ConfigurationTypeError(f"the fields of {kind.__name__} have unknown types: {error}") from None
+            raise ConfigurationTypeError(
+                f"the fields of {kind.__name__} have unknown types: {error_text(error)}"
+            ) from None
         for field in dataclasses.fields(kind):
             if field.init:
                 fields[field.name] = self.of(hints[field.name], f"{kind.__name__}.{field.name}")
@@ -399,4 +432,4 @@ def _named(name: str, convert: Callable[[Any], Any], value: Any) -> Any:
         return convert(value)
     except (PayloadTypeError, ValueError, TypeError) as error:
         kind = PayloadTypeError if isinstance(error, PayloadTypeError) else ValueError
-        raise kind(f"{name}: {error}") from error
+        raise kind(f"{name}: {error_text(error)}") from error

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from redis_message_queue.scripts import script
 
 SCRIPTED = ("EVAL", "EVALSHA")
+# What writes the state of a queue or a partition that its caller is the first to use.
+_OPENING = ("open_queue", "read_shared_state", "share_state", "grow_partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Role:
 PRODUCER = Role(
     "producer",
     "publishes",
-    ("publish", "enqueue", "backfill", "open_queue"),
+    ("publish", "enqueue", "backfill", *_OPENING),
     SCRIPTED,
 )
 CONSUMER = Role(
@@ -41,7 +43,7 @@ CONSUMER = Role(
     "claims, renews and settles messages, and publishes their results",
     (
         *("claim", "take", "settle", "ack_one", "ack_and_take", "renew", "requeue", "retry_later", "hand_off"),
-        *("notify", "open_queue", "read_schedules", "tick"),
+        *("notify", "read_schedules", "tick", *_OPENING),
     ),
     (*SCRIPTED, "BLPOP"),
 )
@@ -49,8 +51,8 @@ OPERATOR = Role(
     "operator",
     "reads, redrives, purges, pauses, schedules and imports into a queue, and cancels messages",
     (
-        *("stats", "redrive", "sweep", "cancel", "pause", "read_page", "open_queue", "notify"),
-        *("schedule", "unschedule", "read_schedules", "grow_partition", "restore", "append"),
+        *("stats", "redrive", "sweep", "cancel", "pause", "read_page", "notify"),
+        *("schedule", "unschedule", "read_schedules", "restore", "append", *_OPENING),
     ),
     (*SCRIPTED, "HMGET", "HSCAN", "LINDEX", "LLEN", "LRANGE", "MGET", "TIME", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCAN"),
 )

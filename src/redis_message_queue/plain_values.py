@@ -1,4 +1,4 @@
-"""Shows values of callers in errors and on screens, and reduces them to plain ones, without running a method of theirs.
+"""Shows values of callers in errors and on screens, and reduces them to plain ones, whatever their methods do.
 
 The `repr` of somebody's object may fail, be endless, or take the place of the error that is about it. The same is true
 for a subclass of str or int, and an object may only claim to be one, as a mock does.
@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import Any, TypeGuard
 
 _LONGEST = 100  # characters of a text that an error repeats
+_LONGEST_ERROR = 2_000  # characters of an exception's text that a record or another error keeps
 _CONVERTERS: tuple[tuple[type, Any], ...] = ((str, str.__str__), (int, int.__int__), (float, float.__float__))
 
 
@@ -49,6 +50,20 @@ def typed(value: Any) -> str:
     """Return the type of a value, and the value itself if it is short and plain."""
     name = type(value).__name__
     return f"{name} ({brief(value)})" if type(value) in (bool, int, float, str) else name
+
+
+def error_text(error: BaseException) -> str:
+    """Return the text of an exception, shortened; empty if it cannot be had, because its own code raises."""
+    try:
+        return str.encode(str(error), "utf-8", "replace").decode()[:_LONGEST_ERROR]
+    except Exception:
+        return ""
+
+
+def described(error: BaseException) -> str:
+    """Return the class and the text of an exception, or the class alone if there is no text."""
+    name, text = type(error).__name__, error_text(error)
+    return f"{name}: {text}" if text else name
 
 
 def decoded(value: bytes) -> str | None:

@@ -21,6 +21,7 @@ from redis_message_queue.plain_values import brief, plain
 MOST_MISSED = 1_000  # ticks that are looked at after a pause; of more, the oldest are left out
 _SHORTEST_SECONDS = 1
 _SECOND_US = 1_000_000
+_REPEATED_US = 7_200 * _SECOND_US  # longer than what the clocks repeat anywhere
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -76,12 +77,10 @@ class Timing:
         found = list(takewhile(lambda tick: tick <= now_us, islice(self._ticks_after(after_us), MOST_MISSED)))
         if len(found) < MOST_MISSED:
             return found
-        last: deque[int] = deque()
-        for tick in islice(self._ticks_until(now_us), MOST_MISSED):
-            if tick <= after_us:
-                break
-            last.appendleft(tick)
-        return list(last)
+        # Where the clocks go back, the library finds other ticks backwards: these only tell where to begin.
+        first = min(islice(self._ticks_until(now_us), 2 * MOST_MISSED))
+        ticks = self._ticks_after(max(after_us, first - _REPEATED_US))
+        return list(deque(takewhile(lambda tick: tick <= now_us, ticks), MOST_MISSED))
 
     def _ticks_after(self, time_us: int) -> Iterator[int]:
         if self.every_us is not None:

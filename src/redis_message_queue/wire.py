@@ -81,6 +81,25 @@ def is_transient(error: BaseException) -> bool:
     return False
 
 
+def is_full_pool(error: Exception) -> bool:
+    """Return whether a pool has given out all of its connections. One that waits by itself has another error."""
+    return isinstance(error, exceptions.MaxConnectionsError) or str(error) == "Too many connections"
+
+
+def is_closed_meanwhile(error: Exception, client: Any) -> bool:
+    """Return whether redis-py failed because somebody has closed the connection that it was using.
+
+    Another thread may call `close()`. After a few MOVED, a cluster client closes the connections of all callers.
+    """
+    said = str(error)
+    return is_cluster(client) or "file descriptor" in said or "'NoneType' object" in said or "closed file" in said
+
+
+def answered(reply: Any, script: str) -> Any:
+    """Return the reply to a script, or the error to raise for it."""
+    return translated(reply, script) if isinstance(reply, exceptions.ResponseError) else reply
+
+
 def translated(error: exceptions.ResponseError, script: str) -> Exception:
     """Return the error to raise for an error reply of the server."""
     said = str(error)

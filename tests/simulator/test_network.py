@@ -6,9 +6,9 @@ import pytest
 from redis.exceptions import TimeoutError
 
 from simulator.loop import Process, SimulatedLoop
+from simulator.lua import interpreter
 from simulator.network import Network
 from simulator.server import Server
-from simulator.world import interpreter
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
@@ -16,7 +16,7 @@ def test_a_process_that_is_cut_off_gets_no_reply_that_is_on_its_way(is_cut_off: 
     """The server has executed the request, and its caller cannot know."""
     loop = SimulatedLoop(Random(0))  # type: ignore[abstract]  # no sockets
     process, ended = Process("consumer", 1), list[str]()
-    network = Network(loop, Random(0), Server(interpreter(), loop.time, print), print)
+    network = Network(loop, Random(0), Server(interpreter(), loop.clock_us, print), print)
 
     def execute() -> str:
         loop.spawn(loop.world, cut_off())

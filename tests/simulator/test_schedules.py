@@ -15,16 +15,50 @@ from simulator.trace import report
 from simulator.world import Outcome, run
 from tests.depth import often
 
-BLOCK = 10
+# Each was the first that found a planted bug, and together they find all that were planted.
+FINDERS = (
+    *(
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        8,
+        10,
+        11,
+        13,
+        16,
+        17,
+        18,
+        19,
+        24,
+        28,
+        37,
+        42,
+        46,
+        56,
+        58,
+        60,
+        68,
+        70,
+        74,
+        89,
+        140,
+        142,
+        167,
+    ),
+    *(275, 562),
+)
 
 
-@pytest.mark.parametrize("first", range(0, often(120, 4000), BLOCK))
-def test_no_schedule_breaks_an_invariant(first: int):
+@pytest.mark.parametrize("seed", range(4000) if often(0, 1) else FINDERS)
+def test_no_schedule_breaks_an_invariant(seed: int):
     """Producers, consumers, operators and queries survive lost replies, crashes, freezes and a failing server."""
-    for seed in range(first, first + BLOCK):
-        outcome = run(plan_of(seed))
-        assert outcome.violation is None, report(outcome)
-        assert outcome.messages > 0
+    outcome = run(plan_of(seed))
+    assert outcome.violation is None, report(outcome)
+    assert outcome.messages > 0
 
 
 @pytest.mark.parametrize(
@@ -92,7 +126,7 @@ def test_a_schedule_that_found_a_bug(seed: int):
 
 def test_a_seed_decides_every_step():
     """The same seed gives the same trace, also in another process with another order of sets."""
-    seeds = range(3)
+    seeds = (2, 5, 8)
     here = [run(plan_of(seed)).digest for seed in seeds]
     assert [run(plan_of(seed)).digest for seed in seeds] == here
     program = "import sys; from simulator.plan import plan_of; from simulator.world import run\n"
@@ -111,10 +145,10 @@ def test_other_seeds_give_other_schedules():
     """Seeds differ in who takes part and what goes wrong."""
     plans = [plan_of(seed) for seed in range(200)]
     assert {fault.kind for plan in plans for fault in plan.faults} >= {
-        *("weather", "kill", "freeze", "cancel", "cut", "drain", "restart", "failover", "full", "busy")
+        *("weather", "kill", "freeze", "cancel", "cut", "drain", "restart", "failover", "full", "busy", "forget")
     }
     assert {actor.kind for plan in plans for actor in plan.actors} == {
-        *("producer", "single", "batch", "run", "query"),
+        *("producer", "single", "batch", "run", "until_empty", "query"),
         *("operator", "canceller", "pauser", "scheduler", "deployer", "importer", "grower"),
     }
     assert {plan.settings.partitions for plan in plans} == {1, 2, 3}

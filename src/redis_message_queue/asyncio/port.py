@@ -25,6 +25,8 @@ from redis_message_queue.protocol.port import Argument, Call, Command, innermost
 
 T = TypeVar("T")
 
+_NAP_SECONDS = 0.001  # between two looks whether a pool that is full has a connection again: redis-py tells nobody
+_LONGEST_NAP_SECONDS = 0.02  # the same for a cluster client, whose nodes have pools of their own
 _ANSWERS = frozenset((int, bytes))  # what the fast paths of our scripts return
 
 
@@ -97,6 +99,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         # The user's own `Retry` repeats what redis-py does on a connection of its own.
         is_direct = self._packs_by_hand and not client_retries and type(pool) is redis.asyncio.ConnectionPool
         self._direct = DirectPool(pool) if is_direct and DirectPool.fits(pool) else None
+        self._line = asyncio.Lock()  # of the callers that wait for a connection of a pool that is full
 
     def start_over(self) -> None:
         """Bind to this process and to the next loop: for a child that gave the client a new pool."""
@@ -132,6 +135,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
                 "asyncio.run()"
             )
         self._loop = weakref.ref(running)
+        self._line = asyncio.Lock()  # those of a loop that is closed wait no more
 
     async def close_idle(self) -> None:
         if not self.is_cluster:
@@ -146,7 +150,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             if not hasattr(client, "connection_pool"):
                 return  # another kind of client, which manages its own connections
             try:
-                connection = await self._in_time(limits, self._get_connection(client.connection_pool))
+                connection = await self._in_time(limits, self._open_connection(client.connection_pool))
                 await client.connection_pool.release(connection)
             except exceptions.RedisError as error:
                 if not self._has_answered(error):
@@ -168,7 +172,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
     async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         reply: Any = NOT_SENT
         packed = wire.pack(command, extra_keys, arguments) if self._packs_by_hand else None
-        if packed is not None and self._direct is not None:
+        if packed is not None and self._direct is not None and not self._line.locked():
             if self.process() != self.owner_pid or self._loop() is not asyncio.get_running_loop():
                 self._our_client()
             # The usual case: redis-py's own timeout is all that it needs.
@@ -208,15 +212,62 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
 
     async def _execute(self, *command_args: Any) -> Any:
         """Send a command through the client's own `execute_command`, for a client that is not plain."""
+        until = math.inf
         try:
-            return await heeding_cancellation(self._our_client().execute_command(*command_args, NEVER_DECODE=True))
+            while True:
+                if self._line.locked():
+                    await self._wait_for_room()
+                try:
+                    sending = self._our_client().execute_command(*command_args, NEVER_DECODE=True)
+                    return await heeding_cancellation(sending)
+                except exceptions.ConnectionError as error:
+                    # The only error after which nothing was sent for sure.
+                    if not wire.is_full_pool(error) or time.monotonic() >= until:
+                        raise
+                if until == math.inf:
+                    until = time.monotonic() + self._longest_wait_for_pool()
+                await self._wait_for_room()
         except AttributeError as error:
             if not wire.is_cluster(self._client):
                 raise
             # After a few MOVED redis-py closes the connections of all tasks, even those that are being opened.
             raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
 
+    async def _wait_for_room(self) -> None:
+        """Wait in line until a pool that is full has a connection for a command that the client itself will send."""
+        pool = getattr(self._client, "connection_pool", None)
+        if pool is None:
+            await asyncio.sleep(_LONGEST_NAP_SECONDS)
+        else:
+            await pool.release(await self._get_connection(pool))
+
     async def _get_connection(self, pool: Any) -> Any:
+        """Return a connection of the pool. While all of them are in use, callers wait in line, and the first looks.
+
+        They wait no longer than an attempt. Newcomers join the line: they may just have had a connection.
+        """
+        if not self._line.locked():
+            try:
+                return await self._open_connection(pool)
+            except exceptions.ConnectionError as error:
+                if not wire.is_full_pool(error):
+                    raise
+        seconds = self._longest_wait_for_pool()
+        try:
+            async with asyncio.timeout(seconds) as ending, self._line:
+                while True:
+                    try:
+                        return await self._open_connection(pool)
+                    except exceptions.ConnectionError as error:
+                        if not wire.is_full_pool(error):
+                            raise
+                    await asyncio.sleep(_NAP_SECONDS)
+        except TimeoutError as error:
+            if not ending.expired():
+                raise
+            raise exceptions.MaxConnectionsError(f"no connection of the pool was free for {seconds:.3g} s") from error
+
+    async def _open_connection(self, pool: Any) -> Any:
         """Return a connection of the pool; redis-py opens it through `asyncio.wait_for`, too."""
         task = asyncio.current_task()
         if task is None:
@@ -229,10 +280,10 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             raise asyncio.CancelledError
         return connection
 
-    async def _exchange(self, packed: bytes) -> Any:
+    async def _exchange(self, packed: bytes, *, waits: bool = True) -> Any:
         """Send a packed command without redis-py's command layer, which takes more time than the socket."""
         pool = self._our_client().connection_pool
-        connection = await self._get_connection(pool)
+        connection = await (self._get_connection(pool) if waits else self._open_connection(pool))
         answered = False
         try:
             if self._client_retries:
@@ -261,13 +312,12 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             return await self._call_or_error(first), await self._call_or_error(second)
         with self._attempt() as limits:
             answers = await self._exchange_both(wire.pack(*first), wire.pack(*second), limits)
-        # If the server has forgotten one of the scripts, only that one is run again.
-        return await self._result(answers[0], first), await self._result(answers[1], second)
+        return wire.answered(answers[0], first[0].script.verb), await self._second_result(answers[1], second)
 
     async def _exchange_both(self, first: bytes, second: bytes, limits: AttemptLimits) -> list[Any]:
         """Return the replies to two commands, or their errors."""
         answers = [NOT_SENT]
-        if self._direct is not None:
+        if self._direct is not None and not self._line.locked():
             self._our_client()
             answers = await self._direct.exchange(first + second, 2, limits.ends_at())
         if answers[0] is NOT_SENT:
@@ -353,13 +403,18 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         with contextlib.suppress(exceptions.RedisError):
             packed = wire.nudge(wakeup)
             if self._direct is None or (await self._direct.exchange(packed, 1, limits.ends_at()))[0] is NOT_SENT:
-                await self._exchange(packed)
+                await self._exchange(packed, waits=False)  # its caller holds a connection
 
     async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         packed = [wire.pack_command(command) for command in commands]
         with self._attempt() as limits:
             talk = self._pipeline_on_node(key, packed) if self.is_cluster else self._pipeline_on_pool(packed)
-            return wire.with_advice(await self._in_time(limits, talk), commands)
+            try:
+                return wire.with_advice(await self._in_time(limits, talk), commands)
+            except exceptions.TimeoutError:
+                if self.is_cluster:
+                    await self._refresh_nodes()
+                raise
 
     async def _pipeline_on_node(self, key: str, packed: Sequence[bytes]) -> list[Any]:
         await heeding_cancellation(self._our_client().initialize())
@@ -367,10 +422,8 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         connection = node.acquire_connection()
         try:
             answers = await self._send_all(connection, packed)
-        except (exceptions.ConnectionError, exceptions.TimeoutError):
-            # The node may be gone for good: find out which nodes have the slots now.
-            with contextlib.suppress(exceptions.RedisError):
-                await heeding_cancellation(self._client.nodes_manager.initialize())
+        except exceptions.ConnectionError:
+            await self._refresh_nodes()
             raise
         except AttributeError as error:
             # As in `_execute`: another command has closed the connections of all tasks.
@@ -381,6 +434,11 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             await heeding_cancellation(self._our_client().nodes_manager.initialize())
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
         return answers
+
+    async def _refresh_nodes(self) -> None:
+        """Find out which nodes have the slots now: the one that does not answer may be gone for good."""
+        with contextlib.suppress(exceptions.RedisError, exceptions.RedisClusterException):
+            await heeding_cancellation(self._client.nodes_manager.initialize())
 
     async def _send_all(self, connection: Any, packed: Sequence[bytes]) -> list[Any]:
         """Send several commands on one connection; return the reply to each, or its error."""

@@ -353,10 +353,12 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
                 raised by the handler; if it returns without calling, the message is acknowledged.
 
         Returns:
-            RunSummary: How many messages were handled, failed, discarded, requeued and dead-lettered, and how many
-                attempts that took.
+            RunSummary: How many messages were handled, failed, discarded, requeued, dead-lettered and left unsettled,
+                and how many attempts that took.
 
         Raises:
+            CleanupFailedError: Redis refused an acknowledgement. One that Redis does not answer is retried beside the
+                handlers and then left to the lease.
             ConfigurationError: An argument cannot be used.
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """

@@ -11,6 +11,7 @@ from typing import Any
 from redis_message_queue.asyncio.loop import Loop, wrapped
 from redis_message_queue.asyncio.queue import RedisMessageQueue
 from redis_message_queue.checks import suggests_options
+from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.prefetcher import Prefetcher, WorkItem
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.run_options import Middleware, RunOptions, RunSummary
@@ -36,7 +37,8 @@ async def run_queues(
 
     As long as several queues have messages, each gets handlers in proportion to its weight. A queue without messages
     leaves its share to the others. A message is claimed when its handler can start, or up to ``prefetch`` ahead. The
-    loop ends when all queues are stopped, or with the first error of one of them.
+    loop ends when all queues are stopped, or with the first error of one of them. A queue whose Redis cannot be reached
+    does not stop the others: it is logged and tried again, and ends the loop when no other queue is served.
 
     Args:
         queues: Each queue and its weight, a whole number from 1 to 1,000. ``message.queue`` tells a handler the name.
@@ -54,7 +56,7 @@ async def run_queues(
 
     Raises:
         ConfigurationError: An argument cannot be used.
-        RetryBudgetExhaustedError: Redis could not be reached in time.
+        RetryBudgetExhaustedError: Redis could not be reached in time, for any of the queues that are left.
     """
     weights = checked_weights(queues, RedisMessageQueue)
     options = RunOptions(
@@ -122,6 +124,7 @@ class _Places:
         self._turns = WeightedTurns(places)
         self._changed = asyncio.Event()
         self.join, self.start = self._turns.join, self._turns.start
+        self.go_on_without = self._turns.go_on_without
 
     async def wait(self, member: Member, prefetcher: Prefetcher) -> bool:
         """Wait for a place. Returns False if the loop is stopped."""
@@ -163,7 +166,8 @@ class SharedLoop(Loop):
     def __init__(self, protocol: QueueProtocol, options: RunOptions[Any], places: _Places, weight: int) -> None:
         super().__init__(protocol, options)
         self._places = places
-        self._member = places.join(weight, options.concurrency)
+        self._name = protocol.options.name
+        self._member = places.join(weight, options.concurrency, protocol.store.claimer.is_silent)
 
     async def run(self) -> RunSummary:
         try:
@@ -186,6 +190,10 @@ class SharedLoop(Loop):
             await self._acquire_turn()
             try:
                 item, is_over = await self._take()
+            except RetryBudgetExhaustedError as error:
+                if not self._places.go_on_without(self._member, self._name, error):
+                    raise
+                continue
             finally:
                 self._turn.release()
             if item is not None or is_over:

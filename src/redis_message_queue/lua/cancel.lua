@@ -1,10 +1,11 @@
 -- cancel.lua: removes a delayed message, or marks a waiting one so that the claim that meets it drops it.
 -- KEYS  pending | processing | leases | deliveries | tenant_ring | delayed | delayed_messages | cancelled | groups
 --       journal | meta | reply
--- ARGV  keep_ms | leased (flag) | mark_ms (number): how long a mark is kept | call | id: of the message
+-- ARGV  keep_ms | leased (flag) | mark_ms (number): how long a mark is kept
+--       withdraws (flag): 1 to remove the mark of a message that is in another partition | call | id: of the message
 -- Returns 'cancelled' if it was delayed, and is gone; 'in_flight' if a consumer has it, and nothing has changed;
 --       'unknown' if there is no such message; or 'marked'. A list cannot be asked for an id without reading it, so a
---       message that does not exist is marked, too, if others wait.
+--       message that does not exist is marked, too, if others wait. 'unknown' if the mark is withdrawn.
 --@include reply
 if answer then return answer end
 --@include state
@@ -24,7 +25,13 @@ local waits = redis.call('LLEN', pending) + redis.call('ZCARD', tenant_ring) > 0
 waits = waits or not leased and redis.call('HLEN', processing) > 0
 local result
 
-if stored then
+if withdraws then
+  result = 'unknown'
+  redis.call('ZREM', leases, '') -- as below
+  -- With the last mark, claims are quick again. In a slot that is leaving its node, an error means that none is left.
+  local removed, left = redis.call('ZREM', cancelled, id), redis.pcall('ZCARD', cancelled)
+  if removed == 1 and (left == 0 or type(left) == 'table') then redis.call('HDEL', meta, 'cancels') end
+elseif stored then
   result = 'cancelled'
   redis.call('ZREM', delayed, id)
   redis.call('HDEL', delayed_messages, id)

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from redis_message_queue.errors import CleanupFailedError
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.consumer import Consumer
+from redis_message_queue.protocol.late_settlements import LateSettlements
 from redis_message_queue.protocol.run_options import RunSummary
 from redis_message_queue.protocol.settle import PiggybackedAck
 
@@ -22,15 +24,23 @@ class AckBuffer:
     """
 
     def __init__(
-        self, consumer: Consumer, flush_seconds: float, lock: AbstractContextManager[Any], summary: RunSummary
+        self,
+        consumer: Consumer,
+        late: LateSettlements,
+        flush_seconds: float,
+        lock: AbstractContextManager[Any],
+        summary: RunSummary,
     ) -> None:
         self._consumer = consumer
+        self._late = late
         self._queue = consumer.queue
         self._flush_seconds = flush_seconds
         self._lock = lock
         self._summary = summary
         self._claims: list[Claim] = []
         self._since = 0.0  # when the first of them was handled
+        self._on_their_way = 0  # acks of single partitions that were attached, and whose answer is not known
+        self._sent_alone = 0  # those that no claim took along before itself
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -59,15 +69,24 @@ class AckBuffer:
         """How long they may still wait for a claim."""
         return self._since + self._flush_seconds - self._queue.port.now()
 
+    @property
+    def sent_alone(self) -> int | None:
+        """How many acks no claim took along before itself; None while some are on their way."""
+        with self._lock:
+            return None if self._on_their_way else self._sent_alone
+
     def attach(self) -> PiggybackedAck | None:
         """One ack for all of them, or for the first thousand; None if there are none."""
         with self._lock:
             claims, self._claims = self._claims[:_LARGEST_ACK], self._claims[_LARGEST_ACK:]
+            self._on_their_way += bool(claims)
         if not claims:
             return None
         # First, so that a heartbeat in between does not take them for lost.
         self._consumer.holding.lease_for([]).release(claims)
         ack = self._consumer.settling.attach(claims)
+        with self._lock:
+            self._on_their_way += len(ack.split()) - 1
         ack.on_confirmed = self._confirmed
         return ack
 
@@ -90,15 +109,33 @@ class AckBuffer:
         settling.raise_if_cancelled()
 
     async def _confirm(self, ack: PiggybackedAck, cancellations: list[BaseException]) -> None:
-        """Report what came of an ack, after sending it by itself if no claim has brought an answer."""
-        settling = self._consumer.settling
+        """Report what came of an ack. Where no claim has brought an answer, it is sent by itself."""
         self._consumer.holding.end_work_on(ack.claims)
+        refusals: list[CleanupFailedError] = []
+        for part in ack.split():
+            try:
+                await self._late.settle(part.partition, self._deliver(part, cancellations))
+            except CleanupFailedError as error:
+                refusals.append(error)
+        if refusals:
+            raise refusals[0]
+
+    async def _deliver(self, ack: PiggybackedAck, cancellations: list[BaseException]) -> None:
+        settling, is_alone = self._consumer.settling, not ack.was_seen
         try:
             settled = await ack.send_alone(cancellations)
         except Exception as trouble:
-            raise await settling.not_acknowledged(ack.claims, trouble) from trouble
+            if not settling.has_no_answer(trouble):
+                raise await settling.not_acknowledged(ack.claims, trouble) from trouble
+            with self._lock:
+                self._summary.unsettled += len(ack.claims)
+            await settling.leave_to_leases(ack.claims, trouble)
+            return
         finally:
             ack.close()
+            with self._lock:
+                self._on_their_way -= 1
+                self._sent_alone += is_alone
         with self._lock:
             self._summary.handled += sum(settled.owned)
         await settling.acknowledged(ack.claims, settled)

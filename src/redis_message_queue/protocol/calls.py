@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.keys import REGISTRY_KEY, QueueKeys, script_keys
 from redis_message_queue.options import GatewayOptions
+from redis_message_queue.plain_values import described
 from redis_message_queue.protocol.claim_attempt import HANDED_OVER, OFFERED, ClaimAttempt
 from redis_message_queue.protocol.port import Argument, AttemptEnd, Command, Port, StateMissingError
 from redis_message_queue.protocol.retry import RetryPlan
@@ -31,6 +33,50 @@ _NAP_SECONDS = 0.5  # the longest sleep between two looks at a stop signal
 _FIRST_CONTACT_SECONDS = 5.0  # how long a server that was never reached is waited for
 _SHORTEST_CONNECT_SECONDS = 0.25  # so that the last attempt still gets an error of its own
 _LISTENING_SECONDS = 5.0  # how long to wait for one reply, if the port has no timeout
+FEWEST_ATTEMPTS = 4  # of a call that must not wait: a connection may have been closed, and a reply may be lost
+_PROBE_SECONDS = 1.0  # how long to wait for the reply to a probe
+_STEPS_ASIDE = object()
+
+
+class LoopCancellations(list[BaseException]):
+    """Notes the cancellations of a loop's settlements, which step aside to be retried beside the loop.
+
+    They are retried until ``ends_at()`` at the latest, the time limit of a drain.
+    """
+
+    __slots__ = ("ends_at",)
+
+    def __init__(self, ends_at: Callable[[], float]) -> None:
+        super().__init__()
+        self.ends_at = ends_at
+
+
+class _StepAside:
+    """Suspends a settlement. Whoever runs it goes on, and continues it later, perhaps in another thread."""
+
+    def __await__(self) -> Generator[object, None, None]:
+        yield _STEPS_ASIDE
+
+
+class UntilItStepsAside:
+    """Runs a settlement to its end, or until it steps aside. Returns whether that was its end."""
+
+    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[Any, Any, bool]:
+        step: Callable[[], Any] = partial(self._work.send, None)
+        while True:
+            try:
+                awaited = step()
+            except StopIteration:
+                return True
+            if awaited is _STEPS_ASIDE:
+                return False
+            try:
+                step = partial(self._work.send, (yield awaited))
+            except BaseException as error:
+                step = partial(self._work.throw, error)
 
 
 class ReplySlot:
@@ -144,6 +190,37 @@ class Calls:
         # The process, and the slots that are free in it: replaced together, so that no thread sees half of it.
         self._free: tuple[int, deque[ReplySlot]] = (0, deque())
         self._offered: deque[ClaimAttempt] = deque()
+        self.away: Exception | None = None  # why the last call here had no answer
+        self.away_since = 0.0
+        self.watchers = 0  # how many background tasks find out when it answers again
+
+    @property
+    def patience(self) -> float | None:
+        """How long a loop waits for an answer while it could serve other partitions; None if there are none."""
+        return None
+
+    def has_failed(self, error: Exception) -> None:
+        """Note that Redis did not answer."""
+        if self.away is None:
+            self.away_since = self.port.now()
+        self.away = error
+
+    def has_answered(self, seconds: float = 0.0) -> None:
+        """Note that Redis has answered, after this long."""
+        self.away = None
+
+    async def probe(self) -> bool:
+        """Ask whether Redis answers again. Any answer will do, also that this user may not ask."""
+        started = self.port.now()
+        send = partial(self.port.pipeline, self.keys.meta, (("PING",),))
+        try:
+            (answer,) = await self.until(started + _PROBE_SECONDS, send)
+        except Exception as error:
+            answer = error
+        if isinstance(answer, Exception) and self.port.is_transient(answer):
+            return False
+        self.has_answered(self.port.now() - started)
+        return True
 
     def script(self, name: str) -> Script:
         """The script with this name, as a client with these options sends it."""
@@ -266,17 +343,29 @@ class Calls:
         With a list for ``cancellations`` these are noted there: a cancellation cuts a request short, and the request
         is sent again under its number. That costs nothing without a cancellation, unlike a task of its own for each
         call. Without a retry budget there is one request, and it has the task: whether it fails must be known.
+
+        With `LoopCancellations` a call without an answer steps aside instead of resting: see `UntilItStepsAside`.
         """
         if cancellations is not None and self.plan.budget_seconds == 0:
             return await self.port.shielded(cancellations, self.call(command, arguments, extra_keys=extra_keys))
         started = self.port.now()
         attempt = missed = 0
+        aside = cancellations if isinstance(cancellations, LoopCancellations) else None
+        if aside is not None and self.away is not None:
+            await self._step_aside(aside, command.script.verb, attempt, started)
         while True:
             try:
                 try:
                     if not self.has_connected:
                         await self.connect(started)
-                    return await self.port.call(command, extra_keys, arguments)
+                    if aside is None or attempt or (patience := self.patience) is None:
+                        reply = await self.port.call(command, extra_keys, arguments)
+                    else:
+                        with AttemptEnd(self.port.now() + patience):
+                            reply = await self.port.call(command, extra_keys, arguments)
+                    if self.away is not None:
+                        self.has_answered()
+                    return reply
                 except StateMissingError as error:
                     missed += 1
                     # Ours, and not that of a queue that results are handed to.
@@ -285,7 +374,9 @@ class Calls:
                     await self.write_state(drains=command.script.name not in _BRINGING_IN)
                 except Exception as error:
                     attempt += 1
-                    await self.rest_before_retry(error, command.script.verb, attempt, started, budget, stopped)
+                    if aside is not None:
+                        budget = min(self.plan.budget_seconds, aside.ends_at() - started)
+                    await self.rest_before_retry(error, command.script.verb, attempt, started, budget, stopped, aside)
                     if stopped is not None and stopped():
                         raise
             except BaseException as error:
@@ -303,10 +394,11 @@ class Calls:
         budget: float | None = None,
         limit: float | None = None,
     ) -> T:
-        """Retry anything else that may be sent more than once, but not after ``limit``."""
+        """Retry anything else that may be sent more than once; the last attempt ends at the ``limit``."""
         started = self.port.now()
         if limit is not None:
-            budget = max(0.0, limit - started)
+            shortest = 2 ** (FEWEST_ATTEMPTS - 1) * self.plan.initial_delay_seconds
+            budget = max(shortest, limit - self.listening_seconds - started)
         attempt = 0
         while True:
             try:
@@ -347,8 +439,9 @@ class Calls:
         started: float,
         budget: float | None = None,
         stopped: Callable[[], bool] | None = None,
+        aside: LoopCancellations | None = None,
     ) -> None:
-        """Sleep until the next attempt or until the caller stops it; raise if there is none."""
+        """Sleep until the next attempt or until the caller stops it, or step aside; raise if there is none."""
         if not self.port.is_transient(error) or self.plan.budget_seconds == 0:
             raise error
         if not self.has_connected:
@@ -357,15 +450,19 @@ class Calls:
         if pause is None:
             raise self.exhausted(error, operation, attempt, started) from error
         log.warning(
-            "%s: %s failed (%s, redis at %s), retrying in %.3g s (attempt %d)",
+            "%s: %s failed (%s, redis at %s), retrying %s (attempt %d)",
             self.keys.prefix,
             operation,
             type(error).__name__,
             self.port.address,
-            pause,
+            f"in {pause:.3g} s" if aside is None else "beside the loop",
             attempt,
             extra={"queue": self.keys.prefix, "address": self.port.address},
         )
+        if aside is not None:
+            self.has_failed(error)
+            await self._step_aside(aside, operation, attempt, started)
+            return
         if stopped is None:
             await self.port.sleep(pause)
             return
@@ -373,6 +470,13 @@ class Calls:
         while pause > 0 and not stopped():
             await self.port.sleep(min(pause, _NAP_SECONDS))
             pause = awake_at - self.port.now()
+
+    async def _step_aside(self, aside: LoopCancellations, operation: str, attempts: int, started: float) -> None:
+        """Let the loop go on. Raises if Redis still does not answer when the time for retries is over."""
+        await _StepAside()
+        ends_at = min(started + self.plan.budget_seconds, aside.ends_at())
+        if self.away is not None and self.port.now() >= ends_at:
+            raise self.exhausted(self.away, operation, attempts, started) from self.away
 
     def exhausted(
         self, error: BaseException, operation: str, attempts: int, started: float
@@ -382,7 +486,7 @@ class Calls:
         tried = f"{attempts} attempt{'s' if attempts != 1 else ''}"
         if not self.has_connected:
             return RetryBudgetExhaustedError(
-                f"{where} could not be reached in {seconds:.1f} s and {tried} ({type(error).__name__}: {error}); "
+                f"{where} could not be reached in {seconds:.1f} s and {tried} ({described(error)}); "
                 f"nothing was sent. Check the address, and that the server runs and can be reached from here",
                 operation=operation,
             )

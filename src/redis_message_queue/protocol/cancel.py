@@ -16,7 +16,7 @@ CancelOutcome = Literal["cancelled", "marked", "in_flight", "unknown"]
 
 # A mark goes with its message, or when a consumer finds the queue empty. This is for what remains: the mark of a
 # message that was purged or dropped, in a queue that is never empty.
-_MARK_SECONDS = 30 * 86_400
+MARK_SECONDS = 30 * 86_400
 
 
 class Canceller:
@@ -28,18 +28,26 @@ class Canceller:
 
     async def cancel(self, message_id: str) -> CancelOutcome:
         """Cancel a message with a numbered call, so that a repetition answers what the first one did."""
-        wanted, calls = check_id(message_id), self._calls
+        wanted = check_id(message_id)
+        outcome = await self._send(wanted, withdraws=False)
+        if outcome == "cancelled":
+            log_cancelled(self._calls.keys.prefix, wanted.hex())
+            await self._emitter.emit(EventOperation.CANCELLED, message_id=wanted.hex())
+        return outcome
+
+    async def withdraw(self, message_id: str) -> None:
+        """Remove the mark of a message that is in another partition: claims look for it as long as it is there."""
+        await self._send(check_id(message_id), withdraws=True)
+
+    async def _send(self, wanted: bytes, *, withdraws: bool) -> CancelOutcome:
+        calls = self._calls
         slot = calls.acquire_slot()
         try:
             script = calls.script("cancel")
             keys = script_keys(calls.keys, script.keys, reply=slot.key)
             leased = int(calls.options.message_visibility_timeout_seconds is not None)
-            settings = (int(calls.keep_seconds * 1000), leased, _MARK_SECONDS * 1000)
+            settings = (int(calls.keep_seconds * 1000), leased, MARK_SECONDS * 1000, int(withdraws))
             reply = await calls.call(Command(script, keys, settings), (slot.next_call(), wanted))
         finally:
             calls.release_slot(slot)
-        outcome = cast(CancelOutcome, reply.decode())
-        if outcome == "cancelled":
-            log_cancelled(calls.keys.prefix, wanted.hex())
-            await self._emitter.emit(EventOperation.CANCELLED, message_id=wanted.hex())
-        return outcome
+        return cast(CancelOutcome, reply.decode())

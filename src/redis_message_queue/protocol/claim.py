@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from redis_message_queue.envelope import LAST_FLAGS, PLAIN_FLAGS, PROCESS_BYTES, TIME_AT, Envelope
 from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.identity import labelled
-from redis_message_queue.protocol.calls import Calls, ReplySlot, log, never_stop
+from redis_message_queue.protocol.calls import FEWEST_ATTEMPTS, Calls, ReplySlot, log, never_stop
 from redis_message_queue.protocol.claim_attempt import ClaimAttempt, UnconfirmedClaims
 from redis_message_queue.protocol.port import AttemptEnd, Call, Command, StateMissingError
 from redis_message_queue.scripts import script
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # An idle consumer sends a claim and a BLPOP in each slice: two commands a second. A lost wake-up costs one slice.
 _SLICE_SECONDS = 1.0
 
+PATIENCE_SECONDS = 0.5  # for so long a claim that does not wait is repeated while Redis does not answer
 _SHORTEST_ATTEMPT_SECONDS = 0.02  # with less time left than this nothing is sent any more
 
 # The name of a process is written again long before Redis forgets it, and soon if Redis did not take it.
@@ -50,7 +51,7 @@ class Claim:
     reclaimed: bool = False
     failures: int = 0  # how many of its attempts have failed under a retry policy
     is_plain: bool = False  # whether it has a lease and was never delivered before, in a queue without a journal
-    partition: int = field(init=False, repr=False)  # where it came from, set in a queue with partitions only
+    partition: int = field(default=0, init=False, repr=False)  # where it came from
 
     @property
     def id(self) -> bytes:
@@ -155,11 +156,16 @@ def log_dead(queue_name: str, dead: list[DeadLetter], cut: int) -> None:
 class Claimant:
     """The caller of a claim: when it stops, and what is reported to it meanwhile. This one only logs dead letters."""
 
-    __slots__ = ("_is_stopped", "has_time_limit", "queue_name")
+    __slots__ = (
+        *("_is_stopped", "has_one_attempt", "has_time_limit", "needs_certainty", "queue_name", "wait_ends_at"),
+    )
 
     def __init__(self, queue_name: str, is_stopped: Callable[[], bool] = never_stop) -> None:
         self.queue_name = queue_name
         self.has_time_limit = True  # without one, a claim may use the whole retry budget
+        self.has_one_attempt = False  # whether a request that gets no answer is not repeated
+        self.wait_ends_at: float | None = None  # when only one more attempt follows; None: at the limit of the claim
+        self.needs_certainty = False  # whether a partition that does not answer must not be taken for empty
         self._is_stopped = is_stopped
 
     def is_stopped(self) -> bool:
@@ -175,6 +181,10 @@ class Claimant:
 
     async def on_tick(self, limit: float | None) -> None:
         """A schedule has a tick that somebody should publish, before the ``limit``."""
+
+    def on_away(self, partition: int) -> bool:
+        """A partition does not answer. Returns whether the claimant finds out when that changes."""
+        return False
 
     def on_wait(self, waiting: bool) -> None:
         """The claim begins or ends to wait for messages: meanwhile it holds nothing."""
@@ -196,6 +206,10 @@ class Claimer:
         timeout = calls.port.socket_timeout
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
         self.slice_seconds = _SLICE_SECONDS if timeout is None else min(_SLICE_SECONDS, 0.8 * timeout)
+
+    def is_silent(self) -> bool:
+        """Whether Redis has not answered the last claim."""
+        return self._failing_since is not None
 
     def attempt(self) -> ClaimAttempt:
         """Begin; the reply slot is the attempt's until its messages are handed over or it is released."""
@@ -257,7 +271,7 @@ class Claimer:
         calls, port, slot = self._calls, self._calls.port, attempt.slot
         left, deadline = wait_seconds, port.now() + wait_seconds
         if limit is None and claimant.has_time_limit:
-            limit = self.limit(deadline)
+            limit, claimant.wait_ends_at = self.limit(deadline), port.now() + max(wait_seconds, PATIENCE_SECONDS)
         if not calls.is_prepared and not await self.prepare(deadline - wait_seconds, limit):
             return ClaimResult(unconfirmed=True)
         origin = FRESH
@@ -298,7 +312,7 @@ class Claimer:
         except RetryBudgetExhaustedError:
             if self._failing_since is None:
                 self._failing_since = started
-            if limit is None or self._calls.port.now() < limit or self._is_given_up():
+            if limit is None or self._calls.port.now() < limit - self._calls.listening_seconds or self._is_given_up():
                 raise
             return False
 
@@ -348,7 +362,8 @@ class Claimer:
                 if self._label is not None:
                     await self._write_name(self._label, slot, limit)
                 takes = is_one and self._takes
-                ack = None if piggyback is None or piggyback.settled is not None else piggyback
+                # Only with the first request: a claim that is repeated does not wait for its ack.
+                ack = None if piggyback is None or tries or piggyback.settled is not None else piggyback
                 joined = ack.joined_with(slot, call, nonce) if takes and ack is not None else None
                 claim: Call = joined or ((slot.take, (), (call, nonce)) if takes else (slot.claim, (), request))
                 is_one_script = ack is None or joined is not None
@@ -371,11 +386,14 @@ class Claimer:
                 self._takes = False
                 if reply is None and slice_us == 0:
                     self._failing_since = None
+                    if calls.away is not None:
+                        calls.has_answered()
                     return ClaimResult()
                 continue
             except StateMissingError:
                 self._named = (0, 0.0)
-                await calls.write_state(limit, drains=True)
+                if not await self._write_state(claimant, limit):
+                    return ClaimResult(unconfirmed=True)
                 continue
             except Exception as error:
                 tries += 1
@@ -384,6 +402,8 @@ class Claimer:
             if claimant.is_stopped() or (deadline is not None and port.now() >= deadline):
                 request = (call, 0, 0, origin)
         self._failing_since = None
+        if calls.away is not None:
+            calls.has_answered()
         # Not for a consumer that was woken: it usually takes the only message.
         if is_one and not self._takes and isinstance(reply, bytes) and reply[0] == PLAIN_FLAGS:
             self._takes = True
@@ -396,6 +416,19 @@ class Claimer:
             await claimant.on_tick(limit)
             result.again = True  # its message may be the next
         return result
+
+    async def _write_state(self, claimant: Claimant, limit: float | None) -> bool:
+        """Write the state that a claim did not find; False if Redis does not answer, and there is one attempt."""
+        calls = self._calls
+        try:
+            await calls.write_state(limit, drains=True)
+            return True
+        except Exception as error:
+            has_no_answer = calls.port.is_transient(error) or isinstance(error, RetryBudgetExhaustedError)
+            if not (claimant.has_one_attempt and has_no_answer and calls.plan.budget_seconds > 0):
+                raise
+            calls.has_failed(error)
+            return False
 
     async def _write_name(self, label: str, slot: ReplySlot, limit: float | None) -> None:
         """Write what this process is called, now and then, if that works: only what people read depends on it."""
@@ -424,15 +457,19 @@ class Claimer:
         if retries:
             self._failing_since = started if self._failing_since is None else self._failing_since
             await claimant.on_retry(error, tries)
-        if is_question and is_transient and claimant.is_stopped():
+        if (retries and claimant.has_one_attempt) or (is_question and is_transient and claimant.is_stopped()):
+            calls.has_failed(error)
             return True
         if retries and limit is not None:
-            left = limit - port.now()
-            if left < _SHORTEST_ATTEMPT_SECONDS:
+            left, waits_for = limit - port.now(), claimant.wait_ends_at
+            is_over = waits_for is not None and tries >= FEWEST_ATTEMPTS and port.now() >= waits_for
+            if left < _SHORTEST_ATTEMPT_SECONDS or is_over:
                 self._log_unconfirmed(error, tries, started)
                 return True
-            # Half of the time that is left at the most, so that there is an attempt shortly before its end.
-            budget = port.now() - started + left / 2
+            # The last attempt follows when the wait is over. A drain has no wait, and half of the time that is left is
+            # the longest rest, so that there is an attempt shortly before its end.
+            rest = left / 2 if waits_for is None else max(waits_for - port.now(), calls.plan.max_delay_seconds / 100)
+            budget = port.now() - started + min(rest, left / 2)
         await calls.rest_before_retry(error, "claim", tries, started, budget, claimant.is_stopped)
         return False
 

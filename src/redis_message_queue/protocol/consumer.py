@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from redis_message_queue.errors import (
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.payloads import Codec, decode_with
-from redis_message_queue.protocol.claim import Claim, Claimant, ClaimResult
+from redis_message_queue.plain_values import described
+from redis_message_queue.protocol.claim import PATIENCE_SECONDS, Claim, Claimant, ClaimResult
 from redis_message_queue.protocol.claim_attempt import IDLE, ClaimAttempt
 from redis_message_queue.protocol.holding import Holding
 from redis_message_queue.protocol.port import unwrap
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from redis_message_queue.protocol.drain import Entry
     from redis_message_queue.protocol.queue import QueueProtocol
 
+_ONE_ATTEMPT_SECONDS = 0.5  # how long a claim may take while other queues wait for it
 _LATE_ANSWERS = 3  # how often a claim is repeated whose answers come when the leases have ended
 
 ClaimedPayload = tuple[Claim, Any]
@@ -36,15 +38,20 @@ ClaimedPayload = tuple[Claim, Any]
 class Consumer(Claimant):
     """One consumer of a queue. It claims messages; `holding` has their leases, `settling` ends their delivery."""
 
-    __slots__ = ("_entry", "attempt", "completed", "dead_lettered", "holding", "is_ended", "queue", "settling")
+    __slots__ = (
+        *("_entry", "attempt", "completed", "dead_lettered", "holding", "is_ended", "queue", "settling", "watch"),
+    )
 
     def __init__(self, queue: QueueProtocol, *, keeps_failures: bool = False, in_loop: bool = False) -> None:
         self.queue = queue
         self.queue_name = queue.options.name
         self.has_time_limit = not in_loop  # nobody waits for a loop to end
+        self.has_one_attempt = self.needs_certainty = False
+        self.wait_ends_at = None
+        self.watch: Callable[[int], bool] | None = None  # how a loop finds out when a partition answers again
         self.is_ended = False  # the loop that it works for has ended
         self.holding = Holding(queue)
-        self.settling = Settling(queue, keeps_failures=keeps_failures)
+        self.settling = Settling(queue, keeps_failures=keeps_failures, in_loop=in_loop)
         self.attempt: ClaimAttempt | None = None
         self.completed: set[Claim] = set()  # what the handler has settled itself
         self.dead_lettered = 0  # how many messages its claims moved there
@@ -64,7 +71,10 @@ class Consumer(Claimant):
         """
         queue, claimer = self.queue, self.queue.store.claimer
         began, late, left = queue.port.now(), 0, wait_seconds
+        self.wait_ends_at = began + max(wait_seconds, PATIENCE_SECONDS) if self.has_time_limit else None
         limit = claimer.limit(began + wait_seconds) if self.has_time_limit else None
+        if self.has_one_attempt:
+            limit = began + _ONE_ATTEMPT_SECONDS
         try:
             while not queue.gate.is_shut:
                 # A claim that is on its way may take a message: a drain waits until its outcome is known.
@@ -77,6 +87,10 @@ class Consumer(Claimant):
                     if result is None:
                         self.attempt = claimer.attempt()
                         result = await claimer.claim(self.attempt, self, left, count, ack, limit)
+                        if result.again and not result.claims:  # a claim before this one can be recovered now
+                            self.release()
+                            left = max(0.0, wait_seconds - (queue.port.now() - began))
+                            continue
                     if self.has_time_limit and self._came_too_late(result.claims):
                         late += 1
                         self.release()  # the next round asks which of them are still ours, and renews their leases
@@ -154,7 +168,7 @@ class Consumer(Claimant):
         if isinstance(trouble, UnicodeDecodeError) and codec is None:
             what = f"the payload is not UTF-8 (byte {trouble.start}), and the client decodes responses"
         else:
-            what = f"the payload cannot be decoded by {type(codec).__name__} ({type(trouble).__name__}: {trouble})"
+            what = f"the payload cannot be decoded by {type(codec).__name__} ({described(trouble)})"
         error = CorruptMessageError(
             what,
             queue=self.queue_name,
@@ -203,6 +217,9 @@ class Consumer(Claimant):
 
     async def on_tick(self, limit: float | None) -> None:
         await self.queue.scheduler.publish_due(limit)
+
+    def on_away(self, partition: int) -> bool:
+        return self.watch is not None and self.watch(partition)
 
     def on_wait(self, waiting: bool) -> None:
         if self._entry is not None:

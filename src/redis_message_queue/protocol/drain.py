@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextvars import ContextVar, Token
+from functools import partial
 from typing import TYPE_CHECKING
 
 from redis_message_queue.errors import QueueDrainedError, RetryBudgetExhaustedError
 from redis_message_queue.events import EventOperation
 from redis_message_queue.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.protocol.claim import Claimant
-from redis_message_queue.protocol.port import AttemptEnd
+from redis_message_queue.protocol.port import AttemptEnd, Pause
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
+    from redis_message_queue.protocol.store import Store
 
 Work = tuple[int, object]
 """An operation that is under way, and its process."""
@@ -29,13 +32,22 @@ _LOOK_AGAIN_SECONDS = 0.01
 class DrainGate:
     """Counts what is under way in a queue object, and can be shut."""
 
-    __slots__ = ("_interrupt", "_process", "_under_way", "is_shut")
+    __slots__ = ("_ends_at", "_interrupt", "_process", "_under_way", "is_shut")
 
     def __init__(self, process: Callable[[], int], interrupt: BaseGracefulInterruptHandler | None) -> None:
         self.is_shut = False
+        self._ends_at = math.inf
         self._interrupt = interrupt
         self._process = process
         self._under_way: set[Work] = set()
+
+    def give_up_at(self) -> float:
+        """When the last drain with a time limit gives up."""
+        return self._ends_at
+
+    def limit(self, ends_at: float) -> None:
+        """Let what is retried beside loops end at this time."""
+        self._ends_at = ends_at
 
     def is_stopped(self) -> bool:
         """Return whether to take no new work, because of a drain or of the user's stop signal."""
@@ -43,9 +55,17 @@ class DrainGate:
 
     def enter(self) -> Entry:
         """Begin something that a drain waits for. Enter first, then check the gate: so no drain overlooks it."""
+        token = self.add()
+        return token, _around.set((*_around.get(), token))
+
+    def add(self) -> Work:
+        """Begin something that a drain waits for, and that another thread or task may end with `discard`."""
         token = (self._process(), object())
         self._under_way.add(token)
-        return token, _around.set((*_around.get(), token))
+        return token
+
+    def discard(self, work: Work) -> None:
+        self._under_way.discard(work)
 
     def leave(self, entry: Entry) -> None:
         token, outside = entry
@@ -78,9 +98,11 @@ async def drain(queue: QueueProtocol, timeout: float | None) -> bool:
     gate, port, claimer = queue.gate, queue.port, queue.store.claimer
     gate.is_shut = True
     deadline = None if timeout is None else port.now() + timeout
+    if timeout:  # a drain that does not wait only stops the consumers, and they end in their own time
+        gate.limit(port.now() + timeout)
     while deadline is None or port.now() < deadline:
         if claimer.unconfirmed and not gate.we_are_under_way():
-            if not await _requeue_one(queue, deadline):
+            if not await _requeue_all(queue, deadline):
                 break
         elif gate.others_are_under_way():
             await port.sleep(_LOOK_AGAIN_SECONDS)
@@ -89,9 +111,39 @@ async def drain(queue: QueueProtocol, timeout: float | None) -> bool:
     return not (claimer.unconfirmed or gate.others_are_under_way() or gate.we_are_under_way())
 
 
-async def _requeue_one(queue: QueueProtocol, deadline: float | None) -> bool:
+async def _requeue_all(queue: QueueProtocol, deadline: float | None) -> bool:
+    """Requeue what the unconfirmed claims took, in all partitions at once. Whether all of them have answered."""
+    parts = [part.store for part in queue.parts if part.store.claimer.unconfirmed]
+    answers: list[bool] = []
+    troubles: list[Exception] = []
+
+    async def requeue(store: Store, pause: Pause | None = None) -> None:
+        try:
+            while store.claimer.unconfirmed and (deadline is None or queue.port.now() < deadline):
+                if not await _requeue_one(queue, store, deadline):
+                    answers.append(False)
+                    return
+        except Exception as error:
+            troubles.append(error)
+
+    beside = [queue.port.spawn(partial(requeue, store)) for store in parts[1:]]
+    try:
+        for store in parts[:1]:
+            await requeue(store)
+        for task in beside:
+            await task.end()
+    except BaseException:
+        for task in beside:
+            task.abandon()
+        raise
+    if troubles:
+        raise troubles[0]
+    return all(answers)
+
+
+async def _requeue_one(queue: QueueProtocol, store: Store, deadline: float | None) -> bool:
     """Recover one unconfirmed claim and requeue its messages, as if nothing had happened; False at the deadline."""
-    claimer, settler = queue.store.claimer, queue.store.settler
+    claimer, settler = store.claimer, store.settler
     claimant = Claimant(queue.options.name)  # a drain is itself the stop, and has no events for its requests
     entry = queue.gate.enter()
     try:

@@ -11,6 +11,7 @@ from typing import Any
 from redis_message_queue.checks import functions
 from redis_message_queue.errors import NotPermittedError
 from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
+from redis_message_queue.plain_values import described
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.port import Runtime
 
@@ -82,12 +83,11 @@ def _report(what: str, error: BaseException) -> None:
     """Say that a callback failed, in the log and as a warning, even where warnings are errors."""
     log.error("%s raised %s", what, type(error).__name__, exc_info=error)
     try:
-        warnings.warn(f"{what} raised {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{what} raised {described(error)}", RuntimeWarning, stacklevel=2)
     except RuntimeWarning:
         log.debug("the warning about %s was turned into an error and stops here", what)
 
 
 def named(error: Exception) -> str:
     """The class of an error, for logs; what a user of Redis may not do is named too, because it has to be granted."""
-    name = type(error).__name__
-    return f"{name}: {error}" if isinstance(error, NotPermittedError) else name
+    return described(error) if isinstance(error, NotPermittedError) else type(error).__name__

@@ -13,6 +13,8 @@ from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.events import EventEmitter, named
 from redis_message_queue.protocol.port import Pause, Runtime
 
+_SOON_SECONDS = 0.25  # until the next renewal in a partition that did not answer
+
 Renew = Callable[[Sequence[Claim], float, Callable[[], bool]], Awaitable[list[bool]]]
 
 
@@ -134,15 +136,23 @@ class Heartbeat:
         self._options = options
         self._emitter = emitter
         self._late: set[Claim] = set()  # their handlers have had their time
+        self._unanswered: set[Claim] = set()  # their partitions did not answer the last renewal
 
     async def beat(self, pause: Pause) -> None:
         """Renew until there is nothing left to renew, in a thread or a task of its own."""
         interval = self._options.heartbeat_interval_seconds
         assert interval is not None
+        now = self._lease.port.now
+        due = now() + interval
         # After a Ctrl-C between its start and the moment when its consumer knows it, only the lease can stop it.
-        while not await pause(interval) and not self._lease.over:
-            await self._give_up_late()
-            if not await self._renew_once(pause):
+        while not await pause(min(due - now(), _SOON_SECONDS) if self._unanswered else interval):
+            if self._lease.over:
+                return
+            is_due = not self._unanswered or now() >= due
+            if is_due:
+                due = now() + interval
+                await self._give_up_late()
+            if not await self._renew_once(pause, None if is_due else self._unanswered):
                 return
 
     async def _give_up_late(self) -> None:
@@ -158,10 +168,13 @@ class Heartbeat:
         self._late.update(late)
         await self._emit(late, EventOperation.LEASE_RENEW, EventOutcome.SKIPPED)
 
-    async def _renew_once(self, pause: Pause) -> bool:
-        """Renew once. Returns whether there is anything left to do."""
+    async def _renew_once(self, pause: Pause, only: set[Claim] | None) -> bool:
+        """Renew once, all of them or ``only`` these. Returns whether there is anything left to do."""
         lease, sent_at = self._lease, self._lease.port.now()
-        claims = [claim for claim in lease.claims if claim not in self._late]
+        claims = [claim for claim in lease.claims if claim not in self._late and (only is None or claim in only)]
+        self._unanswered = set()
+        if not claims and only is not None:
+            return True
         if not claims:
             return lease.may_hold_more
         unknown: list[Claim] = []
@@ -170,8 +183,12 @@ class Heartbeat:
             owned = await self._renew(claims, budget, lambda: lease.over)
         except PartlyRenewedError as partly:
             unknown = [claim for claim, is_ours in zip(claims, partly.owned, strict=True) if is_ours is None]
-            if not await pause(0):
-                await self._not_renewed(unknown, partly.cause, goes_on=True)
+            lasts = lease.is_settling or any(lease.left(claim) > 0 for claim in unknown)
+            goes_on = self._may_get_through(partly.cause) and lasts
+            if goes_on:
+                self._unanswered = set(unknown)
+            if (only is None or not goes_on) and not await pause(0):
+                await self._not_renewed(unknown, partly.cause, goes_on=goes_on)
             claims = [claim for claim in claims if claim not in unknown]
             owned = [is_ours for is_ours in partly.owned if is_ours is not None]
         except Exception as error:
@@ -188,7 +205,7 @@ class Heartbeat:
             # A message that was settled meanwhile has no lease to lose.
             still_held = set(lease.claims).difference(renewed)
             await self._lose([claim for claim in claims if claim in still_held])
-        return bool(renewed) or bool(unknown) or lease.may_hold_more
+        return bool(renewed) or bool(self._unanswered) or only is not None or lease.may_hold_more
 
     def _may_get_through(self, error: Exception) -> bool:
         """Whether another renewal could succeed where this one did not."""

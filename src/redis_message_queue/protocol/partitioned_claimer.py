@@ -6,13 +6,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.calls import Calls
-from redis_message_queue.protocol.claim import FRESH, TIMER_OWNER, WOKEN, Claimant, Claimer, ClaimResult
-from redis_message_queue.protocol.claim_attempt import ClaimAttempt, UnconfirmedClaims
+from redis_message_queue.protocol.claim import (
+    FRESH,
+    PATIENCE_SECONDS,
+    TIMER_OWNER,
+    WOKEN,
+    Claimant,
+    Claimer,
+    ClaimResult,
+)
+from redis_message_queue.protocol.claim_attempt import UNCONFIRMED, ClaimAttempt, UnconfirmedClaims
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.partitioned_settler import PartitionedAck
 
+_LOOK_SECONDS = 0.5  # how long a loop waits at the most before it looks again at a partition that was away
 _FIRST_REST_SECONDS = 0.1  # how long a partition that failed is left alone at first, while others answer
 
 
@@ -37,19 +47,18 @@ class PartitionedUnconfirmed(UnconfirmedClaims):
 class _Visit(Claimant):
     """A consumer during a claim in one partition: it does not wait for a node that does not answer."""
 
-    __slots__ = ("_claimant", "_number", "has_failed")
+    __slots__ = ("_claimant", "_number")
 
     def __init__(self, claimant: Claimant, number: int) -> None:
         super().__init__(claimant.queue_name)
+        self.has_one_attempt = True
         self._claimant = claimant
         self._number = number
-        self.has_failed = False
 
     def is_stopped(self) -> bool:
-        return self.has_failed or self._claimant.is_stopped()
+        return self._claimant.is_stopped()
 
     async def on_retry(self, error: Exception, tries: int) -> None:
-        self.has_failed = True
         await self._claimant.on_retry(error, tries)
 
     async def on_dead(self, result: ClaimResult) -> None:
@@ -65,7 +74,7 @@ class PartitionedClaimer(Claimer):
 
     A claim takes from one partition. The next one begins with the next partition, whatever the others have, so each is
     served within as many claims as there are partitions. A partition whose node does not answer is left alone for a
-    while, as long as others do.
+    while, as long as others do. A loop leaves it alone until it is known to answer again.
     """
 
     def __init__(self, claimers: Sequence[Claimer], calls: Sequence[Calls]) -> None:
@@ -86,6 +95,9 @@ class PartitionedClaimer(Claimer):
     def _number_of(self, attempt: ClaimAttempt) -> int:
         return self._numbers[attempt.slot.prefix]
 
+    def is_silent(self) -> bool:
+        return self._silent_since is not None
+
     def attempt(self) -> ClaimAttempt:
         self._turn = turn = (self._turn + 1) % len(self._claimers)
         return self._claimers[turn].attempt()
@@ -102,19 +114,15 @@ class PartitionedClaimer(Claimer):
     # -- recovering
 
     async def recover(self, claimant: Claimant, limit: float | None = None) -> tuple[ClaimAttempt, ClaimResult] | None:
-        """Ask what an unconfirmed claim of any partition took. A drain waits for a partition that does not answer."""
-        is_drain = type(claimant) is Claimant
+        """Ask what an unconfirmed claim of any partition took."""
         for number, claimer in enumerate(self._claimers):
-            while claimer.unconfirmed and (is_drain or not self._is_resting(number)):
-                if is_drain:
-                    recovered = await claimer.recover(claimant, limit)
-                else:
-                    recovered = await self._recover_one(number, claimant, limit)
+            while claimer.unconfirmed and not self._is_resting(number):
+                recovered = await self._recover_one(number, claimant, limit)
                 if recovered is None:
                     break
                 attempt, result = recovered
-                if result.unconfirmed and not is_drain and not claimant.is_stopped():
-                    self._has_failed(number)
+                if result.unconfirmed and not claimant.is_stopped():
+                    self._has_failed(number, claimant)
                     claimer.release(attempt, claimant)
                     continue
                 _mark(result, number)
@@ -125,7 +133,7 @@ class PartitionedClaimer(Claimer):
         self, number: int, claimant: Claimant, limit: float | None
     ) -> tuple[ClaimAttempt, ClaimResult] | None:
         """As a claimer does it, with one attempt."""
-        claimer = self._claimers[number]
+        claimer, limit = self._claimers[number], self._visit_limit(number, limit)
         attempt = claimer.unconfirmed.recover_next(claimant)
         if attempt is None:
             return None
@@ -154,7 +162,7 @@ class PartitionedClaimer(Claimer):
         port = self._port
         left, deadline = wait_seconds, port.now() + wait_seconds
         if limit is None and claimant.has_time_limit:
-            limit = self.limit(deadline)
+            limit, claimant.wait_ends_at = self.limit(deadline), port.now() + max(wait_seconds, PATIENCE_SECONDS)
         round = _Round(self, attempt, claimant, count, cast("PartitionedAck | None", piggyback), limit)
         round.deadline = deadline if wait_seconds else None
         first, woken = self._number_of(attempt), list[int]()
@@ -162,17 +170,22 @@ class PartitionedClaimer(Claimer):
             round.slice_us = int(min(left, self.slice_seconds) * 1_000_000)
             result = await round.visit_all(self._order(first, woken), woken)
             woken = []
-            # A loop that ends when the queue is empty must not take silence for emptiness.
-            is_last_look = wait_seconds == 0 and not claimant.has_time_limit
-            if result is None and (self._is_given_up() or (is_last_look and round.has_failures)):
+            if result is None and self._is_given_up():
                 result = await round.insist()
             if result is not None:
                 return result
+            if self._can_recover() and not claimant.is_stopped():
+                return ClaimResult(again=True)
             left = max(0.0, deadline - port.now())
-            if claimant.is_stopped() or (left <= 0 and (round.has_answer or claimant.has_time_limit)):
-                return ClaimResult(unconfirmed=not round.has_answer)
+            # A loop that ends when the queue is empty must not take silence for emptiness.
+            is_uncertain = claimant.needs_certainty and round.answered < len(self._claimers)
+            if is_uncertain:
+                self._raise_if_one_is_given_up()
+            is_last = claimant.has_time_limit or claimant.has_one_attempt or (round.answered and not is_uncertain)
+            if claimant.is_stopped() or (left <= 0 and is_last):
+                return ClaimResult(unconfirmed=not round.answered)
             await round.confirm_acks()
-            woken = await self._wait(round, left)
+            woken = await self._wait(round, max(left, _LOOK_SECONDS) if is_uncertain else left)
             left = max(0.0, deadline - port.now())
         for number in woken:
             await self._claimers[number].notify(limit)
@@ -197,7 +210,7 @@ class PartitionedClaimer(Claimer):
         """Wait until a message comes, a timer of ours ends, or a slice is over. Returns where a wake-up came."""
         port, now = self._port, self._port.now()
         next_timer = min(round.timers.values(), default=None)
-        ends = [self._rests_until[number] for number in range(len(self._claimers)) if self._is_resting(number)]
+        ends = [self._look_at(number) for number in range(len(self._claimers)) if self._is_resting(number)]
         if len(ends) == len(self._claimers):
             rest = min(ends) - now
             await port.sleep(max(0.0, min(rest, left) if round.claimant.has_time_limit else rest))
@@ -225,7 +238,41 @@ class PartitionedClaimer(Claimer):
     # -- partitions that do not answer
 
     def _is_resting(self, number: int) -> bool:
-        return self._failures[number] > 0 and self._port.now() < self._rests_until[number]
+        calls = self._calls_of[number]
+        return calls.away is not None and (calls.watchers > 0 or self._port.now() < self._rests_until[number])
+
+    def _look_at(self, number: int) -> float:
+        """When to look again at a partition that rests: sooner, if somebody finds out when it answers again."""
+        return self._port.now() + _LOOK_SECONDS if self._calls_of[number].watchers else self._rests_until[number]
+
+    def _can_recover(self) -> bool:
+        """Whether a claim of a partition that answers is unconfirmed, so that it may have taken messages."""
+        for number, claimer in enumerate(self._claimers):
+            if not self._is_resting(number) and any(one.state is UNCONFIRMED for one in claimer.unconfirmed.attempts):
+                return True
+        return False
+
+    def _visit_limit(self, number: int, limit: float | None) -> float | None:
+        """When a request to this partition is given up, because another one may answer.
+
+        While none of them answers, the time for one request grows. It is still given up: redis-py asks one node after
+        the other for the layout of the cluster, in any order, and may be waiting for the one that is frozen.
+        """
+        calls = self._calls_of[number]
+        patience = calls.patience
+        if patience is None:
+            return limit
+        if all(one.away is not None for one in self._calls_of):
+            patience = min(calls.listening_seconds, patience * 2.0 ** min(self._failures[number], 60))
+        ends_at = self._port.now() + patience
+        return ends_at if limit is None else min(limit, ends_at)
+
+    def _raise_if_one_is_given_up(self) -> None:
+        """Raise if a partition has not answered for the whole retry budget."""
+        for number, calls in enumerate(self._calls_of):
+            error, since = calls.away, calls.away_since
+            if error is not None and self._port.now() - since >= calls.plan.budget_seconds:
+                raise calls.exhausted(error, "claim", self._failures[number], since) from error
 
     def _is_given_up(self) -> bool:
         """Whether no partition has answered for the whole retry budget, or none was ever reached."""
@@ -235,15 +282,18 @@ class PartitionedClaimer(Claimer):
         has_connected = any(calls.has_connected for calls in self._calls_of)
         return not has_connected or self._port.now() - self._silent_since >= budget
 
-    def _has_failed(self, number: int) -> None:
+    def _has_failed(self, number: int, claimant: Claimant) -> None:
         if self._silent_since is None:
             self._silent_since = self._port.now()
         self._failures[number] += 1
         longest = self._calls_of[number].plan.max_delay_seconds
         pause = min(longest, _FIRST_REST_SECONDS * 2.0 ** min(self._failures[number] - 1, 60))
         self._rests_until[number] = self._port.now() + pause
+        if self._calls_of[number].patience is not None:
+            claimant.on_away(number)
 
-    def _has_answered(self, number: int, result: ClaimResult) -> None:
+    def _has_answered(self, number: int, result: ClaimResult, seconds: float = 0.0) -> None:
+        self._calls_of[number].has_answered(seconds)
         self._silent_since = None
         self._failures[number] = 0
         self._has_some[number] = bool(result.claims)
@@ -271,24 +321,23 @@ class _Round:
         self.slice_us = 0
         self.timers: dict[int, float] = {}  # partitions that count on us to wake up at this time
         self._has_waited = False
-        self.has_answer = self.has_failures = False  # of the partitions that were visited
+        self.answered = 0  # how many of the partitions that were visited
 
     async def visit_all(self, numbers: Iterable[int], woken: Sequence[int]) -> ClaimResult | None:
         """Look at one partition after the other. Returns the first messages, None without any."""
-        self.has_answer = self.has_failures = False
+        self.answered = 0
         unused = dict.fromkeys(woken)  # wake-ups that we took
         for number in numbers:
             if self.claimant.is_stopped():
                 break
             unused.pop(number, None)
-            visit = _Visit(self.claimant, number)
-            result = await self._claim_in(number, visit)
-            if result.unconfirmed and visit.has_failed and not self.claimant.is_stopped():
-                self.has_failures = True
-                self._claimer._has_failed(number)
+            began, limit = self._claimer._port.now(), self._claimer._visit_limit(number, self.limit)
+            result = await self._claim_in(number, _Visit(self.claimant, number), limit)
+            if result.unconfirmed and not self.claimant.is_stopped():
+                self._claimer._has_failed(number, self.claimant)
                 continue
-            self.has_answer = True
-            self._claimer._has_answered(number, result)
+            self.answered += 1
+            self._claimer._has_answered(number, result, self._claimer._port.now() - began)
             if result.claims or result.unconfirmed:
                 await self._pass_on(number, unused)
                 return result
@@ -300,28 +349,33 @@ class _Round:
     async def insist(self) -> ClaimResult | None:
         """No partition answers: claim from one that failed, for as long as a queue without partitions would."""
         claimer = self._claimer
+        if not self.claimant.has_time_limit and any(calls.has_connected for calls in claimer._calls_of):
+            assert claimer._silent_since is not None
+            calls = next(calls for calls in claimer._calls_of if calls.away is not None)
+            error = cast(Exception, calls.away)
+            raise calls.exhausted(error, "claim", max(claimer._failures), claimer._silent_since) from error
         for number, failures in enumerate(claimer._failures):
             if failures and not self.claimant.is_stopped():
-                result = await self._claim_in(number, self.claimant)
+                result = await self._claim_in(number, self.claimant, self.limit)
                 if not result.unconfirmed:
                     claimer._has_answered(number, result)
                 if result.claims or result.unconfirmed:
                     return result
         return None
 
-    async def _claim_in(self, number: int, claimant: Claimant) -> ClaimResult:
+    async def _claim_in(self, number: int, claimant: Claimant, limit: float | None) -> ClaimResult:
         claimer = self._claimer._claimers[number]
         calls = self._claimer._calls_of[number]
         attempt = self._attempt_in(number)
-        if not calls.is_prepared and not await claimer.prepare(calls.port.now(), self.limit):
+        if not calls.is_prepared and not await self._prepare(number, limit):
             return ClaimResult(unconfirmed=True)
         origin = TIMER_OWNER if self.timers.pop(number, None) is not None else WOKEN if self._has_waited else FRESH
         while True:
             attempt.call = attempt.slot.next_call()
             attempt.apply("send")
             request = (attempt.call, self._count, self.slice_us, origin)
-            ack = None if self._acks is None else self._acks.next_part()
-            result = await claimer.exchange(attempt, request, claimant, ack, self.deadline, self.limit)
+            ack = None if self._acks is None else self._acks.part_for(number)
+            result = await claimer.exchange(attempt, request, claimant, ack, self.deadline, limit)
             if result.unconfirmed:
                 return result
             attempt.apply("receive" if result.claims else "receive_nothing")
@@ -331,6 +385,18 @@ class _Round:
         if result.wake_after is not None:
             self.timers[number] = calls.port.now() + result.wake_after
         return result
+
+    async def _prepare(self, number: int, limit: float | None) -> bool:
+        """Write the state of a partition; False if it does not answer, and others may."""
+        claimer, calls = self._claimer._claimers[number], self._claimer._calls_of[number]
+        try:
+            return await claimer.prepare(calls.port.now(), limit)
+        except Exception as error:
+            is_alone = limit is None or limit == self.limit
+            if is_alone or not (calls.port.is_transient(error) or isinstance(error, RetryBudgetExhaustedError)):
+                raise
+            calls.has_failed(error)
+            return False
 
     def _attempt_in(self, number: int) -> ClaimAttempt:
         """An attempt in this partition; the consumer knows it before anything is sent."""
@@ -345,24 +411,27 @@ class _Round:
         self.timers.pop(taken_from, None)
         claimers = self._claimer._claimers
         for number in unused:
-            if number not in self.timers:
-                await claimers[number].notify(self.limit)
+            if number not in self.timers and not self._claimer._is_resting(number):
+                await claimers[number].notify(self._claimer._visit_limit(number, self.limit))
         for number in self.timers:
+            if self._claimer._is_resting(number):
+                continue
             # With a count of 0 it takes nothing; it says that we are gone, and wakes another consumer.
             attempt, visit = claimers[number].attempt(), _Visit(self.claimant, number)
             attempt.call = attempt.slot.next_call()
             attempt.apply("send")
-            result = await claimers[number].exchange(
-                attempt, (attempt.call, 0, 0, TIMER_OWNER), visit, limit=self.limit
-            )
-            if not result.unconfirmed:
+            limit = self._claimer._visit_limit(number, self.limit)
+            result = await claimers[number].exchange(attempt, (attempt.call, 0, 0, TIMER_OWNER), visit, limit=limit)
+            if result.unconfirmed:
+                self._claimer._has_failed(number, self.claimant)
+            else:
                 attempt.apply("receive_nothing")
             claimers[number].release(attempt, self.claimant)
         self.timers.clear()
 
     async def confirm_acks(self) -> None:
-        """Report acks that were answered, before a wait that may last."""
-        if self._acks is not None and self._acks.is_answered:
+        """Report acks that were answered, and send the others, before a wait that may last."""
+        if self._acks is not None and (self._acks.is_answered or not self._acks.shares_server):
             await self._acks.confirmed()
             self._acks = None
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from redis_message_queue.checks import whole_number
-from redis_message_queue.errors import JournalError, LuaScriptError
+from redis_message_queue.errors import JournalError, LuaScriptError, PartitionCountError
 from redis_message_queue.messages import MessageRecord, QueueStats, RedriveSummary, TraceEntry
 from redis_message_queue.protocol.cancel import CancelOutcome
 from redis_message_queue.protocol.growth import Grower
@@ -27,7 +27,7 @@ class PartitionedOperator:
         self.reader = _Reader(operators, check)
         self.finder = _Finder(operators, check)
         self.canceller = _Canceller(operators, check)
-        self.pauser = _Pauser(operators, check)
+        self.pauser = _Pauser(operators, check, grower)
         self.purger = _Purger(operators, check)
         self.redriver = _Redriver(operators, check)
 
@@ -92,9 +92,12 @@ class _Finder(_Part):
 
 class _Canceller(_Part):
     async def cancel(self, message_id: str) -> CancelOutcome:
-        """Ask one partition after the other until one knows the message; it is marked where messages wait."""
+        """Ask one partition after the other until one knows the message; it is marked where messages wait.
+
+        A message stays in its partition: if one knows it, the marks in others are withdrawn.
+        """
         await self._check()
-        outcome: CancelOutcome = "unknown"
+        marked: list[Operator] = []
         refusal: LuaScriptError | None = None
         for one in self._operators:
             try:
@@ -103,15 +106,21 @@ class _Canceller(_Part):
                 refusal = refusal or error
                 continue
             if found in ("cancelled", "in_flight"):
+                for other in marked:
+                    await other.canceller.withdraw(message_id)
                 return found
             if found == "marked":
-                outcome = found
+                marked.append(one)
         if refusal is not None:
             raise refusal
-        return outcome
+        return "marked" if marked else "unknown"
 
 
 class _Pauser(_Part):
+    def __init__(self, operators: Sequence[Operator], check: Callable[[], Awaitable[None]], grower: Grower) -> None:
+        super().__init__(operators, check)
+        self._grower = grower
+
     async def pause(self, tenant: str | None = None) -> bool:
         """Pause all partitions, or the tenant in all of them. Returns whether any was running."""
         return await self._send(tenant, pauses=True)
@@ -121,8 +130,19 @@ class _Pauser(_Part):
         return await self._send(tenant, pauses=False)
 
     async def _send(self, tenant: str | None, *, pauses: bool) -> bool:
-        has_changed = any(await self._of_each(lambda one: one.pauser.send(tenant, pauses=pauses)))
-        if has_changed:
+        """Begin with the first partition, from which new ones get their pauses.
+
+        If the queue grows after that, go on with all partitions that it has then: a pause holds for all or for none.
+        """
+        await self._check()
+        first, *others = [one.pauser for one in self._operators]
+        has_changed = await first.send(tenant, pauses=pauses)
+        try:
+            changes = [await one.send(tenant, pauses=pauses) for one in others]
+        except PartitionCountError:
+            changes = [await one.send(tenant, pauses=pauses) for one in await self._grower.pausers()]
+        if has_changed or any(changes):
+            has_changed = True
             self._operators[0].pauser.log_change(tenant, pauses=pauses)
         return has_changed
 

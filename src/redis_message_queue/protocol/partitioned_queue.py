@@ -9,7 +9,7 @@ from redis_message_queue.keys import QueueKeys
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.options import QueueOptions
 from redis_message_queue.protocol.claim import Claim
-from redis_message_queue.protocol.growth import Grower, check_count
+from redis_message_queue.protocol.growth import Grower, check_count, finish_growth
 from redis_message_queue.protocol.handoff import HandOff
 from redis_message_queue.protocol.operator import Operator
 from redis_message_queue.protocol.partitioned_operator import PartitionedOperator
@@ -31,6 +31,7 @@ class PartitionedQueue(QueueProtocol):
     ) -> None:
         super().__init__(options, store, message_class)
         self._parts = tuple(QueueProtocol(options, one, message_class) for one in store.partitions)
+        self._has_grown = False  # whether all partitions are known to have this number
         publishers = [Publisher(one.store, one.builder, self.emitter, self.gate) for one in self._parts]
         self.scheduler = PartitionedScheduler(
             [
@@ -56,10 +57,16 @@ class PartitionedQueue(QueueProtocol):
     @property
     def operator(self) -> Operator:
         operators = [one.operator for one in self._parts]
-        first, count = self._parts[0].store, len(self._parts)
-        grower = Grower(first, is_whole=True)
-        whole = PartitionedOperator(operators, lambda: check_count(first.calls, count), grower)
-        return cast(Operator, whole)
+        grower = Grower(self._parts[0].store, is_whole=True)
+        return cast(Operator, PartitionedOperator(operators, self._check_count, grower))
+
+    async def _check_count(self) -> None:
+        """Raise if the queue has another number of partitions; bring along those that a growth has not come to."""
+        first, *others = [one.store.calls for one in self._parts]
+        await check_count(first, len(self._parts))
+        if not self._has_grown:
+            await finish_growth(others)
+            self._has_grown = True
 
     def hand_off_of(self, claim: Claim) -> HandOff:
         return HandOff(self._parts[claim.partition])

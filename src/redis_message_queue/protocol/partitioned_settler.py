@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.protocol.calls import never_stop
+from redis_message_queue.errors import RetryBudgetExhaustedError
+from redis_message_queue.protocol.calls import Calls, never_stop
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.lease import PartlyRenewedError
 from redis_message_queue.protocol.settle import (
@@ -22,7 +23,8 @@ Group = tuple[int, list[int], list[Claim]]
 """A partition, and the messages that came from it, with their places among all."""
 
 
-def _by_partition(claims: Sequence[Claim]) -> list[Group]:
+def by_partition(claims: Sequence[Claim]) -> list[Group]:
+    """Group messages by the partition that they came from."""
     groups: dict[int, tuple[list[int], list[Claim]]] = {}
     for place, claim in enumerate(claims):
         places, some = groups.setdefault(claim.partition, ([], []))
@@ -54,6 +56,7 @@ class PartitionedAck:
 
     claims: Sequence[Claim]
     parts: Sequence[tuple[Sequence[int], PiggybackedAck]]
+    shares_server: bool  # whether all partitions are on one server
     on_confirmed: Callable[[PartitionedAck], Awaitable[None]] | None = None
 
     @property
@@ -61,9 +64,18 @@ class PartitionedAck:
         """Whether there is an answer or an error for each."""
         return all(ack.is_answered for _, ack in self.parts)
 
-    def next_part(self) -> PiggybackedAck | None:
-        """One that was not sent yet, and can be sent with a claim of any partition."""
-        return next((ack for _, ack in self.parts if not ack.is_answered), None)
+    def split(self) -> Sequence[PiggybackedAck]:
+        """The ack of each partition."""
+        return [ack for _, ack in self.parts]
+
+    def part_for(self, partition: int) -> PiggybackedAck | None:
+        """An ack that was not sent yet, to go with a claim of this partition: its own, which that claim must see.
+
+        On one server it may also be another one's. On a cluster the claim must not wait for another node.
+        """
+        left = [ack for _, ack in self.parts if not ack.is_answered]
+        own = (ack for ack in left if ack.partition == partition)
+        return next(own, left[0] if left and self.shares_server else None)
 
     async def confirmed(self) -> None:
         """Pass the answers to the consumer that made it, once."""
@@ -84,9 +96,10 @@ class PartitionedAck:
 class PartitionedSettler(Settler):
     """Settles and renews what a consumer of several partitions holds, with the settler of each partition."""
 
-    def __init__(self, settlers: Sequence[Settler], keys: Sequence[QueueKeys]) -> None:
+    def __init__(self, settlers: Sequence[Settler], calls: Sequence[Calls]) -> None:
         self._settlers = tuple(settlers)
-        self._keys = tuple(keys)
+        self._calls_of = tuple(calls)
+        self._keys = tuple(one.keys for one in calls)
 
     def _list_in(self, number: int, terminal_list: TerminalList | None) -> TerminalList | None:
         """The list of the same kind in another partition than the first."""
@@ -106,7 +119,7 @@ class PartitionedSettler(Settler):
         cancellations: Cancellations | None = None,
     ) -> Settled:
         parts = []
-        for number, places, some in _by_partition(claims):
+        for number, places, some in by_partition(claims):
             kept, why = self._list_in(number, terminal_list), _reason_of(reason, places)
             parts.append((places, await self._settlers[number].settle(some, kept, why, cancellations)))
         return _merge(parts)
@@ -118,10 +131,10 @@ class PartitionedSettler(Settler):
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
     ) -> PartitionedAck:
         parts = []
-        for number, places, some in _by_partition(claims):
+        for number, places, some in by_partition(claims):
             kept, why = self._list_in(number, terminal_list), _reason_of(reason, places)
             parts.append((places, self._settlers[number].attach(some, kept, why)))
-        return PartitionedAck(claims, parts)
+        return PartitionedAck(claims, parts, not self._calls_of[0].port.is_cluster)
 
     async def retry_later(
         self,
@@ -143,7 +156,7 @@ class PartitionedSettler(Settler):
         budget: float | None = None,
     ) -> list[bool]:
         parts = []
-        for number, places, some in _by_partition(claims):
+        for number, places, some in by_partition(claims):
             settler = self._settlers[number]
             owned = await settler.requeue(some, forgiven=forgiven, cancellations=cancellations, budget=budget)
             parts.append((places, Settled(owned)))
@@ -154,26 +167,27 @@ class PartitionedSettler(Settler):
     ) -> list[bool]:
         """Renew the leases in each partition. One whose node does not answer must not cost the others their leases.
 
-        So each is tried once, and then those that failed for half of the time that is left.
+        So each is tried once, and not at all as long as a loop knows that it is away.
         """
         owned: list[bool | None] = [None] * len(claims)
-        left, failure = _by_partition(claims), None
-        for seconds in (0.0, budget / 2):
-            failed: list[Group] = []
-            for number, places, some in left:
-                try:
-                    renewed = await self._settlers[number].renew(some, seconds, is_over)
-                except Exception as error:
-                    failure = error
-                    failed.append((number, places, some))
-                    continue
-                for place, flag in zip(places, renewed, strict=True):
-                    owned[place] = flag
-            left = failed
-            if not left or is_over():
-                break
-        if failure is None or not left:
+        failure: Exception | None = None
+        for number, places, some in by_partition(claims):
+            calls = self._calls_of[number]
+            if calls.away is not None and calls.watchers:
+                failure = calls.away
+                continue
+            limit = None if calls.patience is None else calls.port.now() + calls.patience
+            try:
+                renewed = await calls.until(limit, partial(self._settlers[number].renew, some, 0.0, is_over))
+            except Exception as error:
+                failure = error
+                if calls.port.is_transient(error) or isinstance(error, RetryBudgetExhaustedError):
+                    calls.has_failed(error)
+                elif len(some) == len(claims):
+                    raise
+                continue
+            for place, flag in zip(places, renewed, strict=True):
+                owned[place] = flag
+        if failure is None:
             return [flag is True for flag in owned]
-        if all(flag is None for flag in owned):
-            raise failure
         raise PartlyRenewedError(owned, failure) from failure

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.errors import ConfigurationError, PartitionCountError
 from redis_message_queue.keys import QueueKeys, partition_keys, script_keys
 from redis_message_queue.options import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
@@ -13,8 +14,14 @@ from redis_message_queue.protocol.capabilities import Capabilities
 from redis_message_queue.protocol.partitioned_claimer import PartitionedClaimer
 from redis_message_queue.protocol.partitioned_settler import PartitionedSettler
 from redis_message_queue.protocol.port import Argument, Command, Port
+from redis_message_queue.protocol.shared_state import grow_partition, read_shared_state, share_state
 from redis_message_queue.protocol.store import RedisStore, Store
 from redis_message_queue.scripts import script
+
+# How long a loop waits for one node of a cluster while it could serve others; less while another node is away, which
+# may have this partition, too. A node that answers slowly gets more.
+_PATIENCE_SECONDS, _LITTLE_PATIENCE_SECONDS = 0.5, 0.15
+_SLOWER = 4  # times what the last answer took
 
 
 class PartitionCalls(Calls):
@@ -26,13 +33,45 @@ class PartitionCalls(Calls):
         super().__init__(port, keys, options)
         self.partitions = count
         self._first = first  # the first partition, which the others ask; None in itself
+        self._all: list[PartitionCalls] = [] if first is None else first._all
+        self._all.append(self)
+        self._answer_seconds = 0.0  # what the last answer to a claim took
         names = script("open_queue").keys
         self._open = Command(script("open_queue"), script_keys(keys, names, counted=keys.counted))
 
+    @property
+    def patience(self) -> float | None:
+        if not self.port.is_cluster:  # one server has all partitions
+            return None
+        is_one_away = any(one.away is not None for one in self._all if one is not self)
+        patience = _LITTLE_PATIENCE_SECONDS if is_one_away else _PATIENCE_SECONDS
+        return min(self.listening_seconds, max(patience, _SLOWER * self._answer_seconds))
+
+    def has_answered(self, seconds: float = 0.0) -> None:
+        super().has_answered()
+        self._answer_seconds = seconds or self._answer_seconds
+
     async def _open_queue(self, limit: float | None, drains: bool, field: str, weights: Sequence[Argument]) -> None:
         if self._first is not None:
+            if self._first.away is not None and self._first.watchers:
+                raise self._first.away  # a loop must not wait for it
             await self._first._open_queue(limit, drains, "", ())
+            await self._follow_first(self._first, limit)
         await super()._open_queue(limit, drains, field, weights)
+
+    async def _follow_first(self, first: PartitionCalls, limit: float | None) -> None:
+        """Bring a partition to the number and the shared state of the first one, which has the number of this client.
+
+        A growth that is under way, or was interrupted, has not come to it yet.
+        """
+        while True:
+            own = await read_shared_state(self, self.keys, limit, fields=False)
+            if own.partitions is None or own.partitions >= self.partitions:
+                break
+            with suppress(PartitionCountError):  # another client was faster
+                await grow_partition(self, own.partitions, limit)
+        if not own.is_open:
+            await share_state(self, first.keys, limit)
 
     async def _register(self, limit: float | None) -> None:
         """The registry has one entry for all partitions, that of the first."""
@@ -68,7 +107,7 @@ class PartitionedStore(Store):
             first.decodes,
             first.sender,
             PartitionedClaimer([one.claimer for one in partitions], [one.calls for one in partitions]),
-            PartitionedSettler([one.settler for one in partitions], [one.keys for one in partitions]),
+            PartitionedSettler([one.settler for one in partitions], [one.calls for one in partitions]),
             PartitionedCapabilities(),
         )
 

@@ -215,7 +215,10 @@ class Port(Runtime, Protocol):
         """Run a script once."""
 
     async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
-        """Run two scripts, in one round trip if possible. Returns a reply or an error for each."""
+        """Run two scripts, in one round trip if possible. Returns a reply or an error for each.
+
+        The second is executed behind the first, or without it if the first has an error: then it is not run again.
+        """
 
     async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         """Send commands to the node that holds ``key``, on one connection. Returns a reply or an error for each."""

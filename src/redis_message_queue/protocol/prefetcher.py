@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
+from redis_message_queue.errors import CleanupFailedError
 from redis_message_queue.messages import ReceivedMessage
 from redis_message_queue.protocol.ack_buffer import AckBuffer
+from redis_message_queue.protocol.calls import LoopCancellations
 from redis_message_queue.protocol.claim import Claim
 from redis_message_queue.protocol.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consumer import ClaimedPayload, Consumer
 from redis_message_queue.protocol.handler_times import HandlerTimes
+from redis_message_queue.protocol.late_settlements import LateSettlements
 from redis_message_queue.protocol.pace import Pace
+from redis_message_queue.protocol.partitioned_settler import by_partition
 from redis_message_queue.protocol.port import BackgroundTask, Pause
 from redis_message_queue.protocol.run_options import RunOptions, RunSummary
 from redis_message_queue.protocol.settling import Ending
@@ -74,7 +78,9 @@ class Prefetcher:
         self._settling.times = self._times
         self._lock = queue.port.lock()  # of the work items, of the acks, and of the sums
         self.summary = RunSummary()
-        self.acks = AckBuffer(self._consumer, self._pace.flush_seconds, self._lock, self.summary)
+        self._late = LateSettlements(queue, self._lock, lambda: self._lease.over, self._meet)
+        self._consumer.watch = self._late.watch
+        self.acks = AckBuffer(self._consumer, self._late, self._pace.flush_seconds, self._lock, self.summary)
         self._times_handlers = queue.options.max_processing_seconds is not None
         self._filling: list[tuple[Claim, ReceivedMessage]] = []  # the next batch
         # What handlers are called with. A worker takes one and steps to the next. They leave this list when they begin,
@@ -84,8 +90,9 @@ class Prefetcher:
         self._redelivered: set[WorkItem] = set()  # those at hand whose messages were delivered before
         self._last_taken_at = 0.0
         self._requeueing = self._requeued = 0  # how often messages are being requeued right now, and have been
+        self._found_nothing = False  # and ends for that reason
         self._helper: BackgroundTask | None = None
-        self._trouble: Exception | None = None  # what the helper met
+        self._trouble: Exception | None = None  # what was met beside the handlers
 
     def open(self) -> None:
         """Start; the heartbeat lasts as long as the loop."""
@@ -97,6 +104,11 @@ class Prefetcher:
         """Start no new work: an error ends all workers."""
         self._consumer.is_ended = True
 
+    def _meet(self, trouble: Exception) -> None:
+        """End the loop with what was met beside the handlers."""
+        self._trouble = self._trouble or trouble
+        self.stop()
+
     # -- beside the handlers
 
     async def _help(self, pause: Pause) -> None:
@@ -105,13 +117,12 @@ class Prefetcher:
         while not await pause(self._next_look()) and not self._lease.over:
             if self.holding.is_forked:
                 return
-            cancellations: list[BaseException] = []
+            cancellations = LoopCancellations(self._queue.gate.give_up_at)
             try:
                 await self._requeue_unreachable()
                 await self.acks.flush_late(cancellations)
             except Exception as error:
-                self._trouble = error
-                self.stop()
+                self._meet(error)
                 return
             if cancellations:
                 return
@@ -150,10 +161,23 @@ class Prefetcher:
                 self._requeueing -= 1
                 self._requeued += 1
 
-    async def _requeue_unbegun(self, claims: Sequence[Claim]) -> int:
-        """Requeue what no handler has begun, as if it had never been claimed. Returns how many were still ours."""
+    async def _requeue_unbegun(self, claims: Sequence[Claim], *, counts: bool = False) -> None:
+        """Requeue what no handler has begun, as if it had never been claimed."""
         self._let_go(claims)
-        return await self._settling.requeue(claims, None, forgiven=True, begun=False)
+        await self._requeue(claims, None, counts=counts)
+
+    async def _requeue(self, claims: Sequence[Claim], error: Exception | None, *, counts: bool) -> None:
+        """Requeue messages, in each partition by itself; without an ``error`` as if never claimed."""
+        for number, _, some in by_partition(claims):
+            await self._late.settle(number, self._requeue_in_one(some, error, counts))
+
+    async def _requeue_in_one(self, claims: Sequence[Claim], error: Exception | None, counts: bool) -> None:
+        is_fresh = error is None
+        requeued = await self._settling.requeue(claims, error, forgiven=is_fresh, begun=not is_fresh)
+        with self._lock:
+            self._requeued += 1
+            self.summary.requeued += (requeued or 0) if counts else 0
+            self.summary.unsettled += len(claims) if requeued is None else 0
 
     def _let_go(self, claims: Iterable[Claim]) -> None:
         """Stop renewing their leases."""
@@ -195,6 +219,8 @@ class Prefetcher:
         Without ``waits``, it asks Redis once and returns None if there is nothing to begin now.
         """
         until_empty, nap = self._options.until_empty, 0.001
+        self._consumer.has_one_attempt = not waits
+        self._consumer.needs_certainty = until_empty and waits
         longest = max(_WAIT_SECONDS, self._queue.store.options.message_wait_interval_seconds)
         while not self._consumer.is_stopped():
             if self._filling:
@@ -210,7 +236,7 @@ class Prefetcher:
                 await self._queue.port.sleep(nap)
                 nap = min(_LONGEST_NAP_SECONDS, 2 * nap)
             else:
-                requeued, began = self._requeued, self._queue.port.now()
+                changes, began = self._own_changes(), self._queue.port.now()
                 wait = min(longest, self._next_retry_in(began)) if until_empty else longest
                 if await self._refill(self._claim_size(), wait if waits else 0.0):
                     continue
@@ -220,10 +246,21 @@ class Prefetcher:
                     continue
                 if self._is_retry_left(began):
                     continue
-                if requeued == self._requeued and not self._requeueing:
+                if changes is not None and changes == self._own_changes():
+                    self._found_nothing = True
                     return None
-                await self._queue.port.sleep(0.001)  # what the helper requeues can be claimed again
+                await self._queue.port.sleep(nap)
+                nap = min(_LONGEST_NAP_SECONDS, 2 * nap)
         return None
+
+    def _own_changes(self) -> tuple[int, int] | None:
+        """Compare before and after a claim: if this differs or is None, the claim has not seen all that we changed.
+
+        What is requeued, and what waited behind a message that is acknowledged now, can be claimed after that.
+        """
+        with self._lock:
+            acks = self.acks.sent_alone
+            return None if self._requeueing or self._late or acks is None else (self._requeued, acks)
 
     async def put_back(self, work_item: WorkItem) -> None:
         """Requeue an item that was taken and not begun, and what was claimed with it: others can start it now."""
@@ -343,7 +380,7 @@ class Prefetcher:
         kept = first or int(not self._filling)
         surplus = [claim for claim, _ in taken[kept:]]
         if surplus:
-            await self._settling.requeue(surplus, None, forgiven=True, begun=False)
+            await self._requeue(surplus, None, counts=False)
         if first == 0:
             await self.acks.flush()  # what is handled must not be handled again if this one crashes the process
         return taken[:kept]
@@ -449,21 +486,26 @@ class Prefetcher:
             self._pace.handled_in(self._queue.port.now() - work_item.taken_at)
         self._let_go(work_item.claims)
         takes_each = self._settling.can_apply(error) or self._queue.options.retry_policy is not None
-        if self._options.batch_size is None or takes_each:
-            for claim in claims:
-                self._count(await self._settling.handler_raised(claim, error))
-        elif claims:
-            await self._requeue_failed_batch(claims, error)
+        try:
+            if self._options.batch_size is None or takes_each:
+                for claim in claims:
+                    await self._late.settle(claim.partition, self._fail(claim, error))
+            elif claims:
+                await self._requeue_failed_batch(claims, error)
+        except CleanupFailedError as refused:
+            self._meet(refused)  # it tells more than what the claim of another worker meets for the same reason
+            raise
         self._redelivered.discard(work_item)
         self._settling.raise_if_cancelled()
 
-    def _count(self, ending: Ending) -> None:
-        """Count a delivery whose handler raised."""
-        summary = self.summary
+    async def _fail(self, claim: Claim, error: Exception) -> None:
+        """End a delivery whose handler raised, and count it."""
+        ending, summary = await self._settling.handler_raised(claim, error), self.summary
         with self._lock:
             summary.failed += ending is Ending.FAILED
             summary.retried += ending is Ending.RETRIED
             summary.discarded += ending is Ending.DISCARDED
+            summary.unsettled += ending is Ending.UNCONFIRMED
 
     async def _requeue_failed_batch(self, claims: Sequence[Claim], error: Exception) -> None:
         text = "and the %d others of its batch are requeued: their handler raised %s"
@@ -471,10 +513,8 @@ class Prefetcher:
         self._queue.emitter.log(WARNING, claims[0], text, *described, handler_error=error)
         if self._times is not None:
             self._times.forget(claims)
-        requeued = await self._settling.requeue(claims, error, forgiven=False)
         self._pace.after_claim(redelivered=True)  # they come next, each alone
-        with self._lock:
-            self.summary.requeued += requeued
+        await self._requeue(claims, error, counts=True)
 
     def leave_alone(self, work_item: WorkItem) -> None:
         """Whatever ended the handler was not an `Exception`: its messages are left to their leases."""
@@ -499,12 +539,15 @@ class Prefetcher:
             unbegun = list(dict.fromkeys((*lined_up, *(claim for claim, _ in self._filling))))
             self._filling, self._work_items, self._next = [], [], 0
             if unbegun:
-                self.summary.requeued += await self._requeue_unbegun(unbegun)
+                await self._requeue_unbegun(unbegun, counts=True)
+            await self._settling.undisturbed(self._late.close())
             self.holding.end_lease()
             await self._settling.undisturbed(self.holding.stop_heartbeat())
         self._settling.raise_if_cancelled()
         if self._trouble is not None:
             raise self._trouble
+        if self._found_nothing and self._queue.store.options.ordered_tenants:
+            self.summary.left_behind = await self._queue.count_behind_retries()
 
 
 def _was_delivered_before(claim: Claim) -> bool:

@@ -63,6 +63,10 @@ class QueueProtocol:
         """What an operator does with this queue; custom gateways refuse it."""
         return Operator(self)
 
+    async def count_behind_retries(self) -> int:
+        """Return how many messages wait behind a retry of their tenant, in a queue that keeps their order."""
+        return sum([await part.operator.reader.behind_retries() for part in self.parts])
+
     def hand_off_of(self, claim: Claim) -> HandOff:
         """How a handler settles this message and publishes its results in one step; custom gateways refuse it."""
         return HandOff(self)

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -36,6 +36,8 @@ from redis_message_queue.scripts import constant, script
 PeekSource = Literal["pending", "processing", "delayed", "completed", "failed", "dead_letters"]
 RecordSource = Literal["completed", "failed", "dead_letters"]
 
+_MOST_TENANTS = 10_000  # whose queues are counted in one pipeline
+_MEMBERS = 10_000  # of a sorted set, in one reply
 _STRIDE = constant("places", "STRIDE")  # what a turn of a tenant with weight 1 costs
 
 
@@ -73,13 +75,37 @@ class QueueReader:
         check_count("max_tenants", max_tenants)
         (ring,) = await self._pages.send(("ZRANGE", self._keys.tenant_ring, 0, max_tenants))
         names = [name for name in ring if name][:max_tenants]
-        if not names:
-            return {}
+        return dict(zip(map(envelope.tenant_text, names), await self._waiting_of(names), strict=True))
+
+    async def _waiting_of(self, names: Sequence[bytes]) -> list[int]:
+        """Return how many messages of each tenant wait."""
+        counts: list[int] = []
         expired = self._keys.expired("").encode()
-        waiting = await self._pages.send(*(("LLEN", self._pages.tenant_queue(name)) for name in names))
-        returned = await self._pages.send(*(("ZCARD", expired + name) for name in names))
-        counts = [queued + back for queued, back in zip(waiting, returned, strict=True)]
-        return dict(zip(map(envelope.tenant_text, names), counts, strict=True))
+        for start in range(0, len(names), _MOST_TENANTS):
+            some = names[start : start + _MOST_TENANTS]
+            waiting = await self._pages.send(*(("LLEN", self._pages.tenant_queue(name)) for name in some))
+            returned = await self._pages.send(*(("ZCARD", expired + name) for name in some))
+            counts += [queued + back for queued, back in zip(waiting, returned, strict=True)]
+        return counts
+
+    async def behind_retries(self) -> int:
+        """Return how many messages wait behind one of their tenant that waits for its next attempt."""
+        leases = await self._members(self._keys.leases)
+        retried = {token[: envelope.ID_BYTES] for token in leases if envelope.holds_place_of_retry(token)}
+        if not retried:
+            return 0
+        flights = await self._members(self._keys.tenant_in_flight)  # see lib/in_flight.lua
+        names = {one[1 : -envelope.ID_BYTES] for one in flights if one[-envelope.ID_BYTES :] in retried}
+        return sum(await self._waiting_of(sorted(names)))
+
+    async def _members(self, key: str) -> list[bytes]:
+        """Return all members of a sorted set."""
+        members: list[bytes] = []
+        while True:
+            (page,) = await self._pages.send(("ZRANGE", key, len(members), len(members) + _MEMBERS - 1))
+            members += page
+            if len(page) < _MEMBERS:
+                return members
 
     async def tenant_length(self, tenant: str) -> int:
         """Return how many messages of a tenant wait."""

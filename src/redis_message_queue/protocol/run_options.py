@@ -20,7 +20,11 @@ Middleware = Callable[[Any, Callable[[Any], Any]], Any]
 
 @dataclass(slots=True)
 class RunSummary:
-    """What a loop has done, when it ends. All but ``attempts`` and ``retried`` count messages."""
+    """What a loop has done, when it ends. All but ``attempts`` and ``retried`` count messages.
+
+    A message that is ``left_behind`` waits behind a retry of its tenant, in a queue with ``ordered_tenants``: a loop
+    that ends when nothing else waits does not handle it.
+    """
 
     handled: int = 0
     failed: int = 0
@@ -29,11 +33,14 @@ class RunSummary:
     retried: int = 0
     attempts: int = 0
     dead_lettered: int = 0  # by its claims, without calling the handler
+    left_behind: int = 0
+    unsettled: int = 0  # Redis did not confirm what became of them: their leases decide
 
 
-def add(one: RunSummary, other: RunSummary) -> RunSummary:
-    """Return the sum of two summaries."""
-    return RunSummary(**{each.name: getattr(one, each.name) + getattr(other, each.name) for each in fields(one)})
+def add(earlier: RunSummary, later: RunSummary) -> RunSummary:
+    """Return what two loops have done one after the other; what the first has left behind, the second has found."""
+    sums = {each.name: getattr(earlier, each.name) + getattr(later, each.name) for each in fields(RunSummary)}
+    return RunSummary(**sums | {"left_behind": later.left_behind})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

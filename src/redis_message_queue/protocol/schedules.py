@@ -20,7 +20,7 @@ from redis_message_queue.checks import text
 from redis_message_queue.errors import ConfigurationError, PayloadTypeError, RetryBudgetExhaustedError
 from redis_message_queue.keys import script_keys
 from redis_message_queue.messages import Schedule, moment
-from redis_message_queue.plain_values import decoded, plain
+from redis_message_queue.plain_values import decoded, described, plain
 from redis_message_queue.protocol.calls import Calls, ReplySlot, log, publishing_rules
 from redis_message_queue.protocol.confirm import FULL, dropped_ids
 from redis_message_queue.protocol.pages import check_choice
@@ -291,7 +291,7 @@ class Scheduler:
         is_passing = isinstance(trouble, RetryBudgetExhaustedError) or (
             isinstance(trouble, Exception) and calls.port.is_transient(trouble)
         )
-        why = trouble if isinstance(trouble, str) else f"{type(trouble).__name__}: {trouble}"
+        why = trouble if isinstance(trouble, str) else described(trouble)
         if self._logged.get(record.name) == (record.revision, why):
             return
         self._logged[record.name] = (record.revision, why)

@@ -10,13 +10,13 @@ from typing import Any
 from redis_message_queue.envelope import ID_BYTES, PLAIN_FLAGS, TIME_AT
 from redis_message_queue.identity import labelled
 from redis_message_queue.keys import script_keys
+from redis_message_queue.plain_values import error_text
 from redis_message_queue.protocol.calls import Calls, ReplySlot, never_stop
 from redis_message_queue.protocol.claim import Claim, read_trimming
 from redis_message_queue.protocol.port import Argument, Call, Command, split
 
 _MOST_AT_ONCE = 1_000  # messages in one script
 _MOST_BYTES = 4_000_000  # of these messages together
-_LONGEST_ERROR = 2_000  # characters of an exception's text that a record keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SettleReason:
             fields["consumer"] = consumer
         if self.error is not None:
             fields["error_type"] = type(self.error).__name__
-            fields["error"] = text_of(self.error)
+            fields["error"] = error_text(self.error)
         if self.held_seconds is not None:
             fields["held_us"] = int(self.held_seconds * 1_000_000)
         if self.event is not None:
@@ -61,14 +61,6 @@ class SettleReason:
         if self.handled:
             fields["handled"] = self.handled
         return json.dumps(fields)
-
-
-def text_of(error: BaseException) -> str:
-    """The text of an exception, shortened; empty if it cannot be had."""
-    try:
-        return str(error).encode("utf-8", "replace").decode()[:_LONGEST_ERROR]
-    except Exception:  # its own code: a message must not stay in flight for that
-        return ""
 
 
 SETTLED = Settled([True])  # the one message that it is about
@@ -94,6 +86,20 @@ class PiggybackedAck:
     def is_answered(self) -> bool:
         """Whether there is an answer or an error."""
         return self.settled is not None or self.failed is not None
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether it was executed before the claim that it was sent with."""
+        return self.settled is not None and self.failed is None
+
+    @property
+    def partition(self) -> int:
+        """Where its messages came from."""
+        return self.claims[0].partition
+
+    def split(self) -> Sequence[PiggybackedAck]:
+        """The ack of each partition."""
+        return (self,)
 
     def joined_with(self, slot: ReplySlot, call: bytes, nonce: bytes) -> Call | None:
         """One call for this ack and for the usual claim on another slot of the same queue; None if it is not usual.

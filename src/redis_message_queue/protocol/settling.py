@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from redis_message_queue.errors import CleanupFailedError, RedisMessageQueueError, RetryBudgetExhaustedError
 from redis_message_queue.events import EventOperation, EventOutcome
 from redis_message_queue.outcomes import DeadLetter, Discard, RetryLater
+from redis_message_queue.plain_values import described
+from redis_message_queue.protocol.calls import LoopCancellations
 from redis_message_queue.protocol.claim import DEAD_LETTERS_ARE_FULL, Claim, log_cut
 from redis_message_queue.protocol.events import log, named
 from redis_message_queue.protocol.handler_times import HandlerTimes
 from redis_message_queue.protocol.lease import Lease
 from redis_message_queue.protocol.port import unwrap
-from redis_message_queue.protocol.settle import SETTLED, PiggybackedAck, Settled, SettleReason, TerminalList, text_of
+from redis_message_queue.protocol.settle import SETTLED, PiggybackedAck, Settled, SettleReason, TerminalList
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -52,14 +54,15 @@ class Ending(Enum):
 class Settling:
     """Settles the messages of one consumer. Cancellations are noted and do not stop it."""
 
-    __slots__ = ("_keeps_failures", "_queue", "cancellations", "retries", "times")
+    __slots__ = ("_in_loop", "_keeps_failures", "_queue", "cancellations", "retries", "times")
 
-    def __init__(self, queue: QueueProtocol, *, keeps_failures: bool) -> None:
+    def __init__(self, queue: QueueProtocol, *, keeps_failures: bool, in_loop: bool = False) -> None:
         self._queue = queue
+        self._in_loop = in_loop
         # Whether a message that failed for good goes to the dead letters where there is no failed list. Without this
         # it is removed: its handler's exception reaches the caller, who can keep it.
         self._keeps_failures = keeps_failures
-        self.cancellations: list[BaseException] = []
+        self.cancellations: list[BaseException] = LoopCancellations(queue.gate.give_up_at) if in_loop else []
         self.times: HandlerTimes | None = None  # of a loop on a queue with a journal
         self.retries: dict[bytes, float] | None = None  # message id to when its next attempt is due, if wanted
 
@@ -175,6 +178,20 @@ class Settling:
             operation=_COMPLETE,
         )
 
+    def has_no_answer(self, error: Exception) -> bool:
+        """Whether Redis did not answer, and the lease decides. What Redis refuses is another matter."""
+        return isinstance(error, RetryBudgetExhaustedError) or self._queue.port.is_transient(error)
+
+    async def leave_to_leases(self, claims: Sequence[Claim], error: Exception) -> None:
+        """Log and emit that Redis has not confirmed the acks of a loop, which goes on."""
+        cause = self._located(error)
+        leased = self._queue.store.options.message_visibility_timeout_seconds is not None
+        then = "it comes again when its lease runs out" if leased else "it has no lease and stays in processing"
+        for claim in claims:
+            text = "was handled, and Redis did not confirm its ack (%s); unless Redis has it nevertheless, %s"
+            self._queue.emitter.log(ERROR, claim, text, named(cause), then)
+            await self.emit(EventOperation.CLEANUP_FAILED, EventOutcome.FAILURE, claim, cause)
+
     # -- failure
 
     async def handler_raised(self, claim: Claim, error: Exception) -> Ending:
@@ -193,7 +210,7 @@ class Settling:
     async def fail(self, claim: Claim, error: Exception) -> Ending:
         """End a message as its handler's outcome or the retry policy says; without either it is removed.
 
-        Raises nothing: the caller sees the handler's error, whatever else goes wrong.
+        Raises nothing outside of a loop: the caller sees the handler's error, whatever else goes wrong.
         """
         if self.can_apply(error):
             return await self._apply(claim, error)
@@ -283,7 +300,7 @@ class Settling:
         try:
             return await queue.store.settler.settle([claim], terminal_list, why, self.cancellations)
         except Exception as trouble:
-            await self._not_cleaned_up(claim, self._located(trouble))
+            await self._not_cleaned_up([claim], self._located(trouble))
             return None
 
     async def _retry_later(self, claim: Claim, pause: float, error: Exception) -> Ending:
@@ -291,7 +308,7 @@ class Settling:
             handled = self._handled([claim])
             owned = await self._queue.store.settler.retry_later(claim, pause, error, self.cancellations, handled)
         except Exception as trouble:
-            await self._not_cleaned_up(claim, trouble)
+            await self._not_cleaned_up([claim], self._located(trouble))
             return Ending.UNCONFIRMED
         if not owned:
             await self._failed_too_late(claim)
@@ -304,24 +321,23 @@ class Settling:
             self._queue.emitter.log(INFO, claim, "is retried in %.3g s, after attempt %d%s", pause, attempt, of)
         else:
             text = "failed (%s) at attempt %d%s, retrying in %.3g s"
-            self._warn(claim, text, _described(error), attempt, of, pause, handler_error=error)
+            self._warn(claim, text, described(error), attempt, of, pause, handler_error=error)
         await self.emit(EventOperation.RETRIED, EventOutcome.SUCCESS, claim)
         return Ending.RETRIED
 
     async def requeue(
         self, claims: Sequence[Claim], error: Exception | None, *, forgiven: bool, begun: bool = True
-    ) -> int:
+    ) -> int | None:
         """Return messages to the front of their queues, in order. Returns how many were still ours.
 
-        Not ``begun``: no handler has had them.
+        Not ``begun``: no handler has had them. None if Redis did not confirm it.
         """
         settler = self._queue.store.settler
         try:
             requeued = await settler.requeue(claims, forgiven=forgiven, cancellations=self.cancellations)
         except Exception as trouble:
-            for claim in claims:
-                await self._not_cleaned_up(claim, trouble)
-            return 0
+            await self._not_cleaned_up(claims, self._located(trouble), begun=begun)
+            return None
         for claim, owned in zip(claims, requeued, strict=True):
             if owned:
                 await self.emit(EventOperation.REQUEUED, EventOutcome.SUCCESS, claim, error)
@@ -332,9 +348,22 @@ class Settling:
                 await self.emit(EventOperation.STALE_LEASE_NACK, EventOutcome.SKIPPED, claim)
         return sum(requeued)
 
-    async def _not_cleaned_up(self, claim: Claim, trouble: Exception) -> None:
-        self._queue.emitter.log(ERROR, claim, "could not be cleaned up: %s", named(trouble))
-        await self.emit(EventOperation.CLEANUP_FAILED, EventOutcome.FAILURE, claim, trouble)
+    async def _not_cleaned_up(self, claims: Sequence[Claim], trouble: Exception, *, begun: bool = True) -> None:
+        """Log and emit that messages could not be settled. In a loop, raise if Redis refuses that.
+
+        A loop that goes on would get the same messages again and again, and never be rid of them.
+        """
+        for claim in claims:
+            self._queue.emitter.log(ERROR, claim, "could not be cleaned up: %s", named(trouble))
+            await self.emit(EventOperation.CLEANUP_FAILED, EventOutcome.FAILURE, claim, trouble)
+        if begun and self._in_loop and not self.has_no_answer(trouble):
+            raise CleanupFailedError(
+                f"the handler failed, and its message could not be settled ({named(trouble)}); correct what Redis "
+                "refuses, then run the loop again",
+                queue=self._queue.options.name,
+                message_id=claims[0].message_id,
+                operation="settle",
+            ) from trouble
 
     async def _failed_too_late(self, claim: Claim) -> None:
         self._warn(claim, "failed after its lease had been lost")
@@ -353,14 +382,14 @@ class Settling:
     def _log_failed(self, claim: Claim, terminal_list: TerminalList | None, reason: str, error: Exception) -> None:
         """Say where a message that failed for good is now, or that it is nowhere and how that can be changed."""
         if terminal_list is None:
-            self._queue.emitter.log(ERROR, claim, _REMOVED, _described(error), handler_error=error)
+            self._queue.emitter.log(ERROR, claim, _REMOVED, described(error), handler_error=error)
         elif isinstance(error, DeadLetter):
             self._warn(claim, "went to the dead letters, as its handler decided: %s", error.reason)
         elif terminal_list is self._queue.dead_letters:
             text = "failed (%s) and went to the dead letters (%s)"
-            self._warn(claim, text, _described(error), reason, handler_error=error)
+            self._warn(claim, text, described(error), reason, handler_error=error)
         else:
-            self._warn(claim, "failed (%s) and went to the failed list", _described(error), handler_error=error)
+            self._warn(claim, "failed (%s) and went to the failed list", described(error), handler_error=error)
 
     async def report_trimming(self, settled: Settled, terminal_list: TerminalList | None, claim: Claim) -> None:
         """Say that a list could not be trimmed, or that messages are gone because it is full."""
@@ -408,11 +437,6 @@ class Settling:
             first = self.cancellations[0]
             self.cancellations.clear()
             raise first
-
-
-def _described(error: Exception) -> str:
-    name, text = type(error).__name__, text_of(error)
-    return f"{name}: {text}" if text else name
 
 
 def append_to_context(error: BaseException, cancelled: BaseException) -> None:

@@ -10,15 +10,18 @@ from redis_message_queue import envelope
 from redis_message_queue.envelope import HAS_ENTRY, HAS_EXTRAS, HAS_TENANT, HAS_TTL, HEADER_BYTES, TIME_AT, TTL_BYTES
 from redis_message_queue.keys import script_keys
 from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.cancel import MARK_SECONDS
 from redis_message_queue.protocol.pages import PAGE, ListPart, PageReader, members_with_scores, scanned_pairs
 from redis_message_queue.protocol.port import Argument, Command
 from redis_message_queue.protocol.records import pair
 
-TransferSource = Literal["pending", "delayed", "processing", "failed", "dead_letters", "completed"]
-WAITING = ("pending", "delayed", "processing")
+# In the order of an export: what is in flight comes first again, before what waits behind it.
+TransferSource = Literal["processing", "pending", "delayed", "failed", "dead_letters", "completed"]
+WAITING = ("processing", "pending", "delayed")
 _NEW = ord("1")
 _FIRST_DELIVERY = b"1:1"  # see lib/delivery_state.lua
 _SCANNED = 100  # fields of a hash in one step
+_NOBODY = bytes(5)  # the end of a lease that keeps the place of a message until its next attempt: see retry_later.lua
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,8 @@ class TransferredMessage:
     extras: bytes = b""  # its headers, as JSON
     published_us: int = 0
     ttl_us: int = 0
-    due_us: int = 0  # of a delayed message
+    due_us: int = 0  # of a message that is delayed, or keeps its place until its next attempt
+    cancelled: bool = False  # whether the claim that meets it drops it
     deliveries: bytes = b""  # its entry in `deliveries`, if it has one
     record: bytes | None = None  # of a message in a terminal list
 
@@ -59,7 +63,8 @@ def read_stored(state: str, stored: bytes, due_us: int = 0) -> TransferredMessag
         published_us=int.from_bytes(stored[TIME_AT:HEADER_BYTES], "big"),
         ttl_us=int.from_bytes(stored[at : at + TTL_BYTES], "big") if has_ttl else 0,
         due_us=due_us,
-        **parts,
+        tenant=parts["tenant"],
+        extras=parts["extras"],
     )
 
 
@@ -70,18 +75,19 @@ class Exporter:
         self._pages, self._keys, self._source = PageReader(calls), calls.keys, source
         self._tenants: list[bytes] | None = None  # that are still to be read
         self._at = self._records_at = 0
-        self._cursor = b"0"
+        self._in_flight: list[bytes] | None = None  # fields of `processing` that are still to be read
+        self._due_us: dict[bytes, int] = {}  # of those that keep their places until their next attempts
         self.is_over = False
         self.foreign = 0  # how many values were no messages of ours
 
     async def next_page(self) -> list[TransferredMessage]:
         """Return the next messages; `is_over` says whether these were the last."""
         if self._source == "pending":
-            return await self._with_deliveries(await self._next_pending())
+            return await self._with_details(await self._next_pending())
         if self._source == "delayed":
-            return await self._with_deliveries(await self._next_delayed())
+            return await self._with_details(await self._next_delayed())
         if self._source == "processing":
-            return await self._with_deliveries(await self._next_in_flight())
+            return await self._with_details(await self._next_in_flight())
         return await self._next_terminal()
 
     async def _next_pending(self) -> list[TransferredMessage]:
@@ -122,11 +128,33 @@ class Exporter:
         ]
 
     async def _next_in_flight(self) -> list[TransferredMessage]:
-        ((self._cursor, scanned),) = await self._pages.send(
-            ("HSCAN", self._keys.processing, self._cursor, "COUNT", _SCANNED)
-        )
-        self.is_over = self._cursor == b"0"
-        return self._read(stored for _, stored in scanned_pairs(scanned))
+        """The messages in flight in the order of their publication: a hash has none of its own."""
+        if self._in_flight is None:
+            self._in_flight, self._due_us = await self._fields_in_order(), await self._next_attempts()
+        page, self._in_flight = self._in_flight[:PAGE], self._in_flight[PAGE:]
+        self.is_over = not self._in_flight
+        found = await self._pages.read_fields(self._keys.processing, page) if page else []
+        return self._read(stored for stored in found if stored is not None)
+
+    async def _fields_in_order(self) -> list[bytes]:
+        published, cursor = {}, b"0"
+        while True:
+            ((cursor, scanned),) = await self._pages.send(("HSCAN", self._keys.processing, cursor, "COUNT", _SCANNED))
+            for field, stored in scanned_pairs(scanned):
+                published[field] = (stored[TIME_AT:HEADER_BYTES], field)
+            if cursor == b"0":
+                return sorted(published, key=lambda field: published[field])
+
+    async def _next_attempts(self) -> dict[bytes, int]:
+        """When each message in flight is due that keeps its place until its next attempt."""
+        due: dict[bytes, int] = {}
+        at, page = 0, [(b"", b"")]
+        while page:
+            (found,) = await self._pages.send(("ZRANGE", self._keys.leases, at, at + PAGE - 1, "WITHSCORES"))
+            page = members_with_scores(found)
+            at += len(page)
+            due |= {token[:16]: int(float(score)) for token, score in page if token[31:] == _NOBODY}
+        return due
 
     async def _next_terminal(self) -> list[TransferredMessage]:
         messages, records = self._pages.lists[self._source]
@@ -152,12 +180,22 @@ class Exporter:
                 self.foreign += 1
         return page
 
-    async def _with_deliveries(self, page: list[TransferredMessage]) -> list[TransferredMessage]:
-        entries = await self._pages.read_fields(self._keys.deliveries, [one.id for one in page]) if page else []
+    async def _with_details(self, page: list[TransferredMessage]) -> list[TransferredMessage]:
+        if not page:
+            return []
+        ids = [one.id for one in page]
+        entries = await self._pages.read_fields(self._keys.deliveries, ids)
+        (marks,) = await self._pages.send(("ZMSCORE", self._keys.cancelled, *ids))
         # A first delivery has no entry; where the message waits again, it needs one.
         usual = _FIRST_DELIVERY if self._source == "processing" else b""
         return [
-            replace(one, deliveries=usual if entry is None else entry) for one, entry in zip(page, entries, strict=True)
+            replace(
+                one,
+                deliveries=usual if entry is None else entry,
+                cancelled=mark is not None,
+                due_us=self._due_us.get(one.id, one.due_us),
+            )
+            for one, entry, mark in zip(page, entries, marks, strict=True)
         ]
 
 
@@ -171,9 +209,17 @@ class Importer:
 
     async def store(self, messages: Sequence[TransferredMessage]) -> list[bool]:
         """Store waiting and delayed messages in one script: all or none. Returns for each whether it was new."""
-        details = [part for one in messages for part in (str(one.due_us or ""), one.deliveries, one.stored)]
-        settings = (self._calls.keys.tenant_pending(""), self._window_ms)
+        details: list[Argument] = []
+        for one in messages:
+            details += (str(one.due_us or ""), one.deliveries, self._known(one), one.stored)
+        settings = (self._calls.keys.tenant_pending(""), self._window_ms, MARK_SECONDS * 1000)
         return await self._call("restore", {}, settings, details, [one.id.hex() for one in messages])
+
+    def _known(self, message: TransferredMessage) -> str:
+        """What restore.lua has to know of it. Without leases, nobody would look for a message that keeps its place."""
+        leased = self._calls.options.message_visibility_timeout_seconds is not None
+        keeps_place = leased and message.state == "processing" and message.due_us
+        return ("c" if message.cancelled else "") + ("p" if keeps_place else "")
 
     async def store_in_list(self, source: str, messages: Sequence[tuple[TransferredMessage, str]]) -> list[bool]:
         """Add messages to a terminal list in one script, each with the key that tells it from others."""
@@ -197,7 +243,8 @@ class Importer:
             script = calls.script(name)
             command = Command(script, script_keys(calls.keys, script.keys, reply=slot.key, **given))
             markers = tuple(calls.keys.deduplication(f"imported:{key}") for key in keys)
-            arguments = (int(calls.keep_seconds * 1000), *settings, slot.next_call(), *details)
+            holder = (slot.holder,) if name == "restore" else ()
+            arguments = (int(calls.keep_seconds * 1000), *settings, *holder, slot.next_call(), *details)
             reply = await calls.call(command, arguments, extra_keys=markers)
         finally:
             calls.release_slot(slot)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from redis_message_queue.checks import whole_number
 from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
 from redis_message_queue.plain_values import brief
+from redis_message_queue.protocol.calls import log, never_stop
 from redis_message_queue.protocol.run_options import RunSummary, add
 
 MOST_WEIGHT = 1_000
@@ -25,6 +26,7 @@ class Member:
 
     weight: int
     workers: int  # those that wait for a handler to start, or are about to
+    is_silent: Callable[[], bool]  # whether its Redis has not answered the last claim
     virtual_time: float = 0.0
     is_idle: bool = False  # its queue was empty, and one of its workers waits there without a place
 
@@ -57,9 +59,9 @@ class WeightedTurns:
         """Whether a place is free."""
         return self._free > 0
 
-    def join(self, weight: int, workers: int) -> Member:
+    def join(self, weight: int, workers: int, is_silent: Callable[[], bool] = never_stop) -> Member:
         """Add a loop with this many workers."""
-        member = Member(weight, workers)
+        member = Member(weight, workers, is_silent)
         self._members.append(member)
         return member
 
@@ -90,6 +92,13 @@ class WeightedTurns:
     def leave(self, member: Member) -> None:
         """The loop has ended."""
         self._members.remove(member)
+
+    def go_on_without(self, member: Member, queue: str, error: Exception) -> bool:
+        """Log that the Redis of one loop is away. Returns False if that is so for all of them."""
+        if all(one is member or one.is_silent() for one in self._members):
+            return False
+        log.error("%s: %s; the other queues go on, and this one is tried again", queue, error, extra={"queue": queue})
+        return True
 
     def _waiting(self) -> list[Member]:
         return [member for member in self._members if member.is_waiting]

@@ -310,7 +310,7 @@ class DirectPool:
                 raise exceptions.TimeoutError("no reply in time") from error
             if isinstance(error, OSError):
                 raise exceptions.ConnectionError(f"the connection broke: {error}") from error
-            if state is _IN_EXCHANGE and was_closed and isinstance(error, ValueError | AttributeError):
+            if was_closed and isinstance(error, ValueError | AttributeError):
                 raise exceptions.ConnectionError(_CLOSED_HERE) from error
             raise
 

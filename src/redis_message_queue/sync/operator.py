@@ -316,8 +316,9 @@ class OperatorMethods(Generic[M]):
 
         Stop all producers and consumers first, and start them again with the new number: each call of an object with
         another number raises `PartitionCountError`, also the acknowledgement of a message that it has claimed. Messages
-        stay in their partitions and are delivered. Some keys change to a new partition: their order, and their
-        deduplication windows, begin anew there. If it is interrupted, call it again.
+        stay in their partitions and are delivered. The new partitions have the pauses, the journal and the weights of
+        the queue. Some keys change to a new partition: their order, and their deduplication windows, begin anew there.
+        If it is interrupted, call it again.
 
         Args:
             partitions: The new number of partitions.

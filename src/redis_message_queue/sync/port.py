@@ -14,7 +14,7 @@ import redis
 from redis import exceptions
 
 from redis_message_queue import wire
-from redis_message_queue.attempt_limits import AttemptLimits
+from redis_message_queue.attempt_limits import AttemptLimits, limit_nodes
 from redis_message_queue.client_port import ClientPort
 from redis_message_queue.identity import after_fork, free_if_orphaned
 from redis_message_queue.protocol.port import Argument, Call, Command, innermost_attempt_end
@@ -23,8 +23,12 @@ from redis_message_queue.sync.runtime import BlockingRuntime
 
 T = TypeVar("T")
 
+# What redis-py lets out if another thread closes the connection that it uses.
+_CLOSED_MEANWHILE = (AttributeError, ValueError, OSError)
 # What keeps a wait from a node: it is gone, or another command has closed the connections of all threads.
 _NOT_REACHED = (exceptions.RedisError, AttributeError, ValueError)
+# How often a caller looks whether a pool that is full has a connection again: redis-py tells nobody.
+_SHORTEST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.001, 0.01
 _ANSWERS = frozenset((int, bytes))  # what the fast paths of our scripts return
 
 
@@ -45,6 +49,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
         # The user's own `Retry` repeats what redis-py does on a connection of its own.
         is_direct = self._packs_by_hand and not client_retries and type(pool) is redis.ConnectionPool
         self._direct = DirectPool(pool) if is_direct and DirectPool.fits(pool) else None
+        self._in_line: set[object] = set()  # callers that wait for a connection of a pool that is full
         _ports.add(self)
 
     def after_fork(self) -> None:
@@ -53,8 +58,15 @@ class BlockingPort(ClientPort, BlockingRuntime):
 
     def free_inherited_locks(self, deadline: float) -> None:
         """Free locks in a forked child: redis-py drops the connections of its pools there, but keeps their locks."""
+        self._in_line.clear()  # those threads are the parent's
         for lock in wire.locks_of(self._client):
             free_if_orphaned(lock, deadline)
+
+    def _attempt(self) -> AttemptLimits:
+        limits = super()._attempt()
+        if self.is_cluster and limits.is_timed:
+            limit_nodes(self._client)
+        return limits
 
     async def close_idle(self) -> None:
         if not self.is_cluster:
@@ -66,7 +78,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
         with self._attempt():
             try:
                 pool = self._client.connection_pool
-                pool.release(self._get_connection(pool))
+                pool.release(self._get_connection(pool, waits=False))
             except exceptions.RedisError as error:
                 if not self._has_answered(error):
                     raise
@@ -74,6 +86,8 @@ class BlockingPort(ClientPort, BlockingRuntime):
     async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         reply: Any = NOT_SENT
         packed = wire.pack(command, extra_keys, arguments) if self._packs_by_hand else None
+        if self._in_line:
+            time.sleep(_SHORTEST_NAP_SECONDS)  # others wait for a connection, and this caller may just have had one
         if packed is not None and self._direct is not None:
             # The usual case: redis-py's own timeout is all that it needs.
             if innermost_attempt_end() is None and not self._usual.is_timed:
@@ -112,15 +126,18 @@ class BlockingPort(ClientPort, BlockingRuntime):
                     wire.close_idle_connections(self._client)
                 raise wire.translated(error, command.script.verb) from error
 
+    def _closed_or_own(self, error: Exception) -> Exception:
+        """Return what to raise for an error that may mean that another thread has closed the connection."""
+        if not wire.is_closed_meanwhile(error, self._client):
+            return error
+        return exceptions.ConnectionError("the client closed this connection while it was in use")
+
     def _execute(self, *command_args: Any) -> Any:
         """Send a command through the client's own `execute_command`, for a client that is not plain."""
         try:
-            return self._client.execute_command(*command_args, NEVER_DECODE=True)
-        except (AttributeError, ValueError) as error:
-            if not wire.is_cluster(self._client):
-                raise
-            # After a few MOVED redis-py closes the connections of all threads, even those that are in use.
-            raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
+            return self._when_pool_has_room(partial(self._client.execute_command, *command_args, NEVER_DECODE=True))
+        except _CLOSED_MEANWHILE as error:
+            raise self._closed_or_own(error) from error
         except Exception:
             raise
         except BaseException:
@@ -129,10 +146,10 @@ class BlockingPort(ClientPort, BlockingRuntime):
             wire.close_idle_connections(self._client)
             raise
 
-    def _exchange(self, packed: bytes) -> Any:
+    def _exchange(self, packed: bytes, *, waits: bool = True) -> Any:
         """Send a packed command without redis-py's command layer, which takes more time than the socket."""
         pool = self._client.connection_pool
-        connection = self._get_connection(pool)
+        connection = self._get_connection(pool, waits=waits)
         answered = False
         try:
             if self._client_retries:
@@ -145,6 +162,8 @@ class BlockingPort(ClientPort, BlockingRuntime):
         except exceptions.ResponseError:
             answered = True
             raise
+        except _CLOSED_MEANWHILE as error:
+            raise self._closed_or_own(error) from error
         finally:
             # The next command would read a reply that is left unread, so such a connection must not go back open.
             if not answered:
@@ -161,8 +180,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
             return await self._call_or_error(first), await self._call_or_error(second)
         with self._attempt() as limits:
             answers = self._exchange_both(wire.pack(*first), wire.pack(*second), limits)
-        # If the server has forgotten one of the scripts, only that one is run again.
-        return await self._result(answers[0], first), await self._result(answers[1], second)
+        return wire.answered(answers[0], first[0].script.verb), await self._second_result(answers[1], second)
 
     def _exchange_both(self, first: bytes, second: bytes, limits: AttemptLimits) -> list[Any]:
         """Return the replies to two commands, or their errors."""
@@ -243,7 +261,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
     def _begin_to_wait(self, key: str, seconds: float, waiting: dict[Any, tuple[Any, str]]) -> None:
         """Send a BLPOP on a connection of its own, and note that one."""
         pool = self._pool_of(key)
-        connection = self._get_connection(pool)
+        connection = self._get_connection(pool, waits=False)  # others of this caller may hold the rest
         waiting[connection] = (pool, key)
         try:
             connection.send_packed_command((wire.pack_command(wire.blpop((key,), seconds)),))
@@ -258,7 +276,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
         with contextlib.suppress(exceptions.RedisError):
             packed = wire.nudge(wakeup)
             if self._direct is None or self._direct.exchange(packed, 1, limits.ends_at())[0] is NOT_SENT:
-                self._exchange(packed)
+                self._exchange(packed, waits=False)  # its caller holds a connection
 
     async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         with self._attempt():
@@ -290,11 +308,8 @@ class BlockingPort(ClientPort, BlockingRuntime):
         except (exceptions.ConnectionError, exceptions.TimeoutError):
             self._refresh_nodes()
             raise
-        except (AttributeError, ValueError) as error:
-            if not wire.is_cluster(self._client):
-                raise
-            # As in `_execute`: another command has closed the connections of all threads.
-            raise exceptions.ConnectionError("the client closed this connection while it was in use") from error
+        except _CLOSED_MEANWHILE as error:
+            raise self._closed_or_own(error) from error
         finally:
             if len(answers) < len(packed):
                 connection.disconnect()
@@ -303,9 +318,32 @@ class BlockingPort(ClientPort, BlockingRuntime):
             wire.close_idle_connections(self._client)
         return answers
 
-    def _get_connection(self, pool: Any) -> Any:
+    def _when_pool_has_room(self, use: Callable[[], T]) -> T:
+        """Call a function that needs a connection of the pool, again and again while all of them are in use.
+
+        That is the only error after which nothing was sent for sure. It lasts no longer than an attempt.
+        """
+        until, nap, place = math.inf, _SHORTEST_NAP_SECONDS, object()
         try:
-            return pool.get_connection()
+            while True:
+                try:
+                    return use()
+                except exceptions.ConnectionError as error:
+                    if not wire.is_full_pool(error) or time.monotonic() >= until:
+                        raise
+                if until == math.inf:
+                    until = time.monotonic() + self._longest_wait_for_pool()
+                    self._in_line.add(place)
+                time.sleep(nap)
+                nap = min(_LONGEST_NAP_SECONDS, 1.5 * nap)
+        finally:
+            self._in_line.discard(place)
+
+    def _get_connection(self, pool: Any, *, waits: bool = True) -> Any:
+        try:
+            return self._when_pool_has_room(pool.get_connection) if waits else pool.get_connection()
+        except _CLOSED_MEANWHILE as error:
+            raise self._closed_or_own(error) from error
         except (exceptions.ConnectionError, exceptions.TimeoutError):
             self._refresh_nodes()
             raise

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from redis_message_queue.checks import suggests_options
+from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.prefetcher import Prefetcher, WorkItem
 from redis_message_queue.protocol.queue import QueueProtocol
@@ -34,7 +35,8 @@ def run_queues(
 
     As long as several queues have messages, each gets handlers in proportion to its weight. A queue without messages
     leaves its share to the others. A message is claimed when its handler can start, or up to ``prefetch`` ahead. The
-    loop ends when all queues are stopped, or with the first error of one of them.
+    loop ends when all queues are stopped, or with the first error of one of them. A queue whose Redis cannot be reached
+    does not stop the others: it is logged and tried again, and ends the loop when no other queue is served.
 
     Args:
         queues: Each queue and its weight, a whole number from 1 to 1,000. ``message.queue`` tells a handler the name.
@@ -52,7 +54,7 @@ def run_queues(
 
     Raises:
         ConfigurationError: An argument cannot be used.
-        RetryBudgetExhaustedError: Redis could not be reached in time.
+        RetryBudgetExhaustedError: Redis could not be reached in time, for any of the queues that are left.
     """
     weights = checked_weights(queues, RedisMessageQueue)
     options = RunOptions(
@@ -140,9 +142,9 @@ class _Places:
         self._turns = WeightedTurns(places)
         self._changed = threading.Condition()
 
-    def join(self, weight: int, workers: int) -> Member:
+    def join(self, weight: int, workers: int, is_silent: Callable[[], bool]) -> Member:
         with self._changed:
-            return self._turns.join(weight, workers)
+            return self._turns.join(weight, workers, is_silent)
 
     def start(self, member: Member) -> bool:
         """Take a place if it is this loop's turn."""
@@ -169,6 +171,10 @@ class _Places:
             give(member)
             self._changed.notify_all()
 
+    def go_on_without(self, member: Member, queue: str, error: Exception) -> bool:
+        with self._changed:
+            return self._turns.go_on_without(member, queue, error)
+
     def rest(self, member: Member) -> None:
         self.give_back(self._turns.rest, member)
 
@@ -185,7 +191,8 @@ class SharedLoop(Loop):
     def __init__(self, protocol: QueueProtocol, options: RunOptions[Any], places: _Places, weight: int) -> None:
         super().__init__(protocol, options)
         self._places = places
-        self._member = places.join(weight, options.concurrency)
+        self._name = protocol.options.name
+        self._member = places.join(weight, options.concurrency, protocol.store.claimer.is_silent)
 
     def run(self) -> RunSummary:
         try:
@@ -210,6 +217,10 @@ class SharedLoop(Loop):
             self._acquire_turn()
             try:
                 item, is_over = self._take()
+            except RetryBudgetExhaustedError as error:
+                if not self._places.go_on_without(self._member, self._name, error):
+                    raise
+                continue
             finally:
                 self._turn.release()
             if item is not None or is_over:

@@ -30,8 +30,9 @@ OPERATIONS = {
     "complete": {"settle", "hand_off"},
 }
 _REGISTRATION = "register"
-# What a client sends to set up or check a connection. The last two are our own, at the first use of a queue.
-_HANDSHAKE = {"HELLO", "AUTH", "SELECT", "CLIENT", "READONLY", "PING", "SCRIPT", "open_queue", _REGISTRATION}
+# What a client sends to set up or check a connection, and what we send at the first use of a queue.
+_HANDSHAKE = {"HELLO", "AUTH", "SELECT", "CLIENT", "READONLY", "PING", "SCRIPT"}
+_HANDSHAKE |= {"open_queue", "read_shared_state", "share_state", _REGISTRATION}
 
 
 class Loss:
