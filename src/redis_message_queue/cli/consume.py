@@ -117,7 +117,7 @@ def _consume(
                 if batch:
                     failed += handle(batch)
                     taken += len(batch)
-                else:
+                elif not queue._protocol.store.claimer.unconfirmed:  # else Redis was silent: that is not empty
                     is_explained = is_explained or _explain_pause(queue)
                     if wait_seconds is not None:
                         break

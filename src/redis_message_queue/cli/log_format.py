@@ -41,7 +41,7 @@ class JsonFormatter(logging.Formatter):
         self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
-        error = getattr(record, "handler_error", None) or (record.exc_info[1] if record.exc_info else None)
+        error = _error_of(record)
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname.lower(),
@@ -84,8 +84,15 @@ def set_up_logging(log_format: LogFormat, level: str, *, tracebacks: bool, addre
     root.setLevel(level.upper())
 
 
+def _error_of(record: logging.LogRecord) -> BaseException | None:
+    error: BaseException | None = getattr(record, "handler_error", None)
+    if error is None and record.exc_info:  # an exception may be false, or not say whether it is
+        error = record.exc_info[1]
+    return error
+
+
 def _traceback(record: logging.LogRecord) -> str | None:
-    error = getattr(record, "handler_error", None) or (record.exc_info[1] if record.exc_info else None)
+    error = _error_of(record)
     return None if error is None else "".join(traceback.format_exception(error)).rstrip()
 
 

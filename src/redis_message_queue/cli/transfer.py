@@ -48,13 +48,13 @@ def export(
 ) -> None:
     """Write all messages of a queue as JSON Lines, without changing the queue.
 
-    Each line has the payload, the id, the tenant, the headers, the times, the delay and the attempts of a message, or
-    the record of a message that has failed, is dead or was completed. Bytes that are not UTF-8 are written as base64.
-    `rmq import` makes the same messages of it, in this queue or in another one.
+    Each line has the payload, the id, the tenant, the headers, the times, the delay and the attempts of a message and
+    whether it is cancelled, or the record of a message that has failed, is dead or was completed. Bytes that are not
+    UTF-8 are written as base64. `rmq import` makes the same messages of it, in this queue or in another one.
 
     Pause the queue first (`rmq pause`) and stop its producers: an export takes several requests, and what moves
-    meanwhile may be missing or come twice. A message that is being handled is exported as it is, and waits again after
-    an import. A file appears under its name when it is complete.
+    meanwhile may be missing or come twice. A message that is being handled is exported as it is, and after an import it
+    waits again, before those that were behind it. A file appears under its name when it is complete.
     """
     from redis_message_queue.protocol.port import finish
     from redis_message_queue.protocol.transfer import Exporter
@@ -98,8 +98,9 @@ def import_(
     """Store the messages of an export in a queue: with their ids, tenants, headers, times, delays and attempts.
 
     A message is stored once, however often you run this within --window-seconds, also if a run was interrupted: simply
-    run it again. Messages that were in flight wait again, and count the delivery that was under way. Failed, dead and
-    completed messages go to their lists, behind what is there, with their records.
+    run it again. Messages that were in flight wait again, and count the delivery that was under way. With
+    `ordered_tenants`, a message that waits for its next attempt keeps its place. A cancelled message is dropped by the
+    claim that meets it. Failed, dead and completed messages go behind what is in their lists, with their records.
 
     The exit status is 1 if the export is incomplete, as after a full disk. What it has is imported then.
     """
@@ -207,6 +208,8 @@ def to_line(message: TransferredMessage, number: int, partition: int = 0) -> str
     for name in _NUMBERS:
         if value := getattr(message, name):
             facts[name] = value
+    if message.cancelled:
+        facts["cancelled"] = True
     if message.deliveries:
         facts["deliveries"] = message.deliveries.decode("ascii", "replace")
     for name in _BYTES:
@@ -249,6 +252,9 @@ def from_facts(facts: dict[str, Any]) -> TransferredMessage:
         if not isinstance(deliveries := facts.get("deliveries", ""), str):
             raise ValueError("its deliveries are not a text")
         found["deliveries"] = deliveries.encode("ascii")
+        if not isinstance(cancelled := facts.get("cancelled", False), bool):
+            raise ValueError(f"cancelled is {cancelled!r}, and must be true or false")
+        found["cancelled"] = cancelled
         if len(found.get("tenant", b"")) > 255 or len(found.get("extras", b"")) > 65_535:
             raise ValueError("its tenant or its extras are too long")
     return TransferredMessage(**found)

@@ -46,6 +46,7 @@ class Access:
         self._token = token
         self._authenticated = authenticated
         self._hosts = {"localhost", *(host.lower().rstrip(".") for host in allowed_hosts)}
+        self._closed: dict[str, int] = {}  # sessions that were logged out, and when they would have ended
         self._key = hashlib.sha256(b"redis-message-queue dashboard\0" + (token or "").encode()).digest()
 
     @property
@@ -78,10 +79,15 @@ class Access:
 
     def open_session(self, request: Request, response: Response) -> None:
         """Let the browser in for half a day."""
-        until = str(int(time.time()) + _SESSION_SECONDS)
-        _set_cookie(request, response, SESSION, f"{until}.{self._sign(until)}")
+        session = f"{int(time.time()) + _SESSION_SECONDS}-{secrets.token_urlsafe(12)}"
+        _set_cookie(request, response, SESSION, f"{session}.{self._sign(session)}")
 
     def close_session(self, request: Request, response: Response) -> None:
+        """End the session: a copy of its cookie opens nothing any more."""
+        cookie, now = request.cookies.get(SESSION, ""), time.time()
+        if self._is_session(cookie):
+            self._closed = {one: until for one, until in self._closed.items() if until > now}
+            self._closed[cookie] = _end_of(cookie)
         response.delete_cookie(SESSION, path=_cookie_path(request), httponly=True, samesite="strict")
 
     def is_own_form(self, request: Request, csrf: str) -> bool:
@@ -114,11 +120,16 @@ class Access:
         return kind.lower() == "bearer" and self.is_token(given.strip())
 
     def _is_session(self, cookie: str) -> bool:
-        until, _, signature = cookie.partition(".")
-        return _same(signature, self._sign(until)) and until.isdigit() and int(until) > time.time()
+        session, _, signature = cookie.partition(".")
+        return _same(signature, self._sign(session)) and _end_of(cookie) > time.time() and cookie not in self._closed
 
     def _sign(self, text: str) -> str:
         return hmac.new(self._key, text.encode(), "sha256").hexdigest()
+
+
+def _end_of(cookie: str) -> int:
+    """Return when a session ends that we have signed."""
+    return int(cookie.partition(".")[0].partition("-")[0])
 
 
 def is_loopback(host: str) -> bool:

@@ -43,10 +43,15 @@ from redis_message_queue.dashboard.search import (
 )
 from redis_message_queue.dashboard.verdict import Level
 from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, Pace, QueueWatch, Watch, Watches
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    PayloadTypeError,
+    PayloadValueError,
+)
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.messages import MessageRecord, RegisteredQueue
-from redis_message_queue.plain_values import brief, is_text
+from redis_message_queue.plain_values import brief, error_text, is_text
 from redis_message_queue.protocol.growth import stored_partitions
 from redis_message_queue.version import __version__
 
@@ -59,6 +64,8 @@ _TENANTS_A_PAGE, _MOST_PAUSED = 1_000, 200
 _FORM_BYTES = 64 * 1024
 _STREAM_SECONDS = 30.0  # then the browser opens a new one: a server that stops need not wait longer
 _MOST_STREAMS = 100
+# A name of a queue or of a tenant that cannot be one, a condition that cannot be read.
+_BAD_REQUESTS = (ConfigurationError, PayloadTypeError, PayloadValueError)
 
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -139,7 +146,8 @@ class Dashboard:
                 Route("/logout", self._logout),
                 Mount("/static", StaticFiles(directory=_HERE / "static")),
             ],
-            exception_handlers={HTTPException: self._http_error, ConfigurationError: self._bad_request}
+            exception_handlers={HTTPException: self._http_error}
+            | dict.fromkeys(_BAD_REQUESTS, self._bad_request)
             | dict.fromkeys(UNREADABLE, self._unreadable),
         )
 
@@ -418,8 +426,6 @@ class Dashboard:
 
     async def _events(self, request: Request) -> Response:
         """Send the changing part of a page again and again, as server-sent events."""
-        if self._streams >= _MOST_STREAMS:
-            raise HTTPException(503, f"{_MOST_STREAMS} browsers watch already.")
         of_one = "name" in request.query_params
         if of_one:
             await self._watch(request)  # raises for a queue that it does not show
@@ -431,21 +437,24 @@ class Dashboard:
             await watch.look(closely=True)
             return self._text(request, "_queue.html", watch=watch)
 
-        return StreamingResponse(self._stream(part), media_type="text/event-stream")
+        # Checked and counted in one step: of a burst, all would pass before the first of them has begun.
+        if self._streams >= _MOST_STREAMS:
+            raise HTTPException(503, f"{_MOST_STREAMS} browsers watch already.")
+        self._streams += 1
+        return _EventStream(self._stream(part), self._end_stream)
+
+    def _end_stream(self) -> None:
+        self._streams -= 1
 
     async def _stream(self, part: Callable[[], Awaitable[str]]) -> AsyncIterator[str]:
-        self._streams += 1
-        try:
-            yield "retry: 1000\n\n"
-            ends_at, last = time.monotonic() + _STREAM_SECONDS, ""
-            while time.monotonic() < ends_at and not self._stopped.is_set():
-                html = await part()
-                yield ": nothing new\n\n" if html == last else f"data: {json.dumps(html)}\n\n"
-                last = html
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopped.wait(), INTERVAL_SECONDS)
-        finally:
-            self._streams -= 1
+        yield "retry: 1000\n\n"
+        ends_at, last = time.monotonic() + _STREAM_SECONDS, ""
+        while time.monotonic() < ends_at and not self._stopped.is_set():
+            html = await part()
+            yield ": nothing new\n\n" if html == last else f"data: {json.dumps(html)}\n\n"
+            last = html
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), INTERVAL_SECONDS)
 
     # -- rendering
 
@@ -472,7 +481,21 @@ class Dashboard:
         return self._render(request, "error.html", 400, problem=str(error))
 
     async def _unreadable(self, request: Request, error: Exception) -> Response:
-        return self._render(request, "error.html", 502, problem=str(error) or type(error).__name__)
+        return self._render(request, "error.html", 502, problem=error_text(error) or type(error).__name__)
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events; ``on_end`` is called when they are over, even if the browser left before the first."""
+
+    def __init__(self, content: AsyncIterator[str], on_end: Callable[[], None]) -> None:
+        super().__init__(content, media_type="text/event-stream")
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
 
 
 def _root(request: Request) -> str:

@@ -11,6 +11,7 @@ from typing import get_args
 from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard.search import CANCELLED, REDRIVEN, SOURCES, Matcher, matcher
 from redis_message_queue.dashboard.text import messages, one_line
+from redis_message_queue.envelope import tenant_name
 from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.messages import MessageRecord
 from redis_message_queue.protocol.events import log
@@ -46,6 +47,8 @@ class Change:
             raise ConfigurationError(f"ids must be at most {MOST_IDS} ids of 32 hexadecimal digits")
         if self.tenant and (self.action, self.source) not in (("purge", "pending"), ("pause", ""), ("resume", "")):
             raise ConfigurationError("tenant goes with pausing, resuming and purging pending messages")
+        if self.tenant:
+            tenant_name(self.tenant)  # raises for a name that no tenant can have
         matcher(self.text, self.where, self.source)  # raises for a condition that cannot be read
 
     @property

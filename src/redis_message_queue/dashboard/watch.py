@@ -13,6 +13,7 @@ from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard.sample import Details, Sample, Sampler, TenantBacklog
 from redis_message_queue.dashboard.verdict import Finding, findings, unreachable
 from redis_message_queue.errors import PartitionCountError, RedisMessageQueueError
+from redis_message_queue.plain_values import error_text
 
 INTERVAL_SECONDS = 2.0
 _DETAILS_SECONDS = 6.0
@@ -131,7 +132,7 @@ class QueueWatch(Watch):
                     self._details_pace.done()
             except UNREADABLE as error:
                 self._is_outdated = isinstance(error, PartitionCountError)
-                self.error = str(error) or type(error).__name__
+                self.error = error_text(error) or type(error).__name__
                 self.findings = [unreachable(self.error)]
                 self._pace.done()
 

@@ -75,7 +75,10 @@ class Spans:
         span.set_attribute("error.type", type(error).__name__)
         span.set_status(Status(StatusCode.ERROR))
         if self.record_exceptions:
-            span.record_exception(error)
+            try:
+                span.record_exception(error)
+            except Exception:  # it asks the exception for its text
+                span.add_event("exception", {"exception.type": type(error).__name__})
 
     def record(self, event: QueueEvent) -> None:
         """Add what an event says to the current span."""

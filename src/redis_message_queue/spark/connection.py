@@ -23,6 +23,7 @@ from redis_message_queue import wire
 from redis_message_queue.errors import ConfigurationError, PartitionCountError, RetryBudgetExhaustedError
 from redis_message_queue.keys import QueueKeys, partition_keys, refuse_one_slot
 from redis_message_queue.options import GatewayOptions
+from redis_message_queue.plain_values import described
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.growth import check_count, stored_partitions
 from redis_message_queue.protocol.partitioned_store import PartitionCalls
@@ -64,7 +65,7 @@ def connect(url: str, *, cluster: bool = False) -> redis.Redis | redis.RedisClus
                 where = wire.address(redis.Redis.from_url(url))
                 raise RetryBudgetExhaustedError(
                     f"the Redis Cluster at {where} could not be reached in {_FIRST_CONTACT_SECONDS:g} s "
-                    f"({type(error).__name__}: {error}); nothing was sent. Check the address, and that it is running."
+                    f"({described(error)}); nothing was sent. Check the address, and that it is running."
                 ) from error
             time.sleep(_PAUSE_SECONDS)
 

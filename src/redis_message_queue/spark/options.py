@@ -53,8 +53,13 @@ class Option(NamedTuple):
     default: Any  # MISSING if the option is required
 
 
+_declared: dict[type, dict[str, Option]] = {}  # reading the annotations of a class takes several milliseconds
+
+
 def declared_options(options: type) -> dict[str, Option]:
     """Return the options that a class declares, by their Python names."""
+    if options in _declared:
+        return _declared[options]
     hints = get_type_hints(options, include_extras=True)
     found: dict[str, Option] = {}
     for one in fields(options):
@@ -62,6 +67,7 @@ def declared_options(options: type) -> dict[str, Option]:
         optional = NoneType in get_args(declared)
         kind = get_args(declared)[0] if optional else declared
         found[one.name] = Option(kind, optional, check, description, one.default)
+    _declared[options] = found
     return found
 
 

@@ -51,7 +51,8 @@ def doctor(
     Checks the version, persistence, eviction, memory, replicas, connections, the clock, latency and cluster state, and
     whether the user may run every command that the scripts use. Then it sends a test message through a queue of its
     own (with --role, only if you name both producer and consumer). For each QUEUE that you name, it checks whether its
-    keys have the right types, and whether messages are stored under another spelling of the name.
+    keys have the right types, whether its partitions agree on their number, pauses, journal and weights, and whether
+    messages are stored under another spelling of the name.
 
     A finding is `ok`, `advice` (it works, and could be safer) or `problem` (messages can be lost or doubled, or the
     queue does not work). The exit status is 1 if there is a problem.
@@ -109,6 +110,7 @@ class _Examination:
         for name, one in keys.items():
             if isinstance(one, QueueKeys):
                 yield from queue_checks.check_key_types(self.client, one)
+                yield from queue_checks.check_shared_state(self.client, one)
                 yield from queue_checks.check_other_spelling(self.client, name, self.separator, one)
             else:
                 yield one

@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.connection import node_of, text_of
-from redis_message_queue.cli.doctor.finding import Finding, ok, problem, report_refusals
+from redis_message_queue.cli.doctor.finding import Finding, advice, ok, problem, report_refusals
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
 from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, QueueKeys, partition_keys, refuse_reserved_words
 from redis_message_queue.options import MOST_PARTITIONS
@@ -21,6 +21,8 @@ TEST_QUEUE = "rmq-doctor"
 _FORBIDDEN = ("NOPERM", "ACL failure", "can't run this command")
 _NOW, _LATER = "now", "later"
 _RETRY_BUDGET_SECONDS = 3.0
+_SCANNED = 1_000  # fields of a hash in one reply
+_SHOWN = 10  # tenants whose pauses differ
 
 
 def keys_of(name: str, separator: str, *, hash_tag: bool) -> QueueKeys | Finding:
@@ -64,6 +66,95 @@ def _parts_of(client: Any, keys: QueueKeys) -> list[QueueKeys]:
         if 1 < count <= MOST_PARTITIONS:
             return [partition_keys(keys, number, count) for number in range(count)]
     return [keys]
+
+
+@report_refusals("partitions")
+def check_shared_state(client: Any, keys: QueueKeys) -> Iterator[Finding]:
+    """Check whether all partitions agree on what belongs to the whole queue: their number, pauses, journal, weights."""
+    parts = _parts_of(client, keys)
+    counts = {number: _count_of(client, part) for number, part in enumerate(parts)}
+    if len(parts) == 1:  # the first one may have lost its number, or may have an older one
+        counts[1] = _count_of(client, partition_keys(keys, 1, 2))
+        if counts[1] is None:
+            return
+    largest = max(count or 0 for count in counts.values())
+    findings = [
+        problem(
+            "partitions",
+            f"{_named(keys, number)} says that the queue has {count or 'no'} partitions, and another says {largest}",
+            f"run rmq partitions {keys.prefix} --grow {largest}; after a failover to older state, too",
+        )
+        for number, count in counts.items()
+        if count != largest and (count is not None or number == 0)
+    ]
+    shared = {number: _shared_state(client, part) for number, part in enumerate(parts) if counts[number] is not None}
+    first = shared.get(0, {})
+    for number, own in shared.items():
+        findings += _disagreements(keys, number, own, first)
+    yield from findings or [ok("partitions", f"the {len(parts)} partitions of {keys.prefix} agree")]
+
+
+def _count_of(client: Any, keys: QueueKeys) -> int | None:
+    (stored,) = node_of(client, keys.counted).hmget(keys.counted, "partitions")
+    return int(stored) if stored is not None and stored.isdigit() else None
+
+
+def _named(keys: QueueKeys, number: int) -> str:
+    return f"partition {number} of {keys.prefix}"
+
+
+def _shared_state(client: Any, keys: QueueKeys) -> dict[str, Any]:
+    """What a partition has of what belongs to the queue, by what people call it."""
+    node = node_of(client, keys.meta)
+    found: dict[str, Any] = {"paused": set(), "journal": [], "version": None, "weights": {}}
+    for raw, value in node.hscan_iter(keys.meta, count=_SCANNED):
+        field = text_of(raw)
+        if field == "paused" or field.startswith("paused:"):
+            found["paused"].add(field)
+        elif field in ("journal", "journal_soft", "journal_hard"):
+            found["journal"] = sorted([*found["journal"], (field, text_of(value))])
+        elif field == "version":
+            found["version"] = text_of(value)
+    found["weights"] = {text_of(name): text_of(value) for name, value in node.hscan_iter(keys.weights, count=_SCANNED)}
+    return found
+
+
+def _disagreements(keys: QueueKeys, number: int, own: dict[str, Any], first: dict[str, Any]) -> Iterator[Finding]:
+    """What a partition has otherwise than the first one. One that nobody has used yet gets it when it is used."""
+    who, other = _named(keys, number), _named(keys, 0)
+    if own["version"] is None or first["version"] is None:
+        return
+    if own["version"] != first["version"]:
+        yield problem(
+            "partitions",
+            f"{who} has version {own['version']} of the stored state, and {other} has {first['version']}",
+            "use releases of one version, and upgrade all clients",
+        )
+    for field in sorted(own["paused"] ^ first["paused"])[:_SHOWN]:
+        tenant = field.partition(":")[2]
+        whose, option = (f"the tenant {tenant!r} is paused", f" --tenant {tenant}") if tenant else ("it is paused", "")
+        here, there = (who, other) if field in own["paused"] else (other, who)
+        yield problem(
+            "partitions",
+            f"{whose} in {here} and not in {there}",
+            f"run rmq pause {keys.prefix}{option}, or rmq resume {keys.prefix}{option}",
+        )
+    if own["journal"] != first["journal"]:
+        yield problem(
+            "partitions",
+            f"{who} and {other} have other rules for the journal: {_rules(own)}, and {_rules(first)}",
+            "publish to each partition once with an object that has the journal options of the queue",
+        )
+    if own["weights"] != first["weights"]:
+        yield advice(
+            "partitions",
+            f"{who} and {other} have other tenant weights",
+            "use all partitions with the same tenant_weights",
+        )
+
+
+def _rules(state: dict[str, Any]) -> str:
+    return ", ".join(f"{field} {value}" for field, value in state["journal"]) or "no journal"
 
 
 def _single_keys(keys: QueueKeys) -> Iterator[tuple[str, str]]:

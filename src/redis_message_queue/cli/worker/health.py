@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 # Metrics, in the text format of Prometheus
 
-OUTCOMES = ("handled", "failed", "requeued", "discarded", "dead_lettered")
+OUTCOMES = ("handled", "failed", "requeued", "discarded", "dead_lettered", "unsettled")
 
 
 def metrics(health: Health) -> Iterator[str]:

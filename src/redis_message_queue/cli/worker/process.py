@@ -29,6 +29,7 @@ from redis_message_queue.cli.stop_signals import StopSignals
 from redis_message_queue.cli.worker.activity import Activity, Contact, LoopWatch, Reporter, own_files
 from redis_message_queue.cli.worker.command import WorkerSettings
 from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
+from redis_message_queue.plain_values import described, error_text
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.run_options import RunOptions
 from redis_message_queue.sync.several import QueuesRun
@@ -61,7 +62,7 @@ def main() -> int:
         try:
             return _work(settings, report)
         except (RedisMessageQueueError, RedisError) as error:
-            report(error=str(error) or type(error).__name__, status=status_of(error), files=_files(settings))
+            report(error=error_text(error) or type(error).__name__, status=status_of(error), files=_files(settings))
             return status_of(error)
 
 
@@ -315,9 +316,7 @@ def load_reference(name: str, reference: str) -> Any:
         else:
             last = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{last.filename}, line {last.lineno}"
-        raise ConfigurationError(
-            f"{name}: importing {module} raised {type(error).__name__}: {error} ({place})"
-        ) from error
+        raise ConfigurationError(f"{name}: importing {module} raised {described(error)} ({place})") from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise ConfigurationError(f"{name}: {module} has no {path}")

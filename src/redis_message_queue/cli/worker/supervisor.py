@@ -32,6 +32,7 @@ from redis_message_queue.version import __version__
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 30.0
 _HEALTHY_SECONDS = 60.0  # a process that ran this long is restarted after the first delay again
 _TERMINATION_SECONDS = 5.0  # between the second stop signal and SIGKILL
+_HURRY_SECONDS = 0.5  # until it is sent again: two signals that arrive together count as one
 _CHECK_SECONDS = 1.0  # a process that died without closing its pipe is noticed after this
 
 
@@ -118,6 +119,7 @@ class Supervisor:
         self._restarts = 0
         self._stopped_at: float | None = None
         self._abandoned_at: float | None = None
+        self._hurried_at = 0.0
         self._bad_exits = 0
         self._mistake: tuple[str, ExitStatus] | None = None
         self._files = FileWatch() if settings.reload else None
@@ -137,7 +139,7 @@ class Supervisor:
             totals = {queue: Counter(counts) for queue, counts in self._ended.items()}
             for child in self._children.values():
                 for queue, counts in child.facts.get("summaries", {}).items():
-                    totals.setdefault(queue, _nothing()).update(counts)
+                    _add(totals.setdefault(queue, _nothing()), counts)
         return {queue: dict(counts) for queue, counts in totals.items()} or {"": dict(_nothing())}
 
     def run(self) -> ExitStatus:
@@ -165,14 +167,17 @@ class Supervisor:
             self._say(f"rmq worker: {self._mistake[0]}", "error")
             return self._mistake[1]
         if self._restarts:
-            self._say("a process that crashes cannot report its last second: the totals may be too small", "warning")
+            text = "a process that crashes cannot report its last second: the totals may be too small"
+            self._say(f"{text}, and messages that it was handling come again when their leases end", "warning")
         if self._abandoned_at is not None:
             return self._stop.status
         # A batch that fails is requeued, and counts as failed only when its messages were delivered too often.
         in_all = Counter[str]()
         for counts in self.totals.values():
             in_all.update(counts)
-        failed = self._settings.run["until_empty"] and (in_all["failed"] or in_all["dead_lettered"])
+        # The messages of a process that ended in a handler are still in flight, whatever the next one has found.
+        incomplete = in_all["failed"] or in_all["dead_lettered"] or self._restarts
+        failed = self._settings.run["until_empty"] and incomplete
         return ExitStatus.FAILED if self._bad_exits or failed else ExitStatus.OK
 
     def _say(self, text: str, level: str) -> None:
@@ -328,7 +333,7 @@ class Supervisor:
         with self._sums:
             del self._children[child.number]
             for queue, counts in child.facts.get("summaries", {}).items():
-                self._ended.setdefault(queue, _nothing()).update(counts)
+                _add(self._ended.setdefault(queue, _nothing()), counts)
         activity, ended = child.facts.get("activity", {}), self._ended_handlers
         for queue, counts in activity.get("buckets", {}).items():
             before = ended["buckets"].get(queue, [0] * len(counts))
@@ -383,10 +388,13 @@ class Supervisor:
             and now - self._stopped_at >= self._grace_seconds
         )
         if (times > 1 or late) and self._abandoned_at is None and self._children:
-            self._abandoned_at = now
+            self._abandoned_at = self._hurried_at = now
             self._signal(signal.SIGTERM)
         if self._abandoned_at is not None and (times > 2 or now - self._abandoned_at >= _TERMINATION_SECONDS):
             self._signal(signal.SIGKILL)
+        elif self._abandoned_at is not None and now - self._hurried_at >= _HURRY_SECONDS:
+            self._hurried_at = now
+            self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
         for child in self._children.values():
@@ -401,6 +409,12 @@ class Supervisor:
         self._selector.close()
         if self._ready_file is not None:
             self._ready_file.unlink(missing_ok=True)
+
+
+def _add(total: Counter[str], counts: dict[str, int]) -> None:
+    """Add what another process has done. All of them see the same messages behind a retry: the last one counts."""
+    total.update(counts)
+    total["left_behind"] = counts["left_behind"]
 
 
 def _nothing() -> Counter[str]:
