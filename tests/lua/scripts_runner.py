@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
+from itertools import accumulate, islice, pairwise
 from typing import Any, TypeVar
 
 import redis
 
-from redis_message_queue import envelope
+from redis_message_queue import envelope, scripts
 from redis_message_queue.envelope import TIME_AT, TOKEN_BYTES
 from redis_message_queue.keys import QueueKeys, script_keys
 from redis_message_queue.scripts import Script, script
-from tests.protocol.header import argument_names
-from tests.protocol.stored import unpacked
+from simulator.lua import unpacked
 
+argument_names = cache(scripts.argument_names)
 KEYS = QueueKeys.of("orders")
 TARGET = QueueKeys.of("invoices")  # a queue that results are handed to
 TARGET_WORDS = (
@@ -266,10 +267,10 @@ class Caller:
             words += [place, digest, *record, int(marker is not None), body]
         return self._send_words("redrive", words)
 
-    def restore(self, *messages: tuple[str, bytes, bytes], call: int | None = None) -> bytes:
-        """Messages of an export: due, entry and what was stored, each with a marker of its own."""
+    def restore(self, *messages: tuple[str, bytes, str, bytes], call: int | None = None) -> bytes:
+        """Messages of an export: due, entry, what else is known and what was stored, each with a marker of its own."""
         sha, keys, *words = self._words("restore", {}, (), call=self._numbered(call))
-        words[keys:keys] = _markers_of(stored[1:TIME_AT].hex() for _, _, stored in messages)
+        words[keys:keys] = _markers_of(stored[1:TIME_AT].hex() for *_, stored in messages)
         details = [part for one in messages for part in one]
         return self._send_words("restore", [sha, keys + len(messages), *words, *details])
 
@@ -360,8 +361,8 @@ class Caller:
         words = self._words("sweep", keys, (), **told, call=self._numbered(call), what=what, whose=whose, began=began)
         return self._send_words("sweep", [*words, *others])
 
-    def cancel(self, id: bytes, *, call: int | None = None) -> bytes:
-        return self._send("cancel", {}, id=id, call=self._numbered(call))
+    def cancel(self, id: bytes, *, call: int | None = None, withdraws: bool = False) -> bytes:
+        return self._send("cancel", {}, id=id, call=self._numbered(call), withdraws=int(withdraws))
 
     def pause(self, tenant: str | bytes = "", *, call: int | None = None) -> bytes:
         return self._send("pause", {}, tenant=tenant, pauses=1, call=self._numbered(call))
@@ -382,7 +383,14 @@ class Caller:
         return self._send_words("open_queue", [*words, *(part for one in (weights or {}).items() for part in one)])
 
     def grow_partition(self, old: int, new: int) -> int:
-        return self._send_words("grow_partition", self._words("grow_partition", {}, (), old=old, new=new))
+        return self._send_words("grow_partition", self._words("grow_partition", {}, (), version=1, old=old, new=new))
+
+    def read_shared_state(self, place: str = "meta", cursor: str = "0") -> list[Any]:
+        return self._send("read_shared_state", {}, place=place, cursor=cursor)
+
+    def share_state(self, *changes: tuple[str, str, str]) -> int:
+        words = self._words("share_state", {}, (), identity="ab")
+        return self._send_words("share_state", [*words, *(part for one in changes for part in one)])
 
     def notify(self) -> int:
         return self._send("notify", {})
@@ -700,27 +708,78 @@ def numbered(count: int, word: str = "message") -> list[bytes]:
     return [b"%s %d" % (word.encode(), place) for place in range(count)]
 
 
-# How each type is read whole.
-_READ: dict[bytes, Callable[[Any, bytes], Any]] = {
-    b"string": lambda pipe, key: pipe.get(key),
-    b"list": lambda pipe, key: pipe.lrange(key, 0, -1),
-    b"hash": lambda pipe, key: pipe.hgetall(key),
-    b"zset": lambda pipe, key: pipe.zrange(key, 0, -1, withscores=True),
-    b"stream": lambda pipe, key: pipe.xrange(key),
+def evaluate(client: redis.Redis, source: str, *words: Any) -> Any:
+    """What a script of the tests themselves answers. It may look at any key."""
+    try:
+        return client.evalsha(_digest(source), 0, *words)
+    except redis.exceptions.NoScriptError:
+        return client.eval(source, 0, *words)
+
+
+@cache
+def _digest(source: str) -> str:
+    return hashlib.sha1(source.encode()).hexdigest()
+
+
+# One request, and not two for each of a dozen keys; and one text, because redis-py reads a long list slowly: all parts
+# one after the other, with their sizes before them. A list is the number of its elements, and then these.
+_EVERYTHING = """
+local how = {
+  string = {'GET'}, list = {'LRANGE', 0, -1}, hash = {'HGETALL'}, zset = {'ZRANGE', 0, -1, 'WITHSCORES'},
+  stream = {'XRANGE', '-', '+'},
 }
+local sizes, parts = {}, {}
+local function add(value)
+  if type(value) == 'table' then
+    add(tostring(#value))
+    for _, one in ipairs(value) do
+      add(one)
+    end
+  else
+    sizes[#sizes + 1], parts[#parts + 1] = #value, value
+  end
+end
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local kind = redis.call('TYPE', key)['ok']
+  add(key)
+  add(kind)
+  add(redis.call(how[kind][1], key, unpack(how[kind], 2)))
+end
+return table.concat(sizes, ' ') .. '\\n' .. table.concat(parts)
+"""
 
 
 def dump(client: redis.Redis) -> Dump:
     """Everything that the server holds, apart from the time that keys have left."""
-    keys = sorted(client.scan_iter(count=1000))
-    with client.pipeline(transaction=False) as pipe:
-        for key in keys:
-            pipe.type(key)
-        for key, kind in zip(keys, pipe.execute(), strict=True):
-            _READ[kind](pipe, key)
-        found = dict(zip(keys, pipe.execute(), strict=True))
+    sizes, _, text = evaluate(client, _EVERYTHING).partition(b"\n")
+    ends = list(accumulate(map(int, sizes.split()), initial=0))
+    parts = iter([text[start:end] for start, end in pairwise(ends)])
+    found = {key: _READ[next(parts)](parts) for key in parts}
     # The version of what is stored is there as long as the queue is.
-    return {key: value for key, value in found.items() if value != {b"version": b"1"}}
+    return {key: value for key, value in sorted(found.items()) if value != {b"version": b"1"}}
+
+
+def _listed(parts: Iterator[bytes]) -> list[bytes]:
+    return list(islice(parts, int(next(parts))))
+
+
+def _pairs(parts: Iterator[bytes]) -> list[tuple[bytes, bytes]]:
+    flat = _listed(parts)
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _entry(parts: Iterator[bytes]) -> tuple[bytes, dict[bytes, bytes]]:
+    assert next(parts) == b"2"  # an id and its fields
+    return next(parts), dict(_pairs(parts))
+
+
+_READ: dict[bytes, Callable[[Iterator[bytes]], Any]] = {
+    b"string": next,
+    b"list": _listed,
+    b"hash": lambda parts: dict(_pairs(parts)),
+    b"zset": lambda parts: [(member, float(score)) for member, score in _pairs(parts)],
+    b"stream": lambda parts: [_entry(parts) for _ in range(int(next(parts)))],
+}
 
 
 def without_deadlines(dumped: Dump) -> Dump:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from redis_message_queue import envelope
@@ -774,21 +774,24 @@ def exported(payload: bytes, tenant: bytes = b"", *, entry: bool = False) -> byt
 
 
 def restore(caller: Caller) -> Call:
-    return partial(caller.restore, ("", b"", exported(b"first")), ("", b"", exported(b"second")))
+    return partial(caller.restore, ("", b"", "", exported(b"first")), ("", b"", "", exported(b"second")))
 
 
 def restore_again(caller: Caller) -> Call:
-    message = ("", b"", exported(b"first"))
+    message = ("", b"", "", exported(b"first"))
     caller.restore(message)
     return partial(caller.restore, message, message)
 
 
 def restore_everything_at_once(caller: Caller) -> Call:
-    """To wait and to be delayed, with and without a tenant, one of them delivered before."""
+    """To wait, to be delayed, to be dropped and to keep a place, with and without a tenant, two delivered before."""
     caller.take_token()
-    delivered = ("", b"2:2", exported(b"first", b"acme", entry=True))
     return partial(
-        caller.restore, delivered, ("4000000000000000", b"", exported(b"second")), ("", b"", exported(b"third"))
+        caller.restore,
+        ("", b"2:2", "", exported(b"first", b"acme", entry=True)),
+        ("4000000000000000", b"", "", exported(b"second")),
+        ("", b"", "c", exported(b"third")),
+        ("4000000000000000", b"1:1:1", "p", exported(b"fourth", b"zeta", entry=True)),
     )
 
 
@@ -911,6 +914,18 @@ def cancel_in_vain(caller: Caller) -> Call:
     return partial(caller.cancel, new_id())
 
 
+def cancel_no_more(caller: Caller) -> Call:
+    """The message is in another partition, and its mark is the last one."""
+    (id,) = caller.publish_all([b"first"])
+    caller.cancel(id)
+    return partial(caller.cancel, id, withdraws=True)
+
+
+def cancel_no_more_in_vain(caller: Caller) -> Call:
+    cancel_first(caller, b"first", b"second")
+    return partial(caller.cancel, new_id(), withdraws=True)
+
+
 def pause_the_queue(caller: Caller) -> Call:
     caller.publish(b"first")
     return caller.pause
@@ -977,6 +992,22 @@ def grow_partition(caller: Caller) -> Call:
     caller.client.hset(caller.key("counted"), mapping={"version": "partitions:2", "partitions": 2})
     caller.client.rename(KEYS.meta, caller.key("before"))
     return partial(caller.grow_partition, 2, 3)
+
+
+def read_shared_state(caller: Caller) -> Call:
+    caller.weigh(zeta=3)
+    caller.pause("zeta")
+    return partial(caller.read_shared_state, "weights")
+
+
+def share_state(caller: Caller) -> Call:
+    """Into a partition that nobody has used, beside what a growth that was interrupted has left there."""
+    caller.client.delete(KEYS.meta)
+    caller.share_state(("meta", "paused:zeta", "1"), ("weights", "zeta", "3"))
+    return partial(
+        caller.share_state,
+        *(("meta", "paused:zeta", ""), ("meta", "paused:acme", "2"), ("meta", "journal", "1"), ("weights", "zeta", "")),
+    )
 
 
 def notify(caller: Caller) -> Call:
@@ -1268,6 +1299,8 @@ CANCELS: tuple[Situation, ...] = (
     cancel_again,
     cancel_what_is_in_flight,
     cancel_in_vain,
+    cancel_no_more,
+    cancel_no_more_in_vain,
 )
 PAUSES: tuple[Situation, ...] = (
     pause_the_queue,
@@ -1300,10 +1333,12 @@ NUMBERED = (
     *(*PUBLISHES, *ENQUEUES, *CLAIMS, *SETTLEMENTS, *RETURNS, *PUT_OFFS, *HAND_OFFS, *REDRIVES, *SWEEPS),
     *(*CANCELS, *PAUSES, *SCHEDULES),
 )
-OPENINGS: tuple[Situation, ...] = (open_queue, open_queue_with_partitions, grow_partition)
-EVERY = (*NUMBERED, *BACKFILLS, *RENEWALS, stats, read_page, read_schedules, *OPENINGS, notify)
+OPENINGS: tuple[Situation, ...] = (open_queue, open_queue_with_partitions, grow_partition, share_state)
+READS: tuple[Situation, ...] = (stats, read_page, read_schedules, read_shared_state)
+EVERY = (*NUMBERED, *BACKFILLS, *RENEWALS, *READS, *OPENINGS, notify)
 
 
+@cache
 def script_of(situation: Situation) -> str:
     """The script that a situation calls."""
     return next(name for name in all_names() if situation.__name__.startswith(name))

@@ -1,10 +1,16 @@
 """A consumer that has lost a message can do nothing to it."""
 
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+
 import pytest
 
-from tests.lua.scripts_runner import KEYS, Caller, Taken, dump, new_id
+from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, Taken, dump, new_id
 from tests.lua.situations import hold_and_let_come_back, title
+from tests.lua.stage import Stage
 from tests.lua.state import faults
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Leases")
 
@@ -63,7 +69,8 @@ def dead(caller: Caller, other: Caller, taken: tuple[Taken, ...]) -> None:
     other.claim()
 
 
-LOSSES = [
+Loss = Callable[[Caller, Caller, tuple[Taken, ...]], None]
+LOSSES: list[Loss] = [
     taken_over,
     taken_over_twice,
     requeued,
@@ -76,19 +83,38 @@ LOSSES = [
 ]
 
 
-@pytest.mark.promise("A consumer that has lost its lease cannot ack, fail or renew the message.")
-@every_verb
-@pytest.mark.parametrize("tenant", [None, "acme"])
-@pytest.mark.parametrize("loss", LOSSES, ids=title)
-def test_a_holder_that_has_lost_its_message_changes_nothing(
-    caller: Caller, other: Caller, loss, tenant: str | None, verb
-):
-    """Its lease number is no longer the message's, whatever has become of it."""
+def lose(caller: Caller, loss: Loss, tenant: str | None = None, lease_us: int = HOUR_US) -> tuple[Taken, ...]:
+    """Hold a message, and then lose it."""
+    other = Caller(caller.client, "b")
+    caller.settings.lease_us = other.settings.lease_us = lease_us
     taken = caller.hold(b"first", tenant=tenant)
     loss(caller, other, taken)
-    before = dump(caller.client)
-    assert verb(caller, taken) == b"0"
-    assert dump(caller.client) == before
+    return taken
+
+
+@pytest.mark.promise("A consumer that has lost its lease cannot ack, fail or renew the message.")
+def test_a_holder_that_has_lost_its_message_changes_nothing(stage: Stage, subtests: pytest.Subtests):
+    """Its lease number is no longer the message's, whatever has become of it."""
+    for loss, tenant in product(LOSSES, (None, "acme")):
+        situation = partial(lose, loss=loss, tenant=tenant)
+        for verb in VERBS:
+            with row(subtests, loss=title(loss), tenant=tenant, verb=verb):
+                caller, taken = stage.prepare(situation)
+                before = dump(caller.client)
+                assert VERBS[verb](caller, taken) == b"0"
+                assert dump(caller.client) == before
+
+
+def test_without_leases_a_holder_is_fenced_off_just_the_same(stage: Stage, subtests: pytest.Subtests):
+    """The lease number grows with or without deadlines."""
+    for loss in (requeued, given_back_and_taken, retry_later, retry_later_and_taken, settled):
+        situation = partial(lose, loss=loss, lease_us=0)
+        for verb in VERBS:
+            with row(subtests, loss=title(loss), verb=verb):
+                caller, taken = stage.prepare(situation)
+                before = dump(caller.client)
+                assert VERBS[verb](caller, taken) == b"0"
+                assert dump(caller.client) == before
 
 
 @every_verb
@@ -100,20 +126,6 @@ def test_the_second_holder_is_not_disturbed(caller: Caller, other: Caller, verb)
     verb(caller, taken)
     assert other.renew(second) == b"1"
     assert other.settle(second) == b"1"
-
-
-@every_verb
-@pytest.mark.parametrize(
-    "loss", [requeued, given_back_and_taken, retry_later, retry_later_and_taken, settled], ids=title
-)
-def test_without_leases_a_holder_is_fenced_off_just_the_same(caller: Caller, other: Caller, loss, verb):
-    """The lease number grows with or without deadlines."""
-    caller.settings.lease_us = other.settings.lease_us = 0
-    taken = caller.hold(b"first")
-    loss(caller, other, taken)
-    before = dump(caller.client)
-    assert verb(caller, taken) == b"0"
-    assert dump(caller.client) == before
 
 
 @every_verb

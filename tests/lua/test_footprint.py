@@ -4,7 +4,9 @@ import pytest
 
 from tests.conftest import StartServer
 from tests.lua.scripts_runner import KEYS, TARGET, Caller, New, new_id, records_beside
-from tests.lua.situations import NUMBERED, Situation, hold_and_let_come_back, title
+from tests.lua.situations import NUMBERED, hold_and_let_come_back, title
+from tests.lua.stage import Stage
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Cost and memory")
 
@@ -140,19 +142,22 @@ LIVES = [
 NEED_LEASES = (handled_after_expiry, handled_by_a_holder_that_was_late, handled_after_coming_back)
 
 
-@pytest.mark.parametrize("life", LIVES, ids=title)
-def test_nothing_is_left_of_a_message_that_has_gone(life, caller: Caller):
+def test_nothing_is_left_of_a_message_that_has_gone(stage: Stage, subtests: pytest.Subtests):
     """Besides a token in the wake-up key and the answers of its callers, which end by themselves."""
-    life(caller)
-    assert left_behind(caller) == set()
+    for life in LIVES:
+        with row(subtests, life=title(life)):
+            caller = stage.clear()
+            life(caller)
+            assert left_behind(caller) == set()
 
 
-@pytest.mark.parametrize("life", [life for life in LIVES if life not in NEED_LEASES], ids=title)
-def test_nothing_is_left_without_leases(life, caller: Caller):
+def test_nothing_is_left_without_leases(stage: Stage, subtests: pytest.Subtests):
     """The same in a queue whose messages are held for good."""
-    caller.settings.lease_us = 0
-    life(caller)
-    assert left_behind(caller) == set()
+    for life in (life for life in LIVES if life not in NEED_LEASES):
+        with row(subtests, life=title(life)):
+            caller = stage.clear(lease_us=0)
+            life(caller)
+            assert left_behind(caller) == set()
 
 
 @pytest.mark.parametrize("kept", [KEYS.completed, KEYS.failed, KEYS.dead_letter])
@@ -187,14 +192,16 @@ def test_a_message_that_is_delivered_once_has_no_entry_in_the_deliveries(caller:
 
 
 @pytest.mark.promise("Cached replies expire.")
-@pytest.mark.parametrize("situation", NUMBERED, ids=title)
-def test_every_answer_ends_by_itself(situation: Situation, caller: Caller):
+def test_every_answer_ends_by_itself(stage: Stage, subtests: pytest.Subtests):
     """The key of a caller that has gone is forgotten when its time is over."""
-    situation(caller)()
-    for key in caller.client.scan_iter(match=KEYS.reply("*")):
-        assert 0 < caller.client.pttl(key) <= caller.settings.keep_ms
-    for key in (KEYS.timer_owner, KEYS.deduplication("a key")):
-        assert caller.client.pttl(key) != -1
+    for situation in NUMBERED:
+        with row(subtests, situation=title(situation)):
+            caller, call = stage.prepare(situation)
+            call()
+            for key in caller.client.scan_iter(match=KEYS.reply("*")):
+                assert 0 < caller.client.pttl(key) <= caller.settings.keep_ms
+            for key in (KEYS.timer_owner, KEYS.deduplication("a key")):
+                assert caller.client.pttl(key) != -1
 
 
 def test_a_queue_without_tenants_and_delays_has_no_keys_for_them(caller: Caller):

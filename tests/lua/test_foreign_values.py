@@ -1,12 +1,15 @@
 """Values that other programs put into a queue are neither delivered nor lost."""
 
 import struct
+from itertools import product
 
 import pytest
 
 from redis_message_queue import envelope
 from tests.lua.scripts_runner import KEYS, Caller, New, chunk_ids, fresh_base, numbered
+from tests.lua.stage import Stage
 from tests.lua.state import faults
+from tests.tables import row
 
 MARK = envelope.head(bytes(16))[:1]
 MARK_WITH_TENANT = bytes([MARK[0] | envelope.HAS_TENANT])
@@ -34,39 +37,44 @@ FOREIGN = {
     "a message cut off in its extras": MARK_WITH_EXTRAS + bytes(16) + NOW + b"\x00\x03{}",
     "a message with flags that nobody knows": bytes([MARK[0] | 0x08]) + bytes(16) + NOW + b"payload",
 }
-every_kind = pytest.mark.parametrize("value", FOREIGN.values(), ids=FOREIGN)
 
 
-@every_kind
-def test_a_foreign_value_becomes_a_dead_letter_as_it_is(value: bytes, caller: Caller):
+def test_a_foreign_value_becomes_a_dead_letter_as_it_is(stage: Stage, subtests: pytest.Subtests):
     """The same claim goes on to the next message, and says what it put aside."""
-    caller.client.rpush(KEYS.pending, value)
-    caller.client.lpush(KEYS.pending, value)
-    caller.publish(b"first")
-    claimed = caller.claim()
-    assert claimed.payloads == [b"first"]
-    assert claimed.dead == ((b"", 0, "foreign"),) * 2
-    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value, value]
-    assert not caller.client.exists(KEYS.pending)
+    for kind, value in FOREIGN.items():
+        with row(subtests, kind=kind):
+            caller = stage.clear()
+            caller.client.rpush(KEYS.pending, value)
+            caller.client.lpush(KEYS.pending, value)
+            caller.publish(b"first")
+            claimed = caller.claim()
+            assert claimed.payloads == [b"first"]
+            assert claimed.dead == ((b"", 0, "foreign"),) * 2
+            assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value, value]
+            assert not caller.client.exists(KEYS.pending)
 
 
-@every_kind
-def test_a_foreign_value_alone_in_the_line_leaves_an_empty_answer(value: bytes, caller: Caller):
+def test_a_foreign_value_alone_in_the_line_leaves_an_empty_answer(stage: Stage, subtests: pytest.Subtests):
     """There was nothing to deliver; the value is kept."""
-    caller.client.lpush(KEYS.pending, value)
-    claimed = caller.claim()
-    assert (claimed.taken, claimed.again) == ((), False)
-    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value]
+    for kind, value in FOREIGN.items():
+        with row(subtests, kind=kind):
+            caller = stage.clear()
+            caller.client.lpush(KEYS.pending, value)
+            claimed = caller.claim()
+            assert (claimed.taken, claimed.again) == ((), False)
+            assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value]
 
 
-@every_kind
-def test_a_foreign_value_without_leases_becomes_a_dead_letter_too(value: bytes, caller: Caller):
+def test_a_foreign_value_without_leases_becomes_a_dead_letter_too(stage: Stage, subtests: pytest.Subtests):
     """Leases have nothing to do with it."""
-    caller.settings.lease_us = 0
-    caller.client.lpush(KEYS.pending, value)
-    caller.publish(b"first")
-    assert caller.claim().payloads == [b"first"]
-    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value]
+    for kind, value in FOREIGN.items():
+        with row(subtests, kind=kind):
+            caller = stage.clear()
+            caller.settings.lease_us = 0
+            caller.client.lpush(KEYS.pending, value)
+            caller.publish(b"first")
+            assert caller.claim().payloads == [b"first"]
+            assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value]
 
 
 def test_foreign_values_among_messages_keep_both_orders(caller: Caller):
@@ -89,46 +97,54 @@ def test_a_foreign_value_behind_what_is_wanted_stays_where_it_is(caller: Caller)
     assert not caller.client.exists(KEYS.dead_letter)
 
 
-@every_kind
-def test_a_dropped_foreign_value_has_no_id(value: bytes, caller: Caller):
+def test_a_dropped_foreign_value_has_no_id(stage: Stage, subtests: pytest.Subtests):
     """Room is made, and only messages are named."""
-    caller.client.lpush(KEYS.pending, value)
-    (first,) = caller.publish_all([b"first"])
-    caller.settings.limit, caller.settings.overload = 1, "drop"
-    assert caller.enqueue(b"second") == b"1" + first
-    caller.client.lpush(KEYS.pending, value)
-    assert caller.claim().payloads == [b"second"]
-    assert caller.enqueue(b"third") == b"1"
+    for kind, value in FOREIGN.items():
+        with row(subtests, kind=kind):
+            caller = stage.clear()
+            caller.client.lpush(KEYS.pending, value)
+            (first,) = caller.publish_all([b"first"])
+            caller.settings.limit, caller.settings.overload = 1, "drop"
+            assert caller.enqueue(b"second") == b"1" + first
+            caller.client.lpush(KEYS.pending, value)
+            assert caller.claim().payloads == [b"second"]
+            assert caller.enqueue(b"third") == b"1"
 
 
-@every_kind
-def test_a_foreign_value_in_the_line_of_a_tenant_becomes_a_dead_letter_too(value: bytes, caller: Caller):
+def test_a_foreign_value_in_the_line_of_a_tenant_becomes_a_dead_letter_too(stage: Stage, subtests: pytest.Subtests):
     """What waits behind it is delivered by the same claim."""
-    caller.enqueue_for("acme", b"first")
-    caller.client.rpush(KEYS.tenant_pending("acme"), value)
-    caller.client.incr(KEYS.tenant_backlog)
-    claimed = caller.claim()
-    assert claimed.payloads == [b"first"]
-    assert claimed.dead == ((b"", 0, "foreign"),)
-    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value]
-    assert not caller.client.exists(KEYS.tenant_pending("acme"), KEYS.tenant_ring, KEYS.tenant_backlog)
+    for kind, value in FOREIGN.items():
+        with row(subtests, kind=kind):
+            caller = stage.clear()
+            caller.enqueue_for("acme", b"first")
+            caller.client.rpush(KEYS.tenant_pending("acme"), value)
+            caller.client.incr(KEYS.tenant_backlog)
+            claimed = caller.claim()
+            assert claimed.payloads == [b"first"]
+            assert claimed.dead == ((b"", 0, "foreign"),)
+            assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value]
+            assert not caller.client.exists(KEYS.tenant_pending("acme"), KEYS.tenant_ring, KEYS.tenant_backlog)
 
 
-@pytest.mark.parametrize("payload", [b"", b"x", b"\xd0\xff\x00", "Привет".encode(), b"y" * 10_000])
-@pytest.mark.parametrize("extras", [b"", b"{}", b'{"note": "' + b"x" * 60_000 + b'"}'], ids=["none", "short", "long"])
-@pytest.mark.parametrize("tenant", [b"", b"acme", b"t" * 255], ids=["none", "short", "long"])
-def test_a_payload_of_any_bytes_comes_out_whole(payload: bytes, tenant: bytes, extras: bytes, caller: Caller):
+def test_a_payload_of_any_bytes_comes_out_whole(stage: Stage, subtests: pytest.Subtests):
     """Delivered, kept in a list or dead: the bytes are those that were published, without what stands before them."""
-    caller.settings.most = 1
-    caller.enqueue(*[New(payload, tenant, extras=extras)] * 2)
-    first, second = caller.claim(2).taken
-    assert first.payload == second.payload == payload
-    assert first.tenant == second.tenant == (tenant.decode() or None)
-    caller.settle([first], kept=KEYS.completed)
-    caller.expire()
-    assert caller.claim().dead == ((second.id, 1, "deliveries"),)
-    assert caller.client.lrange(KEYS.completed, 0, -1) == [payload]
-    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [payload]
+    for payload, extras, tenant in product(
+        [b"", b"x", b"\xd0\xff\x00", "Привет".encode(), b"y" * 10_000],
+        [b"", b"{}", b'{"note": "' + b"x" * 60_000 + b'"}'],
+        [b"", b"acme", b"t" * 255],
+    ):
+        with row(subtests, payload=payload, extras=extras, tenant=tenant):
+            caller = stage.clear()
+            caller.settings.most = 1
+            caller.enqueue(*[New(payload, tenant, extras=extras)] * 2)
+            first, second = caller.claim(2).taken
+            assert first.payload == second.payload == payload
+            assert first.tenant == second.tenant == (tenant.decode() or None)
+            caller.settle([first], kept=KEYS.completed)
+            caller.expire()
+            assert caller.claim().dead == ((second.id, 1, "deliveries"),)
+            assert caller.client.lrange(KEYS.completed, 0, -1) == [payload]
+            assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [payload]
 
 
 # What nobody should have put there, and somebody may have
@@ -136,54 +152,64 @@ def test_a_payload_of_any_bytes_comes_out_whole(payload: bytes, tenant: bytes, e
 WEIGHTS = [b"", b"heavy", b"0", b"-1", b"-0.5", b"nan", b"inf", b"1e400", b"1e-400", b"0x"]
 
 
-@pytest.mark.parametrize("weight", WEIGHTS)
-def test_a_weight_that_is_none_counts_as_one(weight: bytes, caller: Caller):
+def test_a_weight_that_is_none_counts_as_one(stage: Stage, subtests: pytest.Subtests):
     """Nobody starves for it, and nobody is kept from publishing."""
-    caller.client.hset(KEYS.weights, "acme", weight)
-    caller.enqueue_for("acme", *numbered(3, "acme"))
-    caller.enqueue_for("zeta", *numbered(3, "zeta"))
-    assert {one.only.tenant for one in caller.claim_one_by_one(2)} == {"acme", "zeta"}
-    assert set(caller.claim(2).tenants) == {"acme", "zeta"}
-    assert set(caller.claim(2).tenants) == {"acme", "zeta"}
+    for weight in WEIGHTS:
+        with row(subtests, weight=weight):
+            caller = stage.clear()
+            caller.client.hset(KEYS.weights, "acme", weight)
+            caller.enqueue_for("acme", *numbered(3, "acme"))
+            caller.enqueue_for("zeta", *numbered(3, "zeta"))
+            assert {one.only.tenant for one in caller.claim_one_by_one(2)} == {"acme", "zeta"}
+            assert set(caller.claim(2).tenants) == {"acme", "zeta"}
+            assert set(caller.claim(2).tenants) == {"acme", "zeta"}
 
 
 # The last ones are digits, and still no number that Redis adds to.
 SIZES = [b"", b"many", b"1.5", b"-1", b"007", b"9" * 23, b"%d" % (2**63 - 1)]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_size_that_is_no_number_is_counted_anew(size: bytes, caller: Caller):
+def test_a_size_that_is_no_number_is_counted_anew(stage: Stage, subtests: pytest.Subtests):
     """The sum follows from the lines; nobody is kept from publishing or claiming for it."""
-    caller.enqueue_for("acme", b"first")
-    caller.client.set(KEYS.tenant_backlog, size)
-    caller.enqueue_for("zeta", b"second")
-    assert caller.client.get(KEYS.tenant_backlog) == b"2"
-    caller.client.set(KEYS.tenant_backlog, size)
-    assert caller.claim(2).payloads == [b"first", b"second"]
-    assert faults(caller.client) == []
+    for size in SIZES:
+        with row(subtests, size=size):
+            caller = stage.clear()
+            caller.enqueue_for("acme", b"first")
+            caller.client.set(KEYS.tenant_backlog, size)
+            caller.enqueue_for("zeta", b"second")
+            assert caller.client.get(KEYS.tenant_backlog) == b"2"
+            caller.client.set(KEYS.tenant_backlog, size)
+            assert caller.claim(2).payloads == [b"first", b"second"]
+            assert faults(caller.client) == []
 
 
-@pytest.mark.parametrize("size", [b"many", b"9" * 23, b"inf", b"0x10", b"-1"])
-def test_a_size_that_is_no_number_counts_as_none_in_the_stats(size: bytes, caller: Caller):
-    caller.publish(b"first")
-    caller.client.set(KEYS.tenant_backlog, size)
-    caller.client.hset(KEYS.groups, "", size)
-    assert caller.stats()[:2] == [1, 0]
+def test_a_size_that_is_no_number_counts_as_none_in_the_stats(stage: Stage, subtests: pytest.Subtests):
+    for size in [b"many", b"9" * 23, b"inf", b"0x10", b"-1"]:
+        with row(subtests, size=size):
+            caller = stage.clear()
+            caller.publish(b"first")
+            caller.client.set(KEYS.tenant_backlog, size)
+            caller.client.hset(KEYS.groups, "", size)
+            assert caller.stats()[:2] == [1, 0]
 
 
-@pytest.mark.parametrize("score", ["inf", "-inf", "1e300", "-5"])
-@pytest.mark.parametrize("damaged", ["acme", "zeta", "", "a tenant that has no messages"])
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_damaged_place_in_the_ring_stops_nobody(score: str, damaged: str, count: int, caller: Caller):
+def test_a_damaged_place_in_the_ring_stops_nobody(stage: Stage, subtests: pytest.Subtests):
     """Every message is delivered, and a tenant that got in front does not stay there."""
-    for tenant in ("acme", "zeta"):
-        caller.enqueue_for(tenant, *numbered(6, tenant))
-    caller.client.execute_command("ZADD", KEYS.tenant_ring, score, damaged)
-    caller.enqueue_for("other", b"other")
-    claimed = [one for _ in range(13 // count + 2) for one in caller.claim(count).taken]
-    assert sorted(one.payload for one in claimed) == sorted([*numbered(6, "acme"), *numbered(6, "zeta"), b"other"])
-    assert {one.tenant for one in claimed[-4:]} >= {"acme", "zeta"} or score in ("inf", "1e300")
-    assert faults(caller.client) == []
+    for score, damaged, count in product(
+        ["inf", "-inf", "1e300", "-5"], ["acme", "zeta", "", "a tenant that has no messages"], [1, 3]
+    ):
+        with row(subtests, score=score, damaged=damaged, count=count):
+            caller = stage.clear()
+            for tenant in ("acme", "zeta"):
+                caller.enqueue_for(tenant, *numbered(6, tenant))
+            caller.client.execute_command("ZADD", KEYS.tenant_ring, score, damaged)
+            caller.enqueue_for("other", b"other")
+            claimed = [one for _ in range(13 // count + 2) for one in caller.claim(count).taken]
+            assert sorted(one.payload for one in claimed) == sorted(
+                [*numbered(6, "acme"), *numbered(6, "zeta"), b"other"]
+            )
+            assert {one.tenant for one in claimed[-4:]} >= {"acme", "zeta"} or score in ("inf", "1e300")
+            assert faults(caller.client) == []
 
 
 def test_a_tenant_whose_place_in_the_ring_was_damaged_gets_a_new_one_with_its_next_message(caller: Caller):
@@ -213,72 +239,79 @@ def test_a_foreign_value_does_not_keep_a_consumer_from_waking_up_in_time(value: 
     assert 0 < caller.claim(slice_us=1_000_000).wait_us <= 500_000
 
 
-@every_kind
-@pytest.mark.parametrize("tenant", [None, "acme"])
-def test_a_foreign_value_in_flight_is_set_aside_when_its_lease_ends(value: bytes, tenant: str | None, caller: Caller):
+def test_a_foreign_value_in_flight_is_set_aside_when_its_lease_ends(stage: Stage, subtests: pytest.Subtests):
     """It cannot be requeued; the claim that finds it names its id and goes on with the others."""
-    first, _ = caller.hold(b"first", b"second", tenant=tenant)
-    caller.client.hset(KEYS.processing, first.id, value)
-    assert caller.requeue([first]) == caller.retry_later([first]) == b"0"
-    caller.expire()
-    if tenant:
-        caller.enqueue_for("zeta", b"third")
-    claimed = caller.claim(3)
-    assert claimed.payloads == ([b"third", b"second"] if tenant else [b"second"])
-    assert claimed.dead == ((first.id, 0, "foreign"),)
-    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value]
-    assert caller.records(KEYS.dead_letter)[0]["id"] == first.id.hex()
-    assert faults(caller.client) == []
+    for (kind, value), tenant in product(FOREIGN.items(), [None, "acme"]):
+        with row(subtests, kind=kind, tenant=tenant):
+            caller = stage.clear()
+            first, _ = caller.hold(b"first", b"second", tenant=tenant)
+            caller.client.hset(KEYS.processing, first.id, value)
+            assert caller.requeue([first]) == caller.retry_later([first]) == b"0"
+            caller.expire()
+            if tenant:
+                caller.enqueue_for("zeta", b"third")
+            claimed = caller.claim(3)
+            assert claimed.payloads == ([b"third", b"second"] if tenant else [b"second"])
+            assert claimed.dead == ((first.id, 0, "foreign"),)
+            assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [value]
+            assert caller.records(KEYS.dead_letter)[0]["id"] == first.id.hex()
+            assert faults(caller.client) == []
 
 
-@every_kind
-@pytest.mark.parametrize("kept", [None, KEYS.completed])
-def test_a_message_that_was_damaged_in_flight_can_be_settled(value: bytes, kept: str | None, caller: Caller):
+def test_a_message_that_was_damaged_in_flight_can_be_settled(stage: Stage, subtests: pytest.Subtests):
     """Its handler had it whole; what lies there now leaves in its place."""
-    held = caller.hold(b"first", b"second")
-    caller.client.hset(KEYS.processing, held[0].id, value)
-    assert caller.settle(held[:1], kept=kept) == b"1"
-    assert caller.settle(held[1:]) == b"1"
-    assert caller.client.lrange(KEYS.completed, 0, -1) == ([value] if kept else [])
-    assert faults(caller.client) == []
+    for (kind, value), kept in product(FOREIGN.items(), [None, KEYS.completed]):
+        with row(subtests, kind=kind, kept=kept):
+            caller = stage.clear()
+            held = caller.hold(b"first", b"second")
+            caller.client.hset(KEYS.processing, held[0].id, value)
+            assert caller.settle(held[:1], kept=kept) == b"1"
+            assert caller.settle(held[1:]) == b"1"
+            assert caller.client.lrange(KEYS.completed, 0, -1) == ([value] if kept else [])
+            assert faults(caller.client) == []
 
 
-@every_kind
-def test_a_foreign_value_that_waits_for_its_time_is_set_aside_when_that_comes(value: bytes, caller: Caller):
+def test_a_foreign_value_that_waits_for_its_time_is_set_aside_when_that_comes(stage: Stage, subtests: pytest.Subtests):
     """Messages that are due at the same time are delivered."""
-    base = fresh_base()
-    caller.enqueue(New(b"first", due="+1000"), New(b"second", due="+1000"), base=base)
-    broken, whole = chunk_ids(base, 2)
-    caller.client.hset(KEYS.delayed_messages, broken, value)
-    caller.pass_delays()
-    claimed = caller.claim(2)
-    assert [one.id for one in claimed.taken] == [whole]
-    assert claimed.dead == ((broken, 0, "foreign"),)
-    assert faults(caller.client) == []
+    for kind, value in FOREIGN.items():
+        with row(subtests, kind=kind):
+            caller = stage.clear()
+            base = fresh_base()
+            caller.enqueue(New(b"first", due="+1000"), New(b"second", due="+1000"), base=base)
+            broken, whole = chunk_ids(base, 2)
+            caller.client.hset(KEYS.delayed_messages, broken, value)
+            caller.pass_delays()
+            claimed = caller.claim(2)
+            assert [one.id for one in claimed.taken] == [whole]
+            assert claimed.dead == ((broken, 0, "foreign"),)
+            assert faults(caller.client) == []
 
 
-@pytest.mark.parametrize("tenant", [None, "acme"])
-@pytest.mark.parametrize("member", [b"somebody else's", b"x" * 16, b"y" * 100])
-def test_a_foreign_member_of_the_leases_is_set_aside(member: bytes, tenant: str | None, caller: Caller):
+def test_a_foreign_member_of_the_leases_is_set_aside(stage: Stage, subtests: pytest.Subtests):
     """It would be due for ever, and every claim would take the long way past it."""
-    caller.hold(b"held", tenant=tenant)
-    caller.client.zadd(KEYS.leases, {member: 1})
-    caller.enqueue_for("zeta", b"first") if tenant else caller.publish(b"first")
-    claimed = caller.claim()
-    assert claimed.payloads == [b"first"]
-    assert claimed.dead == ((b"", 0, "foreign"),)
-    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [member]
-    assert faults(caller.client) == []
+    for tenant, member in product([None, "acme"], [b"somebody else's", b"x" * 16, b"y" * 100]):
+        with row(subtests, tenant=tenant, member=member):
+            caller = stage.clear()
+            caller.hold(b"held", tenant=tenant)
+            caller.client.zadd(KEYS.leases, {member: 1})
+            caller.enqueue_for("zeta", b"first") if tenant else caller.publish(b"first")
+            claimed = caller.claim()
+            assert claimed.payloads == [b"first"]
+            assert claimed.dead == ((b"", 0, "foreign"),)
+            assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [member]
+            assert faults(caller.client) == []
 
 
 # What is shorter or longer than a number, and sorts before or behind it.
-@pytest.mark.parametrize("value", [b"", b"hello", b"5", b"12:1", b"plain text, longer than a number", b" " * 20])
-def test_a_foreign_value_in_the_reply_cache_says_nothing(value: bytes, caller: Caller):
+def test_a_foreign_value_in_the_reply_cache_says_nothing(stage: Stage, subtests: pytest.Subtests):
     """The caller goes on, and its next answer is stored there."""
-    caller.client.set(caller.reply, value)
-    assert caller.publish(b"first") == 1
-    assert caller.repeat() == 1
-    assert caller.claim().payloads == [b"first"]
+    for value in [b"", b"hello", b"5", b"12:1", b"plain text, longer than a number", b" " * 20]:
+        with row(subtests, value=value):
+            caller = stage.clear()
+            caller.client.set(caller.reply, value)
+            assert caller.publish(b"first") == 1
+            assert caller.repeat() == 1
+            assert caller.claim().payloads == [b"first"]
 
 
 @pytest.mark.parametrize("field", ["journal_serial", "journal_soft", "journal_hard", "journal_mark"])

@@ -12,8 +12,10 @@ from redis_message_queue.embedded import EmbeddedRedis
 from tests.conftest import StartServer
 from tests.lua import situations
 from tests.lua.scripts_runner import FRESH, KEYS, TIMER_OWNER, WOKEN, Caller, New, dump
-from tests.lua.situations import PUT_OFFS, RENEWALS, RETURNS, SETTLEMENTS, SWEEPS, Situation, title
+from tests.lua.situations import PUT_OFFS, RENEWALS, RETURNS, SETTLEMENTS, SWEEPS, Call, Situation, title
+from tests.lua.stage import Stage
 from tests.lua.state import faults
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Leases")
 
@@ -139,6 +141,19 @@ def other_slot(caller: Caller) -> Caller:
     return Caller(caller.client, "b")
 
 
+@pytest.fixture(scope="module")
+def limited_stage(limited: EmbeddedRedis) -> Iterator[Stage]:
+    """The same server, for tables of situations."""
+    with limited.client() as client:
+        yield Stage(client)
+
+
+def prepare(stage: Stage, situation: Situation) -> tuple[Caller, Call]:
+    """With memory until the test takes it away."""
+    stage.client.config_set("maxmemory", 0)
+    return stage.prepare(situation)
+
+
 def run_out_of_memory(client: redis.Redis) -> None:
     """From now on the server holds more than it may."""
     client.config_set("maxmemory", 1)
@@ -147,47 +162,48 @@ def run_out_of_memory(client: redis.Redis) -> None:
 
 
 @pytest.mark.promise("When the server is out of memory, a publish fails immediately and changes nothing.")
-@pytest.mark.parametrize("situation", REFUSED, ids=title)
-def test_what_brings_something_in_is_refused_and_has_changed_nothing(situation: Situation, caller: Caller):
+def test_what_brings_something_in_is_refused_and_has_changed_nothing(limited_stage: Stage, subtests: pytest.Subtests):
     """A publish, and what publishes: a hand-off and a redrive."""
-    call = situation(caller)
-    before = dump(caller.client)
-    run_out_of_memory(caller.client)
-    with pytest.raises(redis.ResponseError, match=OUT_OF_MEMORY):
-        call()
-    assert dump(caller.client) == before
+    for situation in REFUSED:
+        with row(subtests, situation=title(situation)):
+            caller, call = prepare(limited_stage, situation)
+            before = dump(caller.client)
+            run_out_of_memory(caller.client)
+            with pytest.raises(redis.ResponseError, match=OUT_OF_MEMORY):
+                call()
+            assert dump(caller.client) == before
 
 
-@pytest.mark.parametrize("situation", CLAIMS, ids=title)
-def test_what_waits_can_be_claimed(situation: Situation, caller: Caller):
+def test_what_waits_can_be_claimed(limited_stage: Stage, subtests: pytest.Subtests):
     """A queue that has filled its server is drained by its consumers: the same messages as ever, in the same order."""
-    expected = situation(caller)()
-    caller.client.flushall()
-    caller.write_state()
-    caller.number = 0
-    call = situation(caller)
-    run_out_of_memory(caller.client)
-    claimed = call()
-    assert (claimed.payloads, claimed.again, claimed.acked) == (expected.payloads, expected.again, expected.acked)
-    assert [(count, reason) for _, count, reason in claimed.dead] == [
-        (count, reason) for _, count, reason in expected.dead
-    ]
-    assert caller.repeat().taken == claimed.taken
-    assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
+    for situation in CLAIMS:
+        with row(subtests, situation=title(situation)):
+            _, call = prepare(limited_stage, situation)
+            expected = call()
+            caller, call = prepare(limited_stage, situation)
+            run_out_of_memory(caller.client)
+            claimed = call()
+            assert (claimed.payloads, claimed.again) == (expected.payloads, expected.again)
+            assert claimed.acked == expected.acked
+            assert [(count, reason) for _, count, reason in claimed.dead] == [
+                (count, reason) for _, count, reason in expected.dead
+            ]
+            assert caller.repeat().taken == claimed.taken
+            assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
 
 
 @pytest.mark.promise("Scripts write before they remove, so a server that runs out of memory loses no message.")
-@pytest.mark.parametrize("situation", [*SETTLEMENTS, *RETURNS, *PUT_OFFS, *RENEWALS, *SWEEPS, *FREEING], ids=title)
-def test_what_a_holder_does_succeeds(situation: Situation, caller: Caller):
+def test_what_a_holder_does_succeeds(limited_stage: Stage, subtests: pytest.Subtests):
     """It settles, into a list too, requeues, retries later and renews, with the same outcome as ever."""
-    expected = situation(caller)()
-    caller.client.flushall()
-    caller.write_state()
-    call = situation(caller)
-    run_out_of_memory(caller.client)
-    assert call() == expected
-    assert caller.repeat() == expected
-    assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
+    for situation in (*SETTLEMENTS, *RETURNS, *PUT_OFFS, *RENEWALS, *SWEEPS, *FREEING):
+        with row(subtests, situation=title(situation)):
+            _, call = prepare(limited_stage, situation)
+            expected = call()
+            caller, call = prepare(limited_stage, situation)
+            run_out_of_memory(caller.client)
+            assert call() == expected
+            assert caller.repeat() == expected
+            assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
 
 
 def test_a_consumer_can_open_its_queue_and_a_producer_cannot(caller: Caller):

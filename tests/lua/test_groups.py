@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import redis
@@ -12,12 +13,18 @@ from redis_message_queue.envelope import TIME_AT, Envelope
 from tests.lua import group_situations as groups
 from tests.lua.group_situations import EVERY, GROUP, Holder, holding, sealed
 from tests.lua.scripts_runner import KEYS, Caller, Dump, Taken, dump, numbered
-from tests.lua.situations import Situation, script_of, title
+from tests.lua.situations import script_of, title
+from tests.lua.stage import Stage
 from tests.lua.state import faults, read
+from tests.lua.test_full_memory import prepare, run_out_of_memory
 from tests.lua.test_random_sequences import KINDS, STEPS, World
-from tests.lua.test_wrong_types import RIGHT, keys_of, put_right, spoil
+from tests.lua.test_wrong_types import fails_whole_or_does_without, keys_of
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Streaming queries in Spark")
+
+
+with_and_without_a_journal = pytest.mark.parametrize("journaled", [False, True], ids=["", "with a journal"])
 
 
 @pytest.fixture(params=[False, True], ids=["", "with a journal"])
@@ -41,74 +48,68 @@ def counts_of(client: redis.Redis) -> tuple[int, int, int]:
     return lists, int(client.hget(KEYS.groups, GROUP) or 0), int(client.hget(KEYS.groups, "") or 0)
 
 
-@pytest.mark.parametrize("situation", EVERY, ids=title)
-def test_a_call_sent_twice_counts_once(situation: Situation, caller: Caller):
+@with_and_without_a_journal
+def test_a_call_sent_twice_counts_once(journaled: bool, stage: Stage, subtests: pytest.Subtests):
     """The answer is the same, and so is everything that the server holds."""
-    answer = situation(caller)()
-    after = without_deadline(dump(caller.client))
-    repeated = caller.repeat()
-    if script_of(situation) == "acquire_group":
-        assert repeated[:2] == answer[:2]
-    elif script_of(situation) != "release_batch":  # which says where it is, and that it is done
-        assert repeated == answer
-    assert without_deadline(dump(caller.client)) == after
+    for situation in EVERY:
+        with row(subtests, situation=title(situation)):
+            caller, call = stage.prepare(situation, journaled=journaled)
+            answer = call()
+            after = without_deadline(dump(caller.client))
+            repeated = caller.repeat()
+            if script_of(situation) == "acquire_group":
+                assert repeated[:2] == answer[:2]
+            elif script_of(situation) != "release_batch":  # which says where it is, and that it is done
+                assert repeated == answer
+            assert without_deadline(dump(caller.client)) == after
 
 
 @pytest.mark.promise("A query writes the journal of its queue in the scripts that move the messages.")
-@pytest.mark.parametrize("situation", EVERY, ids=title)
-def test_a_message_is_in_one_place_counted_and_recorded(situation: Situation, caller: Caller):
+@with_and_without_a_journal
+def test_a_message_is_in_one_place_counted_and_recorded(journaled: bool, stage: Stage, subtests: pytest.Subtests):
     """After the call and after its repetition; a journal tells the same, and of the repetition nothing."""
-    call = situation(caller)
-    for send in (call, caller.repeat):
-        send()
-        assert faults(caller.client) == []
-        assert len(set(counts_of(caller.client))) == 1
+    for situation in EVERY:
+        with row(subtests, situation=title(situation)):
+            caller, call = stage.prepare(situation, journaled=journaled)
+            for send in (call, caller.repeat):
+                send()
+                assert faults(caller.client) == []
+                assert len(set(counts_of(caller.client))) == 1
 
 
-@pytest.mark.parametrize("situation", EVERY, ids=title)
-def test_a_script_fails_whole_or_does_without_the_key(situation: Situation, client: redis.Redis):
+def test_a_script_fails_whole_or_does_without_the_key(stage: Stage, subtests: pytest.Subtests):
     """In no situation is half of the work done before a key of a wrong type is found, whichever it is."""
-    for key in keys_of(situation, set()):
-        client.flushall()
-        caller = Caller(client)
-        call = situation(caller)
-        name = spoil(caller, situation, key, "list" if RIGHT[key] == "string" else "string")
-        before = dump(client)
-        try:
-            call()
-        except redis.ResponseError:
-            if script_of(situation) == "fill_batch" and key in ("tenant_pending", "expired"):
+    for situation in EVERY:
+        for key in keys_of(situation, set()):
+            with row(subtests, situation=title(situation), key=key):
+                caller, call = stage.prepare(situation)
                 # It learns whose turn it is when it has brought in what is due: that may have happened, and no more.
-                put_right(caller, name)
-                assert faults(client) == [], key
-            else:
-                assert dump(client) == before, key
-        else:
-            assert dump(client)[name.encode()] == before[name.encode()], key
+                is_late = script_of(situation) == "fill_batch" and key in ("tenant_pending", "expired")
+                fails_whole_or_does_without(caller, call, situation, key, tidies=is_late)
+
+
+OVERTAKEN = {
+    # Another holder has come in between; it is the epoch that tells, not the time.
+    "a later epoch": (("epoch", 2), "STALE epoch 1 of a consumer group that is at epoch 2"),
+    # As on a server that was flushed, or restored from an older state: epochs are counted anew there.
+    "another holder": (("holder", "b"), "STALE epoch 1 of a consumer group that is at epoch 1"),
+}
 
 
 @pytest.mark.promise("One query at a time owns a consumer group, and a replaced query can change nothing.")
-@pytest.mark.parametrize("situation", [one for one in EVERY if one not in groups.TAKE_OVERS], ids=title)
-def test_a_holder_that_was_overtaken_is_refused_and_has_changed_nothing(situation: Situation, caller: Caller):
-    """Another holder has come in between; it is the epoch that tells, not the time."""
-    call = situation(caller)
-    caller.client.hincrby(KEYS.group(GROUP), "epoch", 1)
-    before = dump(caller.client)
-    with pytest.raises(redis.ResponseError, match="STALE epoch 1 of a consumer group that is at epoch 2"):
-        call()
-    assert dump(caller.client) == before
-
-
-@pytest.mark.promise("One query at a time owns a consumer group, and a replaced query can change nothing.")
-@pytest.mark.parametrize("situation", [one for one in EVERY if one not in groups.TAKE_OVERS], ids=title)
-def test_a_holder_is_refused_if_another_one_has_its_epoch(situation: Situation, caller: Caller):
-    """As on a server that was flushed, or restored from an older state: epochs are counted anew there."""
-    call = situation(caller)
-    caller.client.hset(KEYS.group(GROUP), "holder", "b")
-    before = dump(caller.client)
-    with pytest.raises(redis.ResponseError, match="STALE epoch 1 of a consumer group that is at epoch 1"):
-        call()
-    assert dump(caller.client) == before
+@with_and_without_a_journal
+@pytest.mark.parametrize("change, refusal", OVERTAKEN.values(), ids=OVERTAKEN)
+def test_a_holder_that_was_overtaken_is_refused_and_has_changed_nothing(
+    change: tuple[str, str | int], refusal: str, journaled: bool, stage: Stage, subtests: pytest.Subtests
+):
+    for situation in (one for one in EVERY if one not in groups.TAKE_OVERS):
+        with row(subtests, situation=title(situation)):
+            caller, call = stage.prepare(situation, journaled=journaled)
+            caller.client.hset(KEYS.group(GROUP), *change)
+            before = dump(caller.client)
+            with pytest.raises(redis.ResponseError, match=refusal):
+                call()
+            assert dump(caller.client) == before
 
 
 @pytest.mark.parametrize("field", ["sealed", "acked", "cleared", "part", "1"])
@@ -121,22 +122,28 @@ def test_a_foreign_value_in_the_group_fails_a_gathering(field: str, caller: Call
     assert dump(caller.client) == before
 
 
-@pytest.mark.parametrize("number", ["", "nonsense", "007", "1.5", "9" * 20, str(2**63 - 1)])
-@pytest.mark.parametrize("field", [GROUP, ""], ids=["of the group", "of all groups"])
-def test_a_damaged_count_of_messages_is_counted_anew(field: str, number: str, caller: Caller):
-    """No message is put into a claim twice, and the claim can be acked."""
+def hold_beside_another_group(caller: Caller) -> Holder:
     caller.publish_all(numbered(3))
     caller.client.hset(KEYS.groups, "another group", 5)
-    holder = holding(caller)
-    caller.client.hset(KEYS.groups, field, number)
-    assert holder.fill_batch()[1] == 3
-    assert caller.client.llen(KEYS.pending) == 0
-    assert len(holder.members()) == 3
-    assert caller.client.hmget(KEYS.groups, GROUP, "") == [b"3", b"8"]
-    holder.seal_batch()
-    caller.client.hset(KEYS.groups, field, number)
-    assert holder.ack_batch(1) == [1, 1]
-    assert caller.client.hmget(KEYS.groups, GROUP, "") == [b"0", b"5"]
+    return holding(caller)
+
+
+@with_and_without_a_journal
+def test_a_damaged_count_of_messages_is_counted_anew(journaled: bool, stage: Stage, subtests: pytest.Subtests):
+    """No message is put into a claim twice, and the claim can be acked."""
+    # Of the group, and of all groups.
+    for field, number in product((GROUP, ""), ("", "nonsense", "007", "1.5", "9" * 20, str(2**63 - 1))):
+        with row(subtests, field=field, number=number):
+            caller, holder = stage.prepare(hold_beside_another_group, journaled=journaled)
+            caller.client.hset(KEYS.groups, field, number)
+            assert holder.fill_batch()[1] == 3
+            assert caller.client.llen(KEYS.pending) == 0
+            assert len(holder.members()) == 3
+            assert caller.client.hmget(KEYS.groups, GROUP, "") == [b"3", b"8"]
+            holder.seal_batch()
+            caller.client.hset(KEYS.groups, field, number)
+            assert holder.ack_batch(1) == [1, 1]
+            assert caller.client.hmget(KEYS.groups, GROUP, "") == [b"0", b"5"]
 
 
 FOREIGN_MEMBERS = [b"", b"hello", b"5:hello", b"5:", b"\x81", b"\x80 too short", b"7:\x85"]
@@ -400,39 +407,33 @@ def limited(server_setting: str) -> Iterator[EmbeddedRedis]:
         yield started
 
 
-@pytest.fixture
-def tight(limited: EmbeddedRedis) -> Iterator[Caller]:
-    """A caller whose server has memory until the test takes it away."""
+@pytest.fixture(scope="module")
+def limited_stage(limited: EmbeddedRedis) -> Iterator[Stage]:
     with limited.client() as client:
-        client.config_set("maxmemory", 0)
-        client.flushall()
-        yield Caller(client)
+        yield Stage(client)
 
 
-@pytest.mark.parametrize("situation", groups.GATHERINGS, ids=title)
-def test_a_server_without_memory_can_be_drained_by_a_query(situation: Situation, tight: Caller):
+def test_a_server_without_memory_can_be_drained_by_a_query(limited_stage: Stage, subtests: pytest.Subtests):
     """What it gathers is what it would gather elsewhere."""
-    *expected, dead, trimming = situation(tight)()
-    tight.client.flushall()
-    tight.write_state()
-    call = situation(tight)
-    tight.client.config_set("maxmemory", 1)
-    *found, dead_here, trimming_here = call()
-    ids = slice(0, None, 3)
-    dead[ids] = dead_here[ids]  # other messages
-    assert (found, dead_here, trimming_here) == (expected, dead, trimming)
-    assert faults(tight.client) == []
+    for situation in groups.GATHERINGS:
+        with row(subtests, situation=title(situation)):
+            _, call = prepare(limited_stage, situation)
+            expected = call()
+            caller, call = prepare(limited_stage, situation)
+            run_out_of_memory(caller.client)
+            assert call() == expected
+            assert faults(caller.client) == []
 
 
-@pytest.mark.parametrize("situation", [*groups.TAKE_OVERS, groups.fill_batch_in_vain, *groups.ENDS], ids=title)
-def test_a_server_without_memory_can_be_emptied(situation: Situation, tight: Caller):
+def test_a_server_without_memory_can_be_emptied(limited_stage: Stage, subtests: pytest.Subtests):
     """Everything succeeds as ever."""
-    expected = situation(tight)()
-    tight.client.flushall()
-    tight.write_state()
-    call = situation(tight)
-    tight.client.config_set("maxmemory", 1)
-    assert call()[:2] == expected[:2] if isinstance(expected, list) else call() == expected
+    for situation in (*groups.TAKE_OVERS, groups.fill_batch_in_vain, *groups.ENDS):
+        with row(subtests, situation=title(situation)):
+            _, call = prepare(limited_stage, situation)
+            expected = call()
+            caller, call = prepare(limited_stage, situation)
+            run_out_of_memory(caller.client)
+            assert call()[:2] == expected[:2] if isinstance(expected, list) else call() == expected
 
 
 # Beside consumers

@@ -8,6 +8,8 @@ import redis
 from tests.lua import situations
 from tests.lua.scripts_runner import KEYS, TARGET, Caller, New, dump, numbered
 from tests.lua.situations import EVERY, Situation, title
+from tests.lua.stage import Stage
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Journal")
 
@@ -71,7 +73,7 @@ def test_a_chunk_is_recorded_message_by_message(journaled: Caller):
 
 def test_a_repeated_import_leaves_no_entries(journaled: Caller):
     """The message that it finds is its own: its history goes on as it was."""
-    message = ("", b"", situations.exported(b"first"))
+    message = ("", b"", "", situations.exported(b"first"))
     journaled.restore(message)
     journaled.settle(journaled.claim().taken)
     assert journaled.restore(message, message) == b"00"
@@ -189,26 +191,30 @@ def test_a_hand_off_is_recorded_in_the_journal_of_each_queue(journaled: Caller, 
     assert away == ([b"published"] * 2 if there else [])
 
 
-@pytest.mark.parametrize("situation", EVERY, ids=title)
-def test_a_queue_without_a_journal_gets_none(situation: Situation, caller: Caller):
-    situation(caller)()
-    assert not caller.client.exists(KEYS.journal, TARGET.journal)
+def test_a_queue_without_a_journal_gets_none(stage: Stage, subtests: pytest.Subtests):
+    for situation in EVERY:
+        with row(subtests, situation=title(situation)):
+            caller, call = stage.prepare(situation)
+            call()
+            assert not caller.client.exists(KEYS.journal, TARGET.journal)
 
 
-@pytest.mark.parametrize("situation", EVERY, ids=title)
-def test_a_call_answers_the_same_with_a_journal(situation: Situation, caller: Caller):
+def test_a_call_answers_the_same_with_a_journal(stage: Stage, subtests: pytest.Subtests):
     """The quick ways are left for the thorough ones, and nobody notices."""
-    expected = situation(caller)()
-    caller.client.flushall()
-    caller.number = 0
-    caller.open_journal()
-    answer = situation(caller)()
-    if isinstance(expected, bytes):
-        assert (len(answer), answer[:2]) == (len(expected), expected[:2])  # ids of what was dropped may follow
-    elif isinstance(expected, int):
-        assert answer == expected
-    elif not isinstance(expected, list):
-        assert (answer.payloads, answer.tenants, answer.again) == (expected.payloads, expected.tenants, expected.again)
+    for situation in EVERY:
+        with row(subtests, situation=title(situation)):
+            _, call = stage.prepare(situation)
+            expected = call()
+            _, call = stage.prepare(situation, journaled=True)
+            answer = call()
+            if isinstance(expected, bytes):
+                # ids of what was dropped may follow
+                assert (len(answer), answer[:2]) == (len(expected), expected[:2])
+            elif isinstance(expected, int):
+                assert answer == expected
+            elif not isinstance(expected, list):
+                assert answer.payloads == expected.payloads
+                assert (answer.tenants, answer.again) == (expected.tenants, expected.again)
 
 
 @pytest.mark.promise(

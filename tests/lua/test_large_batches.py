@@ -229,7 +229,8 @@ def test_a_claim_reads_no_more_of_the_line_than_it_may_take(caller: Caller):
     assert caller.client.info("commandstats")["cmdstat_lrange"]["calls"] <= 3  # the first of one message
 
 
-QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+# Plain runs are taken whole: a megabyte letter by letter takes a fifth of a second.
+QUOTED = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"')
 
 
 def elements_read(caller: Caller, act: Callable[[], object]) -> dict[str, int]:

@@ -8,8 +8,6 @@ pytest.importorskip("luaparser", reason="it comes with the extra `lint`")
 
 from tests.lua.lint import Page, Reader, lint
 
-pytestmark = pytest.mark.library_alone
-
 STEP = """-- lib/step.lua: a step.
 -- Needs  pending
 -- Makes  double
@@ -27,6 +25,7 @@ def findings(text: str, given: tuple[str, ...] = ("pending",), step: str = STEP)
     return [f"{line}: {what}" for line, what in (*shared.findings, *page.findings)]
 
 
+@pytest.mark.in_full  # it is what `make lint` does, and takes seconds
 def test_the_scripts_of_this_project_pass():
     assert [(page.path.name, page.findings) for page in lint() if page.findings] == []
 

@@ -1,11 +1,13 @@
 """What operators read and remove: bounded in messages and bytes, and nothing newer than the call."""
 
 import hashlib
+from itertools import product
 
 import pytest
 
 from tests.lua.scripts_runner import KEYS, Caller, New
 from tests.lua.state import faults
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Operator tools")
 
@@ -15,16 +17,17 @@ DEEP = 50_000  # from which on lists are read in slices
 # Pages
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("first", [0, 7, DEEP - 3, DEEP + 5_000, 2 * DEEP - 40, 2 * DEEP + 10_000 - 4, 3 * DEEP])
-def test_a_page_has_the_elements_in_the_order_of_their_places(side: str, first: int, caller: Caller):
+def test_a_page_has_the_elements_in_the_order_of_their_places(caller: Caller, subtests: pytest.Subtests):
     """Near an end they are read one by one, far from both in slices; beyond the list there is nothing."""
     length = 2 * DEEP + 10_000
     caller.client.rpush("list", *range(length))
-    more, page = caller.read_page(("list", (side, first, 100)))
-    places = range(first, min(first + 100, length))
-    assert [int(one) for one in page] == [place if side == "left" else length - 1 - place for place in places]
-    assert more == 0
+    firsts = (0, 7, DEEP - 3, DEEP + 5_000, 2 * DEEP - 40, 2 * DEEP + 10_000 - 4, 3 * DEEP)
+    for side, first in product(("left", "right"), firsts):
+        with row(subtests, side=side, first=first):
+            more, page = caller.read_page(("list", (side, first, 100)))
+            places = range(first, min(first + 100, length))
+            assert [int(one) for one in page] == [place if side == "left" else length - 1 - place for place in places]
+            assert more == 0
 
 
 @pytest.mark.promise("Operator tools read or remove at most 4 MB, or one message, in one script or reply.")

@@ -1,13 +1,16 @@
 """Records of messages, and how they stay in step with their list."""
 
 import hashlib
+from itertools import product
 
 import pytest
 import redis
 
 from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, New, dump, numbered, records_beside
 from tests.lua.situations import age
+from tests.lua.stage import Stage
 from tests.lua.state import LISTS, faults
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Tracking lists")
 
@@ -74,14 +77,15 @@ def test_the_time_of_claiming_is_counted_back_from_the_end(caller: Caller, held_
     assert "held_us" not in record
 
 
-@every_list
-@pytest.mark.parametrize("payload", PAYLOADS, ids=len)
-def test_a_record_names_its_payload_by_length_and_digest(caller: Caller, kept: str, payload: bytes):
+def test_a_record_names_its_payload_by_length_and_digest(stage: Stage, subtests: pytest.Subtests):
     """Whatever bytes it has."""
-    caller.settle(caller.hold(payload), kept=kept)
-    (record,) = caller.records(kept)
-    assert (record["bytes"], record["sha1"]) == (len(payload), hashlib.sha1(payload).hexdigest())
-    assert caller.client.lrange(kept, 0, -1) == [payload]
+    for kept, payload in product(LISTS, PAYLOADS):
+        with row(subtests, kept=kept, payload=payload):
+            caller = stage.clear()
+            caller.settle(caller.hold(payload), kept=kept)
+            (record,) = caller.records(kept)
+            assert (record["bytes"], record["sha1"]) == (len(payload), hashlib.sha1(payload).hexdigest())
+            assert caller.client.lrange(kept, 0, -1) == [payload]
 
 
 def test_a_record_of_a_large_error_is_kept_whole(caller: Caller):
@@ -139,22 +143,25 @@ def test_foreign_bytes_have_a_record_without_an_id(caller: Caller, payload: byte
     assert faults(caller.client) == []
 
 
-@pytest.mark.parametrize("extras", [b"no JSON", b"", b"[1", b"null", b"[]", b"7", b'"text"', b"\xff\x00"])
-@pytest.mark.parametrize("how", ["settled", "dead"])
-def test_extras_that_are_no_object_do_not_keep_a_message_from_its_list(caller: Caller, extras: bytes, how: str):
+def test_extras_that_are_no_object_do_not_keep_a_message_from_its_list(stage: Stage, subtests: pytest.Subtests):
     """Somebody else has written them; the payload is what counts, and nothing is done by halves."""
-    body = bytes([0x84]) + bytes(16) + (1_800_000_000_000_000).to_bytes(8, "big")
-    caller.client.rpush(KEYS.pending, body + len(extras).to_bytes(2, "big") + extras + b"payload")
-    caller.publish(b"next")
-    if how == "settled":
-        assert caller.settle(caller.claim().taken, kept=KEYS.dead_letter) == b"1"
-    else:
-        caller.settings.most = 1
-        caller.claim()
-        caller.expire()
-        assert caller.claim().payloads == [b"next"]
-    assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"payload"]
-    assert faults(caller.client) == []
+    for extras, how in product(
+        [b"no JSON", b"", b"[1", b"null", b"[]", b"7", b'"text"', b"\xff\x00"], ["settled", "dead"]
+    ):
+        with row(subtests, extras=extras, how=how):
+            caller = stage.clear()
+            body = bytes([0x84]) + bytes(16) + (1_800_000_000_000_000).to_bytes(8, "big")
+            caller.client.rpush(KEYS.pending, body + len(extras).to_bytes(2, "big") + extras + b"payload")
+            caller.publish(b"next")
+            if how == "settled":
+                assert caller.settle(caller.claim().taken, kept=KEYS.dead_letter) == b"1"
+            else:
+                caller.settings.most = 1
+                caller.claim()
+                caller.expire()
+                assert caller.claim().payloads == [b"next"]
+            assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [b"payload"]
+            assert faults(caller.client) == []
 
 
 # Keeping to the list
@@ -170,15 +177,16 @@ def test_records_lie_as_their_payloads_do(caller: Caller, kept: str):
     assert faults(caller.client) == []
 
 
-@every_list
-@pytest.mark.parametrize("limit", [1, 3, 7, 10])
-def test_records_are_trimmed_with_their_list(caller: Caller, kept: str, limit: int):
+def test_records_are_trimmed_with_their_list(stage: Stage, subtests: pytest.Subtests):
     """Those that are cut off are the oldest, on both sides."""
-    caller.settle(caller.hold(*numbered(5, "old")), kept=kept, limit=limit)
-    caller.settle(caller.hold(*numbered(5, "new")), kept=kept, limit=limit)
-    payloads = (numbered(5, "old") + numbered(5, "new"))[::-1][:limit]
-    assert caller.client.lrange(kept, 0, -1) == payloads
-    assert faults(caller.client) == []
+    for kept, limit in product(LISTS, [1, 3, 7, 10]):
+        with row(subtests, kept=kept, limit=limit):
+            caller = stage.clear()
+            caller.settle(caller.hold(*numbered(5, "old")), kept=kept, limit=limit)
+            caller.settle(caller.hold(*numbered(5, "new")), kept=kept, limit=limit)
+            payloads = (numbered(5, "old") + numbered(5, "new"))[::-1][:limit]
+            assert caller.client.lrange(kept, 0, -1) == payloads
+            assert faults(caller.client) == []
 
 
 @pytest.mark.promise("The limit of a list also limits its records.")
@@ -209,18 +217,19 @@ def cut_old_records(caller: Caller, kept: str) -> None:
 
 
 @pytest.mark.promise("If you edit a list by hand, the list is right, and the next write repairs its records.")
-@every_list
-@pytest.mark.parametrize("cut", [cut_the_oldest, cut_all, cut_the_records, cut_old_records])
-def test_the_next_write_heals_what_an_operator_has_cut(caller: Caller, kept: str, cut):
+def test_the_next_write_heals_what_an_operator_has_cut(stage: Stage, subtests: pytest.Subtests):
     """Every record lies beside its own payload again, and there are no more records than payloads."""
-    caller.settle(caller.hold(*numbered(5)), kept=kept)
-    cut(caller, kept)
-    caller.settle(caller.hold(b"one", b"two"), kept=kept)
-    payloads, records = caller.client.lrange(kept, 0, -1), caller.records(kept)
-    assert payloads[:2] == [b"two", b"one"]
-    assert 2 <= len(records) <= len(payloads)
-    for payload, record in zip(payloads, records, strict=False):
-        assert record["sha1"] == hashlib.sha1(payload).hexdigest()
+    for kept, cut in product(LISTS, [cut_the_oldest, cut_all, cut_the_records, cut_old_records]):
+        with row(subtests, kept=kept, cut=cut):
+            caller = stage.clear()
+            caller.settle(caller.hold(*numbered(5)), kept=kept)
+            cut(caller, kept)
+            caller.settle(caller.hold(b"one", b"two"), kept=kept)
+            payloads, records = caller.client.lrange(kept, 0, -1), caller.records(kept)
+            assert payloads[:2] == [b"two", b"one"]
+            assert 2 <= len(records) <= len(payloads)
+            for payload, record in zip(payloads, records, strict=False):
+                assert record["sha1"] == hashlib.sha1(payload).hexdigest()
 
 
 @every_list

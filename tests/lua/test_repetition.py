@@ -4,16 +4,10 @@ import pytest
 import redis
 
 from tests.lua.scripts_runner import HOUR_US, KEYS, TARGET, Caller, New, dump, without_deadlines
-from tests.lua.situations import (
-    BACKFILLS,
-    CLAIMS,
-    EVERY,
-    NUMBERED,
-    RENEWALS,
-    Situation,
-    title,
-)
+from tests.lua.situations import BACKFILLS, CLAIMS, EVERY, NUMBERED, RENEWALS, title
+from tests.lua.stage import Stage
 from tests.lua.state import faults
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Journal")
 
@@ -55,7 +49,7 @@ ANSWERS = {
     "redrive_into_a_full_line": b"-",
     "restore": b"11",
     "restore_again": b"00",
-    "restore_everything_at_once": b"111",
+    "restore_everything_at_once": b"1111",
     "append": b"11",
     "append_again": b"010",
     "sweep_a_line": b"2 ",
@@ -81,57 +75,61 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("situation", [*NUMBERED, *BACKFILLS, *RENEWALS], ids=title)
-def test_a_call_that_is_sent_twice_gives_the_same_answer_and_changes_nothing(situation: Situation, caller: Caller):
+def test_a_call_that_is_sent_twice_gives_the_same_answer_and_changes_nothing(stage: Stage, subtests: pytest.Subtests):
     """The second time everything stays as it is; only a claim and a renewal may begin their leases anew."""
-    compared = without_deadlines if situation in RENEWING else lambda dumped: dumped
-    answer = situation(caller)()
-    assert answer == ANSWERS.get(situation.__name__, answer)
-    before = dump(caller.client)
-    for _ in range(2):
-        assert caller.repeat() == answer
-        assert compared(dump(caller.client)) == compared(before)
+    for situation in (*NUMBERED, *BACKFILLS, *RENEWALS):
+        compared = without_deadlines if situation in RENEWING else lambda dumped: dumped
+        with row(subtests, situation=title(situation)):
+            caller, call = stage.prepare(situation)
+            answer = call()
+            assert answer == ANSWERS.get(situation.__name__, answer)
+            before = dump(caller.client)
+            for _ in range(2):
+                assert caller.repeat() == answer
+                assert compared(dump(caller.client)) == compared(before)
 
 
 @pytest.mark.promise("The journal alone tells where every message is.")
 @pytest.mark.parametrize("journaled", [False, True], ids=["", "with a journal"])
-@pytest.mark.parametrize("situation", EVERY, ids=title)
 def test_everything_is_in_order_after_a_call_and_after_its_repetition(
-    situation: Situation, journaled: bool, caller: Caller
+    journaled: bool, stage: Stage, subtests: pytest.Subtests
 ):
     """Every message in one place, tenants in the ring if and only if they wait, counts and alarms as they should be.
 
     A journal tells the same, and the repetition tells nothing.
     """
-    if journaled:
-        caller.open_journal()
-    call = situation(caller)
-    for send in (call, caller.repeat):
-        send()
-        assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
+    for situation in EVERY:
+        with row(subtests, situation=title(situation)):
+            caller, call = stage.prepare(situation, journaled=journaled)
+            for send in (call, caller.repeat):
+                send()
+                assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
 
 
-@pytest.mark.parametrize("situation", NUMBERED, ids=title)
-def test_the_repetition_of_an_older_call_is_refused(situation: Situation, caller: Caller):
+def test_the_repetition_of_an_older_call_is_refused(stage: Stage, subtests: pytest.Subtests):
     """A late request that a later call of its caller has overtaken changes nothing."""
-    situation(caller)()
-    late_request = caller.last
-    caller.publish(b"later")
-    before = dump(caller.client)
-    with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
-        late_request()
-    assert dump(caller.client) == before
+    for situation in NUMBERED:
+        with row(subtests, situation=title(situation)):
+            caller, call = stage.prepare(situation)
+            call()
+            late_request = caller.last
+            caller.publish(b"later")
+            before = dump(caller.client)
+            with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
+                late_request()
+            assert dump(caller.client) == before
 
 
-@pytest.mark.parametrize("situation", NUMBERED, ids=title)
-def test_a_call_that_never_arrived_in_time_is_refused(situation: Situation, caller: Caller):
+def test_a_call_that_never_arrived_in_time_is_refused(stage: Stage, subtests: pytest.Subtests):
     """Its first arrival, after a later call of the same caller, changes nothing."""
-    call = situation(caller)
-    caller.publish(b"later", call=900)
-    before = dump(caller.client)
-    with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
-        call(call=899)
-    assert dump(caller.client) == before
+    for situation in NUMBERED:
+        with row(subtests, situation=title(situation)):
+            caller, call = stage.prepare(situation)
+            caller.publish(b"later", call=900)
+            before = dump(caller.client)
+            with pytest.raises(redis.ResponseError, match="OVERTAKEN"):
+                call(call=899)
+            assert dump(caller.client) == before
 
 
 def test_slots_do_not_know_each_other(caller: Caller, other: Caller):

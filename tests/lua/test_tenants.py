@@ -2,13 +2,17 @@
 
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 import redis
 
+from tests.depth import often
 from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, Claimed, New, numbered
 from tests.lua.situations import age, hold_and_let_come_back
+from tests.lua.stage import Stage
 from tests.lua.state import faults, read
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Tenants")
 
@@ -64,24 +68,32 @@ def test_a_tenants_next_message_comes_within_a_round(names: list[str], caller: C
 
 
 @pytest.mark.promise("Batches and `run()` serve tenants round-robin as single claims do.")
-@every_kind_of_name
-@pytest.mark.parametrize("count", [2, 3, 7, 40])
 @pytest.mark.parametrize("others", [0, 10], ids=["tenants alone", "with messages without a tenant"])
-def test_a_batch_takes_turns_as_single_claims_do(names: list[str], count: int, others: int, client: redis.Redis):
+def test_a_batch_takes_turns_as_single_claims_do(others: int, stage: Stage, subtests: pytest.Subtests):
     """However many are taken at once, they come in the same order and leave the same ring."""
-    orders = []
-    for size in (1, count):
-        client.flushall()
-        caller = Caller(client)
-        caller.weigh(**{names[1]: 3, names[2]: 2})
-        for name, length in zip((*names, NOBODY), (9, 25, 2, 14, others), strict=True):
-            enter(caller, name, *numbered(length, name))
-        order: list[tuple[str | None, bytes]] = []
-        while len(order) < 40:
-            order += [(one.tenant, one.payload) for one in caller.claim(min(size, 40 - len(order))).taken]
-        orders.append((order, read(client).ring))
-        assert faults(client) == []
-    assert orders[0] == orders[1]
+    for kind, names in NAMES.items():
+        situation = partial(enter_with_weights, names=names, others=others)
+        alone, _ = stage.prepare(situation)
+        expected = served_by(alone, 1)
+        for count in (2, 3, 7, 40):
+            with row(subtests, names=kind, count=count):
+                caller, _ = stage.prepare(situation)
+                assert served_by(caller, count) == expected
+
+
+def enter_with_weights(caller: Caller, names: list[str], others: int) -> None:
+    caller.weigh(**{names[1]: 3, names[2]: 2})
+    for name, length in zip((*names, NOBODY), (9, 25, 2, 14, others), strict=True):
+        enter(caller, name, *numbered(length, name))
+
+
+def served_by(caller: Caller, size: int) -> tuple[list[tuple[str | None, bytes]], dict[str, float]]:
+    """Forty messages in the order of their claims, so many at a time, and the ring that is left."""
+    order: list[tuple[str | None, bytes]] = []
+    while len(order) < 40:
+        order += [(one.tenant, one.payload) for one in caller.claim(min(size, 40 - len(order))).taken]
+    assert faults(caller.client) == []
+    return order, read(caller.client).ring
 
 
 @pytest.mark.promise("Batches and `run()` serve tenants round-robin as single claims do.")
@@ -697,7 +709,7 @@ def test_expired_messages_of_a_tenant_do_not_delay_a_fresh_one_without(caller: C
     assert not caller.client.exists(KEYS.tenant_ring, KEYS.expired("a"), KEYS.expired(""))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(often(2, 4)))
 def test_messages_without_a_tenant_wait_for_a_round_at_most_whoever_comes_and_goes(seed: int, caller: Caller):
     """Also where they are alone at times: then they need no turns, and get theirs when a tenant comes."""
     chance = random.Random(seed)

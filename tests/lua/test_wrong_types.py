@@ -3,14 +3,28 @@
 `watch` is the exception: whatever lies there may be overwritten or removed, for it only says that somebody is awake.
 """
 
+from itertools import product
+
 import pytest
 import redis
 
 from redis_message_queue.scripts import all_names, script
 from tests.lua import group_situations, situations
-from tests.lua.scripts_runner import KEYS, TARGET_WORDS, TIMER_OWNER, Caller, Claimed, Taken, dump, records_beside
-from tests.lua.situations import EVERY, Situation, script_of, title
+from tests.lua.scripts_runner import (
+    KEYS,
+    TARGET_WORDS,
+    TIMER_OWNER,
+    Caller,
+    Claimed,
+    Taken,
+    dump,
+    evaluate,
+    records_beside,
+)
+from tests.lua.situations import EVERY, Call, Situation, script_of, title
+from tests.lua.stage import Stage
 from tests.lua.state import faults
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Publishing")
 
@@ -46,6 +60,8 @@ FULLEST: list[tuple[Situation, set[str]]] = [
     (situations.open_queue, {"counted"}),
     (situations.open_queue_with_partitions, set()),
     (situations.grow_partition, set()),
+    (situations.read_shared_state, set()),
+    (situations.share_state, set()),
     (situations.notify, set()),
     (group_situations.acquire_group, set()),
     (group_situations.fill_batch_everything_at_once, {"expired"}),
@@ -72,11 +88,19 @@ OF_A_TENANT = {
 }
 ASIDE = "aside"
 WRONG = {
-    "string": lambda client, key: client.set(key, "something else"),
-    "list": lambda client, key: client.rpush(key, "something", "else"),
-    "hash": lambda client, key: client.hset(key, "something", "else"),
-    "zset": lambda client, key: client.zadd(key, {"something": 1}),
+    "string": ("SET", "something else"),
+    "list": ("RPUSH", "something", "else"),
+    "hash": ("HSET", "something", "else"),
+    "zset": ("ZADD", 1, "something"),
 }
+# Puts a value where a key is, and what was there aside.
+_SPOIL = """
+local name, aside, command = ARGV[1], ARGV[2], ARGV[3]
+if redis.call('EXISTS', name) == 1 then
+  redis.call('RENAME', name, aside)
+end
+redis.call(command, name, unpack(ARGV, 4))
+"""
 RIGHT = {
     **dict.fromkeys(("pending", "tenant_pending", "wakeup", "dlq", "kept", "records", "completed", "failed"), "list"),
     **dict.fromkeys(("members", "sources"), "list"),
@@ -107,9 +131,8 @@ def spoil(caller: Caller, situation: Situation, key: str, kind: str) -> str:
         caller.client.hset(KEYS.meta, "counts", 1)
     if key == "records" and script_of(situation) in ("settle", "hand_off", "sweep"):
         name = records_beside(caller.key("kept"))
-    if caller.client.exists(name):
-        caller.client.rename(name, ASIDE)
-    WRONG[kind](caller.client, name)
+    command, *values = WRONG[kind]
+    evaluate(caller.client, _SPOIL, name, ASIDE, command, *values)
     return name
 
 
@@ -126,59 +149,57 @@ def test_every_key_of_every_script_is_tried():
 
 
 @pytest.mark.promise("A publish to a key of the wrong type fails and changes nothing.")
-@pytest.mark.parametrize(
-    "situation, key, kind",
-    [
-        (situation, key, kind)
-        for situation, spared in FULLEST
-        for key in keys_of(situation, spared)
-        for kind in ("string", "list", "zset")
-        if kind != RIGHT[key.removeprefix("target ")]
-    ],
-    ids=title,
-)
-def test_a_key_of_a_wrong_type_fails_the_script_and_nothing_has_changed(
-    situation: Situation, key: str, kind: str, caller: Caller
-):
+def test_a_key_of_a_wrong_type_fails_the_script_and_nothing_has_changed(stage: Stage, subtests: pytest.Subtests):
     """Each key of each script, where the script has a use for it."""
-    call = situation(caller)
-    spoil(caller, situation, key, kind)
-    before = dump(caller.client)
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        call()
-    assert dump(caller.client) == before
+    for situation, spared in FULLEST:
+        for key, kind in product(keys_of(situation, spared), ("string", "list", "zset")):
+            if kind == RIGHT[key.removeprefix("target ")]:
+                continue
+            with row(subtests, situation=title(situation), key=key, kind=kind):
+                caller, call = stage.prepare(situation)
+                spoil(caller, situation, key, kind)
+                before = dump(caller.client)
+                with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+                    call()
+                assert dump(caller.client) == before
 
 
-@pytest.mark.parametrize("situation", EVERY, ids=title)
-def test_a_script_fails_whole_or_does_without_the_key(situation: Situation, client: redis.Redis):
+@pytest.mark.parametrize("name", sorted({script_of(situation) for situation in EVERY}))
+def test_a_script_fails_whole_or_does_without_the_key(name: str, stage: Stage, subtests: pytest.Subtests):
     """In no situation is half of the work done before a key of a wrong type is found, whichever it is."""
-    for key in keys_of(situation, {"timer_owner"}):
-        client.flushall()
-        caller = Caller(client)
-        call = situation(caller)
-        name = spoil(caller, situation, key, "list" if RIGHT[key.removeprefix("target ")] == "string" else "string")
-        before = dump(client)
-        try:
-            call()
-        except redis.ResponseError:
-            is_late = script_of(situation) == "claim" and key in ("tenant_pending", "expired")
-            is_left_to_two_scripts = script_of(situation) == "ack_and_take" and situation is not situations.ack_and_take
-            if is_late or is_left_to_two_scripts:
+    for situation in (one for one in EVERY if script_of(one) == name):
+        for key in keys_of(situation, {"timer_owner"}):
+            with row(subtests, situation=title(situation), key=key):
+                caller, call = stage.prepare(situation)
+                is_late = name == "claim" and key in ("tenant_pending", "expired")
+                is_left_to_two_scripts = name == "ack_and_take" and situation is not situations.ack_and_take
                 # It learns whose turn it is when it has brought in what is due: that may have happened, and no more.
                 # The ack that it was sent with may be done.
-                put_right(caller, name)
-                assert faults(client, leased=caller.settings.lease_us > 0) == [], key
-            else:
-                assert dump(client) == before, key
+                fails_whole_or_does_without(caller, call, situation, key, tidies=is_late or is_left_to_two_scripts)
+
+
+def fails_whole_or_does_without(caller: Caller, call: Call, situation: Situation, key: str, *, tidies: bool) -> None:
+    """Make a call with a key of a wrong type; one that `tidies` may have done so before it failed."""
+    name = spoil(caller, situation, key, "list" if RIGHT[key.removeprefix("target ")] == "string" else "string")
+    before = dump(caller.client)
+    try:
+        call()
+    except redis.ResponseError:
+        if tidies:
+            put_right(caller, name)
+            assert faults(caller.client, leased=caller.settings.lease_us > 0) == []
         else:
-            assert dump(client)[name.encode()] == before[name.encode()], key
+            assert dump(caller.client) == before
+    else:
+        assert dump(caller.client)[name.encode()] == before[name.encode()]
 
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_watch_of_any_type_does_not_keep_a_claim_from_its_work(kind: str, caller: Caller):
     """The watch may hold anything: a claim works, and a watcher that leaves removes it."""
     caller.publish(b"first")
-    WRONG[kind](caller.client, KEYS.timer_owner)
+    command, *values = WRONG[kind]
+    caller.client.execute_command(command, KEYS.timer_owner, *values)
     assert caller.claim(woken=TIMER_OWNER).payloads == [b"first"]
     assert not caller.client.exists(KEYS.timer_owner)
 
@@ -204,44 +225,44 @@ def held_with_entries(caller: Caller) -> tuple[Taken, ...]:
     return caller.claim(2).taken
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda caller, held: caller.settle(held),
-        lambda caller, held: caller.settle(held, kept=KEYS.completed),
-        lambda caller, held: caller.requeue(held),
-        lambda caller, held: caller.claim(0, call=caller.number),
-    ],
-    ids=["settle", "settle into a list", "requeue", "claim sent again"],
-)
-def test_a_damaged_entry_in_the_deliveries_does_not_stop_the_holder(act, entry: bytes, caller: Caller):
+ACTS = {
+    "settle": lambda caller, held: caller.settle(held),
+    "settle into a list": lambda caller, held: caller.settle(held, kept=KEYS.completed),
+    "requeue": lambda caller, held: caller.requeue(held),
+    "claim sent again": lambda caller, held: caller.claim(0, call=caller.number),
+}
+
+
+def test_a_damaged_entry_in_the_deliveries_does_not_stop_the_holder(stage: Stage, subtests: pytest.Subtests):
     """Who holds a message is told by the lease; the entry only counts."""
-    held = held_with_entries(caller)
-    caller.client.hset(KEYS.deliveries, held[1].id, entry)
-    told = act(caller, held)
-    assert told.taken == held if isinstance(told, Claimed) else told == b"11"
-    assert faults(caller.client) == []
+    for act, entry in product(ACTS, ENTRIES):
+        with row(subtests, act=act, entry=entry):
+            caller, held = stage.prepare(held_with_entries)
+            caller.client.hset(KEYS.deliveries, held[1].id, entry)
+            told = ACTS[act](caller, held)
+            assert told.taken == held if isinstance(told, Claimed) else told == b"11"
+            assert faults(caller.client) == []
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_a_damaged_entry_in_the_deliveries_does_not_matter_for_renewing(entry: bytes, caller: Caller):
+def test_a_damaged_entry_in_the_deliveries_does_not_matter_for_renewing(stage: Stage, subtests: pytest.Subtests):
     """Nobody looks at it."""
-    held = held_with_entries(caller)
-    caller.client.hset(KEYS.deliveries, held[1].id, entry)
-    assert caller.renew(held) == b"11"
+    for entry in ENTRIES:
+        with row(subtests, entry=entry):
+            caller, held = stage.prepare(held_with_entries)
+            caller.client.hset(KEYS.deliveries, held[1].id, entry)
+            assert caller.renew(held) == b"11"
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("place", ["in the line", "with an expired lease"])
-def test_a_message_with_a_damaged_entry_is_set_aside_with_its_reason(place: str, entry: bytes, caller: Caller):
+def test_a_message_with_a_damaged_entry_is_set_aside_with_its_reason(stage: Stage, subtests: pytest.Subtests):
     """How often it was delivered is not known: it becomes a dead letter, and the others go on."""
-    held = held_with_entries(caller)
-    caller.requeue(held) if place == "in the line" else caller.expire()
-    caller.client.hset(KEYS.deliveries, held[1].id, entry)
-    claimed = caller.claim(2)
-    assert [one.id for one in claimed.taken] == [held[0].id]
-    assert [(id, reason) for id, _, reason in claimed.dead] == [(held[1].id, "damaged")]
-    (record,) = caller.records(KEYS.dead_letter)
-    assert (record["id"], record["reason"]) == (held[1].id.hex(), "damaged")
-    assert faults(caller.client) == []
+    for place, entry in product(("in the line", "with an expired lease"), ENTRIES):
+        with row(subtests, place=place, entry=entry):
+            caller, held = stage.prepare(held_with_entries)
+            caller.requeue(held) if place == "in the line" else caller.expire()
+            caller.client.hset(KEYS.deliveries, held[1].id, entry)
+            claimed = caller.claim(2)
+            assert [one.id for one in claimed.taken] == [held[0].id]
+            assert [(id, reason) for id, _, reason in claimed.dead] == [(held[1].id, "damaged")]
+            (record,) = caller.records(KEYS.dead_letter)
+            assert (record["id"], record["reason"]) == (held[1].id.hex(), "damaged")
+            assert faults(caller.client) == []

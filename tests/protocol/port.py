@@ -2,17 +2,15 @@
 
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple
 
 from redis_message_queue.errors import LuaScriptError
 from redis_message_queue.protocol.port import Answer, Argument, Call, Command, Pause, attempt_ends_at
-from redis_message_queue.scripts import Script, all_names, script
-from tests.protocol.claiming import SECOND
-from tests.protocol.header import argument_names
-from tests.protocol.memory import MemoryRedis, to_us
+from simulator.oracle.steps import by_name
+from simulator.server import script_of
+from tests.protocol.memory import SECOND, MemoryRedis, to_us
 
 MOST_CALLS = 1000  # of one port: no test needs a tenth of it
 
@@ -109,7 +107,7 @@ class Talk(NamedTuple):
 
 def _sent(call: Call, at: float) -> Sent:
     command, _, arguments = call
-    given = dict(zip(argument_names(command.script.source), (*command.settings, *arguments), strict=False))
+    given = by_name(command.script, (*command.settings, *arguments))
     return Sent(command.script.name, command.keys, given, at, attempt_ends_at())
 
 
@@ -178,12 +176,9 @@ class MemoryPort:
         """A memory is always there."""
 
     async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
-        self._note((command, extra_keys, arguments))
-        return await self._exchange(
-            command.script.name,
-            lambda: self.memory.run(command, extra_keys, arguments),
-            lambda: self._arrive_late((command, extra_keys, arguments)),
-        )
+        call = (command, extra_keys, arguments)
+        self._note(call)
+        return await self._exchange(command.script.name, lambda: self.memory.run(call), call)
 
     async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
         """In one round trip: a loss is the loss of both."""
@@ -193,14 +188,14 @@ class MemoryPort:
         answers: list[Any] = await self._exchange(
             " and ".join(call[0].script.name for call in calls),
             lambda: [self._run_or_error(call) for call in calls],
-            lambda: self._arrive_late(*calls),
+            *calls,
         )
         return answers[0], answers[1]
 
     def _note(self, call: Call) -> None:
         self.sent.append(_sent(call, self.now()))
 
-    async def _exchange(self, what: str, execute: Callable[[], Any], arrive_late: Callable[[], Any]) -> Any:
+    async def _exchange(self, what: str, execute: Callable[[], Any], *calls: Call) -> Any:
         """There and back, unless it is lost on the way."""
         loss = self.losses.get(self.exchanges)
         self.exchanges += 1
@@ -211,7 +206,7 @@ class MemoryPort:
         self._travel()
         if loss is not None and not loss.executed:
             if loss.late_by is not None:
-                self.memory.deliver_late(loss.late_by, arrive_late)
+                self.memory.deliver_late(loss.late_by, *calls)
             raise Lost(f"the request of {what} was lost")
         answer = execute()
         self._travel()
@@ -224,18 +219,13 @@ class MemoryPort:
 
     def _run_or_error(self, call: Call) -> Any:
         try:
-            return self.memory.run(*call)
+            return self.memory.run(call)
         except LuaScriptError as error:
             return error
 
     def _travel(self) -> None:
         if self.latency:
             self.memory.pass_time(self.latency)
-
-    def _arrive_late(self, *calls: Call) -> None:
-        for call in calls:
-            with suppress(LuaScriptError):  # refused as overtaken; nobody is there to hear it
-                self.memory.execute(*call)
 
     async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         """One request and one reply, however many commands there are: both are lost as a whole."""
@@ -248,8 +238,8 @@ class MemoryPort:
             await Turn()
         self._travel()
         if loss is not None and not loss.executed:
-            if loss.late_by is not None:
-                self.memory.deliver_late(loss.late_by, lambda: self._arrive_late(_called(commands[0])))
+            if loss.late_by is not None and commands[0][0] == "EVAL":  # a probe changes nothing, whenever it arrives
+                self.memory.deliver_late(loss.late_by, _called(commands[0]))
             raise Lost(f"the request of {talk.verb} was lost")
         answers = [await self._answer(words) for words in commands]
         self._travel()
@@ -264,12 +254,9 @@ class MemoryPort:
         if followers.refusals.get(verb):
             return followers.refusals[verb].pop(0)
         if verb == "EVAL":
-            try:
-                return self.memory.run(*_called(words))
-            except LuaScriptError as error:
-                return error
+            return self._run_or_error(_called(words))
         if verb not in ("WAIT", "WAITAOF"):
-            return self.memory.obey(words)
+            return self.memory.obey(*words)
         *wanted, milliseconds = map(int, words[1:])
         if verb == "WAIT":
             await self._pass_time(milliseconds / 1000, lambda: followers.in_step >= wanted[0])
@@ -374,16 +361,11 @@ class MemoryPort:
         return isinstance(error, Cancelled)
 
 
-def _called(words: tuple[Argument, ...]) -> tuple[Command, tuple[str, ...], tuple[Argument, ...]]:
+def _called(words: tuple[Argument, ...]) -> Call:
     """An EVAL, taken apart into what a port is called with."""
     _, source, key_count, *rest = words
     keys, arguments = rest[: int(key_count)], rest[int(key_count) :]
-    return Command(_script_of(str(source)), tuple(map(str, keys))), (), tuple(arguments)
-
-
-@cache
-def _script_of(source: str) -> Script:
-    return next(known for known in map(script, all_names()) if known.source == source)
+    return Command(script_of(str(source)), tuple(map(str, keys))), (), tuple(arguments)
 
 
 class MemorySidecar:

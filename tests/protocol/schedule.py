@@ -1,10 +1,10 @@
 """Runs several callers without threads or a loop, in every order in which their steps can happen."""
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
-from tests.protocol.claiming import SECOND
-from tests.protocol.memory import MemoryRedis
+from tests.protocol.memory import SECOND, MemoryRedis
 from tests.protocol.port import Turn
 
 Actor = Coroutine[Any, Any, Any]
@@ -13,8 +13,11 @@ Actor = Coroutine[Any, Any, Any]
 class Run:
     """One order of steps: at each point a choice says which of those who can go on does."""
 
-    def __init__(self, memory: MemoryRedis, actors: list[Actor], choices: list[int]) -> None:
+    def __init__(
+        self, memory: MemoryRedis, actors: list[Actor], choices: list[int], alike: Sequence[Sequence[int]] = ()
+    ) -> None:
         self._memory = memory
+        self._after = {later: earlier for group in alike for earlier, later in pairwise(group)}
         self._actors = dict(enumerate(actors))
         self._turns: dict[int, Turn] = {}
         self._choices = choices
@@ -30,6 +33,7 @@ class Run:
 
     def _ready(self) -> list[int]:
         ready = [who for who, turn in self._turns.items() if turn.is_ready(self._memory.clock_us)]
+        ready = [who for who in ready if who in self.order or self._after.get(who, who) in (who, *self.order)]
         if not ready:
             self._let_time_pass(min(turn.until_us for turn in self._turns.values() if turn.until_us is not None))
             return self._ready()
@@ -56,15 +60,18 @@ class Run:
             self._turns.pop(who, None)
 
 
-def every_order(begin: Callable[[], tuple[MemoryRedis, list[Actor], Callable[[], None]]]) -> int:
+def every_order(
+    begin: Callable[[], tuple[MemoryRedis, list[Actor], Callable[[], None]]], alike: Sequence[Sequence[int]] = ()
+) -> int:
     """Begin anew and play, once for each order there is; return how many there were.
 
-    ``begin`` gives a memory, its actors, and a check that is made after each run.
+    ``begin`` gives a memory, its actors, and a check that is made after each run. Of actors that are ``alike``, the
+    first begins first: if another did, everything would be the same under other names.
     """
     runs = 0
     for choices in _Choices():
         memory, actors, check = begin()
-        run = Run(memory, actors, choices.prefix)
+        run = Run(memory, actors, choices.prefix, alike)
         try:
             run.play()
             check()

@@ -4,6 +4,7 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
+from redis_message_queue.envelope import Envelope
 from redis_message_queue.keys import QueueKeys
 from redis_message_queue.options import GatewayOptions, QueueOptions
 from redis_message_queue.protocol.claim import Claim, Claimant, ClaimResult, DeadLetter
@@ -11,11 +12,10 @@ from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.retry_policy import RetryPolicy
 from redis_message_queue.sync.queue import ProcessMessage
-from tests.protocol.backlog import by_score
 from tests.protocol.memory import MemoryRedis
 from tests.protocol.port import MemoryPort
-from tests.protocol.stored import payload_of
 
+KEYS = QueueKeys.of("orders")
 LEASE = 30.0
 DELAY = 2.0  # of delayed messages and of retries
 LATER = RetryPolicy(initial_delay_seconds=DELAY, multiplier=1, jitter=0)
@@ -30,7 +30,7 @@ class Setup:
 
     def __init__(self, **settings: Any) -> None:
         self.memory = MemoryRedis()
-        self.keys = QueueKeys.of("orders")
+        self.keys = KEYS
         usual = {"message_visibility_timeout_seconds": LEASE, "message_wait_interval_seconds": 0}
         self.settings = _settings(**usual | settings)
 
@@ -59,35 +59,35 @@ class Setup:
         return self._waiting_in(self.keys.tenant_pending(tenant))
 
     def _waiting_in(self, key: str) -> list[bytes]:
-        return [payload_of(stored) for stored in reversed(self.memory.lists[key])]
+        return [payload_of(stored) for stored in reversed(self.list_of(key))]
 
     @property
     def in_tenant_queues(self) -> list[bytes]:
         """The payloads of all tenants' waiting messages."""
-        keys = [key for key in self.memory.lists if key.startswith(self.keys.tenant_pending(""))]
+        keys = self.memory.keys(self.keys.tenant_pending(""))
         return [payload for key in keys for payload in self._waiting_in(key)]
 
     @property
     def delayed(self) -> list[bytes]:
         """The payloads of delayed messages, the next one first."""
-        bodies = self.memory.hashes[self.keys.delayed_messages]
-        return [payload_of(bodies[key]) for key in by_score(self.memory.zsets[self.keys.delayed])]
+        bodies = self.hash_of(self.keys.delayed_messages)
+        return [payload_of(bodies[key]) for key in self.members_of(self.keys.delayed)]
 
     @property
     def processing(self) -> list[bytes]:
-        return sorted(payload_of(stored) for stored in self.memory.hashes[self.keys.processing].values())
+        return sorted(payload_of(stored) for stored in self.hash_of(self.keys.processing).values())
 
     @property
     def completed(self) -> list[bytes]:
-        return self.memory.lists[self.keys.completed]
+        return self.list_of(self.keys.completed)
 
     @property
     def failed(self) -> list[bytes]:
-        return self.memory.lists[self.keys.failed]
+        return self.list_of(self.keys.failed)
 
     @property
     def dead(self) -> list[bytes]:
-        return self.memory.lists[self.keys.dead_letter]
+        return self.list_of(self.keys.dead_letter)
 
     @property
     def waiting(self) -> list[bytes]:
@@ -102,13 +102,31 @@ class Setup:
     @property
     def is_notified(self) -> bool:
         """Whether the wake-up key has a token."""
-        return bool(self.memory.lists[self.keys.wakeup])
+        return bool(self.list_of(self.keys.wakeup))
+
+    # -- what the keys have
+
+    def list_of(self, key: str) -> list[bytes]:
+        """The elements of a list, the left end first."""
+        return list(self.memory.value(key) or ())
+
+    def hash_of(self, key: str) -> dict[bytes, bytes]:
+        return dict(self.memory.value(key) or {})
+
+    def members_of(self, key: str) -> list[bytes]:
+        """The members of a sorted set, the lowest score first."""
+        value = self.memory.value(key)
+        return [] if value is None else [member for _, member in value.order]
 
     def let_delays_end(self) -> None:
         self.memory.pass_time(DELAY)
 
     def let_leases_run_out(self) -> None:
         self.memory.pass_time((self.settings.message_visibility_timeout_seconds or 0) + 1)
+
+
+def payload_of(stored: bytes) -> bytes:
+    return Envelope(stored).payload
 
 
 def _settings(**given: Any) -> GatewayOptions:
@@ -140,10 +158,13 @@ async def requeue(queue: QueueProtocol, claim: Claim, *, forgiven: bool) -> bool
 
 def check_that_slots_are_acquired_once(queue: QueueProtocol) -> None:
     """Two callers with the same slot would get each other's replies."""
-    slots = [queue.store.calls.acquire_slot() for _ in range(4)]
+    calls = queue.store.calls
+    slots = [calls.acquire_slot()]
+    while calls._free[1]:
+        slots.append(calls.acquire_slot())
     assert len({slot.key for slot in slots}) == len(slots)
     for slot in slots:
-        queue.store.calls.release_slot(slot)
+        calls.release_slot(slot)
 
 
 def process_all(queue: QueueProtocol) -> list[bytes]:

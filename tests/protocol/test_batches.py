@@ -237,8 +237,10 @@ def run(queue: QueueProtocol, prefetch: int, seen: list[str | bytes], failing: b
     Loop(queue, RunOptions(handler=handle, concurrency=1, prefetch=prefetch, **rules)).run()
 
 
-@pytest.mark.parametrize("tenant", [None, "ann"])
-@pytest.mark.parametrize("prefetch", [1, 3])
+@pytest.mark.parametrize(
+    ("prefetch", "tenant"),
+    [(1, None), (3, "ann"), *(pytest.param(*one, marks=pytest.mark.in_full) for one in ((1, "ann"), (3, None)))],
+)
 def test_a_loop_handles_and_acknowledges_each_message_once_whatever_is_lost(prefetch, tenant):
     """Acknowledgements travel with the next claim: a loss is the loss of both, and both are repeated."""
     for lost in losses(calls=5):

@@ -136,7 +136,7 @@ def test_an_error_says_what_was_missing_and_what_to_do(settings, followers, on_r
     assert on_retry in str(error)
     assert "within 1.0 s" in str(error)
     assert "repeat_of=error" in str(error)
-    stored = setup.memory.lists[setup.keys.pending][0]
+    (stored,) = setup.list_of(setup.keys.pending)
     assert error.message_id == stored[1:17].hex()
 
 
@@ -236,7 +236,7 @@ def test_a_server_that_cannot_confirm_a_write_to_its_disk_is_found_out_before_an
         assert raised.value.__cause__ is refusal
         assert (raised.value.queue, raised.value.operation) == ("orders", "publish")
     assert port.verbs() == ["WAITAOF", "WAITAOF"]
-    assert (setup.pending, setup.memory.strings) == ([], {})
+    assert setup.memory.keys() == []
 
 
 @pytest.mark.parametrize("loss", [REQUEST, REPLY], ids=repr)
@@ -461,7 +461,7 @@ def test_a_confirmed_publish_gives_its_slot_back():
             port.followers.in_step = 1
             assert finish(queue.publish("a", error)) is True
     check_that_slots_are_acquired_once(queue)
-    assert len([key for key in setup.memory.strings if "reply" in key]) == 1
+    assert len(setup.memory.keys("::reply::")) == 1
 
 
 def test_an_error_that_is_thrown_away_takes_its_slot_along():
@@ -471,10 +471,9 @@ def test_an_error_that_is_thrown_away_takes_its_slot_along():
     queue = setup.queue(port)
     for _ in range(5):
         unconfirmed(queue)
-    replies = [key for key in setup.memory.strings if "reply" in key]
-    assert len(replies) == 5
+    assert len(setup.memory.keys("::reply::")) == 5
     setup.memory.pass_time(queue.store.calls.keep_seconds + 1)
-    assert [setup.memory.get(key) for key in replies] == [None] * 5
+    assert setup.memory.keys("::reply::") == []
 
 
 def test_two_repetitions_at_the_same_time_count_once_and_free_one_slot():

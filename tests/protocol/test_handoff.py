@@ -16,8 +16,7 @@ from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.sync.queue import ProcessMessage
 from tests.protocol.port import REPLY, REQUEST, Cancelled, Loss, Lost, MemoryPort, late
-from tests.protocol.setup import LEASE, Setup, check_that_slots_are_acquired_once, process_all
-from tests.protocol.stored import payload_of
+from tests.protocol.setup import LEASE, Setup, check_that_slots_are_acquired_once, payload_of, process_all
 
 pytestmark = pytest.mark.topic("Hand-off")
 
@@ -55,8 +54,8 @@ class Handing:
 
     @property
     def results(self) -> list[bytes]:
-        lists = self.setup.memory.lists
-        away = [*lists[self.keys.pending], *lists[self.keys.tenant_pending("ann")]]
+        list_of = self.setup.list_of
+        away = [*list_of(self.keys.pending), *list_of(self.keys.tenant_pending("ann"))]
         return [*(payload_of(stored) for stored in away), *self.setup.delayed]
 
     def check_done(self) -> None:
@@ -167,4 +166,4 @@ def test_a_lease_that_ran_out_is_no_loss_while_nobody_else_has_the_message():
     assert one.results == [b"1", b"2", b"3"]
     assert sorted(one.setup.completed) == [b"0", b"ann"]
     assert process_all(one.setup.queue()) == [b"cid"]
-    assert not one.setup.memory.zsets[one.setup.keys.tenant_ring]
+    assert not one.setup.members_of(one.setup.keys.tenant_ring)

@@ -139,8 +139,8 @@ def test_a_handler_within_its_time_is_renewed():
 
 def take_over(setup: Setup) -> None:
     """The lease runs out on the server, and another consumer gets the message."""
-    leases = setup.memory.zsets[setup.keys.leases]
-    leases.update(dict.fromkeys(leases, 1))
+    (token,) = setup.members_of(setup.keys.leases)
+    setup.memory.obey("ZADD", setup.keys.leases, 1, token)
     other = ProcessMessage(setup.queue())
     assert other.__enter__() == b"a"
 
@@ -166,7 +166,7 @@ def test_a_renewal_that_is_refused_because_the_message_was_settled_is_no_loss():
     with handler.at_work():
         handler.work(5.0)
         background_task = handler.port.sidecars[0]
-        handler.setup.memory.zsets[handler.setup.keys.leases].clear()
+        handler.setup.memory.obey("DEL", handler.setup.keys.leases)
         stop_in_the_middle(handler.port, lambda: setattr(background_task, "_stopped", True))
         handler.work(6.0)
     assert handler.beats == []

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from redis_message_queue import envelope
 from redis_message_queue.envelope import PayloadRules
+from tests.depth import often
 
 RULES = PayloadRules()
 
@@ -52,7 +53,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=often(20, 400), deadline=None)
 @given(st.dictionaries(st.text() | st.integers() | st.booleans(), VALUES))
 def test_any_message_has_the_same_outcome(message: dict[Any, Any]) -> None:
     assert outcome(message) == outcome_without_orjson(message)

@@ -270,4 +270,4 @@ def test_each_message_of_a_chunk_keeps_what_it_has(kinds: tuple[str, str]):
     assert all(one.payload in found[kind] for one, kind in zip(news, kinds, strict=True))
     assert len(setup.waiting) == 2
     for one, id in zip(news, ids, strict=True):
-        assert one.marker is None or setup.memory.get(one.marker) == id
+        assert one.marker is None or setup.memory.value(one.marker) == id

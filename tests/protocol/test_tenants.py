@@ -41,7 +41,7 @@ def test_tenants_take_turns_however_many_are_claimed_at_once(counts):
 def test_a_queue_without_tenants_knows_of_no_turns():
     setup = filled({None: 3})
     taken(setup.queue(), 1, 2)
-    assert not setup.memory.zsets[setup.keys.tenant_ring]
+    assert not setup.members_of(setup.keys.tenant_ring)
 
 
 # Weights
@@ -55,7 +55,7 @@ def test_weights_are_written_before_the_first_claim_of_an_object_and_not_again()
     port = setup.port()
     taken(setup.queue(port), 1, 1)
     assert port.verbs() == ["open_queue", "SADD", "claim", "claim"]
-    assert setup.memory.hashes[setup.keys.weights] == {b"ann": 3}
+    assert setup.hash_of(setup.keys.weights) == {b"ann": b"3"}
 
 
 @pytest.mark.parametrize("counts", [(1,) * 8, (4, 4), (8,)], ids=str)
@@ -87,9 +87,9 @@ def test_a_consumer_that_cannot_tell_its_weights_claims_nothing_and_tries_again(
 
 def test_a_weight_of_one_takes_back_what_was_written_before():
     setup = Setup(tenant_weights={"ann": 1, "bob": 2})
-    setup.memory.hashes[setup.keys.weights] = {b"ann": 3}
+    setup.memory.obey("HSET", setup.keys.weights, "ann", 3)
     taken(setup.queue(), 1)
-    assert setup.memory.hashes[setup.keys.weights] == {b"bob": 2}
+    assert setup.hash_of(setup.keys.weights) == {b"bob": b"2"}
 
 
 # Never told 'empty' while there is work
@@ -106,7 +106,7 @@ def test_the_dead_of_many_tenants_do_not_hide_a_living_message(count):
     found = finish(store.claimer.claim(store.claimer.attempt(), listener, 0, count))
     assert [claim.envelope.payload for claim in found.claims] == [b"good"]
     assert len(listener.dead) == len(setup.dead) == 9
-    assert not setup.memory.zsets[setup.keys.tenant_ring]
+    assert not setup.members_of(setup.keys.tenant_ring)
 
 
 def test_what_came_back_goes_first_in_its_own_tenants_turn_and_delays_no_other():

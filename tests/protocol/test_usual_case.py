@@ -89,7 +89,7 @@ def test_what_was_lost_on_the_short_way_is_sent_again_and_counts_once(part: str,
     port = setup.port(losses={nth: part})
     assert process_all(queue_on(setup, port)) == [b"a", b"b", b"c"]
     assert not setup.places
-    assert not setup.memory.zsets[setup.keys.leases]
+    assert not setup.members_of(setup.keys.leases)
 
 
 def test_a_message_that_another_consumer_has_by_now_is_not_acknowledged():
@@ -141,7 +141,7 @@ def test_a_loop_acknowledges_and_claims_in_one_script():
     short, settle, claim = port.sent[-3:]
     assert (short.given["ack_call"], short.given["token"]) == (settle.given["call"], settle.given["tokens"])
     assert short.given["call"] == claim.given["call"]
-    assert not setup.memory.zsets[setup.keys.leases]
+    assert not setup.members_of(setup.keys.leases)
 
 
 @pytest.mark.parametrize("how", ["a copy is kept", "several at once", "tenants"])
@@ -167,7 +167,7 @@ def test_both_halves_count_once_whatever_is_lost(loss: Loss, nth: int):
     setup.memory.run_all_late_requests()
     assert seen == [b"a", b"b", b"c", b"d"]
     assert not setup.places
-    assert not setup.memory.zsets[setup.keys.leases]
+    assert not setup.members_of(setup.keys.leases)
     operations = [event.operation for event in events]
     assert operations.count(EventOperation.ACK) == 4
     assert EventOperation.STALE_LEASE_ACK not in operations

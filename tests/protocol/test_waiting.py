@@ -229,9 +229,19 @@ def test_what_a_claim_took_in_time_is_found_after_its_deadline():
     setup = Setup()
     publish(setup, "a")
     waiter = Waiter(setup)
-    lost_until(6.0, waiter, REPLY)
+    lost_until(1.99, waiter, REPLY)
     assert waiter.claim(2.0).claims[0].envelope.payload == b"a"
     assert len(set(waiter.claims("call"))) == 1
+
+
+def test_only_one_attempt_follows_the_end_of_a_wait():
+    """Connections that are refused take no time, and are not repeated for as long as an answer may take."""
+    waiter = Waiter(Setup(retry_budget_seconds=120.0))
+    lost_until(60.0, waiter, REQUEST)
+    assert waiter.claim(2.0).unconfirmed
+    late = [sent.at - waiter.started for sent in waiter.port.sent if sent.at - waiter.started >= 2.0]
+    assert len(late) == 1
+    assert waiter.took <= 2.0 + MOMENT
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(None, 7.0), (1.5, 3.5)], ids=["no socket_timeout", "1.5 s"])
@@ -298,7 +308,7 @@ def test_an_answer_begins_the_budget_of_claims_anew():
     for _ in range(4):
         lost_until(8.0, waiter, REQUEST)
         assert waiter.claim(2.0).unconfirmed
-        waiter.port.memory.pass_time(2.0)
+        waiter.port.memory.pass_time(7.0)
         assert not waiter.claim(1.0).unconfirmed
 
 
@@ -314,8 +324,7 @@ def test_a_consumer_that_looks_once_may_still_take_a_message_after_a_loss():
     """It has no deadline to miss."""
     setup = Setup()
     publish(setup, "a")
-    waiter = Waiter(setup)
-    lost_until(3.0, waiter, REQUEST)
+    waiter = Waiter(setup, setup.port(dict.fromkeys(range(3), REQUEST)))
     assert waiter.claim(0).claims
     assert set(waiter.claims("count")) == {1}
 
@@ -363,7 +372,7 @@ def test_a_claim_that_fails_for_good_stays_unconfirmed():
 def poisoned(messages: int, steps: int) -> Setup:
     """So many messages were delivered too often, and one was not; a script may only look at a few."""
     setup = Setup(max_delivery_count=1)
-    setup.memory.STEPS = steps
+    setup.memory.look_at_few(steps)
     publish(setup, *(str(number) for number in range(messages)))
     store = setup.store()
     for _ in range(messages):
@@ -450,12 +459,12 @@ def test_a_timer_owner_that_only_ends_its_wait_notifies_as_well():
     setup = Setup(message_visibility_timeout_seconds=0.9)
     publish(setup, "a")
     Waiter(setup).claim(0)
-    setup.memory.lists[setup.keys.wakeup].clear()
+    setup.memory.take_token(setup.keys.wakeup)
     watcher = Waiter(setup)
     setup.memory.pass_time(0.4)
     assert not watcher.claim(0.3).claims
     assert setup.is_notified  # its sleep was too short to be on watch, but it may have had the wake-up of one that was
-    setup.memory.lists[setup.keys.wakeup].clear()
+    setup.memory.take_token(setup.keys.wakeup)
     watcher = Waiter(setup)
     setup.memory.at(0.1, lambda: finish(setup.store().claimer.notify()))
     stop_at = watcher.port.now() + 0.05
@@ -519,7 +528,7 @@ def test_a_timer_owner_hears_of_a_delay_that_ends_before_what_it_waits_for():
 @pytest.mark.parametrize("tenant", [None, "ann"])
 def test_more_delays_than_one_script_may_end_hide_no_message(tenant):
     setup = Setup()
-    setup.memory.STEPS = 10
+    setup.memory.look_at_few(10)
     messages = [str(number) for number in range(25)]
     finish(setup.queue().publisher.publish_many(messages, tenant=tenant, delay_seconds=1.0))
     setup.memory.pass_time(1.0)
@@ -530,7 +539,7 @@ def test_more_delays_than_one_script_may_end_hide_no_message(tenant):
 def test_messages_that_are_too_old_hide_none_that_is_not():
     """More of them than one script may move to the dead letters: they are reported, each with its reason."""
     setup = Setup(message_ttl_seconds=10.0)
-    setup.memory.STEPS = 10
+    setup.memory.look_at_few(10)
     publish(setup, *(str(number) for number in range(25)))
     setup.memory.pass_time(10.0)
     publish(setup, "good")
