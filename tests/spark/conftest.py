@@ -12,8 +12,10 @@ _FAILED = pytest.StashKey[bool]()
 _GRACE_SECONDS = 120
 
 
-def pytest_configure() -> None:
-    set_java_options()
+@pytest.fixture(autouse=True)
+def java_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only for these tests: other tests of the same process start programs, too."""
+    set_java_options(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +52,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed:
         item.stash[_FAILED] = True
     return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Take back the formatter that PySpark gives to every handler: it fails for exceptions that cannot be printed."""
+    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in () if plugin is None else (plugin.caplog_handler, plugin.report_handler):
+        handler.setFormatter(plugin.formatter)

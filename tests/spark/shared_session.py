@@ -9,10 +9,13 @@ kills the JVM, and whatever the test was waiting for there fails at once.
 import contextlib
 import gc
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.context import SQLContext
@@ -21,6 +24,7 @@ from redis_message_queue.spark import session
 from redis_message_queue.spark.driver import QUICK_START
 from tests import depth
 
+ROOT = Path(__file__).parents[2]
 _LOOK_AGAIN_SECONDS = 0.5
 # Checking the classes of Spark takes a fifth of the time that a session needs to start and to write its first rows.
 _UNCHECKED = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
@@ -29,14 +33,25 @@ _FOR_FEW_ROWS = (
     "-Dspark.sql.codegen.wholeStage=false",
     "-Dspark.sql.codegen.factoryMode=NO_CODEGEN",
     "-Dspark.sql.adaptive.enabled=false",
-    "-Dspark.sql.ui.retainedExecutions=5",
+    *("-Dspark.sql.ui.retainedExecutions=5", "-Dspark.sql.ui.explainMode=simple"),
+    *("-Dspark.ui.retainedJobs=5", "-Dspark.ui.retainedStages=5", "-Dspark.ui.retainedTasks=20"),
+    "-Dspark.ui.liveUpdate.period=-1",
+)
+# The usual class starts a program of the system for each file of a checkpoint, which takes longer than its micro-batch.
+_STREAMS = "org.apache.spark.sql.execution.streaming"
+_CHECKPOINTS = (
+    f"-Dspark.sql.streaming.checkpointFileManagerClass={_STREAMS}.checkpointing.FileSystemBasedCheckpointFileManager",
 )
 
 
-def set_java_options() -> None:
+def set_java_options(environment: pytest.MonkeyPatch) -> None:
     """For every JVM that Spark's launcher starts, those of drivers in processes of their own as well."""
     if not depth.FULL:  # which runs Spark as users do
-        os.environ["SPARK_SUBMIT_OPTS"] = " ".join((*_UNCHECKED, *_FOR_FEW_ROWS))
+        path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+        environment.setenv("SPARK_TESTS_PYTHONPATH", path)
+        environment.setenv("SPARK_TESTS_PYTHON", sys.executable)
+        environment.setenv("PYSPARK_PYTHON", str(Path(__file__).parent / "workers" / "python"))
+        environment.setenv("SPARK_SUBMIT_OPTS", " ".join((*_UNCHECKED, *_FOR_FEW_ROWS, *_CHECKPOINTS)))
 
 
 class SharedSession:

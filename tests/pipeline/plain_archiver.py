@@ -1,12 +1,10 @@
 """Archives without Spark, also in a process that dies where it is told to."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive_journals, journal_table
@@ -15,6 +13,11 @@ from redis_message_queue.spark.jobs.job import JobProgress
 from redis_message_queue.spark.journal import StreamRange
 
 T = TypeVar("T")
+# Forks the processes that die: it has imported this module, which takes a second.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([__name__])
+# For jobs on little data: the driver does that itself, and there is nothing here that could be asked for a task.
+NO_SESSION: Any = None
 
 
 class PlainRunner:
@@ -55,12 +58,12 @@ def die_at(step: str):
 
 def run_mortal(server: EmbeddedRedis, where: str, path: str, rows: int) -> None:
     """A run in a process of its own, which must have been killed where it was told to."""
-    command = [sys.executable, "-m", "tests.spark.plain_archiver", where, server.url, path, str(rows)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=1100, cwd=Path(__file__).parents[2])
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    options = ArchiveOptions(url=server.url, queue="orders", path=path, segment_rows=rows, partition_rows=20)
+    process = _FORKS.Process(target=_archive_and_die, args=(where, options))
+    process.start()
+    process.join(1100)
+    assert process.exitcode == -signal.SIGKILL
 
 
-if __name__ == "__main__":
-    where, url, path, rows = sys.argv[1:]
-    options = ArchiveOptions(url=url, queue="orders", path=path, segment_rows=int(rows), partition_rows=20)
+def _archive_and_die(where: str, options: ArchiveOptions) -> None:
     archive_plainly(options, die_at(where), int(where) if where.isdigit() else None)

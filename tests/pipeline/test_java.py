@@ -86,7 +86,13 @@ def test_an_old_java_on_path_is_passed_over_for_a_newer_one_behind_it(tmp_path, 
     assert find_java().version == 17
 
 
-@pytest.mark.parametrize("script", ["exit 0", "echo 'no such thing' >&2; exit 1", "kill -9 $$"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exit 0",
+        *(pytest.param(one, marks=pytest.mark.in_full) for one in ("echo 'no such thing' >&2; exit 1", "kill -9 $$")),
+    ],
+)
 def test_what_is_no_java_on_path_gives_way_to_the_wheel(tmp_path, monkeypatch, script):
     """An exit with 0 and without a word is the worst: Spark would wait for it for ever."""
     program(tmp_path / "stub", script)
