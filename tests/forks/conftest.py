@@ -10,11 +10,13 @@ import redis
 
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.keys import QueueKeys
-from tests.contract.conftest import onlooker, pytest_pyfunc_call, shell, wiring  # noqa: F401  fixtures, found by name
+from tests.contract.conftest import onlooker, pytest_generate_tests, pytest_pyfunc_call, shell, wiring
 from tests.faults.conftest import Truth
 from tests.faults.proxy import FaultyProxy
 from tests.forks.children import Child, Family
 from tests.forks.unhooked import unhooked_fork
+
+__all__ = ["onlooker", "pytest_generate_tests", "pytest_pyfunc_call", "shell", "wiring"]  # found by name
 
 Fork = Callable[..., Child]
 
@@ -44,7 +46,14 @@ def fork() -> Iterator[Fork]:
     family.end()
 
 
-@pytest.fixture(params=[os.fork, unhooked_fork], ids=["hooked", "unhooked"])
+# In a pool with other tests, threads that they left may hold a lock of the interpreter during a fork without hooks, and
+# the child hangs. `make full` runs few other tests beside these; test_prefork_server.py forks without hooks in both.
+@pytest.fixture(
+    params=[
+        pytest.param(os.fork, id="hooked"),
+        pytest.param(unhooked_fork, id="unhooked", marks=pytest.mark.in_full),
+    ]
+)
 def any_fork(request: pytest.FixtureRequest) -> Iterator[Fork]:
     """The same, and also with a fork in C that runs none of Python's fork hooks."""
     family = Family(request.param)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.fork_server import Program
+
 HERE = Path(__file__).parent
 # Each program ends itself earlier than this.
 LIMIT_SECONDS = 130
@@ -17,9 +19,7 @@ LIMIT_SECONDS = 130
 def running(name: str, *arguments: object) -> "Iterator[subprocess.Popen[str]]":
     """A program with all its children in one session, so that none is left behind."""
     command = [sys.executable, "-W", "error", "-u", str(HERE / name), *map(str, arguments)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield process
     finally:

@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from tests.concurrency import LIMIT_SECONDS, start, until
+from tests.depth import often
 from tests.faults.proxy import CUT_AFTER, delayed
 from tests.forks.locks import all_locks_held
 from tests.forks.sides import make_queue, serve_oneself, take, use
@@ -26,11 +27,11 @@ def hasty_threads():
 @pytest.mark.promise("A fork during a call of another thread harms neither process.")
 @pytest.mark.usefixtures("hasty_threads")
 def test_forks_beside_publishing_and_claiming_threads_lose_nothing(inherited, truth, fork):
-    """Twenty children, each forked during a call of another thread; nothing is lost or duplicated on either side."""
+    """Many children, each forked during a call of another thread; nothing is lost or duplicated on either side."""
     queue = make_queue(inherited)
     use(queue)
     over = threading.Event()
-    published, handled = [], []
+    published, handled, children = [], [], often(7, 20)
 
     def publish():
         while not over.is_set() and len(published) < 3000:
@@ -46,7 +47,7 @@ def test_forks_beside_publishing_and_claiming_threads_lose_nothing(inherited, tr
 
     threads = [start(publish), start(consume)]
     try:
-        for _ in range(20):
+        for _ in range(children):
             handled += fork(serve_any, queue).result()
     finally:
         over.set()
@@ -54,7 +55,7 @@ def test_forks_beside_publishing_and_claiming_threads_lose_nothing(inherited, tr
         thread.result(LIMIT_SECONDS)
     while (message := take(queue)) is not None:
         handled.append(message)
-    assert sorted(handled) == sorted([*published, *[b"of a child"] * 20])
+    assert sorted(handled) == sorted([*published, *[b"of a child"] * children])
     assert truth.is_empty
 
 

@@ -65,7 +65,13 @@ class WebServer:
         return False
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(
+    params=[
+        pytest.param("uwsgi", marks=pytest.mark.in_full),
+        "uwsgi with threads",
+        "gunicorn",
+    ]
+)
 def web_server(request, server, truth, tmp_path):
     address = tmp_path / "s"  # the path of a socket must be short
     name, *arguments = SERVERS[request.param]
