@@ -33,6 +33,7 @@ def here(_: Member) -> Path:
     return Path(sys.executable).parent
 
 
+@pytest.mark.in_full
 def test_every_part_of_a_member_is_measured_beside_raw_redis_py(pytestconfig: pytest.Config) -> None:
     result = run.measure(member(LIBRARY), TINY, pytestconfig.getoption("--server"), here)
     assert "left_out" not in result and result["parts_left_out"] == {}

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import fork_server
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "chaos", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return fork_server.run([sys.executable, "-W", "error", "-m", "chaos", *arguments], cwd=ROOT)
 
 
 def test_a_plan_is_printed_and_is_the_same_for_the_same_seed() -> None:

@@ -4,13 +4,13 @@ import pytest
 
 from chaos.evidence import StoredKey, stored_key
 from chaos.inventory import check_keys
+from tests.tables import row
 
 QUEUES = ["orders", "{transfers}", "{transfers}.results"]
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
+def test_what_the_design_keeps_may_stay(subtests: pytest.Subtests) -> None:
+    for key in [
         StoredKey("orders::completed", "list", None, 10),
         StoredKey("orders::records::dlq", "list", None, 1),
         StoredKey("orders::deduplication::order 7", "string", 12.0, 16),
@@ -22,16 +22,13 @@ QUEUES = ["orders", "{transfers}", "{transfers}.results"]
         StoredKey("orders::group::reports", "hash", None, 8),
         StoredKey("{transfers}.results::meta", "hash", None, 4),
         StoredKey("redis_message_queue::queues", "set", None, 3),
-    ],
-    ids=lambda key: key.name,
-)
-def test_what_the_design_keeps_may_stay(key: StoredKey) -> None:
-    assert list(check_keys([key], QUEUES)) == []
+    ]:
+        with row(subtests, key=key.name):
+            assert list(check_keys([key], QUEUES)) == []
 
 
-@pytest.mark.parametrize(
-    ("key", "complaint"),
-    [
+def test_what_the_design_does_not_know_is_found(subtests: pytest.Subtests) -> None:
+    for key, complaint in [
         (StoredKey("others::pending", "list", None, 1), "belongs to no queue"),
         (StoredKey("redis_message_queue::queues", "list", None, 3), "belongs to no queue"),
         (StoredKey("orders::unheard-of", "string", None, 1), "is not in the key map"),
@@ -42,12 +39,10 @@ def test_what_the_design_keeps_may_stay(key: StoredKey) -> None:
         (StoredKey("orders::leases", "zset", None, 1), "has 1 elements"),
         (StoredKey("orders::tenant_pending::acme", "list", None, 3), "has 3 elements"),
         (StoredKey("orders::wakeup", "list", None, 2), "has 2 tokens"),
-    ],
-    ids=lambda given: given.name if isinstance(given, StoredKey) else "",
-)
-def test_what_the_design_does_not_know_is_found(key: StoredKey, complaint: str) -> None:
-    (found,) = check_keys([key], QUEUES)
-    assert complaint in found
+    ]:
+        with row(subtests, key=key.name, complaint=complaint):
+            (found,) = check_keys([key], QUEUES)
+            assert complaint in found
 
 
 def test_a_key_that_expires_while_it_is_read_is_not_counted() -> None:

@@ -17,6 +17,7 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.__main__ import main
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.cli.workers import HANDLERS, QUEUES
+from tests.fork_server import Program
 
 
 @dataclass
@@ -49,15 +50,18 @@ def rmq(clean_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, capfd: Any
 
 @pytest.fixture
 def start_rmq(clean_server: EmbeddedRedis, tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts a command in a process of its own, in an empty directory; warnings are errors there too."""
+    """Starts a command in a process of its own, in an empty directory; warnings are errors there too.
+
+    With `forked=False` an interpreter starts, as for the users.
+    """
     with contextlib.ExitStack() as started:
 
-        def start(*arguments: str, **options: Any) -> "subprocess.Popen[str]":
+        def start(*arguments: str, forked: bool = True, **options: Any) -> "subprocess.Popen[str]":
             pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             settings = pipes | {"text": True} | options
             environment = os.environ | {"REDIS_URL": clean_server.url, "PYTHONWARNINGS": "error"}
             process = started.enter_context(
-                subprocess.Popen(
+                (Program if forked else subprocess.Popen)(
                     [sys.executable, "-m", "redis_message_queue", *arguments],
                     cwd=tmp_path,
                     env=environment,
@@ -97,6 +101,7 @@ def modules(tmp_path: Path) -> Path:
 @pytest.fixture
 def run_worker(rmq: Callable[..., Ended], modules: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
     """Runs a worker that ends by itself: the supervisor in this process, and the handlers in processes of their own."""
+    monkeypatch.setattr(subprocess, "Popen", Program)
     monkeypatch.chdir(modules)
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     return lambda *arguments: rmq("worker", *arguments)
@@ -106,7 +111,7 @@ def run_worker(rmq: Callable[..., Ended], modules: Path, monkeypatch: pytest.Mon
 def worker(start_rmq: Callable[..., "subprocess.Popen[str]"], modules: Path) -> Callable[..., "subprocess.Popen[str]"]:
     """Starts a worker that a test sends signals to, in a directory with these modules."""
 
-    def start(*arguments: str) -> "subprocess.Popen[str]":
-        return start_rmq("worker", *arguments)
+    def start(*arguments: str, forked: bool = True) -> "subprocess.Popen[str]":
+        return start_rmq("worker", *arguments, forked=forked)
 
     return start

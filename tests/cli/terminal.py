@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import select
-import subprocess
 import sys
-import termios
 import time
+
+from tests.fork_server import Program, take_the_terminal
 
 LONGEST_SECONDS = 120
 
@@ -20,14 +19,14 @@ class Terminal:
     def __init__(self, *words: str, columns: int = 120) -> None:
         self._ours, its = pty.openpty()
         environment = os.environ | {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
-        self.process = subprocess.Popen(
+        self.process = Program(
             [sys.executable, "-W", "error", "-m", "redis_message_queue", *words],
             stdin=its,
             stdout=its,
             stderr=its,
             env=environment,
             start_new_session=True,
-            preexec_fn=_take_the_terminal,
+            preexec_fn=take_the_terminal,
         )
         os.close(its)
         self.shown = ""
@@ -82,8 +81,3 @@ class Terminal:
             return False
         self.shown += chunk.decode(errors="replace")
         return bool(chunk)
-
-
-def _take_the_terminal() -> None:
-    """In the child: only the terminal that a session belongs to turns Ctrl-C into a signal."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

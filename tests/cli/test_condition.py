@@ -140,28 +140,31 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "holds"), OF_A_LETTER)
 @pytest.mark.parametrize("payload", [LETTER.payload, LETTER.payload.encode()])
-def test_a_condition_says_of_a_letter_whether_it_holds(payload, text, holds):
-    assert condition(text)(dataclasses.replace(LETTER, payload=payload)) is holds
+def test_a_condition_says_of_a_letter_whether_it_holds(payload, subtests):
+    for text, holds in OF_A_LETTER:
+        with subtests.test(text):
+            assert condition(text)(dataclasses.replace(LETTER, payload=payload)) is holds
 
 
 @pytest.mark.promise("In a condition, an unknown field of a dead letter equals only None.")
-@pytest.mark.parametrize(("text", "holds"), OF_NOTHING)
 @pytest.mark.parametrize("payload", [None, b"\xff"])
-def test_what_is_not_known_is_equal_to_none_alone(payload, text, holds):
-    assert condition(text)(MessageRecord(payload=payload)) is holds
+def test_what_is_not_known_is_equal_to_none_alone(payload, subtests):
+    for text, holds in OF_NOTHING:
+        with subtests.test(text):
+            assert condition(text)(MessageRecord(payload=payload)) is holds
 
 
 @pytest.mark.promise(
     "A condition of `rmq redrive` is never run as Python, and an invalid one is refused before any change."
 )
-@pytest.mark.parametrize(("text", "told"), REFUSED)
-def test_a_condition_that_could_not_be_meant_is_refused(text, told):
-    with pytest.raises(ConfigurationError) as refused:
-        condition(text)
-    assert str(refused.value).startswith("--where: ")
-    assert told in str(refused.value)
+def test_a_condition_that_could_not_be_meant_is_refused(subtests):
+    for text, told in REFUSED:
+        with subtests.test(text):
+            with pytest.raises(ConfigurationError) as refused:
+                condition(text)
+            assert str(refused.value).startswith("--where: ")
+            assert told in str(refused.value)
 
 
 def test_it_can_ask_for_all_that_a_record_has():

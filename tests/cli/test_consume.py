@@ -8,6 +8,7 @@ import pytest
 
 from redis_message_queue.cli.exit_status import ExitStatus
 from tests.embedded.waiting import until
+from tests.faults.proxy import BLACK_HOLE, PASS, FaultyProxy
 
 pytestmark = pytest.mark.topic("Command line")
 
@@ -211,3 +212,20 @@ def test_no_failure_is_deleted_unless_asked(rmq, queue, client, options, failed,
     queue.publish_many(["a", "b", "c"])
     assert rmq("consume", "orders", "--exec", "no-such-command", *options).status == ExitStatus.FAILED
     assert (queue.stats().failed, queue.stats().dead_letters) == (failed, dead)
+
+
+def test_a_command_that_a_signal_ended_has_the_status_that_a_shell_gives_it(rmq, queue):
+    queue.publish("x")
+    ended = rmq("consume", "orders", "--json", "--exec", "kill -KILL $$")
+    assert [(row["outcome"], row["exit_status"]) for row in ended.documents] == [("failed", 128 + signal.SIGKILL)]
+
+
+def test_a_server_that_is_silent_for_a_while_is_not_taken_for_an_empty_queue(rmq, queue, clean_server):
+    """A claim ends with its time; what it may have taken is asked for by the next one."""
+    queue.publish_many(["one", "two"])
+    with FaultyProxy(clean_server.port) as proxy:
+        for name in ("claim", "take"):
+            proxy.meet(name, PASS, BLACK_HOLE, BLACK_HOLE)
+        url = f"redis://127.0.0.1:{proxy.port}?socket_timeout=2"
+        ended = rmq("consume", "orders", "--batch-size", "1", "--url", url)
+    assert (ended.status, ended.out) == (ExitStatus.OK, "one\ntwo\n"), ended.err

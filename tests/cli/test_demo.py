@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,17 +21,19 @@ from redis_message_queue.cli.demo.balance import Balance
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.server_binary import SETTING
 from tests.embedded.waiting import until
+from tests.fork_server import Program
 
 ORDERS = 12
 MARK = "REDIS_MESSAGE_QUEUE_DEMO_TEST"
+TERMINAL = {"TERM": "xterm", "COLUMNS": "100"}
 
 
 @dataclass
 class Demo:
-    """A demo in a process of its own, whose descendants all carry a mark in their environment."""
+    """A demo in a process of its own, whose descendants all carry a mark: their directory, or in their environment."""
 
     process: subprocess.Popen[str]
-    mark: str
+    mark: Path
     out: str = ""
     err: str = ""
 
@@ -47,11 +48,12 @@ class Demo:
         return marked(self.mark)
 
 
-def marked(mark: str) -> list[int]:
+def marked(mark: Path) -> list[int]:
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in (directory / "environ").read_bytes().split(b"\0"):
+            variables = (directory / "environ").read_bytes().split(b"\0")
+            if (directory / "cwd").readlink() == mark or f"{MARK}={mark}".encode() in variables:
                 found.append(int(directory.name))
     return found
 
@@ -60,15 +62,16 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 
 
 @pytest.fixture(scope="module")
-def start(server_setting: str) -> Iterator[Callable[..., Demo]]:
+def start(server_setting: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Demo]]:
     with contextlib.ExitStack() as demos:
 
         def start(*options: str, out: int | IO[str] = subprocess.PIPE, server: str = server_setting) -> Demo:
-            mark = uuid.uuid4().hex
+            mark = tmp_path_factory.mktemp("demo")
             process = demos.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-W", "error", "-m", "redis_message_queue", "demo", "--no-report", *options],
-                    env=os.environ | {SETTING: server, MARK: mark, "TERM": "xterm", "COLUMNS": "100"},
+                Program(
+                    [sys.executable, "-m", "redis_message_queue", "demo", "--no-report", *options],
+                    cwd=mark,
+                    env=os.environ | {SETTING: server, MARK: str(mark), "PYTHONWARNINGS": "error"} | TERMINAL,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.PIPE,

@@ -3,22 +3,29 @@
 import json
 import shlex
 import signal
+import subprocess
 import sys
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from redis_message_queue.__main__ import main
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.server_binary import SETTING
 from tests.embedded.waiting import falls_silent
+from tests.fork_server import Program
 
 pytestmark = pytest.mark.topic("Command line")
 
 
 @pytest.fixture(autouse=True)
 def chosen_server(monkeypatch, server_setting):
+    """And commands in Python are forked."""
     monkeypatch.setenv(SETTING, server_setting)
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.setattr(subprocess, "Popen", Program)
 
 
 def python(code: str) -> list[str]:
@@ -50,7 +57,8 @@ def test_only_who_has_the_url_gets_in_unless_no_password_is_wanted(start_rmq):
         assert process.stdout is not None
         address = redis.connection.parse_url(process.stdout.readline().strip())
         assert ("password" in address) == refused
-        with redis.Redis(port=address["port"]) as stranger:
+        # redis-py would try a wrong password again, for seconds.
+        with redis.Redis(port=address["port"], retry=Retry(NoBackoff(), 0)) as stranger:
             if refused:
                 with pytest.raises(redis.AuthenticationError):
                     stranger.ping()
@@ -95,7 +103,8 @@ def test_a_command_that_died_of_a_signal_has_the_status_of_a_shell():
 
 def test_the_command_gets_our_signals_and_may_finish(start_rmq):
     code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True); signal.pause()"
-    process = start_rmq("dev", "--", *python(code))
+    # With an interpreter, which is ready later than `rmq dev` listens to signals.
+    process = start_rmq("dev", "--", *python(code), forked=False)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)

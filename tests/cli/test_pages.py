@@ -12,6 +12,7 @@ import pytest
 from docs.reference.cli import cli_page, commands
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.program import COMMANDS
+from tests import fork_server
 from tests.cli.conftest import Ended
 from tests.docs.pages import DOCS, blocks_of
 
@@ -45,9 +46,12 @@ def sessions(page: Path) -> list[tuple[str, str]]:
     return [(re.sub(r"^> ", "", command, flags=re.MULTILINE), said) for command, said in found]
 
 
-def in_a_shell(command: str) -> Ended:
-    """Run a command as the page's reader does, by the program that pip has installed."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+INSTALLED = Path(sys.executable).parent
+
+
+def in_a_shell(command: str, *programs: Path) -> Ended:
+    """Run a command as the page's reader does, with the programs of these directories."""
+    path = os.pathsep.join([*map(str, programs), str(INSTALLED), os.environ["PATH"]])
     ended = subprocess.run(
         ["/bin/sh", "-c", command],
         env=os.environ | {"PATH": path},
@@ -63,13 +67,18 @@ def in_a_shell(command: str) -> Ended:
 @pytest.mark.timeout(900)  # it starts a program for each of a dozen commands
 @pytest.mark.parametrize("page", SHELL_PAGES, ids=lambda page: page.name)
 def test_the_commands_of_the_page_print_what_it_says(page, rmq, tmp_path, monkeypatch) -> None:
-    """One after the other, in one directory; those that need no shell in this process, which saves half a second."""
+    """One after the other, in one directory; those that need no shell in this process, the others forked."""
     assert len(sessions(page)) > 8
-    monkeypatch.chdir(tmp_path)
+    programs, here = tmp_path / "programs", tmp_path / "here"
+    programs.mkdir()
+    here.mkdir()
+    fork_server.write_starter(programs / "rmq", "redis_message_queue")
+    monkeypatch.setattr(subprocess, "Popen", fork_server.Program)
+    monkeypatch.chdir(here)
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     for command, said in sessions(page):
         plain = WITHOUT_A_SHELL.fullmatch(command)
-        ended = rmq(*shlex.split(plain[1])) if plain else in_a_shell(command)
+        ended = rmq(*shlex.split(plain[1])) if plain else in_a_shell(command, programs)
         assert ended.status == 0, f"{command}\n{ended}"
         assert re.fullmatch(".*".join(map(re.escape, said.split("…"))), ended.out + ended.err), f"{command}\n{ended}"
 

@@ -9,7 +9,11 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue, RetryPolicy
 from redis_message_queue.cli.exit_status import ExitStatus
+from redis_message_queue.cli.transfer import from_facts
 from redis_message_queue.envelope import HAS_ENTRY, HEADER_BYTES, TIME_AT
+from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.transfer import Importer
+from redis_message_queue.testing import fast_forward
 from tests.embedded.waiting import until
 
 pytestmark = pytest.mark.topic("Command line")
@@ -239,5 +243,99 @@ def test_the_last_of_several_exports_must_be_complete_too(rmq, stdin, queue):
 
 
 def test_an_unknown_source_and_a_missing_file_are_refused(rmq):
-    assert "is not one of pending" in rmq("export", "orders", "--source", "nowhere").err
+    assert "is not one of processing" in rmq("export", "orders", "--source", "nowhere").err
     assert rmq("import", "orders", "/nowhere.jsonl").status == ExitStatus.USAGE
+
+
+def moved(rmq: Any, tmp_path: Any, source: str, target: str, *options: str) -> str:
+    """Export one queue and import it into another one."""
+    path = str(tmp_path / f"{source}.jsonl")
+    ended = rmq("export", source, "--file", path, *options)
+    assert ended.status == ExitStatus.OK, ended.err
+    ended = rmq("import", target, path, *options)
+    assert ended.status == ExitStatus.OK, ended.err
+    return path
+
+
+@pytest.mark.promise("A message that is cancelled in an exported queue is cancelled after the import.")
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_cancelled_message_is_dropped_after_the_import(rmq, client, tmp_path, partitions):
+    """With and without a tenant; a repeated import marks nothing again."""
+    queue = opened(client, "orders", partitions=partitions)
+    queue.publish_many(["a", "b"])
+    marked = [queue.submit("cancelled").id, queue.submit("cancelled too", tenant="acme").id]
+    queue.publish("c", tenant="acme")
+    assert [queue.cancel(one) for one in marked] == ["marked", "marked"]
+    seen, events = [], []
+    options = () if partitions == 1 else ("--partitions", "3")
+    path = moved(rmq, tmp_path, "orders", "moved", *options)
+    target = opened(client, "moved", partitions=partitions, on_event=events.append)
+    target.run(lambda message: seen.append(message.payload), until_empty=True)
+    assert sorted(seen) == [b"a", b"b", b"c"]
+    assert sorted(one.message_id for one in events if one.operation == "cancelled") == sorted(marked)
+    assert json.loads(rmq("import", "moved", path, *options, "--json").out)["imported"] == 0
+    parts = [target.partition(number) for number in range(partitions)] if partitions > 1 else [target]
+    assert not any(client.exists(one.key.cancelled) for one in parts)
+    assert not any(client.hexists(one.key.meta, "cancels") for one in parts), "claims are on their fast path"
+
+
+def ordered(client: Any, name: str, partitions: int, **options: Any) -> RedisMessageQueue:
+    policy = RetryPolicy(max_attempts=5, initial_delay_seconds=3600, jitter=0)
+    return opened(client, name, partitions=partitions, ordered_tenants=True, retry_policy=policy, **options)
+
+
+@pytest.mark.promise("With `ordered_tenants`, a message that waits for its next attempt keeps its place in an import.")
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_message_that_waits_for_its_next_attempt_keeps_its_place(rmq, client, tmp_path, partitions):
+    queue = ordered(client, "ledger", partitions)
+    queue.publish_many(["open", "pay", "close"], tenant="acme")
+    queue.publish_many(["1", "2"], tenant="zeta")
+    due = {}
+    for _ in range(2):
+        with pytest.raises(OSError, match="later"), queue.process_message():
+            due[queue.current_message().payload] = queue.current_message().id
+            raise OSError("later")
+    assert set(due) == {b"open", b"1"}
+    options = () if partitions == 1 else ("--partitions", "3")
+    path = moved(rmq, tmp_path, "ledger", "moved", *options)
+    assert json.loads(rmq("import", "moved", path, *options, "--json").out)["imported"] == 0
+    target = ordered(client, "moved", partitions)
+    with target.process_message() as message:
+        assert message is None, "nobody comes before it, and it waits"
+    assert target.stats().processing == 2
+    fast_forward(client, 3_601, target)
+    seen = []
+    target.run(lambda message: seen.append((message.tenant, message.payload, message.attempt)), until_empty=True)
+    assert [one[1:] for one in seen if one[0] == "acme"] == [(b"open", 2), (b"pay", 1), (b"close", 1)]
+    assert [one[1:] for one in seen if one[0] == "zeta"] == [(b"1", 2), (b"2", 1)]
+    assert target.stats().processing == 0
+    left = [key for key in client.keys("moved*") if b"tenant_in_flight" in key or b"leases" in key]
+    assert left == []
+
+
+def test_what_is_in_flight_comes_first_again(rmq, client, tmp_path):
+    """In the order of its publication, before what waited behind it, also for a queue that is in use meanwhile."""
+    queue = opened(client, "orders")
+    payloads = [f"{number:04}" for number in range(1_300)]
+    queue.publish_many(payloads[:700], tenant="acme")
+    queue.publish_many(payloads[700:], tenant="acme")
+    queue.process_messages(650).__enter__()
+    moved(rmq, tmp_path, "orders", "moved")
+    seen = []
+    opened(client, "moved").run(lambda message: seen.append(message.payload.decode()), until_empty=True)
+    assert seen == payloads
+
+
+def test_a_place_is_no_place_without_leases(rmq, client, tmp_path):
+    """There nobody looks for leases that have ended: the message is delayed until its next attempt instead."""
+    queue = ordered(client, "ledger", 1)
+    queue.publish_many(["open", "pay"], tenant="acme")
+    with pytest.raises(OSError, match="later"), queue.process_message():
+        raise OSError("later")
+    path = str(tmp_path / "ledger.jsonl")
+    rmq("export", "ledger", "--file", path)
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    messages = [from_facts(facts) for line in lines if "state" in (facts := json.loads(line))]
+    target = opened(client, "moved", visibility_timeout_seconds=None)
+    assert finish(Importer(target._protocol.store.calls).store(messages)) == [True, True]
+    assert target.stats().delayed == 1 and target.stats().processing == 0

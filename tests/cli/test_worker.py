@@ -40,6 +40,8 @@ def test_it_gives_every_message_to_the_function(run_worker, queue, tmp_path, arg
         "retried": 0,
         "attempts": 8,
         "dead_lettered": 0,
+        "left_behind": 0,
+        "unsettled": 0,
     }
     assert handled(tmp_path) == [str(number) for number in range(8)]
     assert queue.stats().processing == 0
@@ -62,7 +64,7 @@ def test_a_signal_lets_handlers_finish_and_gives_back_the_rest(worker, queue, tm
     assert [line.split()[0] for line in err.splitlines()] == ["rmq", "stopping"]
     assert handled(tmp_path) == ["a"]
     assert (queue.stats().pending, queue.stats().processing) == (2, 0)
-    assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2", "0", "0", "1", "0"]
+    assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2", "0", "0", "1", "0", "0", "0"]
 
 
 @pytest.mark.promise("`rmq worker --consumer-name` names its processes wherever consumers are shown.")
@@ -92,7 +94,7 @@ def test_a_queue_object_of_the_users_is_drained_too(worker, queue, tmp_path):
 
 
 @pytest.mark.promise("On a second signal, or after its grace period, `rmq worker` stops without waiting for handlers.")
-@pytest.mark.parametrize("handler", ["handlers:slow", "handlers:slow_later"])
+@pytest.mark.parametrize("handler", ["handlers:slow", pytest.param("handlers:slow_later", marks=pytest.mark.in_full)])
 def test_the_same_signal_again_does_not_wait(worker, queue, tmp_path, handler):
     """What is being handled is left to its lease."""
     queue.publish("a")
@@ -163,15 +165,13 @@ def test_a_failed_message_is_logged_once_and_tracebacks_say_where(worker, run_wo
 
 
 @pytest.mark.promise("`rmq` never prints a password in a URL or passes it on a command line.")
-def test_the_url_does_not_stand_on_a_command_line(worker, queue, tmp_path, clean_server):
+def test_the_url_does_not_stand_on_a_command_line(run_worker, queue, tmp_path, clean_server):
     """Where everybody on the machine could read it."""
     queue.publish("a")
-    process = worker("handlers:note", "orders")
-    assert until(lambda: handled(tmp_path) == ["a"])
-    child = int((tmp_path / "handled").read_text().split()[1])
-    assert str(clean_server.port) not in Path(f"/proc/{child}/cmdline").read_text()
-    process.send_signal(signal.SIGTERM)
-    finish(process)
+    assert run_worker("handlers:note_command_line", "orders", "--until-empty").status == ExitStatus.OK
+    words = json.loads((tmp_path / "command").read_text())
+    assert "redis_message_queue" in " ".join(words)
+    assert str(clean_server.port) not in " ".join(words)
 
 
 @pytest.mark.parametrize(
@@ -258,12 +258,65 @@ def test_the_exit_status_tells_of_dead_letters(run_worker, queue, client, argume
     assert 1 <= json.loads(ended.out)["dead_lettered"] <= dead_lettered  # a crash takes its process's sum with it
 
 
+@pytest.mark.promise(
+    "`rmq worker --until-empty` ends with exit status 1 if a handler ended its process, by `sys.exit` for example."
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["handlers:leave"],
+        pytest.param(["handlers:leave", "--concurrency", "2"], marks=pytest.mark.in_full),
+        ["handlers:leave_later"],
+        ["handlers:leave_all", "--batch-size", "1"],
+        pytest.param(["handlers:interrupt"], marks=pytest.mark.in_full),
+        ["handlers:interrupt", "--concurrency", "2"],
+        pytest.param(["handlers:interrupt_later"], marks=pytest.mark.in_full),
+        ["handlers:crash_once"],
+    ],
+    ids=str,
+)
+def test_the_exit_status_tells_of_a_handler_that_ended_its_process(run_worker, queue, tmp_path, arguments):
+    """The message is still in flight, and the process that is started instead of it finds nothing."""
+    queue.publish_many(["a"] if arguments == ["handlers:crash_once"] else ["a", "b"])
+    ended = run_worker(*arguments, "orders", "--until-empty", "--json")
+    assert ended.status == ExitStatus.FAILED, ended.err
+    assert "process 1 exited with status" in ended.err
+    assert "come again when their leases end" in ended.err
+    assert queue.stats().pending == 0
+    assert queue.stats().processing == 1
+
+
+@pytest.mark.promise(
+    "`run(until_empty=True)` ends when a claim that has seen all of its own acks finds nothing, whatever was lost."
+)
+def test_a_server_without_scripts_is_not_taken_for_an_empty_queue(run_worker, queue, client, tmp_path):
+    """A server that was restarted, or has failed over, has none in its cache."""
+    queue.publish_many([str(number) for number in range(50)], tenant="acme")
+    client.script_flush()
+    ended = run_worker("handlers:note", "orders", "--ordered-tenants", "--until-empty", "--json")
+    assert (ended.status, ended.err) == (ExitStatus.OK, "")
+    assert json.loads(ended.out)["handled"] == 50
+    assert len(handled(tmp_path)) == 50
+
+
+@pytest.mark.promise(
+    "With `ordered_tenants`, `RunSummary.left_behind` counts what `run(until_empty=True)` leaves behind a retry."
+)
+def test_the_totals_count_once_what_waits_behind_a_retry(run_worker, queue):
+    """However many processes have found it there."""
+    queue.publish_many(["a", "b", "c"], tenant="acme")
+    arguments = ["handlers:postpone", "orders", "--ordered-tenants", "--processes", "2", "--until-empty", "--json"]
+    ended = run_worker(*arguments)
+    totals = json.loads(ended.out)
+    assert (ended.status, totals["retried"], totals["left_behind"]) == (ExitStatus.OK, 1, 2)
+
+
 @pytest.mark.promise("`rmq worker` drains a server that its own queue has filled; no process crashes there.")
 @pytest.mark.parametrize(
     ("handler", "options", "status"),
     [
         ("handlers:note", ["--prefetch", "10"], ExitStatus.OK),
-        ("handlers:note_all", ["--batch-size", "20"], ExitStatus.OK),
+        pytest.param("handlers:note_all", ["--batch-size", "20"], ExitStatus.OK, marks=pytest.mark.in_full),
         ("handlers:fail", [], ExitStatus.FAILED),
     ],
 )

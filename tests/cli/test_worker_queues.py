@@ -42,7 +42,7 @@ def test_a_table_has_each_queue_and_the_sum(run_worker, queue, mails):
     ended = run_worker("handlers:fail", "orders", "mails", "--until-empty", "--processes", "2")
     assert ended.status == ExitStatus.FAILED
     rows = [line.split() for line in ended.out.splitlines()]
-    assert [(*row[:1], row[-6]) for row in rows[1:3]] == [("orders", "2"), ("mails", "1")]
+    assert [(row[0], row[2]) for row in rows[1:3]] == [("orders", "2"), ("mails", "1")]
     assert rows[3][:4] == ["in", "all", "0", "3"]
 
 

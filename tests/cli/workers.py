@@ -38,8 +38,36 @@ def crash_once(message):
 def crash(message):
     os._exit(9)
 
+def leave(message):
+    note(message)
+    if message.payload == "a":
+        raise SystemExit(0)
+
+async def leave_later(message):
+    leave(message)
+
+def interrupt(message):
+    note(message)
+    if message.payload == "a":
+        raise KeyboardInterrupt
+
+async def interrupt_later(message):
+    interrupt(message)
+
+def leave_all(messages):
+    for message in messages:
+        leave(message)
+
+def postpone(message):
+    from redis_message_queue import RetryLater
+    raise RetryLater(3600)
+
 def fail(message):
     raise ValueError("hunter2")
+
+def note_command_line(message):
+    import json, sys
+    pathlib.Path("command").write_text(json.dumps(sys.orig_argv))
 
 def note_queue(message):
     with open("handled", "a") as file:

@@ -1,13 +1,16 @@
-"""Runs every test that uses a shell once with each: the body is a coroutine."""
+"""Runs the tests that use a shell with one of them or with both: the body is a coroutine."""
 
 import inspect
 import threading
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
 from redis_message_queue.embedded import EmbeddedRedis
+from tests import depth
 from tests.contract.shells import SHELLS, Shell, Wiring
 
 
@@ -22,18 +25,21 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --one-shell tests of the queue for asyncio are left out."""
-    if not config.getoption("--one-shell"):
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """In the contract, choose one shell by the test's name where both run the same code; `make full` tries both."""
+    if "shell" not in metafunc.fixturenames or is_chosen(metafunc.definition, "shell"):
         return
-    left_out = [item for item in items if _shell_of(item) == "asyncio"]
-    items[:] = [item for item in items if _shell_of(item) != "asyncio"]
-    config.hook.pytest_deselected(items=left_out)
+    shells = sorted(SHELLS)
+    in_contract = Path(__file__).parent in metafunc.definition.path.parents
+    in_both = depth.FULL or metafunc.config.getoption("--both-shells")
+    if in_contract and not in_both and metafunc.definition.get_closest_marker("both_shells") is None:
+        shells = [shells[zlib.crc32(metafunc.function.__name__.encode()) % len(shells)]]
+    metafunc.parametrize("shell", shells, indirect=True)
 
 
-def _shell_of(item: pytest.Item) -> str | None:
-    chosen = getattr(item, "callspec", None)
-    return None if chosen is None else chosen.params.get("shell")
+def is_chosen(test: pytest.Item, fixture: str) -> bool:
+    """Whether the test itself says which values of a fixture it takes."""
+    return any(fixture in mark.args[0] for mark in test.iter_markers("parametrize"))
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def onlooker(server: EmbeddedRedis) -> Iterator[redis.Redis]:
         yield client
 
 
-@pytest.fixture(params=SHELLS)
+@pytest.fixture
 def shell(
     request: pytest.FixtureRequest, server: EmbeddedRedis, onlooker: redis.Redis, wiring: Wiring
 ) -> Iterator[Shell]:
@@ -58,8 +64,11 @@ def shell(
     opened = SHELLS[request.param](server, onlooker, wiring)
     yield opened
     opened.close()
-    beating = [thread for thread in threading.enumerate() if thread.name == "redis-message-queue-heartbeat"]
-    assert not beating, "a heartbeat outlived its message"
+    # A heartbeat that was told to end may need a moment for it, as after a fork beside it.
+    for thread in threading.enumerate():
+        if thread.name == "redis-message-queue-heartbeat":
+            thread.join(10)
+            assert not thread.is_alive(), "a heartbeat outlived its message"
 
 
 @pytest.fixture

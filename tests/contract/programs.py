@@ -5,11 +5,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.fork_server import Program
+
 
 @contextmanager
 def running(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a script, in which a warning is an error; what it prints can be read from pipes."""
-    process = subprocess.Popen(
+    process = Program(
         [sys.executable, "-W", "error", "-u", "-c", script, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -10,8 +10,9 @@ import pytest
 
 from redis_message_queue import EventDrivenInterruptHandler
 from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, take
+from tests.tables import row
 
-pytestmark = pytest.mark.topic("Backpressure")
+pytestmark = [pytest.mark.topic("Backpressure"), pytest.mark.every_server]
 
 
 @pytest.mark.promise(
@@ -298,9 +299,9 @@ async def test_one_publish_drops_a_few_megabytes_at_most(shell: Shell, tenant: s
 @pytest.mark.promise("`block` and `drop_oldest` require a limit.")
 @pytest.mark.promise("`drop_oldest` requires `max_delivery_count=None`; you can combine it with at-most-once delivery.")
 @pytest.mark.promise("You cannot combine `drop_oldest` with deduplication, whether on the queue or on the gateway.")
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
+async def test_policies_that_could_not_be_kept_are_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    """At construction, with the policy and what stands against it in the text."""
+    cases: list[Any] = [
         ({"pending_overload_policy": "block"}, "max_pending_length"),
         ({"pending_overload_policy": "drop_oldest", "max_delivery_count": None}, "max_pending_length"),
         ({"pending_overload_policy": "drop_oldest", "max_pending_length": 5}, "max_delivery_count"),
@@ -319,13 +320,12 @@ async def test_one_publish_drops_a_few_megabytes_at_most(shell: Shell, tenant: s
         ),
         ({"pending_overload_policy": "drop", "max_pending_length": 5}, "pending_overload_policy"),
         ({"pending_overload_policy": "", "max_pending_length": 5}, "pending_overload_policy"),
-    ],
-)
-async def test_policies_that_could_not_be_kept_are_refused(shell: Shell, options: dict[str, Any], named: str) -> None:
-    """At construction, with the policy and what stands against it in the text."""
-    with pytest.raises(shell.module.ConfigurationError, match=named) as refusal:
-        shell.queue(**options)
-    assert "pending_overload_policy" in str(refusal.value)
+    ]
+    for options, named in cases:
+        with row(subtests, options=options, named=named):
+            with pytest.raises(shell.module.ConfigurationError, match=named) as refusal:
+                shell.queue(**options)
+            assert "pending_overload_policy" in str(refusal.value)
 
 
 @pytest.mark.promise("`block` and `drop_oldest` require a limit.")

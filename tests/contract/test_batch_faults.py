@@ -15,7 +15,7 @@ from tests.contract.shells import (
     asyncio_only,
 )
 
-pytestmark = pytest.mark.topic("Batches")
+pytestmark = [pytest.mark.topic("Batches"), pytest.mark.both_shells]
 
 
 # Failing connections

@@ -19,7 +19,7 @@ from tests.contract.shells import (
     until,
 )
 
-pytestmark = pytest.mark.topic("Batches")
+pytestmark = [pytest.mark.topic("Batches"), pytest.mark.both_shells]
 
 
 def helpers(shell: Shell) -> set[Any]:

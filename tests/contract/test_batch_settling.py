@@ -15,8 +15,9 @@ from tests.contract.shells import (
     asyncio_only,
     sync_only,
 )
+from tests.tables import row
 
-pytestmark = pytest.mark.topic("Batches")
+pytestmark = [pytest.mark.topic("Batches"), pytest.mark.both_shells]
 
 
 # Leaving the block
@@ -281,16 +282,18 @@ async def test_a_message_is_settled_once(shell: Shell) -> None:
 @pytest.mark.promise(
     "A message is settled once, by its own batch, and fails with an exception; anything else is refused without effect."
 )
-@pytest.mark.parametrize("wrong", [None, "a", b"a", 0], ids=repr)
-async def test_what_is_settled_must_be_a_message(shell: Shell, wrong: Any) -> None:
+async def test_what_is_settled_must_be_a_message(shell: Shell, subtests: pytest.Subtests) -> None:
     """A payload or a place is none."""
-    queue = await filled(shell, "a")
-    async with queue.process_messages(1) as batch:
-        with pytest.raises(shell.module.ConfigurationError, match="message"):
-            await batch.ack(wrong)
-        with pytest.raises(shell.module.ConfigurationError, match="message"):
-            await batch.fail(wrong, ValueError())
-    assert shell.leftovers(queue) == set()
+    for wrong in [None, "a", b"a", 0]:
+        with row(subtests, wrong=wrong):
+            shell.redis.flushall()
+            queue = await filled(shell, "a")
+            async with queue.process_messages(1) as batch:
+                with pytest.raises(shell.module.ConfigurationError, match="message"):
+                    await batch.ack(wrong)
+                with pytest.raises(shell.module.ConfigurationError, match="message"):
+                    await batch.fail(wrong, ValueError())
+            assert shell.leftovers(queue) == set()
 
 
 @pytest.mark.promise(

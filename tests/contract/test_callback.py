@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tests.contract.shells import Shell, asyncio_only, take
+from tests.tables import row
 
-pytestmark = pytest.mark.topic("Callbacks as handlers")
+pytestmark = [pytest.mark.topic("Callbacks as handlers"), pytest.mark.both_shells]
 
 
 @pytest.mark.promise(
@@ -137,15 +138,19 @@ async def test_a_handler_can_call_current_message(shell: Shell) -> None:
 
 
 @pytest.mark.promise("A handler that is not callable is refused before a message is claimed.")
-@pytest.mark.parametrize("handler", [None, "handler", 7, object()])
-async def test_what_cannot_be_called_is_refused_before_a_message_is_claimed(shell: Shell, handler: Any) -> None:
+async def test_what_cannot_be_called_is_refused_before_a_message_is_claimed(
+    shell: Shell, subtests: pytest.Subtests
+) -> None:
     """A TypeError that names the parameter."""
-    queue = shell.queue()
-    await queue.publish("a")
-    with pytest.raises(TypeError, match=r"^handler ") as refusal:
-        await queue.process_message_callback(handler)
-    assert isinstance(refusal.value, shell.module.ConfigurationError)
-    assert (shell.pending(queue), shell.processing(queue)) == (1, 0)
+    for handler in [None, "handler", 7, object()]:
+        with row(subtests, handler=handler):
+            shell.redis.flushall()
+            queue = shell.queue()
+            await queue.publish("a")
+            with pytest.raises(TypeError, match=r"^handler ") as refusal:
+                await queue.process_message_callback(handler)
+            assert isinstance(refusal.value, shell.module.ConfigurationError)
+            assert (shell.pending(queue), shell.processing(queue)) == (1, 0)
 
 
 # Async handlers

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tests.contract.shells import (
     silent_gateway,
     take,
 )
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Cancelling a message")
 
@@ -86,27 +89,26 @@ async def test_a_waiting_message_is_dropped_when_it_is_met(
     assert first.accepted
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+async def test_whatever_kind_of_queue_it_is(shell: Shell, subtests: pytest.Subtests) -> None:
+    """The claims of a consumer in full swing have a short script, which knows of marks, too."""
+    every_options: list[Any] = [
         {},
         {"visibility_timeout_seconds": None, "max_delivery_count": None},
         {"message_ttl_seconds": 60},
         {"enable_failed_queue": True, "max_delivery_count": 1},
         {"tenant_weights": {"t": 3}},
-    ],
-    ids=["leases", "no leases", "age limit", "one delivery", "weights"],
-)
-@pytest.mark.parametrize("details", [{}, {"tenant": "t"}, {"headers": {"a": "b"}}], ids=["plain", "tenant", "headers"])
-async def test_whatever_kind_of_queue_it_is(shell: Shell, options: dict[str, Any], details: dict[str, Any]) -> None:
-    """The claims of a consumer in full swing have a short script, which knows of marks, too."""
-    queue = shell.queue(wait=0, **options)
-    receipts = await Awaited(queue).submit_many(list("abcdef"), **details)
-    assert [await take(queue) for _ in range(3)] == [shell.payload(one) for one in "abc"]
-    assert await Awaited(shell.queue(**options)).cancel(receipts[4].id) == "marked"
-    assert [await take(queue) for _ in range(3)] == [shell.payload("d"), shell.payload("f"), None]
-    assert not shell.redis.exists(queue.key.cancelled)
-    assert not shell.redis.hexists(queue.key.meta, "cancels")
+    ]
+    every_details: list[Any] = [{}, {"tenant": "t"}, {"headers": {"a": "b"}}]
+    for options, details in product(every_options, every_details):
+        with row(subtests, options=options, details=details):
+            shell.redis.flushall()
+            queue = shell.queue(wait=0, **options)
+            receipts = await Awaited(queue).submit_many(list("abcdef"), **details)
+            assert [await take(queue) for _ in range(3)] == [shell.payload(one) for one in "abc"]
+            assert await Awaited(shell.queue(**options)).cancel(receipts[4].id) == "marked"
+            assert [await take(queue) for _ in range(3)] == [shell.payload("d"), shell.payload("f"), None]
+            assert not shell.redis.exists(queue.key.cancelled)
+            assert not shell.redis.hexists(queue.key.meta, "cancels")
 
 
 @every_wiring
@@ -243,12 +245,59 @@ async def test_a_redriven_message_is_another_one(shell: Shell) -> None:
     assert await take(queue) == shell.payload("m")
 
 
-@pytest.mark.parametrize("wrong", ["", "xyz", "ab" * 15, 1, None])
-async def test_what_is_no_id_is_refused(shell: Shell, wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="message_id must be"):
-        await Awaited(shell.queue()).cancel(wrong)
+async def test_what_is_no_id_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    for wrong in ["", "xyz", "ab" * 15, 1, None]:
+        with row(subtests, wrong=wrong):
+            shell.redis.flushall()
+            with pytest.raises(ConfigurationError, match="message_id must be"):
+                await Awaited(shell.queue()).cancel(wrong)
 
 
 async def test_a_custom_gateway_cannot_cancel(shell: Shell) -> None:
     with pytest.raises(GatewayContractError):
         await Awaited(shell.queue(gateway=silent_gateway(shell))).cancel("ab" * 16)
+
+
+@pytest.mark.promise("`cancel(id)` that finds the message in one partition leaves no mark in another.")
+@pytest.mark.parametrize("outcome", ["in_flight", "cancelled"])
+async def test_a_message_of_another_partition_leaves_no_mark(shell: Shell, outcome: str) -> None:
+    """Messages wait in all others, where a mark would keep claims from their fast path for weeks."""
+    queue = shell.queue(wait=0, partitions=3)
+    operator, last = Awaited(queue), queue.queue.partition(2)
+    one = await Awaited(last).submit("m", **({"delay_seconds": 60} if outcome == "cancelled" else {}))
+    async with contextlib.AsyncExitStack() as stack:
+        if outcome == "in_flight":
+            await stack.enter_async_context(queue.process_message())
+        for number in range(3):
+            await Awaited(queue.queue.partition(number)).publish(str(number))
+        waits = await Awaited(queue.queue.partition(0)).submit("waits")
+        assert await operator.cancel(one.id) == outcome
+        for number in range(3):
+            keys = queue.queue.partition(number).key
+            assert not shell.redis.exists(keys.cancelled)
+            assert not shell.redis.hexists(keys.meta, "cancels"), "claims are on their fast path"
+        # Where another message is marked, that mark stays.
+        assert await operator.cancel(waits.id) == "marked"
+        assert await operator.cancel(one.id) == ("in_flight" if outcome == "in_flight" else "marked")
+        marks = shell.redis.zrange(queue.queue.partition(0).key.cancelled, 0, -1)
+        assert bytes.fromhex(waits.id) in marks
+        if outcome == "in_flight":
+            assert marks == [bytes.fromhex(waits.id)]
+    assert (await queue.run(shell.callback(lambda message: None), until_empty=True)).handled == 3
+
+
+async def test_marks_are_withdrawn_if_a_reply_is_lost(shell: Shell) -> None:
+    """Each request and each reply of the call is lost once; redis-py's or our own retry sends it again."""
+    for cut in range(1, 6):
+        shell.redis.flushall()
+        client = shell.lossy_client()
+        queue = shell.queue(wait=0, partitions=3, client=client)
+        one = await Awaited(queue.queue.partition(2)).submit("m")
+        async with queue.process_message():
+            for number in range(3):
+                await Awaited(queue.queue.partition(number)).publish(str(number))
+            client.losses.pass_on(cut - 1)
+            client.losses.reply() if cut % 2 else client.losses.request()
+            assert await Awaited(queue).cancel(one.id) == "in_flight"
+            client.losses.heal()
+            assert not any(shell.redis.exists(queue.queue.partition(number).key.cancelled) for number in range(3))

@@ -24,7 +24,7 @@ def host_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(time, "time_ns", lambda: int(wrong() * 1e9))
 
 
-pytestmark = [pytest.mark.topic("Clocks"), pytest.mark.usefixtures("host_clock")]
+pytestmark = [pytest.mark.topic("Clocks"), pytest.mark.usefixtures("host_clock"), pytest.mark.every_server]
 
 
 def server_time(shell: Shell) -> float:

@@ -29,8 +29,9 @@ from redis_message_queue import (
 )
 from redis_message_queue.payloads import BytesCodec, DataclassCodec, JsonCodec, MsgspecCodec, PydanticCodec
 from tests.contract.shells import EVERY_WIRING, Awaited, Shell, claim_and_die, silent_gateway, take
+from tests.tables import row
 
-pytestmark = [pytest.mark.topic("Payloads"), pytest.mark.library_alone]
+pytestmark = pytest.mark.topic("Payloads")
 
 every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 
@@ -179,15 +180,17 @@ async def test_operators_see_the_payload(shell: Shell) -> None:
 
 
 @pytest.mark.promise("With a codec, deduplication compares the SHA-256 of the encoded message.")
-@pytest.mark.parametrize("case", CASES, ids=str)
-async def test_equal_objects_are_duplicates(shell: Shell, case: str) -> None:
-    codec, message = CASES[case]
-    queue = shell.queue(codec=codec, deduplication=True)
-    assert await queue.publish(message)
-    (stored,) = await Awaited(queue).peek()
-    payload = stored.payload if isinstance(stored.payload, bytes) else stored.payload.encode()
-    assert shell.redis.exists(queue.key.deduplication(hashlib.sha256(payload).hexdigest()))
-    assert await queue.publish_many([message]) == [False]
+async def test_equal_objects_are_duplicates(shell: Shell, subtests: pytest.Subtests) -> None:
+    for case in CASES:
+        with row(subtests, case=case):
+            shell.redis.flushall()
+            codec, message = CASES[case]
+            queue = shell.queue(codec=codec, deduplication=True)
+            assert await queue.publish(message)
+            (stored,) = await Awaited(queue).peek()
+            payload = stored.payload if isinstance(stored.payload, bytes) else stored.payload.encode()
+            assert shell.redis.exists(queue.key.deduplication(hashlib.sha256(payload).hexdigest()))
+            assert await queue.publish_many([message]) == [False]
 
 
 async def test_the_order_of_keys_does_not_matter(shell: Shell) -> None:
@@ -233,16 +236,16 @@ BAD: list[tuple[Any, Any, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("codec", "message", "kind", "what"), BAD, ids=lambda one: str(one)[:30])
-async def test_what_cannot_be_encoded_is_refused(
-    shell: Shell, codec: Any, message: Any, kind: type[Exception], what: str
-) -> None:
-    queue = shell.queue(codec=codec)
-    with pytest.raises(kind, match=what):
-        await queue.publish(message)
-    with pytest.raises(kind, match=what):
-        await queue.publish_many([message])
-    assert shell.is_empty
+async def test_what_cannot_be_encoded_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    for codec, message, kind, what in BAD:
+        with row(subtests, codec=codec, message=message, kind=kind, what=what):
+            shell.redis.flushall()
+            queue = shell.queue(codec=codec)
+            with pytest.raises(kind, match=what):
+                await queue.publish(message)
+            with pytest.raises(kind, match=what):
+                await queue.publish_many([message])
+            assert shell.is_empty
 
 
 async def test_a_codec_that_returns_no_bytes_is_refused(shell: Shell) -> None:
@@ -289,12 +292,10 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "kind", "what"), REFUSED, ids=lambda one: str(one)[:30])
-async def test_what_is_no_codec_is_refused(
-    shell: Shell, options: dict[str, Any], kind: type[Exception], what: str
-) -> None:
-    with pytest.raises(kind, match=what):
-        shell.queue(**options)
+async def test_what_is_no_codec_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    for options, kind, what in REFUSED:
+        with row(subtests, options=options, kind=kind, what=what), pytest.raises(kind, match=what):
+            shell.queue(**options)
 
 
 async def test_a_custom_gateway_has_no_codec(shell: Shell) -> None:
@@ -328,6 +329,9 @@ UNDECODABLE: list[tuple[Any, bytes, str]] = [
     (MsgspecCodec(Struct, "msgpack"), b"{}", "ValidationError"),
     (Reversed(), b"abc", "UnicodeDecodeError"),
     (DataclassCodec(Order), b"[" * 100_000, "RecursionError"),
+    (dict, b"[1]", "list where a dict should be"),
+    (dict, b"5", "int where a dict should be"),
+    (dict, b"null", "NoneType where a dict should be"),
 ]
 
 

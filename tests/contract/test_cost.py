@@ -7,7 +7,7 @@ import pytest
 
 from tests.contract.shells import Shell, claim_and_die, fail, take
 
-pytestmark = pytest.mark.topic("Cost and memory")
+pytestmark = [pytest.mark.topic("Cost and memory"), pytest.mark.every_server]
 
 FEW, MANY = 10, 2_000
 FULL = 100

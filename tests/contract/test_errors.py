@@ -10,6 +10,7 @@ import redis_message_queue
 import redis_message_queue.asyncio
 from redis_message_queue import RedisMessageQueueError
 from tests.contract.shells import Shell, take
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Errors")
 
@@ -46,7 +47,6 @@ TREE = {
     "ArchiveConflictError": (redis_message_queue.ArchiveError,),
     "SelectionError": (redis_message_queue.JobError, ValueError),
 }
-every_error = pytest.mark.parametrize("name", TREE)
 
 
 @pytest.mark.promise("Every error of the library is a `RedisMessageQueueError`.")
@@ -55,12 +55,13 @@ every_error = pytest.mark.parametrize("name", TREE)
     "`ResponseError`."
 )
 @pytest.mark.promise("`PayloadTooLargeError` and `PayloadTooDeepError` are `ValueError`s.")
-@every_error
-def test_every_error_has_the_common_base_and_its_builtin_base(name: str) -> None:
+def test_every_error_has_the_common_base_and_its_builtin_base(subtests: pytest.Subtests) -> None:
     """Catching RedisMessageQueueError catches them all."""
-    kind = getattr(redis_message_queue, name)
-    for base in (RedisMessageQueueError, Exception, *TREE[name]):
-        assert issubclass(kind, base)
+    for name in TREE:
+        with row(subtests, name=name):
+            kind = getattr(redis_message_queue, name)
+            for base in (RedisMessageQueueError, Exception, *TREE[name]):
+                assert issubclass(kind, base)
 
 
 @pytest.mark.promise("Every error of the library is a `RedisMessageQueueError`.")
@@ -73,30 +74,33 @@ def test_the_tree_is_complete() -> None:
 
 
 @pytest.mark.promise("Errors name the queue, the message and the operation where they are known.")
-@every_error
-def test_every_error_can_say_where_it_happened(name: str) -> None:
+def test_every_error_can_say_where_it_happened(subtests: pytest.Subtests) -> None:
     """queue, message_id and operation, each None where it is not known."""
-    kind = getattr(redis_message_queue, name)
-    bare = kind("text")
-    assert (str(bare), bare.queue, bare.message_id, bare.operation) == ("text", None, None, None)
-    full = kind("text", queue="q", message_id="m", operation="publish")
-    assert (str(full), full.queue, full.message_id, full.operation) == ("text", "q", "m", "publish")
+    for name in TREE:
+        with row(subtests, name=name):
+            kind = getattr(redis_message_queue, name)
+            bare = kind("text")
+            assert (str(bare), bare.queue, bare.message_id, bare.operation) == ("text", None, None, None)
+            full = kind("text", queue="q", message_id="m", operation="publish")
+            assert (str(full), full.queue, full.message_id, full.operation) == ("text", "q", "m", "publish")
 
 
-@every_error
-def test_an_error_survives_a_process_pool(name: str) -> None:
+def test_an_error_survives_a_process_pool(subtests: pytest.Subtests) -> None:
     """Pickled or copied, it is the same error with the same attributes."""
-    error = getattr(redis_message_queue, name)("text", queue="q", message_id="m", operation="ack")
-    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
-        assert type(twin) is type(error)
-        assert (str(twin), twin.queue, twin.message_id, twin.operation) == ("text", "q", "m", "ack")
+    for name in TREE:
+        with row(subtests, name=name):
+            error = getattr(redis_message_queue, name)("text", queue="q", message_id="m", operation="ack")
+            for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+                assert type(twin) is type(error)
+                assert (str(twin), twin.queue, twin.message_id, twin.operation) == ("text", "q", "m", "ack")
 
 
-@every_error
-def test_every_error_says_in_its_docstring_what_to_do(name: str) -> None:
+def test_every_error_says_in_its_docstring_what_to_do(subtests: pytest.Subtests) -> None:
     """One sentence of its own."""
-    doc = getattr(redis_message_queue, name).__doc__
-    assert doc and doc != RedisMessageQueueError.__doc__
+    for name in TREE:
+        with row(subtests, name=name):
+            doc = getattr(redis_message_queue, name).__doc__
+            assert doc and doc != RedisMessageQueueError.__doc__
 
 
 # Where they come from

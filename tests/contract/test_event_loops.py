@@ -15,7 +15,7 @@ from redis_message_queue.asyncio import RedisGateway, RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.contract.shells import SubclassedAsyncRedis
 
-pytestmark = [pytest.mark.topic("Event loops"), pytest.mark.library_alone]
+pytestmark = [pytest.mark.topic("Event loops"), pytest.mark.both_shells]
 
 Work = Callable[[Any], Coroutine[Any, Any, Any]]
 

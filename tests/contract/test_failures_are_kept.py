@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.shells import Shell, claim_and_die, fail, take
 
-pytestmark = pytest.mark.topic("The consumer loop")
+pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.both_shells]
 
 WAYS = ["run", "process_messages"]
 every_limit = pytest.mark.parametrize(

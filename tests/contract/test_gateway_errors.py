@@ -1,5 +1,6 @@
 """A custom gateway that raises or returns a wrong value loses no message."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from tests.contract.shells import (
     take,
     until,
 )
+from tests.tables import row
 
-pytestmark = [pytest.mark.topic("Gateways"), pytest.mark.library_alone]
+pytestmark = pytest.mark.topic("Gateways")
 
 
 def claimed(stored: Any, token: Any) -> ClaimedMessage:
@@ -35,81 +37,86 @@ NOT_A_YES_OR_NO = [None, 1, 0, "True", b"1", []]
 @pytest.mark.promise(
     "A return value that the gateway contract does not allow raises `GatewayContractError`, and nothing is settled."
 )
-@pytest.mark.parametrize("answer", NOT_A_YES_OR_NO, ids=repr)
-async def test_a_publish_answered_with_neither_yes_nor_no_is_a_broken_contract(shell: Shell, answer: Any) -> None:
+async def test_a_publish_answered_with_neither_yes_nor_no_is_a_broken_contract(
+    shell: Shell, subtests: pytest.Subtests
+) -> None:
     """It may be in the line or not: the caller is told, not left with a guess."""
-    events, core = shell.events(), Core(publish_message=answer)
-    queue = shell.queue(gateway=custom(shell, core), deduplication=True, on_event=events.listen)
-    with pytest.raises(GatewayContractError, match=r"CustomGateway.*publish_message.*True or False") as broken:
-        await queue.publish("a")
-    assert isinstance(broken.value, TypeError)
-    assert (broken.value.queue, broken.value.operation) == ("q", "publish")
-    assert events.names == ["publish/failure"]
-    assert events.all[0].error is broken.value
+    for answer in NOT_A_YES_OR_NO:
+        with row(subtests, answer=answer):
+            shell.redis.flushall()
+            events, core = shell.events(), Core(publish_message=answer)
+            queue = shell.queue(gateway=custom(shell, core), deduplication=True, on_event=events.listen)
+            with pytest.raises(GatewayContractError, match=r"CustomGateway.*publish_message.*True or False") as broken:
+                await queue.publish("a")
+            assert isinstance(broken.value, TypeError)
+            assert (broken.value.queue, broken.value.operation) == ("q", "publish")
+            assert events.names == ["publish/failure"]
+            assert events.all[0].error is broken.value
 
 
 @pytest.mark.promise(
     "A return value that the gateway contract does not allow raises `GatewayContractError`, and nothing is settled."
 )
-@pytest.mark.parametrize(
-    "handed",
-    [
-        *(1, True, 0.5, ["m"], ("m", "t"), {"m": "t"}, bytearray(b"m")),
-        *(claimed(one, "t") for one in (1, None, bytearray(b"m"))),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("leased", [False, True])
-async def test_a_claim_that_is_no_message_is_a_broken_contract(shell: Shell, handed: Any, leased: bool) -> None:
+async def test_a_claim_that_is_no_message_is_a_broken_contract(shell: Shell, subtests: pytest.Subtests) -> None:
     """No handler runs, and the gateway keeps what it has: nothing is removed or moved."""
-    events, core = shell.events(), Core(handed)
-    queue = shell.queue(gateway=custom(shell, core, **(LEASED if leased else {})), on_event=events.listen)
-    with pytest.raises(GatewayContractError, match=r"CustomGateway.*wait_for_message_and_move") as broken:
-        await take(queue)
-    assert (broken.value.queue, broken.value.operation) == ("q", "claim")
-    assert core.names == ["wait_for_message_and_move"]
-    assert events.names == ["claim/failure"]
+    for handed, leased in product(
+        [
+            *(1, True, 0.5, ["m"], ("m", "t"), {"m": "t"}, bytearray(b"m")),
+            *(claimed(one, "t") for one in (1, None, bytearray(b"m"))),
+        ],
+        [False, True],
+    ):
+        with row(subtests, handed=handed, leased=leased):
+            shell.redis.flushall()
+            events, core = shell.events(), Core(handed)
+            queue = shell.queue(gateway=custom(shell, core, **(LEASED if leased else {})), on_event=events.listen)
+            with pytest.raises(GatewayContractError, match=r"CustomGateway.*wait_for_message_and_move") as broken:
+                await take(queue)
+            assert (broken.value.queue, broken.value.operation) == ("q", "claim")
+            assert core.names == ["wait_for_message_and_move"]
+            assert events.names == ["claim/failure"]
 
 
 @pytest.mark.promise(
     "A gateway with `message_visibility_timeout_seconds` must return a `ClaimedMessage`; a plain `str` or `bytes` is "
     "an error."
 )
-@pytest.mark.parametrize(
-    "handed", ["m", b"m", "", *(claimed("m", token) for token in (None, "", b"t", 7, True))], ids=repr
-)
-async def test_a_gateway_that_leases_must_hand_over_a_lease(shell: Shell, handed: Any) -> None:
+async def test_a_gateway_that_leases_must_hand_over_a_lease(shell: Shell, subtests: pytest.Subtests) -> None:
     """Without its token the cleanup could settle what another consumer has by now, so no handler runs."""
-    events, core = shell.events(), Core(handed, ClaimedMessage("n", "t"))
-    queue = shell.queue(gateway=custom(shell, core, **LEASED), on_event=events.listen)
-    complaint = "lease_token" if isinstance(handed, ClaimedMessage) else "must return a ClaimedMessage where"
-    with pytest.raises(GatewayContractError, match=complaint):
-        await take(queue)
-    assert core.names == ["wait_for_message_and_move"]
-    assert events.names == ["claim/failure"]
-    assert await take(queue) == "n"  # one broken answer does not break the queue
+    for handed in ["m", b"m", "", *(claimed("m", token) for token in (None, "", b"t", 7, True))]:
+        with row(subtests, handed=handed):
+            shell.redis.flushall()
+            events, core = shell.events(), Core(handed, ClaimedMessage("n", "t"))
+            queue = shell.queue(gateway=custom(shell, core, **LEASED), on_event=events.listen)
+            complaint = "lease_token" if isinstance(handed, ClaimedMessage) else "must return a ClaimedMessage where"
+            with pytest.raises(GatewayContractError, match=complaint):
+                await take(queue)
+            assert core.names == ["wait_for_message_and_move"]
+            assert events.names == ["claim/failure"]
+            assert await take(queue) == "n"  # one broken answer does not break the queue
 
 
 @pytest.mark.promise(
     "A return value that the gateway contract does not allow raises `GatewayContractError`, and nothing is settled."
 )
-@pytest.mark.parametrize("answer", NOT_A_YES_OR_NO, ids=repr)
-@pytest.mark.parametrize("operation", ["remove_message", "move_message"])
 async def test_an_ack_answered_with_neither_yes_nor_no_is_a_failed_cleanup(
-    shell: Shell, operation: str, answer: Any
+    shell: Shell, subtests: pytest.Subtests
 ) -> None:
     """The handler has succeeded and nobody knows whether its message is gone; nothing is trimmed after it."""
-    events, core = shell.events(), Core("m", **{operation: answer})
-    queue = shell.queue(
-        gateway=custom(shell, core), on_event=events.listen, enable_completed_queue=operation == "move_message"
-    )
-    with pytest.raises(CleanupFailedError) as failure:
-        await take(queue)
-    assert isinstance(failure.value.__cause__, GatewayContractError)
-    assert operation in str(failure.value.__cause__)
-    assert core.names == ["wait_for_message_and_move", operation]
-    assert events.names == ["claim/success", "cleanup_failed/failure"]
-    assert events.the("cleanup_failed").error is failure.value.__cause__
+    for answer, operation in product(NOT_A_YES_OR_NO, ["remove_message", "move_message"]):
+        with row(subtests, answer=answer, operation=operation):
+            shell.redis.flushall()
+            events, core = shell.events(), Core("m", **{operation: answer})
+            queue = shell.queue(
+                gateway=custom(shell, core), on_event=events.listen, enable_completed_queue=operation == "move_message"
+            )
+            with pytest.raises(CleanupFailedError) as failure:
+                await take(queue)
+            assert isinstance(failure.value.__cause__, GatewayContractError)
+            assert operation in str(failure.value.__cause__)
+            assert core.names == ["wait_for_message_and_move", operation]
+            assert events.names == ["claim/success", "cleanup_failed/failure"]
+            assert events.the("cleanup_failed").error is failure.value.__cause__
 
 
 @pytest.mark.promise(

@@ -19,7 +19,7 @@ from tests.contract.shells import (
     until,
 )
 
-pytestmark = [pytest.mark.topic("Gateways"), pytest.mark.library_alone]
+pytestmark = [pytest.mark.topic("Gateways"), pytest.mark.both_shells]
 
 
 def no_heartbeat_is_left() -> bool:

@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,8 +23,9 @@ from tests.contract.shells import (
     fail,
     take,
 )
+from tests.tables import row
 
-pytestmark = [pytest.mark.topic("Gateways"), pytest.mark.library_alone]
+pytestmark = pytest.mark.topic("Gateways")
 
 
 async def break_down(queue: Any) -> Any:
@@ -94,9 +96,11 @@ async def test_nothing_that_breaks_the_queues_own_rules_reaches_the_gateway(shel
 
 
 @pytest.mark.promise("A subclass of `AbstractRedisGateway` has seven operations, and the queue uses only these.")
-@pytest.mark.parametrize(
-    ("options", "end", "settling"),
-    [
+async def test_a_message_is_claimed_and_then_leaves_as_its_handler_ended(
+    shell: Shell, subtests: pytest.Subtests
+) -> None:
+    """Removed, or moved and that list trimmed where it has a limit; an exit that is no `Exception` touches nothing."""
+    cases: list[Any] = [
         ({}, take, [("remove_message", "q::processing", "m", HELD)]),
         ({}, break_down, [("remove_message", "q::processing", "m", HELD)]),
         (
@@ -127,16 +131,14 @@ async def test_nothing_that_breaks_the_queues_own_rules_reaches_the_gateway(shel
             [("move_message", "q::processing", "q::failed", "m", HELD)],
         ),
         ({"enable_completed_queue": True, "enable_failed_queue": True}, claim_and_die, []),
-    ],
-)
-async def test_a_message_is_claimed_and_then_leaves_as_its_handler_ended(
-    shell: Shell, options: dict[str, Any], end: Any, settling: list[Any]
-) -> None:
-    """Removed, or moved and that list trimmed where it has a limit; an exit that is no `Exception` touches nothing."""
-    core = Core("m")
-    queue = shell.queue(gateway=custom(shell, core), **options)
-    assert await end(queue) == "m"
-    assert core.calls == [("wait_for_message_and_move", "q::pending", "q::processing"), *settling]
+    ]
+    for options, end, settling in cases:
+        with row(subtests, options=options, end=end, settling=settling):
+            shell.redis.flushall()
+            core = Core("m")
+            queue = shell.queue(gateway=custom(shell, core), **options)
+            assert await end(queue) == "m"
+            assert core.calls == [("wait_for_message_and_move", "q::pending", "q::processing"), *settling]
 
 
 @pytest.mark.promise("A subclass of `AbstractRedisGateway` has seven operations, and the queue uses only these.")
@@ -227,9 +229,9 @@ async def test_a_message_that_is_not_held_any_more_is_left_to_its_new_holder(she
 
 
 @pytest.mark.promise("A handler receives what the gateway returned, unchanged.")
-@pytest.mark.parametrize(
-    ("handed", "received"),
-    [
+async def test_a_handler_gets_the_message_as_it_was_handed_over(shell: Shell, subtests: pytest.Subtests) -> None:
+    """Nothing is decoded or parsed, and an empty message is one; cleaning up names the same."""
+    every_handed: list[Any] = [
         ("text", "text"),
         (b"bytes \xff", b"bytes \xff"),
         ("", ""),
@@ -237,23 +239,21 @@ async def test_a_message_that_is_not_held_any_more_is_left_to_its_new_holder(she
         (ClaimedMessage("text", "t"), "text"),
         (ClaimedMessage(b"\x00\xff", "t"), b"\x00\xff"),
         (ClaimedMessage("", "t"), ""),
-    ],
-)
-@pytest.mark.parametrize("leased", [False, True])
-async def test_a_handler_gets_the_message_as_it_was_handed_over(
-    shell: Shell, handed: Any, received: Any, leased: bool
-) -> None:
-    """Nothing is decoded or parsed, and an empty message is one; cleaning up names the same."""
-    if leased and not isinstance(handed, ClaimedMessage):
-        handed = ClaimedMessage(handed, "t")
-    core = Core(handed, handed)
-    queue = shell.queue(gateway=custom(shell, core, **(LEASED if leased else {})))
-    got: list[Any] = []
-    assert await queue.process_message_callback(got.append) is True
-    got.append(await take(queue))
-    assert got == [received] * 2
-    assert [type(message) for message in got] == [type(received)] * 2
-    assert core.calls[1][2] == received
+    ]
+    every_leased: list[Any] = [False, True]
+    for (handed, received), leased in product(every_handed, every_leased):
+        with row(subtests, handed=handed, received=received, leased=leased):
+            shell.redis.flushall()
+            if leased and not isinstance(handed, ClaimedMessage):
+                handed = ClaimedMessage(handed, "t")
+            core = Core(handed, handed)
+            queue = shell.queue(gateway=custom(shell, core, **(LEASED if leased else {})))
+            got: list[Any] = []
+            assert await queue.process_message_callback(got.append) is True
+            got.append(await take(queue))
+            assert got == [received] * 2
+            assert [type(message) for message in got] == [type(received)] * 2
+            assert core.calls[1][2] == received
 
 
 @pytest.mark.promise(

@@ -19,8 +19,9 @@ from tests.contract.shells import (
     sync_only,
     take,
 )
+from tests.tables import row
 
-pytestmark = [pytest.mark.topic("Gateways"), pytest.mark.library_alone]
+pytestmark = pytest.mark.topic("Gateways")
 
 PROPERTIES = ("message_visibility_timeout_seconds", "max_delivery_count", "dead_letter_queue", "is_redis_cluster")
 
@@ -29,16 +30,17 @@ PROPERTIES = ("message_visibility_timeout_seconds", "max_delivery_count", "dead_
 
 
 @pytest.mark.promise("A subclass of `AbstractRedisGateway` has seven operations, and the queue uses only these.")
-@pytest.mark.parametrize("operation", OPERATIONS)
-async def test_a_gateway_has_all_seven_operations(shell: Shell, operation: str) -> None:
+async def test_a_gateway_has_all_seven_operations(shell: Shell, subtests: pytest.Subtests) -> None:
     """Python refuses to make one without, and the queue one that has merely the name."""
-    contract = shell.module.AbstractRedisGateway
-    others = {name: lambda self, *arguments, **named: None for name in OPERATIONS if name != operation}
-    with pytest.raises(TypeError, match=operation):
-        type("Incomplete", (contract,), others)()
-    for nothing in (None, "a word"):
-        with pytest.raises(GatewayContractError, match=operation):
-            shell.queue(gateway=custom(shell, Core(), **{operation: nothing}))
+    for operation in OPERATIONS:
+        with row(subtests, operation=operation):
+            contract = shell.module.AbstractRedisGateway
+            others = {name: lambda self, *arguments, **named: None for name in OPERATIONS if name != operation}
+            with pytest.raises(TypeError, match=operation):
+                type("Incomplete", (contract,), others)()
+            for nothing in (None, "a word"):
+                with pytest.raises(GatewayContractError, match=operation):
+                    shell.queue(gateway=custom(shell, Core(), **{operation: nothing}))
 
 
 WRONG_SHAPES: dict[str, list[Callable[..., Any]]] = {
@@ -57,15 +59,16 @@ WRONG_SHAPES: dict[str, list[Callable[..., Any]]] = {
 
 
 @pytest.mark.promise("A gateway operation with an incompatible signature is refused at construction.")
-@pytest.mark.parametrize("operation", OPERATIONS)
-async def test_an_operation_that_could_not_be_called_is_refused(shell: Shell, operation: str) -> None:
+async def test_an_operation_that_could_not_be_called_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
     """At once, and not when the first lease must be renewed; a subclass of the built-in gateway no less."""
-    for wrong in WRONG_SHAPES[operation]:
-        with pytest.raises(GatewayContractError, match=rf"CustomGateway\.{operation}"):
-            shell.queue(gateway=custom(shell, Core(), **{operation: wrong}))
-        overriding = type("Overriding", (shell.module.RedisGateway,), {operation: wrong})
-        with pytest.raises(GatewayContractError, match=rf"Overriding\.{operation}"):
-            shell.queue(gateway=overriding(redis_client=shell.client))
+    for operation in OPERATIONS:
+        with row(subtests, operation=operation):
+            for wrong in WRONG_SHAPES[operation]:
+                with pytest.raises(GatewayContractError, match=rf"CustomGateway\.{operation}"):
+                    shell.queue(gateway=custom(shell, Core(), **{operation: wrong}))
+                overriding = type("Overriding", (shell.module.RedisGateway,), {operation: wrong})
+                with pytest.raises(GatewayContractError, match=rf"Overriding\.{operation}"):
+                    shell.queue(gateway=overriding(redis_client=shell.client))
 
 
 @pytest.mark.promise("A gateway operation with an incompatible signature is refused at construction.")
@@ -235,19 +238,16 @@ async def test_a_gateway_speaks_by_properties_or_plain_attributes(shell: Shell, 
 
 
 @pytest.mark.promise("The four gateway settings may be properties or plain attributes, and are validated.")
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+async def test_a_property_of_the_wrong_kind_is_a_broken_contract(shell: Shell, subtests: pytest.Subtests) -> None:
+    """Found when the queue is made; the error names the gateway and the property."""
+    for name, value in [
         *(("message_visibility_timeout_seconds", value) for value in ("30", True, 0, -1, float("nan"), float("inf"))),
         *(("max_delivery_count", value) for value in ("3", 1.5, True, 0, -1)),
         *(("dead_letter_queue", value) for value in (b"dlq", 1, "", " ", "\ud800")),
         *(("is_redis_cluster", value) for value in (None, 1, 0, "yes")),
-    ],
-)
-async def test_a_property_of_the_wrong_kind_is_a_broken_contract(shell: Shell, name: str, value: Any) -> None:
-    """Found when the queue is made; the error names the gateway and the property."""
-    with pytest.raises(GatewayContractError, match=f"CustomGateway.*{name}"):
-        shell.queue(gateway=custom(shell, Core(), **{name: value}))
+    ]:
+        with row(subtests, name=name, value=value), pytest.raises(GatewayContractError, match=f"CustomGateway.*{name}"):
+            shell.queue(gateway=custom(shell, Core(), **{name: value}))
 
 
 @pytest.mark.promise("The four gateway settings may be properties or plain attributes, and are validated.")
@@ -320,9 +320,11 @@ async def test_a_queue_that_could_not_be_made_does_not_occupy_its_gateway(shell:
 @pytest.mark.promise(
     "Next to `gateway=`, an option that belongs to the gateway is accepted only with its default value."
 )
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+async def test_options_that_belong_to_the_gateway_are_refused_with_a_custom_one(
+    shell: Shell, subtests: pytest.Subtests
+) -> None:
+    """It would have no effect, and nobody should believe that it has."""
+    for name, value in [
         *(("visibility_timeout_seconds", 60), ("visibility_timeout_seconds", None)),
         *(("max_delivery_count", 3), ("max_delivery_count", None), ("max_dead_letter_length", 5)),
         *(("max_pending_length", 5), ("pending_overload_policy", "block"), ("hash_tag", True), ("hash_tag", False)),
@@ -330,14 +332,9 @@ async def test_a_queue_that_could_not_be_made_does_not_occupy_its_gateway(shell:
         *(("message_deduplication_log_ttl_seconds", 60), ("retry_budget_seconds", 0)),
         *(("retry_initial_delay_seconds", 1), ("retry_max_delay_seconds", 1)),
         *(("confirm_replicas", 1), ("confirm_fsync", True), ("confirm_timeout_seconds", 5)),
-    ],
-)
-async def test_options_that_belong_to_the_gateway_are_refused_with_a_custom_one(
-    shell: Shell, name: str, value: Any
-) -> None:
-    """It would have no effect, and nobody should believe that it has."""
-    with pytest.raises(ConfigurationError, match=rf"^{name}=.*gateway"):
-        shell.queue(gateway=custom(shell, Core()), **{name: value})
+    ]:
+        with row(subtests, name=name, value=value), pytest.raises(ConfigurationError, match=rf"^{name}=.*gateway"):
+            shell.queue(gateway=custom(shell, Core()), **{name: value})
 
 
 @pytest.mark.promise("With `gateway=` the queue has no lease and no delivery limit unless the gateway sets them.")

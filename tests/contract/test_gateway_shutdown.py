@@ -21,7 +21,7 @@ from tests.contract.shells import (
     until,
 )
 
-pytestmark = [pytest.mark.topic("Gateways"), pytest.mark.library_alone]
+pytestmark = [pytest.mark.topic("Gateways"), pytest.mark.both_shells]
 
 
 # Drains and interrupts

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, fail, take, take_over, until
+from tests.tables import row
 
-pytestmark = pytest.mark.topic("Heartbeats")
+pytestmark = [pytest.mark.topic("Heartbeats"), pytest.mark.both_shells]
 
 # Short for the test's sake; a renewal may come half a lease late before anything is lost.
 LEASE = {"visibility_timeout_seconds": 1.0, "heartbeat_interval_seconds": 0.15}
@@ -267,23 +268,19 @@ async def test_a_handler_within_its_time_is_not_disturbed(shell: Shell) -> None:
 @pytest.mark.promise(
     "The heartbeat interval must be less than half of the visibility timeout, whether the queue or the gateway sets it."
 )
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
+async def test_a_heartbeat_that_could_not_keep_a_lease_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    """The interval must be less than half of the lease, and what belongs to heartbeats needs one."""
+    cases: list[Any] = [
         ({"heartbeat_interval_seconds": 5, "visibility_timeout_seconds": None}, "heartbeat_interval_seconds"),
         ({"heartbeat_interval_seconds": 5, "visibility_timeout_seconds": 10}, "heartbeat_interval_seconds"),
         ({"heartbeat_interval_seconds": 150}, "heartbeat_interval_seconds"),
         ({"heartbeat_interval_seconds": 10, "visibility_timeout_seconds": 5}, "heartbeat_interval_seconds"),
         ({"on_heartbeat_failure": lambda: None}, "on_heartbeat_failure"),
         ({"max_processing_seconds": 5}, "max_processing_seconds"),
-    ],
-)
-async def test_a_heartbeat_that_could_not_keep_a_lease_is_refused(
-    shell: Shell, options: dict[str, Any], named: str
-) -> None:
-    """The interval must be less than half of the lease, and what belongs to heartbeats needs one."""
-    with pytest.raises(shell.module.ConfigurationError, match=named):
-        shell.queue(**options)
+    ]
+    for options, named in cases:
+        with row(subtests, options=options, named=named), pytest.raises(shell.module.ConfigurationError, match=named):
+            shell.queue(**options)
 
 
 @pytest.mark.promise(

@@ -9,6 +9,7 @@ import pytest
 from redis_message_queue import ConfigurationError, RetryLater
 from tests.contract.blocked_consumers import blocked_consumer
 from tests.contract.shells import EVERY_WIRING, Sent, Shell, claim_and_die, holding, take
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Tenants")
 
@@ -103,12 +104,32 @@ async def test_a_consumer_beside_a_tenant_at_its_limit_is_quiet(shell: Shell) ->
     assert len(sent.commands) <= 4 * (sent.seconds + 1)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "2"])
-async def test_what_is_no_limit_is_refused(shell: Shell, wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="max_in_flight_per_tenant"):
-        limited(shell, wrong)
+async def test_what_is_no_limit_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    cases: list[Any] = [0, -1, True, 1.5, "2"]
+    for wrong in cases:
+        with row(subtests, wrong=wrong), pytest.raises(ConfigurationError, match="max_in_flight_per_tenant"):
+            limited(shell, wrong)
 
 
 async def test_a_queue_without_leases_cannot_have_a_limit(shell: Shell) -> None:
     with pytest.raises(ConfigurationError, match=r"max_in_flight_per_tenant=1 needs a visibility timeout"):
         limited(shell, visibility_timeout_seconds=None)
+
+
+@pytest.mark.promise("A tenant that is parked because of its limit or its order is invisible to all consumers.")
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("limit", [{"ordered_tenants": True}, {"max_in_flight_per_tenant": 1}], ids=["order", "limit"])
+async def test_a_parked_tenant_is_invisible_to_consumers_without_a_limit(
+    shell: Shell, limit: dict[str, Any], partitions: int
+) -> None:
+    """Others are served, and it comes back as soon as its message has ended."""
+    careful = shell.queue(wait=0, partitions=partitions, **limit)
+    careless = shell.queue(wait=0, partitions=partitions)
+    await careful.publish_many(["first", "second"], tenant="acme")
+    async with careful.process_message() as message:
+        assert message == shell.payload("first")
+        assert await take(careful) is None  # parks the tenant, if the claim has not done so
+        assert await take(careless) is None
+        await careful.publish("other", tenant="zeta")
+        assert await take(careless) == shell.payload("other")
+    assert await take(careless) == shell.payload("second")

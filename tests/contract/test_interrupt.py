@@ -20,11 +20,12 @@ from redis_message_queue.interrupt import (
 )
 from tests.contract.programs import running
 from tests.contract.shells import LIMIT_SECONDS
+from tests.tables import row
 
 pytestmark = [
     pytest.mark.topic("Interrupts"),
-    pytest.mark.library_alone,
     pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and fork"),
+    pytest.mark.both_shells,
 ]
 
 # Every process ends itself after 100 s, so a broken handler fails a test and never hangs it. The runner may be
@@ -465,14 +466,13 @@ def test_an_interrupted_construction_installs_nothing(
 
 
 @pytest.mark.promise("Signals that cannot be handled, and objects that are not events, are refused by name.")
-@pytest.mark.parametrize(
-    "signals", [None, signal.SIGTERM, 15, "SIGTERM", b"\x0f", ["SIGTERM"], [None], [True], [15.0], [[15]]]
-)
-def test_signals_of_the_wrong_type_are_named(signals: object) -> None:
+def test_signals_of_the_wrong_type_are_named(subtests: pytest.Subtests) -> None:
     """The error names the parameter, and is a TypeError as well as one of the library's own."""
-    assert issubclass(ConfigurationTypeError, TypeError)
-    with pytest.raises(ConfigurationTypeError, match=r"^signals must "):
-        GracefulInterruptHandler(signals)  # type: ignore[arg-type]  # wrong on purpose
+    for signals in [None, signal.SIGTERM, 15, "SIGTERM", b"\x0f", ["SIGTERM"], [None], [True], [15.0], [[15]]]:
+        with row(subtests, signals=signals):
+            assert issubclass(ConfigurationTypeError, TypeError)
+            with pytest.raises(ConfigurationTypeError, match=r"^signals must "):
+                GracefulInterruptHandler(signals)  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.promise("Signals that cannot be handled, and objects that are not events, are refused by name.")

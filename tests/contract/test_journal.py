@@ -10,6 +10,7 @@ import pytest
 from redis_message_queue import ConfigurationError, RetryPolicy
 from tests.contract.loops import text
 from tests.contract.shells import Awaited, Shell, fail, take
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Journal")
 
@@ -228,15 +229,18 @@ async def test_a_call_that_is_sent_twice_is_in_the_journal_once(shell: Shell) ->
 
 
 @pytest.mark.promise('`journal` is a bool or `"payload"`, and its length an int.')
-@pytest.mark.parametrize("value", ["yes", "payloads", 1, None, b"payload"])
-def test_a_journal_is_kept_or_not_or_with_payloads(shell: Shell, value: Any) -> None:
+def test_a_journal_is_kept_or_not_or_with_payloads(shell: Shell, subtests: pytest.Subtests) -> None:
     """Anything else is refused where the queue is made."""
-    with pytest.raises(ConfigurationError, match="journal must be True, False or 'payload'"):
-        shell.queue(journal=value)
+    for value in ["yes", "payloads", 1, None, b"payload"]:
+        with (
+            row(subtests, value=value),
+            pytest.raises(ConfigurationError, match="journal must be True, False or 'payload'"),
+        ):
+            shell.queue(journal=value)
 
 
 @pytest.mark.promise('`journal` is a bool or `"payload"`, and its length an int.')
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, None])
-def test_the_length_of_a_journal_is_a_whole_number_from_one(shell: Shell, value: Any) -> None:
-    with pytest.raises((ConfigurationError, TypeError), match="max_journal_length"):
-        shell.queue(journal=True, max_journal_length=value)
+def test_the_length_of_a_journal_is_a_whole_number_from_one(shell: Shell, subtests: pytest.Subtests) -> None:
+    for value in [0, -1, 1.5, True, None]:
+        with row(subtests, value=value), pytest.raises((ConfigurationError, TypeError), match="max_journal_length"):
+            shell.queue(journal=True, max_journal_length=value)

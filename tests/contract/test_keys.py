@@ -1,13 +1,15 @@
 """The names of a queue's keys, which operators rely on."""
 
+from itertools import product
 from typing import Any
 
 import pytest
 
-from redis_message_queue.keys import KEY_MAP, KeyKind
+from redis_message_queue.keys import KEY_MAP
 from tests.contract.shells import Awaited, Shell, claim_and_die, silent_gateway, take
+from tests.tables import row
 
-pytestmark = [pytest.mark.topic("Names and keys"), pytest.mark.library_alone]
+pytestmark = pytest.mark.topic("Names and keys")
 
 
 @pytest.mark.promise(
@@ -93,40 +95,41 @@ HIDING_NAMES = [
 @pytest.mark.promise(
     "A name that contains the separator and a reserved word is refused, because its keys could belong to another queue."
 )
-@pytest.mark.parametrize(("name", "separator", "word"), HIDING_NAMES, ids=[case[0] + case[1] for case in HIDING_NAMES])
-@pytest.mark.parametrize("way", ["client", "tagged", "gateway", "custom gateway"])
 async def test_a_name_whose_keys_could_be_those_of_another_queue_is_refused(
-    shell: Shell, way: str, name: str, separator: str, word: str
+    shell: Shell, subtests: pytest.Subtests
 ) -> None:
     """The error names the reserved word, whatever the queue is made with."""
-    options: dict[str, Any] = {"key_separator": separator}
-    if way == "gateway":
-        options["gateway"] = shell.gateway()
-    elif way == "custom gateway":
-        options["gateway"] = silent_gateway(shell)
-    elif way == "tagged":
-        options["hash_tag"] = True
-    with pytest.raises(shell.module.ConfigurationError, match=f"^name .*reserved word '{word}'"):
-        shell.queue(name, **options)
+    for (name, separator, word), way in product(HIDING_NAMES, ["client", "tagged", "gateway", "custom gateway"]):
+        with row(subtests, name=name, separator=separator, word=word, way=way):
+            options: dict[str, Any] = {"key_separator": separator}
+            if way == "gateway":
+                options["gateway"] = shell.gateway()
+            elif way == "custom gateway":
+                options["gateway"] = silent_gateway(shell)
+            elif way == "tagged":
+                options["hash_tag"] = True
+            with pytest.raises(shell.module.ConfigurationError, match=f"^name .*reserved word '{word}'"):
+                shell.queue(name, **options)
 
 
 @pytest.mark.promise(
     "A name that contains the separator and a reserved word is refused, because its keys could belong to another queue."
 )
-@pytest.mark.parametrize("kind", KEY_MAP, ids=lambda kind: kind.word)
-async def test_every_word_of_the_key_map_is_reserved(shell: Shell, kind: KeyKind) -> None:
+async def test_every_word_of_the_key_map_is_reserved(shell: Shell, subtests: pytest.Subtests) -> None:
     """Also those that come to it one day."""
-    word = kind.word.split("::")[0]
-    with pytest.raises(shell.module.ConfigurationError, match=f"reserved word '{word}'"):
-        shell.queue(f"jobs::{word}")
+    for kind in KEY_MAP:
+        with row(subtests, kind=kind):
+            word = kind.word.split("::")[0]
+            with pytest.raises(shell.module.ConfigurationError, match=f"reserved word '{word}'"):
+                shell.queue(f"jobs::{word}")
 
 
 @pytest.mark.promise(
     "A name that contains the separator and a reserved word is refused, because its keys could belong to another queue."
 )
-@pytest.mark.parametrize(
-    "name",
-    [
+async def test_a_name_that_only_looks_like_a_key_is_taken(shell: Shell, subtests: pytest.Subtests) -> None:
+    """A reserved word alone, as a part of a longer one, or after something else than the separator."""
+    for name in [
         "tenant_pending",
         "pending",
         "jobs:line",
@@ -137,14 +140,13 @@ async def test_every_word_of_the_key_map_is_reserved(shell: Shell, kind: KeyKind
         "::",
         "a::",
         "q::x::y",
-    ],
-)
-async def test_a_name_that_only_looks_like_a_key_is_taken(shell: Shell, name: str) -> None:
-    """A reserved word alone, as a part of a longer one, or after something else than the separator."""
-    queue, other = shell.queue(name, wait=0), shell.queue("jobs", wait=0)
-    await queue.publish("a", tenant="pending")
-    assert await take(other) is None
-    assert await take(queue) == b"a"
+    ]:
+        with row(subtests, name=name):
+            shell.redis.flushall()
+            queue, other = shell.queue(name, wait=0), shell.queue("jobs", wait=0)
+            await queue.publish("a", tenant="pending")
+            assert await take(other) is None
+            assert await take(queue) == b"a"
 
 
 @pytest.mark.promise(
@@ -174,19 +176,19 @@ OWN_KEYS = [
 
 
 @pytest.mark.promise("A dead-letter name that is another key of the same queue is refused.")
-@pytest.mark.parametrize("word", OWN_KEYS)
-@pytest.mark.parametrize("tagged", [False, True], ids=["plain", "tagged"])
-async def test_a_gateway_may_not_name_another_key_of_the_queue(shell: Shell, word: str, tagged: bool) -> None:
+async def test_a_gateway_may_not_name_another_key_of_the_queue(shell: Shell, subtests: pytest.Subtests) -> None:
     """Dead letters in the line would be delivered, and elsewhere stop the queue; the list's own usual name is fine."""
-    with pytest.raises(shell.module.ConfigurationError, match=f"^dead_letter_queue .*{word.split('::')[0]}"):
-        shell.queue(gateway=shell.gateway(dead_letter_queue=f"q::{word}", hash_tag=tagged))
-    custom = silent_gateway(shell)
-    type(custom).dead_letter_queue = f"q::{word}"
-    with pytest.raises(shell.module.ConfigurationError, match=r"^dead_letter_queue "):
-        shell.queue(gateway=custom)
-    for fine in ("q::dlq", "q::dead_letter", "q::pendings"):
-        queue = shell.queue(gateway=shell.gateway(dead_letter_queue=fine, hash_tag=tagged))
-        assert queue.key.dead_letter == (fine.replace("q::", "{q}::") if tagged else fine)
+    for word, tagged in product(OWN_KEYS, [False, True]):
+        with row(subtests, word=word, tagged=tagged):
+            with pytest.raises(shell.module.ConfigurationError, match=f"^dead_letter_queue .*{word.split('::')[0]}"):
+                shell.queue(gateway=shell.gateway(dead_letter_queue=f"q::{word}", hash_tag=tagged))
+            custom = silent_gateway(shell)
+            type(custom).dead_letter_queue = f"q::{word}"
+            with pytest.raises(shell.module.ConfigurationError, match=r"^dead_letter_queue "):
+                shell.queue(gateway=custom)
+            for fine in ("q::dlq", "q::dead_letter", "q::pendings"):
+                queue = shell.queue(gateway=shell.gateway(dead_letter_queue=fine, hash_tag=tagged))
+                assert queue.key.dead_letter == (fine.replace("q::", "{q}::") if tagged else fine)
 
 
 @pytest.mark.promise("`queue.key.dead_letter` is the list in use: `<name>::dlq`, or the one that the gateway names.")

@@ -11,7 +11,7 @@ import pytest
 from redis_message_queue.local_runtime import LocalRuntime
 from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, fail, holding, take
 
-pytestmark = pytest.mark.topic("Leases")
+pytestmark = [pytest.mark.topic("Leases"), pytest.mark.every_server]
 
 
 @pytest.mark.promise("A message that is not settled when its lease ends is delivered again, but never earlier.")

@@ -27,11 +27,12 @@ from tests.contract.shells import (
     with_unconfirmed_claim,
 )
 from tests.depth import often
+from tests.fork_server import Program
 
-pytestmark = pytest.mark.topic("Cost and memory")
+pytestmark = [pytest.mark.topic("Cost and memory"), pytest.mark.every_server]
 
 # How many publishes the first test makes; a million takes some minutes for each shell.
-COUNT = int(os.environ.get("RMQ_PUBLISHES", often(3_000, 10_000)))
+COUNT = int(os.environ.get("RMQ_PUBLISHES", often(1_000, 10_000)))
 PUBLISHERS = 8
 WINDOW_SECONDS = 1.0
 
@@ -396,7 +397,7 @@ def kill_in_its_handler(shell: Shell) -> None:
     """A process of its own claims a message, says which, and is killed."""
     program = IN_THREADS if shell.name == "sync" else IN_TASKS
     command = [sys.executable, "-W", "error", "-c", program, str(shell.server.port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
+    with Program(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
         try:
             assert victim.stdout is not None
             assert victim.stdout.readline() == "a\n"

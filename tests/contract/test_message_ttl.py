@@ -16,8 +16,9 @@ from tests.contract.shells import (
     fail,
     take,
 )
+from tests.tables import row
 
-pytestmark = pytest.mark.topic("Message TTL")
+pytestmark = [pytest.mark.topic("Message TTL"), pytest.mark.every_server]
 
 
 def age(shell: Shell, queue: Any, tenant: str = "") -> None:
@@ -234,8 +235,8 @@ async def test_a_first_retry_delay_longer_than_the_message_ttl_is_refused(shell:
 
 
 @pytest.mark.promise("A message TTL is a number of seconds, at least one millisecond.")
-@pytest.mark.parametrize("life", [0, -1, 0.0001, math.nan, math.inf, True, "1"])
-async def test_an_invalid_message_ttl_is_refused(shell: Shell, life: Any) -> None:
+async def test_an_invalid_message_ttl_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
     """A number of seconds, and a millisecond at least."""
-    with pytest.raises(shell.module.ConfigurationError, match="message_ttl_seconds"):
-        shell.queue(message_ttl_seconds=life)
+    for life in [0, -1, 0.0001, math.nan, math.inf, True, "1"]:
+        with row(subtests, life=life), pytest.raises(shell.module.ConfigurationError, match="message_ttl_seconds"):
+            shell.queue(message_ttl_seconds=life)

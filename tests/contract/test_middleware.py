@@ -10,8 +10,9 @@ import pytest
 
 from redis_message_queue import ConfigurationTypeError, Discard
 from tests.contract.shells import Shell, sync_only, take
+from tests.tables import row
 
-pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.library_alone]
+pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.both_shells]
 
 
 class Trail:
@@ -131,11 +132,13 @@ async def test_asyncio_middleware_fits_plain_handlers_too(shell: Shell) -> None:
     assert trail.steps == ["m in", "1", "m out"]
 
 
-@pytest.mark.parametrize("middleware", [5, [5], ["x"], {"a": 1}, [None]], ids=str)
-async def test_what_is_no_middleware_is_refused(shell: Shell, middleware: Any) -> None:
-    queue = shell.queue()
-    with pytest.raises(ConfigurationTypeError, match="middleware"):
-        await queue.run(shell.callback(print), middleware=middleware, until_empty=True)
+async def test_what_is_no_middleware_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    for middleware in [5, [5], ["x"], {"a": 1}, [None]]:
+        with row(subtests, middleware=middleware):
+            shell.redis.flushall()
+            queue = shell.queue()
+            with pytest.raises(ConfigurationTypeError, match="middleware"):
+                await queue.run(shell.callback(print), middleware=middleware, until_empty=True)
 
 
 @sync_only
@@ -170,10 +173,10 @@ async def test_no_listeners_are_none(shell: Shell) -> None:
     assert not queue.queue._protocol.emitter.wanted
 
 
-@pytest.mark.parametrize("on_event", [5, [5], [print, None], {print}, "print"], ids=str)
-async def test_what_is_no_listener_is_refused(shell: Shell, on_event: Any) -> None:
-    with pytest.raises(ConfigurationTypeError, match="on_event"):
-        shell.queue(on_event=on_event)
+async def test_what_is_no_listener_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    for on_event in [5, [5], [print, None], {print}, "print"]:
+        with row(subtests, on_event=on_event), pytest.raises(ConfigurationTypeError, match="on_event"):
+            shell.queue(on_event=on_event)
 
 
 @sync_only

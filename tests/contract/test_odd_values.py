@@ -9,7 +9,7 @@ from redis_message_queue.condition import condition
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.plain_values import brief, is_text, plain
 
-pytestmark = [pytest.mark.topic("Options"), pytest.mark.library_alone]
+pytestmark = pytest.mark.topic("Options")
 HUGE = 10**5_000  # more digits than Python writes
 
 

@@ -11,11 +11,16 @@ import pytest
 
 from redis_message_queue import ConfigurationError, DeadLetter, GatewayContractError, JournalError, RetryLater
 from tests.contract.shells import EVERY_WIRING, Awaited, Shell, claim_and_die, holding, silent_gateway, take
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("One message by its id")
 
 every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
-HERE = f"{socket.gethostname()}:{os.getpid()}"
+
+
+def here() -> str:
+    """This process, as consumers are called without a name."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 @pytest.mark.promise("`get(id)` tells whether a message is pending, delayed or in processing, and with which consumer.")
@@ -30,7 +35,7 @@ async def test_a_message_is_found_wherever_it_is(shell: Shell, tenant: str | Non
     assert (found.delivery_count, found.consumer, found.headers) == (0, None, {"h": "1"})
     async with queue.process_message():
         found = await operator.get(one.id)
-        assert (found.state, found.delivery_count, found.consumer) == ("processing", 1, HERE)
+        assert (found.state, found.delivery_count, found.consumer) == ("processing", 1, here())
         raise RetryLater(60)
     found = await operator.get(one.id)
     assert (found.state, found.delivery_count, found.due_at is not None) == ("delayed", 1, True)
@@ -47,7 +52,7 @@ async def test_without_leases_it_is_found_too(shell: Shell) -> None:
     one = await Awaited(queue).submit("m")
     async with holding(queue):
         found = await Awaited(queue).get(one.id)
-        assert (found.state, found.payload, found.consumer) == ("processing", shell.payload("m"), HERE)
+        assert (found.state, found.payload, found.consumer) == ("processing", shell.payload("m"), here())
 
 
 async def test_waiting_messages_are_searched_as_far_as_asked(shell: Shell) -> None:
@@ -74,7 +79,7 @@ async def test_a_look_at_what_is_in_flight_names_the_consumers(shell: Shell) -> 
     queue = shell.queue()
     await queue.publish("m")
     async with holding(queue):
-        assert [one.consumer for one in await Awaited(queue).peek(source="processing")] == [HERE]
+        assert [one.consumer for one in await Awaited(queue).peek(source="processing")] == [here()]
         token = shell.leases(queue)[0]
         shell.redis.zadd(queue.key.leases, {token[:16] + b"\x01\x02\x03\x04" + bytes([0, 0, 1, 0]) + token[24:]: 2e18})
         shell.redis.zrem(queue.key.leases, token)
@@ -101,7 +106,7 @@ async def test_a_consumer_has_a_name_that_every_host_can_read(shell: Shell) -> N
     reader = Awaited(shell.queue(journal=True))
     one = await reader.submit("m")
     async with holding(queue):
-        name = f"billing@{HERE}"
+        name = f"billing@{here()}"
         assert [found.consumer for found in await reader.peek(source="processing")] == [name]
         assert (await reader.get(one.id)).consumer == name
         assert [entry.consumer for entry in await reader.trace(one.id)] == [None, name]
@@ -138,7 +143,7 @@ async def test_the_name_of_a_consumer_is_written_again_after_a_flush(shell: Shel
     assert await take(queue) is None
     await queue.publish("m")
     async with holding(queue):
-        assert [one.consumer for one in await Awaited(queue).peek(source="processing")] == [f"billing@{HERE}"]
+        assert [one.consumer for one in await Awaited(queue).peek(source="processing")] == [f"billing@{here()}"]
 
 
 async def test_a_server_that_refuses_the_name_of_a_consumer_delivers_its_messages(shell: Shell) -> None:
@@ -181,7 +186,7 @@ async def test_a_record_names_the_consumer(shell: Shell, name: str | None) -> No
         raise DeadLetter("no")
     await take(queue)
     operator = Awaited(queue)
-    shown = HERE if name is None else f"{name}@{HERE}"
+    shown = here() if name is None else f"{name}@{here()}"
     assert [one.consumer for one in await operator.records("failed")] == [shown]
     assert [one.consumer for one in await operator.records("dead_letters")] == [shown]
     assert [one.consumer for one in await operator.records("completed")] == [None]
@@ -208,10 +213,10 @@ async def test_the_record_of_a_message_whose_consumer_died_names_that_consumer(
         assert [one.consumer for one in await operator.records("dead_letters")] == [None]
 
 
-@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 65, 7, b"billing", "\ud800"])
-async def test_a_consumer_name_that_cannot_be_used_is_refused(shell: Shell, name: Any) -> None:
-    with pytest.raises(ConfigurationError, match="consumer_name"):
-        shell.queue(consumer_name=name)
+async def test_a_consumer_name_that_cannot_be_used_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    for name in ["", "  ", "a\nb", "x" * 65, 7, b"billing", "\ud800"]:
+        with row(subtests, name=name), pytest.raises(ConfigurationError, match="consumer_name"):
+            shell.queue(consumer_name=name)
 
 
 @pytest.mark.promise("`trace(id)` returns the history of a message from the journal, with who claimed it.")
@@ -233,7 +238,7 @@ async def test_the_history_of_a_message(shell: Shell) -> None:
         pass
     entries = await operator.trace(one.id)
     assert [entry.event for entry in entries] == ["published", "claimed", "reclaimed", "retried", "claimed", "acked"]
-    assert [entry.consumer for entry in entries] == [None, HERE, HERE, None, HERE, None]
+    assert [entry.consumer for entry in entries] == [None, here(), here(), None, here(), None]
     assert all(entry.tenant == "t" for entry in entries)
     assert sorted(entry.at for entry in entries) == [entry.at for entry in entries]
     assert (entries[2].details["count"], entries[3].details["error_type"]) == ("2", "ValueError")
@@ -261,12 +266,14 @@ async def test_without_a_journal_there_is_no_history(shell: Shell) -> None:
         await queue.trace(one.id)
 
 
-@pytest.mark.parametrize("wrong", ["", "xyz", "ab" * 15, "ab" * 17, 1, None, b"ab" * 16, "ä" * 32])
-async def test_what_is_no_id_is_refused(shell: Shell, wrong: Any) -> None:
-    queue = Awaited(shell.queue())
-    for method in (queue.get, queue.trace):
-        with pytest.raises(ConfigurationError, match="message_id must be"):
-            await method(wrong)
+async def test_what_is_no_id_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    for wrong in ["", "xyz", "ab" * 15, "ab" * 17, 1, None, b"ab" * 16, "ä" * 32]:
+        with row(subtests, wrong=wrong):
+            shell.redis.flushall()
+            queue = Awaited(shell.queue())
+            for method in (queue.get, queue.trace):
+                with pytest.raises(ConfigurationError, match="message_id must be"):
+                    await method(wrong)
 
 
 async def test_a_custom_gateway_finds_nothing(shell: Shell) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import math
 import pydoc
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import redis.sentinel
 
 from redis_message_queue import ConfigurationError, ConfigurationTypeError
 from tests.contract.shells import Shell, claim_and_die, take
+from tests.tables import row
 
-pytestmark = [pytest.mark.topic("Options"), pytest.mark.library_alone]
+pytestmark = pytest.mark.topic("Options")
 
 SECONDS_OF_A_QUEUE = {
     "visibility_timeout_seconds": {},
@@ -72,35 +74,38 @@ def refuse_type(make: Any, name: str, value: Any, **beside: Any) -> None:
 
 
 @pytest.mark.promise("A number of seconds must be finite and not a bool; zero is allowed only where it has a meaning.")
-@pytest.mark.parametrize("name", SECONDS_OF_A_QUEUE)
-async def test_seconds_of_a_queue_are_finite_numbers(shell: Shell, name: str) -> None:
+async def test_seconds_of_a_queue_are_finite_numbers(shell: Shell, subtests: pytest.Subtests) -> None:
     """A bool is no number and NaN no time; positive ones, except where zero means: do not retry, do not wait."""
-    beside = SECONDS_OF_A_QUEUE[name]
-    for value in NOT_A_NUMBER:
-        refuse_type(shell.queue, name, value, **beside)
-    for value in NOT_FINITE + (NEGATIVE if name in ZERO_HAS_A_MEANING else TOO_SMALL):
-        refuse(shell.queue, name, value, **beside)
+    for name in SECONDS_OF_A_QUEUE:
+        with row(subtests, name=name):
+            beside = SECONDS_OF_A_QUEUE[name]
+            for value in NOT_A_NUMBER:
+                refuse_type(shell.queue, name, value, **beside)
+            for value in NOT_FINITE + (NEGATIVE if name in ZERO_HAS_A_MEANING else TOO_SMALL):
+                refuse(shell.queue, name, value, **beside)
 
 
 @pytest.mark.promise("A number of seconds must be finite and not a bool; zero is allowed only where it has a meaning.")
-@pytest.mark.parametrize("name", SECONDS_OF_A_GATEWAY + ZERO_HAS_A_MEANING)
-async def test_seconds_of_a_gateway_are_finite_numbers(shell: Shell, name: str) -> None:
+async def test_seconds_of_a_gateway_are_finite_numbers(shell: Shell, subtests: pytest.Subtests) -> None:
     """Positive ones, except where zero means: do not retry, do not wait."""
-    for value in NOT_A_NUMBER:
-        refuse_type(shell.gateway, name, value)
-    for value in NOT_FINITE + (NEGATIVE if name in ZERO_HAS_A_MEANING else TOO_SMALL):
-        refuse(shell.gateway, name, value)
+    for name in SECONDS_OF_A_GATEWAY + ZERO_HAS_A_MEANING:
+        with row(subtests, name=name):
+            for value in NOT_A_NUMBER:
+                refuse_type(shell.gateway, name, value)
+            for value in NOT_FINITE + (NEGATIVE if name in ZERO_HAS_A_MEANING else TOO_SMALL):
+                refuse(shell.gateway, name, value)
 
 
 @pytest.mark.promise("A count must be an int of at least 1, not a bool or a float.")
 @pytest.mark.promise("Each payload limit is a positive int or `None`.")
-@pytest.mark.parametrize("name", COUNTS_OF_A_QUEUE)
-async def test_counts_of_a_queue_are_whole_numbers_from_one(shell: Shell, name: str) -> None:
+async def test_counts_of_a_queue_are_whole_numbers_from_one(shell: Shell, subtests: pytest.Subtests) -> None:
     """Not 1.0, not "1", not True, not 0."""
-    for value in NOT_A_COUNT:
-        refuse_type(shell.queue, name, value)
-    for value in (0, -1):
-        refuse(shell.queue, name, value)
+    for name in COUNTS_OF_A_QUEUE:
+        with row(subtests, name=name):
+            for value in NOT_A_COUNT:
+                refuse_type(shell.queue, name, value)
+            for value in (0, -1):
+                refuse(shell.queue, name, value)
 
 
 @pytest.mark.promise("A count must be an int of at least 1, not a bool or a float.")
@@ -149,20 +154,22 @@ async def test_a_number_beyond_all_floats_is_refused_like_infinity(shell: Shell)
 
 
 @pytest.mark.promise("A duration that Redis cannot represent, or a lease too short to measure, is refused.")
-@pytest.mark.parametrize("value", [1e18, 1e300])
-@pytest.mark.parametrize(
-    "name", ["message_deduplication_log_ttl_seconds", "retry_budget_seconds", "message_visibility_timeout_seconds"]
-)
-async def test_a_span_that_redis_cannot_count_is_refused_or_works(shell: Shell, name: str, value: float) -> None:
+async def test_a_span_that_redis_cannot_count_is_refused_or_works(shell: Shell, subtests: pytest.Subtests) -> None:
     """It must not be found out by a publish that has half happened."""
-    try:
-        gateway = shell.gateway(**{name: value})
-    except ConfigurationError as refusal:
-        assert name in str(refusal)
-        return
-    queue = shell.queue(gateway=gateway, deduplication=True)
-    assert await queue.publish("a") is True
-    assert await take(queue) == b"a"
+    for value, name in product(
+        [1e18, 1e300],
+        ["message_deduplication_log_ttl_seconds", "retry_budget_seconds", "message_visibility_timeout_seconds"],
+    ):
+        with row(subtests, value=value, name=name):
+            shell.redis.flushall()
+            try:
+                gateway = shell.gateway(**{name: value})
+            except ConfigurationError as refusal:
+                assert name in str(refusal)
+                return
+            queue = shell.queue(gateway=gateway, deduplication=True)
+            assert await queue.publish("a") is True
+            assert await take(queue) == b"a"
 
 
 @pytest.mark.promise("A duration that Redis cannot represent, or a lease too short to measure, is refused.")
@@ -201,11 +208,12 @@ async def test_a_dead_letter_name_is_a_text_that_is_not_empty(shell: Shell) -> N
 
 
 @pytest.mark.promise("A flag must be `True` or `False`.")
-@pytest.mark.parametrize("name", FLAGS_OF_A_QUEUE)
-async def test_flags_are_true_or_false(shell: Shell, name: str) -> None:
+async def test_flags_are_true_or_false(shell: Shell, subtests: pytest.Subtests) -> None:
     """Not 1, not "yes", not an empty list."""
-    for value in (0, 1, "yes", "", [], object()):
-        refuse_type(shell.queue, name, value)
+    for name in FLAGS_OF_A_QUEUE:
+        with row(subtests, name=name):
+            for value in (0, 1, "yes", "", [], object()):
+                refuse_type(shell.queue, name, value)
 
 
 @pytest.mark.promise("A callback must be callable, and a name must be a non-empty string.")
@@ -379,22 +387,24 @@ async def test_a_sync_queue_refuses_an_async_client_and_the_reverse(shell: Shell
 @pytest.mark.promise(
     "A sync queue refuses an async client and the reverse, and both refuse other objects, at construction."
 )
-@pytest.mark.parametrize("client", ["redis://localhost", 6379, object(), redis.ConnectionPool()])
-async def test_what_is_no_client_is_refused(shell: Shell, client: Any) -> None:
+async def test_what_is_no_client_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
     """A wrong type, at construction and not at the first publish."""
-    with pytest.raises(ConfigurationTypeError, match="client"):
-        shell.module.RedisMessageQueue("q", client=client)
-    with pytest.raises(ConfigurationTypeError, match="client"):
-        shell.gateway(redis_client=client)
+    for client in ["redis://localhost", 6379, object(), redis.ConnectionPool()]:
+        with row(subtests, client=client):
+            with pytest.raises(ConfigurationTypeError, match="client"):
+                shell.module.RedisMessageQueue("q", client=client)
+            with pytest.raises(ConfigurationTypeError, match="client"):
+                shell.gateway(redis_client=client)
 
 
 @pytest.mark.promise("A sync queue refuses an async gateway and the reverse, and both refuse other objects.")
-@pytest.mark.parametrize("gateway", ["gateway", 1, object(), dict])
-async def test_what_is_no_gateway_is_refused(shell: Shell, gateway: Any) -> None:
+async def test_what_is_no_gateway_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
     """One of our errors that is a TypeError, not an AttributeError from inside."""
-    with pytest.raises(shell.module.RedisMessageQueueError, match="gateway") as refusal:
-        shell.module.RedisMessageQueue("q", gateway=gateway)
-    assert isinstance(refusal.value, TypeError)
+    for gateway in ["gateway", 1, object(), dict]:
+        with row(subtests, gateway=gateway):
+            with pytest.raises(shell.module.RedisMessageQueueError, match="gateway") as refusal:
+                shell.module.RedisMessageQueue("q", gateway=gateway)
+            assert isinstance(refusal.value, TypeError)
 
 
 @pytest.mark.promise("A sync queue refuses an async gateway and the reverse, and both refuse other objects.")
@@ -411,9 +421,9 @@ async def test_a_sync_queue_refuses_an_async_gateway_and_the_reverse(shell: Shel
 @pytest.mark.promise(
     "Next to `gateway=`, an option that belongs to the gateway is accepted only with its default value."
 )
-@pytest.mark.parametrize(
-    ("name", "value", "there"),
-    [
+async def test_gateway_options_on_the_queue_are_refused_with_a_gateway(shell: Shell, subtests: pytest.Subtests) -> None:
+    """They would have no effect; the error says where to set them."""
+    for name, value, there in [
         ("visibility_timeout_seconds", 60, "message_visibility_timeout_seconds"),
         ("visibility_timeout_seconds", None, "message_visibility_timeout_seconds"),
         ("max_delivery_count", 3, "max_delivery_count"),
@@ -427,15 +437,11 @@ async def test_a_sync_queue_refuses_an_async_gateway_and_the_reverse(shell: Shel
         ("retry_budget_seconds", 0, "retry_budget_seconds"),
         ("retry_initial_delay_seconds", 1, "retry_initial_delay_seconds"),
         ("retry_max_delay_seconds", 1, "retry_max_delay_seconds"),
-    ],
-)
-async def test_gateway_options_on_the_queue_are_refused_with_a_gateway(
-    shell: Shell, name: str, value: Any, there: str
-) -> None:
-    """They would have no effect; the error says where to set them."""
-    with pytest.raises(ConfigurationError, match=name) as refusal:
-        shell.queue(gateway=shell.gateway(), **{name: value})
-    assert f"RedisGateway({there}=" in str(refusal.value)
+    ]:
+        with row(subtests, name=name, value=value, there=there):
+            with pytest.raises(ConfigurationError, match=name) as refusal:
+                shell.queue(gateway=shell.gateway(), **{name: value})
+            assert f"RedisGateway({there}=" in str(refusal.value)
 
 
 @pytest.mark.promise(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from redis_message_queue import GatewayContractError, RedisMessageQueueError
 from tests.contract.blocked_consumers import blocked_consumer
 from tests.contract.shells import EVERY_WIRING, Awaited, Sent, Shell, claim_and_die, silent_gateway, take
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Pausing")
 
@@ -43,19 +45,23 @@ async def test_a_consumer_in_full_swing_stops_at_once(shell: Shell) -> None:
     assert await take(queue) == shell.payload("d")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"visibility_timeout_seconds": None}, {"journal": True}, {"tenant_weights": {"t": 2}}],
-    ids=["leases", "no leases", "journal", "weights"],
-)
-@pytest.mark.parametrize("details", [{}, {"tenant": "t"}, {"headers": {"a": "b"}}], ids=["plain", "tenant", "headers"])
-async def test_whatever_waits_there(shell: Shell, options: dict[str, Any], details: dict[str, Any]) -> None:
-    queue = shell.queue(wait=0, **options)
-    await queue.publish("m", **details)
-    await Awaited(queue).pause()
-    assert await take(queue) is None
-    await Awaited(queue).resume()
-    assert await take(queue) == shell.payload("m")
+async def test_whatever_waits_there(shell: Shell, subtests: pytest.Subtests) -> None:
+    every_options: list[Any] = [
+        {},
+        {"visibility_timeout_seconds": None},
+        {"journal": True},
+        {"tenant_weights": {"t": 2}},
+    ]
+    every_details: list[Any] = [{}, {"tenant": "t"}, {"headers": {"a": "b"}}]
+    for options, details in product(every_options, every_details):
+        with row(subtests, options=options, details=details):
+            shell.redis.flushall()
+            queue = shell.queue(wait=0, **options)
+            await queue.publish("m", **details)
+            await Awaited(queue).pause()
+            assert await take(queue) is None
+            await Awaited(queue).resume()
+            assert await take(queue) == shell.payload("m")
 
 
 async def test_what_is_claimed_is_finished(shell: Shell) -> None:
@@ -228,9 +234,11 @@ async def test_the_answer_to_a_pause_can_be_lost(shell: Shell, lost: str) -> Non
             assert not await method(tenant=tenant)
 
 
-@pytest.mark.parametrize("wrong", ["", 1, b"a", "x" * 256])
-async def test_what_is_no_tenant_is_not_paused(shell: Shell, wrong: Any) -> None:
-    operator = Awaited(shell.queue())
-    for method in (operator.pause, operator.resume, operator.is_paused):
-        with pytest.raises(RedisMessageQueueError, match="tenant"):
-            await method(tenant=wrong)
+async def test_what_is_no_tenant_is_not_paused(shell: Shell, subtests: pytest.Subtests) -> None:
+    for wrong in ["", 1, b"a", "x" * 256]:
+        with row(subtests, wrong=wrong):
+            shell.redis.flushall()
+            operator = Awaited(shell.queue())
+            for method in (operator.pause, operator.resume, operator.is_paused):
+                with pytest.raises(RedisMessageQueueError, match="tenant"):
+                    await method(tenant=wrong)

@@ -5,13 +5,15 @@ import decimal
 import enum
 import json
 from collections import OrderedDict, namedtuple
+from itertools import product
 from typing import Any
 
 import pytest
 
 from tests.contract.shells import Shell, take
+from tests.tables import row
 
-pytestmark = [pytest.mark.topic("Payloads"), pytest.mark.library_alone]
+pytestmark = pytest.mark.topic("Payloads")
 
 Point = namedtuple("Point", "x y")
 
@@ -41,15 +43,27 @@ async def refused(shell: Shell, message: Any, **options: Any) -> Exception:
 
 
 @pytest.mark.promise("A message is a `str` or a `dict`; anything else raises `TypeError`.")
-@pytest.mark.parametrize(
-    "message",
-    [None, True, 1, 1.5, b"bytes", bytearray(b"x"), memoryview(b"x"), ["list"], ("tuple",), {"set"}, object(), str],
-)
-async def test_only_text_and_dicts_are_messages(shell: Shell, message: Any) -> None:
+async def test_only_text_and_dicts_are_messages(shell: Shell, subtests: pytest.Subtests) -> None:
     """Anything else is a TypeError that names its type and what would do."""
-    error = await refused(shell, message)
-    assert isinstance(error, TypeError)
-    assert type(message).__name__ in str(error) and "str or a dict" in str(error)
+    for message in [
+        None,
+        True,
+        1,
+        1.5,
+        b"bytes",
+        bytearray(b"x"),
+        memoryview(b"x"),
+        ["list"],
+        ("tuple",),
+        {"set"},
+        object(),
+        str,
+    ]:
+        with row(subtests, message=message):
+            shell.redis.flushall()
+            error = await refused(shell, message)
+            assert isinstance(error, TypeError)
+            assert type(message).__name__ in str(error) and "str or a dict" in str(error)
 
 
 @pytest.mark.promise("A message is a `str` or a `dict`; anything else raises `TypeError`.")
@@ -67,9 +81,9 @@ async def test_subclasses_of_str_and_dict_are_messages(shell: Shell) -> None:
 
 
 @pytest.mark.promise("A dict key that is not a `str` is always refused, at any depth.")
-@pytest.mark.parametrize(
-    ("message", "path"),
-    [
+async def test_a_key_that_is_no_text_is_refused_at_any_depth(shell: Shell, subtests: pytest.Subtests) -> None:
+    """json would turn 1 into "1" on the quiet; the error says where the key is. Strict types make no difference."""
+    for message, path in [
         ({1: "a"}, "message"),
         ({None: "a"}, "message"),
         ({True: "a"}, "message"),
@@ -79,27 +93,24 @@ async def test_subclasses_of_str_and_dict_are_messages(shell: Shell) -> None:
         ({"a": [[{4: 1}]]}, "message['a'][0][0]"),
         ({("x", "y"): 1}, "message"),
         ({"a": {b"k": 1}}, "message['a']"),
-    ],
-)
-async def test_a_key_that_is_no_text_is_refused_at_any_depth(shell: Shell, message: dict[Any, Any], path: str) -> None:
-    """json would turn 1 into "1" on the quiet; the error says where the key is. Strict types make no difference."""
-    for strict in (False, True):
-        error = await refused(shell, message, strict_payload_types=strict)
-        assert isinstance(error, TypeError)
-        assert f"at {path} " in str(error)
+    ]:
+        with row(subtests, message=message, path=path):
+            shell.redis.flushall()
+            for strict in (False, True):
+                error = await refused(shell, message, strict_payload_types=strict)
+                assert isinstance(error, TypeError)
+                assert f"at {path} " in str(error)
 
 
 @pytest.mark.promise("Lone surrogates, NaN, infinities and circular structures raise `ValueError`.")
-@pytest.mark.parametrize(
-    "message",
-    ["\ud800", "half \udfff", {"a": "\ud800"}, {"\ud800": "a"}, {"a": [{"b": ["\udc80"]}]}],
-    ids=["alone", "in a text", "value", "key", "deep"],
-)
-async def test_a_lone_surrogate_is_refused(shell: Shell, message: Any) -> None:
+async def test_a_lone_surrogate_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
     """UTF-8 cannot encode it; the error is a ValueError."""
-    error = await refused(shell, message)
-    assert isinstance(error, ValueError)
-    assert "surrogate" in str(error)
+    for message in ["\ud800", "half \udfff", {"a": "\ud800"}, {"\ud800": "a"}, {"a": [{"b": ["\udc80"]}]}]:
+        with row(subtests, message=message):
+            shell.redis.flushall()
+            error = await refused(shell, message)
+            assert isinstance(error, ValueError)
+            assert "surrogate" in str(error)
 
 
 @pytest.mark.promise("Lone surrogates, NaN, infinities and circular structures raise `ValueError`.")
@@ -112,13 +123,16 @@ async def test_numbers_that_json_does_not_know_are_refused(shell: Shell, number:
 
 
 @pytest.mark.promise("Lone surrogates, NaN, infinities and circular structures raise `ValueError`.")
-@pytest.mark.parametrize("options", [{}, {"strict_payload_types": True}, {"max_payload_depth": 20}])
-@pytest.mark.parametrize("through_list", [False, True])
-async def test_a_structure_inside_itself_is_refused(shell: Shell, options: dict[str, Any], through_list: bool) -> None:
+async def test_a_structure_inside_itself_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
     """It would never end."""
-    message: dict[str, Any] = {"a": 1}
-    message["me"] = [message] if through_list else message
-    assert isinstance(await refused(shell, message, **options), ValueError)
+    every_options: list[Any] = [{}, {"strict_payload_types": True}, {"max_payload_depth": 20}]
+    every_through_list: list[Any] = [False, True]
+    for options, through_list in product(every_options, every_through_list):
+        with row(subtests, options=options, through_list=through_list):
+            shell.redis.flushall()
+            message: dict[str, Any] = {"a": 1}
+            message["me"] = [message] if through_list else message
+            assert isinstance(await refused(shell, message, **options), ValueError)
 
 
 @pytest.mark.promise("Lone surrogates, NaN, infinities and circular structures raise `ValueError`.")
@@ -138,10 +152,12 @@ async def test_hostile_nesting_is_published_or_refused_but_nothing_worse(shell: 
 @pytest.mark.promise(
     "Payload checks are off by default: tuples become lists, and values that JSON cannot encode raise `TypeError`."
 )
-@pytest.mark.parametrize("value", [{1, 2}, frozenset(), b"bytes", datetime.datetime(2024, 1, 1), object(), 1j])
-async def test_a_value_that_json_cannot_write_is_a_type_error(shell: Shell, value: Any) -> None:
+async def test_a_value_that_json_cannot_write_is_a_type_error(shell: Shell, subtests: pytest.Subtests) -> None:
     """Also without strict types."""
-    assert isinstance(await refused(shell, {"a": [value]}), TypeError)
+    for value in [{1, 2}, frozenset(), b"bytes", datetime.datetime(2024, 1, 1), object(), 1j]:
+        with row(subtests, value=value):
+            shell.redis.flushall()
+            assert isinstance(await refused(shell, {"a": [value]}), TypeError)
 
 
 @pytest.mark.promise(
@@ -161,9 +177,11 @@ async def test_without_strict_types_a_tuple_becomes_a_list(shell: Shell) -> None
 @pytest.mark.promise(
     "`strict_payload_types` refuses every value that JSON would not return unchanged and names its path and type."
 )
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
+async def test_strict_types_name_the_place_and_the_kind_of_what_would_be_lost(
+    shell: Shell, subtests: pytest.Subtests
+) -> None:
+    """Values that JSON cannot represent exactly, at any depth."""
+    for value, kind in [
         ((1, 2), "tuple"),
         (Point(1, 2), "Point"),
         ({1}, "set"),
@@ -175,20 +193,17 @@ async def test_without_strict_types_a_tuple_becomes_a_list(shell: Shell) -> None
         (decimal.Decimal(1), "Decimal"),
         (Colour.RED, "Colour"),
         (object(), "object"),
-    ],
-)
-async def test_strict_types_name_the_place_and_the_kind_of_what_would_be_lost(
-    shell: Shell, value: Any, kind: str
-) -> None:
-    """Values that JSON cannot represent exactly, at any depth."""
-    for message, path in (
-        ({"a": value}, "message['a']"),
-        ({"items": [value]}, "message['items'][0]"),
-        ({"a": [{"b": [0, value]}]}, "message['a'][0]['b'][1]"),
-    ):
-        error = await refused(shell, message, strict_payload_types=True)
-        assert isinstance(error, TypeError)
-        assert f"value at {path} is a {kind}" in str(error)
+    ]:
+        with row(subtests, value=value, kind=kind):
+            shell.redis.flushall()
+            for message, path in (
+                ({"a": value}, "message['a']"),
+                ({"items": [value]}, "message['items'][0]"),
+                ({"a": [{"b": [0, value]}]}, "message['a'][0]['b'][1]"),
+            ):
+                error = await refused(shell, message, strict_payload_types=True)
+                assert isinstance(error, TypeError)
+                assert f"value at {path} is a {kind}" in str(error)
 
 
 @pytest.mark.promise(
@@ -324,22 +339,20 @@ class TextKey(str):
 @pytest.mark.promise(
     "A dict is stored as the JSON of Python's standard library, with non-ASCII characters as they are."
 )
-@pytest.mark.parametrize(
-    "message",
-    [
+async def test_a_dict_is_stored_as_the_standard_library_writes_it(shell: Shell, subtests: pytest.Subtests) -> None:
+    for message in [
         {},
         {"a": {}, "b": [], "c": ()},
         {"text": 'é \u2028 \x00 " \\ / 😀', "é": "key"},
         {"numbers": [0, -1, 10**30, 1.5, -0.0, 1e16, 1e-7, 1.7976931348623157e308], "constants": [None, True, False]},
         {"deep": [[{"a": [{"b": ({"c": 1},)}]}]]},
         {TextKey("key"): Colour.RED, "ordered": OrderedDict(b=1, a=2), "point": Point(1, 2)},
-    ],
-    ids=["empty", "empty parts", "text", "numbers", "deep", "subclasses"],
-)
-async def test_a_dict_is_stored_as_the_standard_library_writes_it(shell: Shell, message: dict[str, Any]) -> None:
-    queue = shell.queue()
-    assert await queue.publish(message)
-    assert await take(queue) == json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
+    ]:
+        with row(subtests, message=message):
+            shell.redis.flushall()
+            queue = shell.queue()
+            assert await queue.publish(message)
+            assert await take(queue) == json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
 
 
 @pytest.mark.promise("A dict that contains itself, or nests too deep, raises a typed error.")

@@ -12,7 +12,7 @@ import pytest
 from redis_message_queue.protocol.message_block import MessageBlock
 from tests.contract.shells import Died, Shell, asyncio_only, claim_and_die, fail, take, until
 
-pytestmark = pytest.mark.topic("Processing one message")
+pytestmark = [pytest.mark.topic("Processing one message"), pytest.mark.both_shells]
 
 # What stops a program rather than a message.
 SUDDEN_ENDS = [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, Died]

@@ -23,8 +23,9 @@ from tests.contract.shells import (
     take,
     take_over,
 )
+from tests.tables import row
 
-pytestmark = pytest.mark.topic("Batches")
+pytestmark = [pytest.mark.topic("Batches"), pytest.mark.both_shells]
 
 every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 
@@ -330,25 +331,29 @@ async def test_events_of_a_batch_contain_no_payload(shell: Shell, caplog: pytest
 @pytest.mark.promise(
     "A batch size must be 1 to 1,000 and its wait a number of seconds; anything else is refused by name."
 )
-@pytest.mark.parametrize("wrong", [0, -1, 1_001, True, 2.0, "5", None], ids=repr)
-async def test_a_batch_has_between_one_and_a_thousand_messages(shell: Shell, wrong: Any) -> None:
+async def test_a_batch_has_between_one_and_a_thousand_messages(shell: Shell, subtests: pytest.Subtests) -> None:
     """Refused by name, at the call, before anything is claimed."""
-    queue = await filled(shell)
-    with pytest.raises(shell.module.ConfigurationError, match=r"^max_messages ") as refusal:
-        queue.process_messages(wrong)
-    assert isinstance(refusal.value, TypeError) is not (type(wrong) is int)
-    assert shell.pending(queue) == 4
+    for wrong in [0, -1, 1_001, True, 2.0, "5", None]:
+        with row(subtests, wrong=wrong):
+            shell.redis.flushall()
+            queue = await filled(shell)
+            with pytest.raises(shell.module.ConfigurationError, match=r"^max_messages ") as refusal:
+                queue.process_messages(wrong)
+            assert isinstance(refusal.value, TypeError) is not (type(wrong) is int)
+            assert shell.pending(queue) == 4
 
 
 @pytest.mark.promise(
     "A batch size must be 1 to 1,000 and its wait a number of seconds; anything else is refused by name."
 )
-@pytest.mark.parametrize("wrong", [-1, True, "5", float("nan"), float("inf")], ids=repr)
-async def test_a_wait_is_a_number_of_seconds(shell: Shell, wrong: Any) -> None:
+async def test_a_wait_is_a_number_of_seconds(shell: Shell, subtests: pytest.Subtests) -> None:
     """Refused by name."""
-    queue = await filled(shell)
-    with pytest.raises(shell.module.ConfigurationError, match=r"^wait_seconds "):
-        queue.process_messages(1, wait_seconds=wrong)
+    for wrong in [-1, True, "5", float("nan"), float("inf")]:
+        with row(subtests, wrong=wrong):
+            shell.redis.flushall()
+            queue = await filled(shell)
+            with pytest.raises(shell.module.ConfigurationError, match=r"^wait_seconds "):
+                queue.process_messages(1, wait_seconds=wrong)
 
 
 @pytest.mark.promise("Batches are refused with a custom gateway, which hands over one message at a time.")

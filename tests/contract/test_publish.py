@@ -9,7 +9,7 @@ import redis
 
 from tests.contract.shells import EVERY_WIRING, Shell, claim_and_die, take
 
-pytestmark = pytest.mark.topic("Publishing")
+pytestmark = [pytest.mark.topic("Publishing"), pytest.mark.every_server]
 
 every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 

@@ -15,6 +15,7 @@ from tests.contract.blocked_consumers import blocked_clients, blocked_consumer
 from tests.contract.custom_gateways import overriding
 from tests.contract.shells import LIMIT_SECONDS, Awaited, Sent, Shell, take, until
 from tests.faults.proxy import FaultyProxy
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Publishing many")
 
@@ -452,15 +453,17 @@ async def test_an_iterable_that_raises_publishes_nothing(shell: Shell) -> None:
 
 
 @pytest.mark.promise("If one message cannot be published, or the iterable raises, `publish_many()` publishes nothing.")
-@pytest.mark.parametrize("wrong", [7, b"bytes", ["nested"], None, {1: "key"}, "\ud800", float("nan")], ids=repr)
-async def test_one_bad_message_and_nothing_is_published(shell: Shell, wrong: Any) -> None:
+async def test_one_bad_message_and_nothing_is_published(shell: Shell, subtests: pytest.Subtests) -> None:
     """Not even the chunk before it: everything is looked at before anything is sent."""
-    queue = shell.queue()
-    with pytest.raises(RedisMessageQueueError) as refusal:
-        await queue.publish_many([*words(CHUNK), wrong])
-    assert isinstance(refusal.value, TypeError | ValueError)
-    assert (refusal.value.queue, refusal.value.operation) == ("q", "publish")
-    assert shell.leftovers(queue) == set()
+    for wrong in [7, b"bytes", ["nested"], None, {1: "key"}, "\ud800", float("nan")]:
+        with row(subtests, wrong=wrong):
+            shell.redis.flushall()
+            queue = shell.queue()
+            with pytest.raises(RedisMessageQueueError) as refusal:
+                await queue.publish_many([*words(CHUNK), wrong])
+            assert isinstance(refusal.value, TypeError | ValueError)
+            assert (refusal.value.queue, refusal.value.operation) == ("q", "publish")
+            assert shell.leftovers(queue) == set()
 
 
 @pytest.mark.promise(
@@ -490,24 +493,26 @@ async def test_what_cannot_be_iterated_over_is_refused(shell: Shell, wrong: Any)
 @pytest.mark.promise(
     "An error of `publish_many()` has the `results` of the earlier chunks, so that you know what is left."
 )
-@pytest.mark.parametrize("messages", ["text", None, ["a", 7], ["a", "\ud800"]], ids=repr)
 async def test_every_error_of_the_call_says_where_it_happened_and_what_was_done_before(
-    shell: Shell, messages: Any
+    shell: Shell, subtests: pytest.Subtests
 ) -> None:
     """`messages[len(error.results):]` is what is left, also where nothing has been sent at all."""
-    queue = shell.queue()
-    with pytest.raises(RedisMessageQueueError) as refusal:
-        await queue.publish_many(messages)
-    assert (refusal.value.queue, refusal.value.operation) == ("q", "publish")
-    assert refusal.value.results == []
+    for messages in ["text", None, ["a", 7], ["a", "\ud800"]]:
+        with row(subtests, messages=messages):
+            shell.redis.flushall()
+            queue = shell.queue()
+            with pytest.raises(RedisMessageQueueError) as refusal:
+                await queue.publish_many(messages)
+            assert (refusal.value.queue, refusal.value.operation) == ("q", "publish")
+            assert refusal.value.results == []
 
 
 @pytest.mark.promise(
     "`publish_many()` refuses a single message, a non-iterable and wrong details with an error that names them."
 )
-@pytest.mark.parametrize(
-    ("details", "named"),
-    [
+async def test_bad_details_are_refused_before_anything_is_written(shell: Shell, subtests: pytest.Subtests) -> None:
+    """By name."""
+    cases: list[Any] = [
         ({"tenant": ""}, "tenant"),
         ({"tenant": 7}, "tenant"),
         ({"tenant": "ä" * 128}, "tenant"),
@@ -516,17 +521,14 @@ async def test_every_error_of_the_call_says_where_it_happened_and_what_was_done_
         ({"delay_seconds": float("inf")}, "delay_seconds"),
         ({"at": "tomorrow"}, "at"),
         ({"repeat_of": ValueError()}, "repeat_of"),
-    ],
-    ids=str,
-)
-async def test_bad_details_are_refused_before_anything_is_written(
-    shell: Shell, details: dict[str, Any], named: str
-) -> None:
-    """By name."""
-    queue = shell.queue()
-    with pytest.raises(RedisMessageQueueError, match=named):
-        await queue.publish_many(words(2), **details)
-    assert shell.leftovers(queue) == set()
+    ]
+    for details, named in cases:
+        with row(subtests, details=details, named=named):
+            shell.redis.flushall()
+            queue = shell.queue()
+            with pytest.raises(RedisMessageQueueError, match=named):
+                await queue.publish_many(words(2), **details)
+            assert shell.leftovers(queue) == set()
 
 
 @pytest.mark.promise("A drained queue refuses `publish_many()` as it refuses `publish()`.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from redis_message_queue import ConfigurationError, GatewayContractError, PayloadTypeError, Receipt
 from redis_message_queue.envelope import TTL_BYTES
 from tests.contract.shells import EVERY_WIRING, Awaited, Sent, Shell, silent_gateway, take
+from tests.tables import row
 
-pytestmark = pytest.mark.topic("Receipts")
+pytestmark = [pytest.mark.topic("Receipts"), pytest.mark.every_server]
 
 every_wiring = pytest.mark.parametrize("wiring", EVERY_WIRING, ids=str)
 
@@ -119,9 +121,8 @@ async def test_a_message_with_a_time_to_live_goes_every_way(shell: Shell) -> Non
     assert not shell.leftovers(queue)
 
 
-@pytest.mark.parametrize(
-    ("details", "error", "text"),
-    [
+async def test_what_makes_no_sense_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    cases: list[Any] = [
         ({"headers": "x"}, PayloadTypeError, "headers must be a mapping of str to str, not str"),
         ({"headers": {"a": 1}}, PayloadTypeError, "headers has a int for 'a'"),
         ({"deduplication_key": ""}, ConfigurationError, "deduplication_key must not be empty"),
@@ -129,15 +130,16 @@ async def test_a_message_with_a_time_to_live_goes_every_way(shell: Shell) -> Non
         ({"ttl_seconds": 0}, ConfigurationError, "ttl_seconds must be at least"),
         ({"ttl_seconds": True}, ConfigurationError, "ttl_seconds must be a number"),
         ({"ttl_seconds": 5, "delay_seconds": 5}, ConfigurationError, "not earlier than ttl_seconds=5 allows"),
-    ],
-)
-async def test_what_makes_no_sense_is_refused(shell: Shell, details: Any, error: type[Exception], text: str) -> None:
-    queue = shell.queue()
-    with pytest.raises(error, match=text):
-        await queue.publish("m", **details)
-    with pytest.raises(error, match=text):
-        await Awaited(queue).submit("m", **details)
-    assert shell.is_empty
+    ]
+    for details, error, text in cases:
+        with row(subtests, details=details, error=error, text=text):
+            shell.redis.flushall()
+            queue = shell.queue()
+            with pytest.raises(error, match=text):
+                await queue.publish("m", **details)
+            with pytest.raises(error, match=text):
+                await Awaited(queue).submit("m", **details)
+            assert shell.is_empty
 
 
 async def test_a_key_and_dropping_contradict_each_other(shell: Shell) -> None:
@@ -152,3 +154,23 @@ async def test_a_custom_gateway_gives_no_receipts(shell: Shell) -> None:
         await Awaited(queue).submit("m")
     with pytest.raises(GatewayContractError, match="headers"):
         await queue.publish("m", headers={"a": "b"})
+
+
+@pytest.mark.both_shells  # each has its own signatures
+async def test_every_way_to_publish_passes_the_details_on(shell: Shell) -> None:
+    """What is stored differs by its id and its time alone."""
+    queue = shell.queue()
+    operator, moment = Awaited(queue), datetime(2099, 1, 1, tzinfo=UTC)
+    ways = [
+        (operator.publish, "m"),
+        (operator.submit, "m"),
+        (operator.publish_many, ["m"]),
+        (operator.submit_many, ["m"]),
+    ]
+    for publish, message in ways:
+        await publish(message, tenant="a", headers={"h": "1"}, ttl_seconds=60)
+        await publish(message, at=moment)
+    stored = shell.redis.lrange(queue.key.tenant_pending("a"), 0, -1)
+    assert len(stored) == 4 and len({one[:1] + one[25:] for one in stored}) == 1
+    assert [one.headers for one in await operator.peek()] == [{"h": "1"}] * 4
+    assert [one.due_at for one in await operator.peek(source="delayed")] == [moment] * 4

@@ -12,6 +12,7 @@ from tests.contract.shells import (
     fail,
     take,
 )
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Operator tools")
 
@@ -78,9 +79,9 @@ async def test_lists_and_records_are_trimmed_together(shell: Shell) -> None:
 
 
 @pytest.mark.promise("If you edit a list by hand, the list is right, and the next write repairs its records.")
-@pytest.mark.parametrize(
-    ("cut", "left"),
-    [
+async def test_a_list_that_was_edited_by_hand_is_right(shell: Shell, subtests: pytest.Subtests) -> None:
+    """What is there is shown with its own record or with none, what is gone without payload; the next write heals."""
+    cases: list[Any] = [
         (("ltrim", 0, 2), ["e", "d", "c"]),
         (("ltrim", 3, -1), ["b", "a"]),
         (("lrem", 0, "c"), ["e", "d", "b", "a"]),
@@ -89,28 +90,27 @@ async def test_lists_and_records_are_trimmed_together(shell: Shell) -> None:
         (("lset", 1, "changed"), ["e", "changed", "c", "b", "a"]),
         (("lpush", "new"), ["new", "e", "d", "c", "b", "a"]),
         (("linsert", "BEFORE", "c", "new"), ["e", "d", "new", "c", "b", "a"]),
-    ],
-    ids=lambda value: str(value[0]),
-)
-async def test_a_list_that_was_edited_by_hand_is_right(shell: Shell, cut: tuple[Any, ...], left: list[str]) -> None:
-    """What is there is shown with its own record or with none, what is gone without payload; the next write heals."""
-    queue = shell.queue(enable_failed_queue=True)
-    for text in "abcde":
-        await queue.publish(text)
-        await fail(queue, ValueError(f"of {text}"))
-    command, *arguments = cut
-    getattr(shell.redis, command)(queue.key.failed, *arguments)
-    for text in ("", "f", "g"):
-        if text:
-            await queue.publish(text)
-            await fail(queue, ValueError(f"of {text}"))
-            left = [text, *left]
-        records = await Awaited(queue).records("failed")
-        shown = [one for one in records if one.payload is not None]
-        assert [one.payload.decode() for one in shown] == left
-        assert all(one.error in (None, f"of {one.payload.decode()}") for one in shown)
-        assert shown[0].error is not None or left[0] == "new"
-    assert shell.redis.llen(records_key(queue, "failed")) <= len(left)
+    ]
+    for cut, left in cases:
+        with row(subtests, cut=cut, left=left):
+            shell.redis.flushall()
+            queue = shell.queue(enable_failed_queue=True)
+            for text in "abcde":
+                await queue.publish(text)
+                await fail(queue, ValueError(f"of {text}"))
+            command, *arguments = cut
+            getattr(shell.redis, command)(queue.key.failed, *arguments)
+            for text in ("", "f", "g"):
+                if text:
+                    await queue.publish(text)
+                    await fail(queue, ValueError(f"of {text}"))
+                    left = [text, *left]
+                records = await Awaited(queue).records("failed")
+                shown = [one for one in records if one.payload is not None]
+                assert [one.payload.decode() for one in shown] == left
+                assert all(one.error in (None, f"of {one.payload.decode()}") for one in shown)
+                assert shown[0].error is not None or left[0] == "new"
+            assert shell.redis.llen(records_key(queue, "failed")) <= len(left)
 
 
 @pytest.mark.promise("If you edit a list by hand, the list is right, and the next write repairs its records.")
@@ -174,19 +174,29 @@ async def test_a_payload_does_not_take_the_record_of_an_equal_one_that_was_remov
 @pytest.mark.promise(
     "A payload is shown with its own record or with none, even next to equal payloads and records of others."
 )
-@pytest.mark.parametrize(
-    "foreign",
-    [b"not json", b"[]", b"7", b"null", b"\xff\xfe", b'{"bytes": 1}', b'{"finished": "soon", "deliveries": []}'],
-)
-async def test_records_of_other_programs_are_ignored(shell: Shell, foreign: bytes) -> None:
+async def test_records_of_other_programs_are_ignored(shell: Shell, subtests: pytest.Subtests) -> None:
     """Whatever lies in their list, payloads are shown, and the others with their records."""
-    queue = mortal(shell)
-    await make_dead_letters(shell, queue, "a", "b")
-    shell.redis.lpush(records_key(queue, "dead_letters"), foreign)
-    records = await Awaited(queue).records("dead_letters")
-    assert [(one.payload, one.reason) for one in records if one.payload] == [(b"b", "deliveries"), (b"a", "deliveries")]
-    assert (await Awaited(queue).redrive_dead_letters()).redriven == 2
-    assert sorted([await take(queue), await take(queue)]) == [b"a", b"b"]
+    for foreign in [
+        b"not json",
+        b"[]",
+        b"7",
+        b"null",
+        b"\xff\xfe",
+        b'{"bytes": 1}',
+        b'{"finished": "soon", "deliveries": []}',
+    ]:
+        with row(subtests, foreign=foreign):
+            shell.redis.flushall()
+            queue = mortal(shell)
+            await make_dead_letters(shell, queue, "a", "b")
+            shell.redis.lpush(records_key(queue, "dead_letters"), foreign)
+            records = await Awaited(queue).records("dead_letters")
+            assert [(one.payload, one.reason) for one in records if one.payload] == [
+                (b"b", "deliveries"),
+                (b"a", "deliveries"),
+            ]
+            assert (await Awaited(queue).redrive_dead_letters()).redriven == 2
+            assert sorted([await take(queue), await take(queue)]) == [b"a", b"b"]
 
 
 @pytest.mark.promise("`peek()` shows the messages of any source with their details and changes nothing.")

@@ -13,7 +13,7 @@ import redis
 from redis_message_queue import EventDrivenInterruptHandler, RetryBudgetExhaustedError
 from tests.contract.shells import LIMIT_SECONDS, Shell, take, until
 
-pytestmark = pytest.mark.topic("Retries of Redis calls")
+pytestmark = [pytest.mark.topic("Retries of Redis calls"), pytest.mark.every_server]
 
 QUICK = {"retry_initial_delay_seconds": 0.01, "retry_max_delay_seconds": 0.02}
 FOR_EVER = 100_000  # more losses than any test lives to see

@@ -10,6 +10,7 @@ import pytest
 from redis_message_queue import ConfigurationError, RegisteredQueue
 from redis_message_queue.keys import REGISTRY_KEY
 from tests.contract.shells import EVERY_WIRING, Awaited, Sent, Shell, take
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("The registry of queues")
 
@@ -110,10 +111,12 @@ async def test_many_queues_are_listed(shell: Shell) -> None:
     assert len(await listed(shell)) == 1_000
 
 
-@pytest.mark.parametrize("wrong", [0, -1, True, "many", 10**9])
-async def test_a_wrong_limit_is_refused(shell: Shell, wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="max_queues"):
-        await listed(shell, max_queues=wrong)
+async def test_a_wrong_limit_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    for wrong in [0, -1, True, "many", 10**9]:
+        with row(subtests, wrong=wrong):
+            shell.redis.flushall()
+            with pytest.raises(ConfigurationError, match="max_queues"):
+                await listed(shell, max_queues=wrong)
 
 
 async def test_the_client_of_the_other_package_is_refused(shell: Shell) -> None:

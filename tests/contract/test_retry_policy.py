@@ -20,6 +20,7 @@ from tests.contract.shells import (
     silent_gateway,
     take,
 )
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Retry policies")
 
@@ -478,18 +479,23 @@ async def test_a_redriven_message_has_all_its_attempts_again(shell: Shell) -> No
     "The record of a failed message has the type and text of the last error and says whether attempts ran out or were "
     "given up."
 )
-@pytest.mark.parametrize(
-    "text",
-    ["", "żółć 漢字 🐘", "lone \ud800 surrogate", "nul \x00 and\r\nline ends", '"quotes" \\ and {json}', "x" * 100_000],
-    ids=["empty", "unicode", "surrogate", "control", "quotes", "long"],
-)
-async def test_any_error_text_can_be_recorded(shell: Shell, text: str) -> None:
+async def test_any_error_text_can_be_recorded(shell: Shell, subtests: pytest.Subtests) -> None:
     """What UTF-8 cannot encode is replaced, and what is too long is cut."""
-    queue = shell.queue(wait=0, retry_policy=policy(max_attempts=1))
-    await queue.publish("m")
-    await fail(queue, ValueError(text))
-    (letter,) = await Awaited(queue).records("dead_letters")
-    assert letter.error == text.replace("\ud800", "?")[:2_000]
+    for text in [
+        "",
+        "żółć 漢字 🐘",
+        "lone \ud800 surrogate",
+        "nul \x00 and\r\nline ends",
+        '"quotes" \\ and {json}',
+        "x" * 100_000,
+    ]:
+        with row(subtests, text=text):
+            shell.redis.flushall()
+            queue = shell.queue(wait=0, retry_policy=policy(max_attempts=1))
+            await queue.publish("m")
+            await fail(queue, ValueError(text))
+            (letter,) = await Awaited(queue).records("dead_letters")
+            assert letter.error == text.replace("\ud800", "?")[:2_000]
 
 
 @pytest.mark.promise(
@@ -517,9 +523,9 @@ async def test_an_error_without_a_text_is_a_failure_too(shell: Shell) -> None:
 
 
 @pytest.mark.promise("A retry policy that cannot work, and an object that is no policy, are refused by name.")
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
+def test_a_policy_that_cannot_work_is_refused(subtests: pytest.Subtests) -> None:
+    """With a typed error that names the parameter."""
+    cases: list[Any] = [
         *(({"max_attempts": value}, "max_attempts") for value in (0, -1, 1.5, True, "3", None)),
         *(({"initial_delay_seconds": value}, "initial_delay_seconds") for value in (-1, math.nan, math.inf, True, "1")),
         *(({"multiplier": value}, "multiplier") for value in (0.9, 0, -2, math.nan, math.inf, True, "2", None)),
@@ -528,13 +534,10 @@ async def test_an_error_without_a_text_is_a_failure_too(shell: Shell) -> None:
         ({"initial_delay_seconds": 2, "max_delay_seconds": 1}, "initial_delay_seconds"),
         *(({"retry_on": value}, "retry_on") for value in ((ValueError, 7), KeyboardInterrupt, "ValueError", None)),
         *(({"give_up_on": value}, "give_up_on") for value in ((BaseException,), ValueError(), [int])),
-    ],
-    ids=str,
-)
-def test_a_policy_that_cannot_work_is_refused(options: dict[str, Any], word: str) -> None:
-    """With a typed error that names the parameter."""
-    with pytest.raises(ConfigurationError, match=word):
-        RetryPolicy(**options)
+    ]
+    for options, word in cases:
+        with row(subtests, options=options, word=word), pytest.raises(ConfigurationError, match=word):
+            RetryPolicy(**options)
 
 
 @pytest.mark.promise("By default there are five attempts; the first delay is one second and doubles up to an hour.")

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.loops import LONG, Crossing, ended, filled, look, running, side_by_side, summary_of, text, words
 from tests.contract.shells import BEATING, Died, Shell, asyncio_only, until
 
-pytestmark = pytest.mark.topic("The consumer loop")
+pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.both_shells]
 
 # Acked within a second
 
@@ -231,7 +231,7 @@ async def crash_with(shell: Shell, queue: Any, count: int, times: int = 1) -> No
 
 
 @pytest.mark.promise("`run()` holds a redelivered message alone, so that a crash cannot take other messages with it.")
-@pytest.mark.parametrize("options", [{"prefetch": 10}, {"batch_size": 10}, {"batch_size": 10, "batch_seconds": 5}])
+@pytest.mark.parametrize("options", [{"prefetch": 10}, {"batch_size": 10}, {"batch_size": 10, "batch_seconds": 1}])
 async def test_a_message_that_was_delivered_before_is_held_alone(shell: Shell, options: dict[str, Any]) -> None:
     """Nothing that waits beside it, and nothing that is done and not acked, would die with it."""
     queue, seen = await filled(shell, words(4), wait=0), []

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.contract.shells import (
     until,
 )
 
-pytestmark = pytest.mark.topic("The consumer loop")
+pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.both_shells]
 
 
 # Failing handlers
@@ -226,20 +227,96 @@ async def test_lost_requests_and_answers_are_made_good(shell: Shell) -> None:
     assert [payload.decode() for payload in shell.listed(queue.key.completed)] == words(12)[::-1]
 
 
-@pytest.mark.promise("If acks are refused or cannot be sent, `run()` raises an error and nothing is lost.")
+NO_SCRIPTS = ("ACL", "SETUSER", "clerk", "-evalsha")
+
+
+@pytest.fixture
+def clerk(shell: Shell) -> Iterator[dict[str, str]]:
+    """Credentials of a user who may do everything, until somebody takes a right away."""
+    shell.redis.execute_command("ACL", "SETUSER", "clerk", "reset", "on", ">pw", "~*", "&*", "+@all")
+    yield {"username": "clerk", "password": "pw"}
+    shell.redis.execute_command("ACL", "DELUSER", "clerk")
+
+
+@pytest.mark.promise("If Redis refuses an ack, `run()` raises `CleanupFailedError` and nothing is lost.")
 @side_by_side
-async def test_an_ack_that_redis_refuses_ends_the_loop_and_loses_nothing(shell: Shell, concurrency: int) -> None:
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (("SET", "q::completed", "not a list"), "LuaScriptError"),
+        (NO_SCRIPTS, "NotPermittedError"),
+        (("ACL", "SETUSER", "clerk", "-hmget"), "NotPermittedError"),
+        (("HSET", "q::meta", "version", "2"), "StateVersionError"),
+    ],
+    ids=["a wrong type", "no right to run scripts", "no right in a script", "an error of the script"],
+)
+async def test_an_ack_that_redis_refuses_ends_the_loop_and_loses_nothing(
+    shell: Shell, clerk: dict[str, str], concurrency: int, change: tuple[str, ...], cause: str
+) -> None:
     """The error is a failed cleanup, with its cause; each message is told of, and what nobody began is requeued."""
     events = shell.events()
-    queue = await filled(shell, words(6), on_event=events.listen, enable_completed_queue=True)
-    shell.redis.set(queue.key.completed, "not a list")
-    async with running(shell, queue, lambda message: None, prefetch=2, concurrency=concurrency) as loop:
+    options = {"client": shell.new_client(**clerk), "on_event": events.listen}
+    queue = await filled(shell, words(6), enable_completed_queue="q::completed" in change, **options)
+
+    def handle(message: Any) -> None:
+        shell.redis.execute_command(*change)
+
+    async with running(shell, queue, handle, prefetch=2, concurrency=concurrency) as loop:
         with pytest.raises(shell.module.CleanupFailedError) as failure:
             await ended(loop)
-    assert isinstance(failure.value.__cause__, shell.module.LuaScriptError)
+    assert type(failure.value.__cause__).__name__ == cause
     assert len(events.of("cleanup_failed")) >= 1
     stats = shell.pending(queue), shell.processing(queue)
     assert sum(stats) == 6
+
+
+@pytest.mark.promise(
+    "If Redis refuses to settle a failed message, `run()` raises `CleanupFailedError` and nothing is lost."
+)
+@pytest.mark.parametrize(
+    ("options", "run", "change"),
+    [
+        ({}, {"concurrency": 4}, ("SET", "q::dlq", "not a list")),
+        ({"retry_policy": RetryPolicy()}, {}, NO_SCRIPTS),
+        ({}, {"batch_size": 3}, NO_SCRIPTS),
+    ],
+    ids=["fails", "is retried", "is requeued with its batch"],
+)
+async def test_a_failure_that_redis_refuses_ends_the_loop_and_loses_nothing(
+    shell: Shell, clerk: dict[str, str], options: dict[str, Any], run: dict[str, Any], change: tuple[str, ...]
+) -> None:
+    """A loop that goes on would get the message again at the end of each lease."""
+    queue = await filled(shell, words(3), client=shell.new_client(**clerk), **options)
+
+    def handle(given: Any) -> None:
+        shell.redis.execute_command(*change)
+        raise ValueError("bad")
+
+    async with running(shell, queue, handle, **run) as loop:
+        with pytest.raises(shell.module.CleanupFailedError, match="could not be settled") as failure:
+            await ended(loop)
+    cause = "NotPermittedError" if change is NO_SCRIPTS else "LuaScriptError"
+    assert type(failure.value.__cause__).__name__ == cause
+    assert (failure.value.queue, failure.value.operation) == ("q", "settle")
+    assert shell.pending(queue) + shell.processing(queue) == 3
+
+
+@pytest.mark.promise(
+    "If Redis refuses to settle a failed message, `run()` raises `CleanupFailedError` and nothing is lost."
+)
+async def test_a_refused_settlement_ends_the_loop_also_after_a_refused_claim(shell: Shell) -> None:
+    """Another worker claims while the handler works, and meets the wrong type before the settlement does."""
+    queue = await filled(shell, words(1))
+
+    async def work(message: Any) -> None:
+        shell.redis.config_resetstat()
+        shell.redis.set("q::dlq", "not a list")
+        assert await until(lambda: shell.redis.info("errorstats"))
+        raise ValueError("bad")
+
+    async with running(shell, queue, shell.handler(work), concurrency=2) as loop:
+        with pytest.raises(shell.module.CleanupFailedError, match="could not be settled"):
+            await ended(loop)
 
 
 @pytest.mark.promise("`run()` raises the error when Redis stays unreachable for the retry budget.")

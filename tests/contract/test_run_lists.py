@@ -16,7 +16,7 @@ from tests.contract.shells import (
     until,
 )
 
-pytestmark = pytest.mark.topic("The consumer loop")
+pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.both_shells]
 
 
 @pytest.mark.promise(

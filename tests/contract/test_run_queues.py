@@ -13,7 +13,7 @@ from tests.contract.blocked_consumers import blocked_clients
 from tests.contract.loops import Crossing, ended, side_by_side, summary_of, text, words
 from tests.contract.shells import LIMIT_SECONDS, Shell, until
 
-pytestmark = pytest.mark.topic("The consumer loop")
+pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.both_shells]
 
 SHARES = (
     "`run_queues()` gives each queue handlers in proportion to its weight, and an empty queue's share to the others."

@@ -17,7 +17,7 @@ from tests.contract.shells import (
     until,
 )
 
-pytestmark = pytest.mark.topic("The consumer loop")
+pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.both_shells]
 
 
 def drains(queue: Any, stop: threading.Event) -> Callable[[], Any]:

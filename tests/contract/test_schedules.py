@@ -26,6 +26,7 @@ from tests.contract.shells import (
     take,
     until,
 )
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Schedules")
 
@@ -327,16 +328,16 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "kind", "what"), REFUSED, ids=lambda given: str(given)[:40])
-async def test_what_cannot_be_a_schedule_is_refused(
-    shell: Shell, given: dict[str, Any], kind: type[Exception], what: str
-) -> None:
-    queue = shell.queue()
-    if "cron" not in given:
-        given = {"every_seconds": 60} | given
-    with pytest.raises(kind, match=what):
-        await Awaited(queue).schedule(**{"name": "s", "message": "m"} | given)
-    assert shell.is_empty
+async def test_what_cannot_be_a_schedule_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
+    for given, kind, what in REFUSED:
+        with row(subtests, given=given, kind=kind, what=what):
+            shell.redis.flushall()
+            queue = shell.queue()
+            if "cron" not in given:
+                given = {"every_seconds": 60} | given
+            with pytest.raises(kind, match=what):
+                await Awaited(queue).schedule(**{"name": "s", "message": "m"} | given)
+            assert shell.is_empty
 
 
 async def test_names_of_any_kind(shell: Shell) -> None:
@@ -437,23 +438,25 @@ async def test_ticks_are_no_duplicates(shell: Shell) -> None:
 
 
 @pytest.mark.promise("Each tick of a schedule is published once, whatever requests and replies are lost.")
-@pytest.mark.parametrize("lost", range(12))
 @pytest.mark.parametrize("kind", ["request", "reply"])
-async def test_a_lost_request_or_reply_doubles_no_tick(shell: Shell, lost: int, kind: str) -> None:
+async def test_a_lost_request_or_reply_doubles_no_tick(shell: Shell, kind: str, subtests: pytest.Subtests) -> None:
     """Any of the calls around a definition and three ticks."""
-    client = shell.lossy_client()
-    queue = shell.queue(client=client, wait=0)
-    client.losses.pass_on(lost)
-    getattr(client.losses, kind)(2)
-    assert await schedule(queue) is True
-    found = []
-    for _ in range(3):
-        miss(shell, queue)
-        found += await take_all(queue)
-        shell.redis.zadd(queue.key.leases, {"s": 1})  # a second has passed
-        found += await take_all(queue)
-    assert found == ["s"] * 3
-    assert await Awaited(queue).unschedule("s") is True
+    for lost in range(12):
+        with row(subtests, lost=lost):
+            shell.redis.flushall()
+            client = shell.lossy_client()
+            queue = shell.queue(client=client, wait=0)
+            client.losses.pass_on(lost)
+            getattr(client.losses, kind)(2)
+            assert await schedule(queue) is True
+            found = []
+            for _ in range(3):
+                miss(shell, queue)
+                found += await take_all(queue)
+                shell.redis.zadd(queue.key.leases, {"s": 1})  # a second has passed
+                found += await take_all(queue)
+            assert found == ["s"] * 3
+            assert await Awaited(queue).unschedule("s") is True
 
 
 async def test_a_consumer_that_dies_when_it_is_told_costs_a_second(shell: Shell) -> None:
@@ -504,26 +507,29 @@ DAMAGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.promise("A damaged schedule is logged once, and disturbs neither the queue nor other schedules.")
-@pytest.mark.parametrize("damage", DAMAGES, ids=str)
-async def test_a_damaged_schedule_does_no_harm(shell: Shell, damage: str, caplog: Any) -> None:
-    queue = shell.queue(wait=0)
-    for name in ("bad", "s"):
-        await schedule(queue, name)
-        miss(shell, queue, name=name)
-    record = queue.key.schedule("bad")
-    for field, value in DAMAGES[damage].items():
-        shell.redis.hset(record, field, value)
-    if not DAMAGES[damage]:
-        shell.redis.delete(record)
-    await queue.publish("m")
-    assert Counter(await take_all(queue)) == Counter(map(shell.payload, ("m", "s")))
-    assert "schedule 'bad'" in caplog.text
-    assert len(await Awaited(queue).schedules()) == 2
-    caplog.clear()
-    shell.redis.zadd(queue.key.leases, {"s": 1})
-    assert await take_all(queue) == []
-    assert not caplog.records
-    assert await Awaited(queue).unschedule("bad") is True
+async def test_a_damaged_schedule_does_no_harm(shell: Shell, caplog: Any, subtests: pytest.Subtests) -> None:
+    for damage in DAMAGES:
+        with row(subtests, damage=damage):
+            shell.redis.flushall()
+            caplog.clear()
+            queue = shell.queue(wait=0)
+            for name in ("bad", "s"):
+                await schedule(queue, name)
+                miss(shell, queue, name=name)
+            record = queue.key.schedule("bad")
+            for field, value in DAMAGES[damage].items():
+                shell.redis.hset(record, field, value)
+            if not DAMAGES[damage]:
+                shell.redis.delete(record)
+            await queue.publish("m")
+            assert Counter(await take_all(queue)) == Counter(map(shell.payload, ("m", "s")))
+            assert "schedule 'bad'" in caplog.text
+            assert len(await Awaited(queue).schedules()) == 2
+            caplog.clear()
+            shell.redis.zadd(queue.key.leases, {"s": 1})
+            assert await take_all(queue) == []
+            assert not caplog.records
+            assert await Awaited(queue).unschedule("bad") is True
 
 
 async def test_a_record_of_another_type_does_no_harm(shell: Shell) -> None:

@@ -10,7 +10,7 @@ import redis
 from redis_message_queue import LuaScriptError
 from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, fail, take, until
 
-pytestmark = pytest.mark.topic("Retries of Redis calls")
+pytestmark = [pytest.mark.topic("Retries of Redis calls"), pytest.mark.every_server]
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import pytest
 
 import redis_message_queue
 import redis_message_queue.asyncio
+from tests.tables import row
 
-pytestmark = [pytest.mark.topic("Names and keys"), pytest.mark.library_alone]
+pytestmark = [pytest.mark.topic("Names and keys"), pytest.mark.both_shells]
 
 SYNC, ASYNCIO = redis_message_queue, redis_message_queue.asyncio
 CLASSES = ["RedisMessageQueue", "RedisGateway"]
@@ -86,21 +87,18 @@ def test_both_classes_have_the_same_public_names(kind: str) -> None:
 @pytest.mark.promise(
     "The sync and async queues take the same parameters with the same defaults and have the same methods."
 )
-@pytest.mark.parametrize(
-    ("kind", "name", "one", "other"), twins(), ids=[f"{kind}.{name}" for kind, name, *_ in twins()]
-)
-def test_sync_and_async_methods_have_the_same_signature_and_docstring(
-    kind: str, name: str, one: Any, other: Any
-) -> None:
+def test_sync_and_async_methods_have_the_same_signature_and_docstring(subtests: pytest.Subtests) -> None:
     """Signature and docstring, word for word; a docstring there is."""
-    assert type(one) is type(other)
-    if not callable(plain(one)):
-        assert one == other
-        return
-    assert inspect.signature(plain(one)) == inspect.signature(plain(other))
-    documented = inspect.getdoc(getattr(getattr(SYNC, kind), name))  # an override may leave it to the contract
-    assert documented == inspect.getdoc(getattr(getattr(ASYNCIO, kind), AWAITED_NAMES.get(name, name)))
-    assert documented
+    for kind, name, one, other in twins():
+        with row(subtests, kind=kind, name=name, one=one, other=other):
+            assert type(one) is type(other)
+            if not callable(plain(one)):
+                assert one == other
+                return
+            assert inspect.signature(plain(one)) == inspect.signature(plain(other))
+            documented = inspect.getdoc(getattr(getattr(SYNC, kind), name))  # an override may leave it to the contract
+            assert documented == inspect.getdoc(getattr(getattr(ASYNCIO, kind), AWAITED_NAMES.get(name, name)))
+            assert documented
 
 
 @pytest.mark.promise("Methods that talk to Redis are coroutines in the async queue only.")

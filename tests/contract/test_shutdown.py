@@ -11,7 +11,7 @@ import redis
 from redis_message_queue import EventDrivenInterruptHandler, QueueBackpressureError, QueueDrainedError
 from tests.contract.shells import LIMIT_SECONDS, Shell, only_woken, take, until, with_unconfirmed_claim
 
-pytestmark = pytest.mark.topic("Draining")
+pytestmark = [pytest.mark.topic("Draining"), pytest.mark.both_shells]
 
 LONG = 4 * LIMIT_SECONDS  # a wait that no test sits out
 FOR_EVER = 100_000  # more losses than any test lives to see

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.programs import running
 from tests.contract.shells import LIMIT_SECONDS, Shell, take, until
 
-pytestmark = [pytest.mark.topic("Interrupts"), pytest.mark.library_alone]
+pytestmark = [pytest.mark.topic("Interrupts"), pytest.mark.both_shells]
 
 # A worker that was not stopped in time ends itself, and fails the test by how it ended. The runner may be a
 # background job with SIGINT ignored, which children inherit: the defaults are put back first.

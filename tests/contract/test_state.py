@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.shells import Awaited, Shell, take
 
-pytestmark = pytest.mark.topic("State in Redis")
+pytestmark = [pytest.mark.topic("State in Redis"), pytest.mark.every_server]
 
 
 def forget(shell: Shell, queue: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.blocked_consumers import blocked_consumer
 from tests.contract.shells import EVERY_WIRING, Awaited, Shell, claim_and_die, fail, silent_gateway, take, until
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("Tenants")
 
@@ -695,13 +696,11 @@ async def test_an_invalid_tenant_name_is_refused(shell: Shell) -> None:
 
 
 @pytest.mark.promise("A weight is an int from 1 to 1,000.")
-@pytest.mark.parametrize(
-    "weights", [7, ["a"], {"a": 0}, {"a": -1}, {"a": 1.5}, {"a": True}, {"a": "3"}, {"a": None}, {"a": 1_001}]
-)
-async def test_weights_that_cannot_be_weights_are_refused(shell: Shell, weights: Any) -> None:
+async def test_weights_that_cannot_be_weights_are_refused(shell: Shell, subtests: pytest.Subtests) -> None:
     """Whole numbers from 1 to 1,000, by tenant."""
-    with pytest.raises(shell.module.ConfigurationError, match="tenant_weights"):
-        shell.queue(tenant_weights=weights)
+    for weights in [7, ["a"], {"a": 0}, {"a": -1}, {"a": 1.5}, {"a": True}, {"a": "3"}, {"a": None}, {"a": 1_001}]:
+        with row(subtests, weights=weights), pytest.raises(shell.module.ConfigurationError, match="tenant_weights"):
+            shell.queue(tenant_weights=weights)
 
 
 @pytest.mark.promise("A tenant name is a string of 1 to 255 bytes; any other is refused before anything is written.")
@@ -776,3 +775,16 @@ async def test_tenants_under_crashes_and_failures_are_served_once(shell: Shell) 
     assert sorted(shell.listed(queue.key.completed)) == [b"1", b"2", b"3", b"4"]
     assert shell.listed(queue.key.dead_letter) == [b"0"]
     assert (await one.exists(), await other.length()) == (False, 0)
+
+
+async def test_messages_without_a_tenant_are_no_tenant(shell: Shell) -> None:
+    """Not even while they wait for their turn among the tenants, because their consumer has died."""
+    queue = shell.queue()
+    await queue.publish_many(["m0", "m1", "m2"])
+    for _ in range(3):
+        await claim_and_die(queue)
+    await queue.publish_many(["a0", "a1", "a2"], tenant="a")
+    shell.lapse(queue)
+    await take_many(queue, 2)
+    assert shell.redis.zscore(queue.key.tenant_ring, "") is not None
+    assert (await Awaited(queue).stats()).tenants == 1

@@ -11,7 +11,7 @@ from redis_message_queue import BaseGracefulInterruptHandler, EventDrivenInterru
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.contract.shells import LIMIT_SECONDS, Sent, Shell, asyncio_only, claim_and_die, only_woken, take, until
 
-pytestmark = pytest.mark.topic("Waiting for messages")
+pytestmark = [pytest.mark.topic("Waiting for messages"), pytest.mark.both_shells, pytest.mark.every_server]
 
 LONG = 3 * LIMIT_SECONDS  # a wait that no test sits out
 

@@ -24,7 +24,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from redis_message_queue.embedded import EmbeddedRedis
-from tests.dashboard.running import MOST_SECONDS, Running, dashboard
+from tests.dashboard.pages import MOST_SECONDS
+from tests.dashboard.running import Running, dashboard
 from tests.dashboard.scenario import HOSTILE, PARTITIONED, QUEUES, fill, fill_partitions, open_queue
 
 FLAGS = (

@@ -1,9 +1,12 @@
 """Reads a page as a browser would: its text, its elements, and what could run in it."""
 
+import time
+from collections.abc import Callable
 from html.parser import HTMLParser
 
 import httpx
 
+MOST_SECONDS = 120.0
 _VOID = {"meta", "link", "input", "img", "br", "hr", "base"}
 
 
@@ -57,3 +60,13 @@ class Page(HTMLParser):
                 found.append(tag)
         scripts = [one.get("src", "").partition("?")[0].rpartition("/")[2] for one in self.all("script")]
         return found + [one for one in scripts if one != "dashboard.js"]
+
+
+def comes(condition: Callable[[], bool]) -> bool:
+    """Wait until a page shows something. The dashboard looks every two seconds, and each request of ours costs time."""
+    deadline = time.monotonic() + MOST_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True

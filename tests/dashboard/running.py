@@ -20,8 +20,11 @@ import uvicorn
 from redis_message_queue.cli.connection import open_async_client
 from redis_message_queue.dashboard import Dashboard
 from tests.concurrency import beside
+from tests.dashboard.pages import MOST_SECONDS
+from tests.fork_server import Program
 
-MOST_SECONDS = 120.0
+# Without TLS nothing is verified, and to load all certificates takes most of the time of a request.
+BROWSER: dict[str, Any] = {"timeout": MOST_SECONDS, "trust_env": False, "verify": False}
 _ADDRESS = re.compile(r"http://\S+:(?P<port>\d+)/")
 
 
@@ -34,7 +37,7 @@ class Running:
 
     def browser(self, **options: Any) -> httpx.Client:
         """Return a client that keeps cookies and follows nothing by itself."""
-        return httpx.Client(base_url=self.url, timeout=MOST_SECONDS, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, **BROWSER | options)
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """End it, and return its exit status and what else it said."""
@@ -65,7 +68,7 @@ def served(url: str, *queues: str, **options: Any) -> Iterator[httpx.Client]:
         stop = stopping.result(MOST_SECONDS)
         try:
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            with httpx.Client(base_url=address, timeout=MOST_SECONDS, trust_env=False) as browser:
+            with httpx.Client(base_url=address, **BROWSER) as browser:
                 yield browser
         finally:
             stop()
@@ -74,7 +77,7 @@ def served(url: str, *queues: str, **options: Any) -> Iterator[httpx.Client]:
 @contextlib.contextmanager
 def dashboard(*arguments: str, url: str, **variables: str) -> Iterator[Running]:
     """Start `rmq dashboard` on a free port; warnings are errors there too. ``variables`` are for its environment."""
-    with subprocess.Popen(
+    with Program(
         [sys.executable, "-m", "redis_message_queue", "dashboard", "--port", "0", *arguments],
         env=os.environ | {"REDIS_URL": url, "PYTHONWARNINGS": "error"} | variables,
         stdin=subprocess.DEVNULL,

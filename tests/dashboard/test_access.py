@@ -1,20 +1,25 @@
 """Who may use the dashboard, and what a page of another site cannot do."""
 
 import asyncio
-import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 import redis.asyncio
+from starlette.requests import Request
+from starlette.responses import Response
 
-from redis_message_queue.dashboard import Dashboard
+from redis_message_queue.dashboard import Dashboard, access
 from redis_message_queue.errors import ConfigurationError
+from tests import fork_server
 from tests.dashboard.pages import Page
 from tests.dashboard.scenario import open_queue
 
 pytestmark = pytest.mark.topic("Dashboard")
 
+DASHBOARD = [sys.executable, "-W", "error", "-m", "redis_message_queue", "dashboard"]
 TOKEN = "correct-horse-battery-staple"
 OF_A_BROWSER = {"accept": "text/html"}
 
@@ -37,16 +42,16 @@ def log_in(browser: httpx.Client, token: str = TOKEN) -> httpx.Response:
 @pytest.mark.promise("The dashboard listens on this machine only, unless it has a token.")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org"])
 def test_another_address_needs_a_token(host, clean_server):
-    command = [sys.executable, "-m", "redis_message_queue", "dashboard", "--host", host, "--url", clean_server.url]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [*DASHBOARD, "--host", host, "--url", clean_server.url]
+    ended = fork_server.run(command)
     assert ended.returncode == 2
     assert "RMQ_DASHBOARD_TOKEN" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 
 def test_a_short_token_is_refused(clean_server):
-    command = [sys.executable, "-m", "redis_message_queue", "dashboard", "--token", "short", "--url", clean_server.url]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [*DASHBOARD, "--token", "short", "--url", clean_server.url]
+    ended = fork_server.run(command)
     assert (ended.returncode, "16 characters" in ended.stderr) == (2, True)
 
 
@@ -135,6 +140,19 @@ def test_a_person_logs_in_and_out(guarded):
         assert browser.get("/").status_code == 401
 
 
+def test_a_copy_of_a_cookie_opens_nothing_after_its_logout(guarded):
+    """Other sessions go on."""
+    with guarded.browser() as browser, guarded.browser() as other:
+        for one in (browser, other):
+            assert log_in(one).status_code == 303
+        copy = browser.cookies["rmq_dashboard"]
+        browser.get("/logout")
+        assert other.get("/").status_code == 200
+    with guarded.browser(cookies={"rmq_dashboard": copy}) as thief:
+        for path in ("/", "/events", "/logout"):
+            assert thief.get(path).status_code == 401, path
+
+
 def test_a_made_up_session_is_none(guarded):
     for cookie in ("9999999999.", "9999999999.00", "x.y", "", "9999999999"):
         with guarded.browser(cookies={"rmq_dashboard": cookie}) as browser:
@@ -194,3 +212,17 @@ def test_a_link_changes_nothing(editor, client):
 def test_a_form_that_is_too_large_is_refused(editor):
     response = editor.post("/change", params=PURGE, content=b"x" * 100_000)
     assert response.status_code == 413
+
+
+def test_a_session_ends_after_half_a_day(guarded, monkeypatch):
+    def opened(hours_ago: float) -> str:
+        monkeypatch.setattr(access, "time", SimpleNamespace(time=lambda: time.time() - 3600 * hours_ago))
+        response = Response()
+        url = httpx.URL(guarded.url)
+        scope = {"type": "http", "scheme": "http", "path": "/", "headers": [], "server": (url.host, url.port)}
+        access.Access(TOKEN, False, ()).open_session(Request(scope), response)
+        return response.headers["set-cookie"].partition(";")[0].partition("=")[2]
+
+    for hours_ago, status in ((11.9, 200), (12.1, 401)):
+        with guarded.browser(cookies={access.SESSION: opened(hours_ago)}) as browser:
+            assert browser.get("/").status_code == status

@@ -6,10 +6,9 @@ import httpx
 import pytest
 
 from redis_message_queue import RedisMessageQueue
-from tests.dashboard.pages import Page
+from tests.dashboard.pages import Page, comes
 from tests.dashboard.scenario import HOSTILE, QUEUES, open_queue
 from tests.dashboard.test_access import TOKEN, csrf_of
-from tests.embedded.waiting import until
 
 pytestmark = pytest.mark.topic("Dashboard")
 
@@ -76,7 +75,7 @@ def test_a_queue_is_paused_and_resumed(editor, payments):
     assert "Paused." in change(editor, name="payments", action="pause")
     assert payments.is_paused()
     assert "It was paused already." in change(editor, name="payments", action="pause")
-    assert until(lambda: "Paused for" in Page(editor.get("/queue", params={"name": "payments"})).words)
+    assert comes(lambda: "Paused for" in Page(editor.get("/queue", params={"name": "payments"})).words)
     assert "action=resume" in editor.get("/queue", params={"name": "payments"}).text
     assert "Resumed." in change(editor, name="payments", action="resume")
     assert not payments.is_paused()
@@ -91,7 +90,7 @@ def test_a_tenant_is_paused_and_resumed(editor, text_client):
     assert "Paused." in change(editor, name="thumbnails", action="pause", tenant="bolt")
     assert list(queue.paused_tenants()) == ["bolt"]
     assert not queue.is_paused()
-    assert until(lambda: "1 tenant is paused" in Page(editor.get("/queue", params={"name": "thumbnails"})).words)
+    assert comes(lambda: "1 tenant is paused" in Page(editor.get("/queue", params={"name": "thumbnails"})).words)
     page = Page(editor.get("/tenants", params={"name": "thumbnails"}))
     assert "1 paused bolt since" in page.words
     assert [one for one in page.links if "action=resume" in one and "bolt" in one]

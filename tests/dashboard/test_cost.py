@@ -1,13 +1,18 @@
 """What the dashboard costs the server: little, however large a queue is and however many people look."""
 
+import asyncio
 import concurrent.futures
 import signal
+import sys
 import time
+from collections import Counter
 
 import httpx
 import pytest
 
+from tests import fork_server
 from tests.dashboard.pages import Page
+from tests.dashboard.running import BROWSER
 from tests.dashboard.scenario import open_queue
 from tests.embedded.waiting import until
 
@@ -51,15 +56,14 @@ def test_a_page_reads_little_of_a_large_queue(client, start_dashboard):
 @pytest.mark.promise("Many people who look at the dashboard cost the server no more than one.")
 def test_a_hundred_requests_at_once_share_one_look(client, start_dashboard):
     open_queue(client, "orders").publish("one")
-    running = start_dashboard("orders")
+    with start_dashboard("orders").browser() as browser, concurrent.futures.ThreadPoolExecutor(10) as pool:
 
-    def get(_) -> int:
-        return httpx.get(f"{running.url}/queue?name=orders", timeout=120, trust_env=False).status_code
+        def get(_) -> int:
+            return browser.get("/queue", params={"name": "orders"}).status_code
 
-    get(0)
-    before, begun = commands(client), time.monotonic()
-    get(0)
-    with concurrent.futures.ThreadPoolExecutor(10) as pool:
+        get(0)
+        before, begun = commands(client), time.monotonic()
+        get(0)
         assert set(pool.map(get, range(100))) == {200}
     looks = 2 + (time.monotonic() - begun) / 2  # at most one every two seconds, and the first may be due
     assert commands(client) - before < 60 * looks
@@ -73,7 +77,7 @@ def test_nobody_looking_costs_nothing(client, start_dashboard):
 
         def is_quiet() -> bool:
             before = commands(client)
-            time.sleep(5)
+            time.sleep(3)  # it would look every two seconds
             return commands(client) - before <= 1  # our own INFO
 
         assert until(is_quiet)
@@ -93,12 +97,39 @@ def test_it_stops_although_somebody_watches(client, start_dashboard, number):
 
 
 def test_a_port_that_is_taken_is_one_line(client, start_dashboard, clean_server):
-    import subprocess
-    import sys
-
     port = start_dashboard().url.rpartition(":")[2]
-    command = [sys.executable, "-m", "redis_message_queue", "dashboard", "--port", port, "--url", clean_server.url]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    words = ["dashboard", "--port", port, "--url", clean_server.url]
+    ended = fork_server.run([sys.executable, "-W", "error", "-m", "redis_message_queue", *words])
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1 port {port} (Address already in use)" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_burst_of_streams_does_not_pass_the_limit(client, serve):
+    """They are refused while the first hundred watch, and a place is free again when one of these leaves."""
+    open_queue(client, "orders").publish("one")
+
+    async def burst(url: httpx.URL) -> tuple[Counter[int], int]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, limits=limits, **BROWSER) as browser:
+            opened: list[httpx.Response] = []
+
+            async def watch() -> int:
+                response = await browser.send(browser.build_request("GET", "/events?name=orders"), stream=True)
+                opened.append(response)
+                return response.status_code
+
+            statuses = Counter(await asyncio.gather(*(watch() for _ in range(150))))
+            for response in opened:
+                await response.aclose()
+            for _ in range(400):  # the server notices that they are gone when it sends the next part
+                if (status := await watch()) == 200:
+                    break
+                await asyncio.sleep(0.1)
+            await opened[-1].aclose()
+            return statuses, status
+
+    with serve("orders") as browser:
+        statuses, later = asyncio.run(burst(browser.base_url))
+    assert statuses == {200: 100, 503: 50}
+    assert later == 200

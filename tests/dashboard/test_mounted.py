@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,9 @@ import httpx
 import pytest
 
 from tests.dashboard.pages import Page
+from tests.dashboard.running import BROWSER
 from tests.dashboard.test_access import csrf_of
+from tests.fork_server import Program
 
 pytestmark = pytest.mark.topic("Dashboard")
 
@@ -22,16 +23,16 @@ def mounted(scene, clean_server):
     """A browser of an application that has the dashboard under /ops/queues."""
     # We listen, so that no other program can take the port, and a request waits until the application is there.
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, "-m", "uvicorn", "tests.dashboard.mounted_app:app", "--log-level", "warning"]
-        running = subprocess.Popen(
-            [*command, "--fd", str(listener.fileno())],
+        words = ["tests.dashboard.mounted_app:app", "--log-level", "warning", "--fd", str(listener.fileno())]
+        running = Program(
+            [sys.executable, "-W", "error", "-m", "uvicorn", *words],
             env=os.environ | {"REDIS_URL": clean_server.url},
             cwd=ROOT,
             pass_fds=[listener.fileno()],
         )
         try:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            with httpx.Client(base_url=url, timeout=120, trust_env=False) as browser:
+            with httpx.Client(base_url=url, **BROWSER) as browser:
                 yield browser
         finally:
             running.terminate()

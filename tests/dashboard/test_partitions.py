@@ -6,10 +6,9 @@ import pytest
 
 from redis_message_queue.dashboard.rates import Rates, summed
 from redis_message_queue.testing.fast_forward import fast_forward
-from tests.dashboard.pages import Page
+from tests.dashboard.pages import Page, comes
 from tests.dashboard.scenario import PARTITIONED, PARTITIONS, crash_with, fail, fill_partitions, open_queue
 from tests.dashboard.test_changes import change
-from tests.embedded.waiting import until
 
 pytestmark = pytest.mark.topic("Dashboard")
 
@@ -98,7 +97,7 @@ def test_a_message_is_found_by_its_id_in_whichever_partition_it_is(browser, queu
 def test_changes_work_on_the_whole(browser, queue):
     assert "Paused." in change(browser, name=PARTITIONED, action="pause")
     assert [queue.partition(number).is_paused() for number in range(PARTITIONS)] == [True] * PARTITIONS
-    assert until(lambda: "Paused for" in page_of(browser).words)
+    assert comes(lambda: "Paused for" in page_of(browser).words)
     assert "Resumed." in change(browser, name=PARTITIONED, action="resume")
     assert "Paused." in change(browser, name=PARTITIONED, action="pause", tenant="acme")
     assert list(queue.paused_tenants()) == ["acme"]
@@ -122,7 +121,7 @@ def test_changes_work_on_the_whole(browser, queue):
 def test_changes_of_a_partition_leave_the_others_alone(browser, queue):
     assert "Paused." in change(browser, name=PARTITIONED, partition="3", action="pause")
     assert [queue.partition(number).is_paused() for number in range(PARTITIONS)] == [False, False, False, True]
-    assert until(lambda: "Partition 3: Paused for" in page_of(browser).words)
+    assert comes(lambda: "Partition 3: Paused for" in page_of(browser).words)
     name = f"{PARTITIONED}, partition 1"
     purge = {"name": PARTITIONED, "partition": "1", "action": "purge", "source": "pending"}
     assert "Nothing was changed." in change(browser, typed=PARTITIONED, **purge)
@@ -173,7 +172,10 @@ def test_the_rates_of_the_partitions_are_added_up():
     assert summed([None, None]) is None
 
 
-@pytest.mark.parametrize(("named", "discover"), [((), True), ((PARTITIONED,), True), ((PARTITIONED,), False)])
+@pytest.mark.parametrize(
+    ("named", "discover"),
+    [((), True), pytest.param((PARTITIONED,), True, marks=pytest.mark.in_full), ((PARTITIONED,), False)],
+)
 def test_a_queue_that_grows_is_shown_with_its_new_partitions(text_client, serve, named, discover):
     queue = open_queue(text_client, PARTITIONED)
     queue.publish("one")
@@ -184,7 +186,7 @@ def test_a_queue_that_grows_is_shown_with_its_new_partitions(text_client, serve,
             queue = open_queue(text_client, PARTITIONED, partitions=count)
             queue.partition(count - 1).publish("another")
             said = f"{count} waiting"
-            assert until(lambda: said in page_of(browser).words)  # noqa: B023  it is called at once
+            assert comes(lambda: said in page_of(browser).words)  # noqa: B023  it is called at once
             assert [link for link in page_of(browser).links if f"partition={count - 1}" in link]
 
 

@@ -17,7 +17,9 @@ import pytest
 import redis
 
 from redis_message_queue.embedded import EmbeddedRedis
+from tests import fork_server
 from tests.docs.pages import DOCS, ROOT, Block, blocks_of, keeps, name_of, pages, programs_of
+from tests.fork_server import Program
 
 PROGRAM = Path(__file__).with_name("program.py")
 # The address that the pages use for "your server".
@@ -61,7 +63,7 @@ def run(program: list[Block], number: int, url: str, client: redis.Redis, direct
     plan.write_text(json.dumps([planned(block, url) for block in program]), encoding="utf-8")
     notes.touch()
     first, waiting = program[0], sum(client.llen(key) for key in client.keys("*pending"))
-    with subprocess.Popen(
+    with Program(
         [sys.executable, str(PROGRAM), str(plan), str(notes)],
         cwd=directory,
         env=environment(),
@@ -114,10 +116,12 @@ def stop_when_idle(running: "subprocess.Popen[str]", notes: Path, client: redis.
 def run_tests(directory: Path) -> None:
     """Run tests that a page lets the reader save, as the reader does."""
     if list(directory.glob("test_*.py")):
-        # Without our own test plugins, which the reader does not have and which take two seconds to load.
-        without = [word for name in ("cacheprovider", "hypothesispytest", "timeout") for word in ("-p", f"no:{name}")]
-        command = [sys.executable, "-m", "pytest", "-q", *without, "--rootdir", str(directory)]
-        ended = subprocess.run(command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=120)
+        # Without plugins of our own environment, which the reader does not have and which take two seconds to load.
+        ours = ("cacheprovider", "hypothesispytest", "timeout", "valkey", "anyio", "platformdirs", "xdist")
+        without = [word for name in ours for word in ("-p", f"no:{name}")]
+        # A forked process has imported too much to rewrite assertions.
+        command = [sys.executable, "-m", "pytest", "-q", "--assert=plain", *without, "--rootdir", str(directory)]
+        ended = fork_server.run(command, cwd=directory, env=environment())
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

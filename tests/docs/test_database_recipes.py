@@ -17,6 +17,7 @@ import redis
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
+from tests import fork_server
 from tests.concurrency import until
 from tests.docs.test_recipes import BIN, environment, running, save
 
@@ -90,7 +91,7 @@ def test_a_killed_relay_loses_and_doubles_nothing(
     monkeypatch.syspath_prepend(tmp_path)
     from outbox_shop import order  # type: ignore[import-not-found]
 
-    env = environment(tmp_path, clean_server.url, DATABASE_URL=database_url)
+    env = environment(clean_server.url, DATABASE_URL=database_url)
     pending = RedisMessageQueue("orders", client=client)
     with psycopg.connect(database_url, autocommit=True) as database:
         database.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, article text)")
@@ -100,7 +101,7 @@ def test_a_killed_relay_loses_and_doubles_nothing(
             with pytest.raises(LookupError), database.transaction():
                 order(database, "never ordered")
                 raise LookupError
-            died = subprocess.run([sys.executable, "-c", DYING_RELAY], cwd=tmp_path, env=env, timeout=120)
+            died = fork_server.run([sys.executable, "-c", DYING_RELAY], cwd=tmp_path, env=env)
             assert died.returncode == -signal.SIGKILL
         with running([sys.executable, "outbox_relay.py"], tmp_path, env):
             order(database, "article 3")
@@ -116,7 +117,7 @@ def test_a_killed_handler_books_once(
     """It dies after the commit, before the queue hears of it, and the message is delivered again."""
     save("inbox", tmp_path)
     (tmp_path / "dying.py").write_text(DYING_HANDLER, encoding="utf-8")
-    env = environment(tmp_path, clean_server.url, DATABASE_URL=database_url)
+    env = environment(clean_server.url, DATABASE_URL=database_url)
     RedisMessageQueue("payments", client=client).publish({"name": "anna", "amount": 10})
     with psycopg.connect(database_url, autocommit=True) as database:
         database.execute("CREATE TABLE inbox (message_id text PRIMARY KEY, handled_at timestamptz DEFAULT now())")

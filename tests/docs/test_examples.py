@@ -10,6 +10,7 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
+from tests import fork_server
 from tests.concurrency import until
 from tests.docs.pages import DOCS, blocks_of
 
@@ -71,13 +72,8 @@ MESSAGES = (b"::pending", b"::processing", b"::completed", b"::failed", b"::dlq"
 
 
 def run(example: str, url: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / example)],
-        env=os.environ | {"REDIS_URL": url},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-W", "error", str(EXAMPLES / example)]
+    return fork_server.run(command, env=os.environ | {"REDIS_URL": url})
 
 
 def in_order(wanted: list[str], text: str) -> bool:
@@ -117,14 +113,13 @@ def test_the_loop_of_the_readme_stops_gracefully(clean_server: EmbeddedRedis, tm
     """Its code as it stands there, with a handler that is at work when the signal comes."""
     (code,) = [block.code for block in blocks_of(DOCS.parent / "README.md", "python") if "queue.run(" in block.code]
     began = tmp_path / "began"
-    slow = f"    import pathlib, time; pathlib.Path({str(began)!r}).touch(); time.sleep(0.5)\n"
+    slow = f"    import pathlib, time; pathlib.Path({str(began)!r}).touch(); time.sleep(0.2)\n"
     code = code.replace("redis://localhost:6379/0", clean_server.url).replace("    print(f", f"{slow}    print(f", 1)
     with clean_server.client() as client:
         queue = RedisMessageQueue("orders", client=client)
         queue.publish("order 1")
-        with subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", code], stdout=subprocess.PIPE, text=True
-        ) as program:
+        command = [sys.executable, "-W", "error", "-c", code]
+        with fork_server.Program(command, stdout=subprocess.PIPE, text=True) as program:
             try:
                 until(began.exists)
                 program.send_signal(signal.SIGTERM)

@@ -1,11 +1,11 @@
 """The links, headings and make targets of the pages exist."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import README, ROOT, anchors_of, blocks_of, links_of, name_of, pages
+from tests.tables import row
 
 LINKING = [
     *pages(),
@@ -15,16 +15,17 @@ LINKING = [
 ]
 
 
-@pytest.mark.parametrize("page", LINKING, ids=name_of)
-def test_every_link_has_a_target(page: Path) -> None:
+def test_every_link_has_a_target(subtests: pytest.Subtests) -> None:
     """A relative link to a file or directory of the repository, and to a heading if it names one."""
-    for link in links_of(page):
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), f"{name_of(page)} links to {link}, which does not exist"
-        assert target.is_relative_to(ROOT), f"{name_of(page)} links out of the repository: {link}"
-        if anchor:
-            assert anchor in anchors_of(target), f"{name_of(page)} links to {link}, which is no heading"
+    for page in LINKING:
+        with row(subtests, page=name_of(page)):
+            for link in links_of(page):
+                path, _, anchor = link.partition("#")
+                target = (page.parent / path).resolve() if path else page
+                assert target.exists(), f"{name_of(page)} links to {link}, which does not exist"
+                assert target.is_relative_to(ROOT), f"{name_of(page)} links out of the repository: {link}"
+                if anchor:
+                    assert anchor in anchors_of(target), f"{name_of(page)} links to {link}, which is no heading"
 
 
 def targets() -> set[str]:
@@ -40,11 +41,12 @@ def test_the_two_commands_of_the_readme_are_make_targets() -> None:
     assert {words[1] for words in commands} <= targets()
 
 
-@pytest.mark.parametrize("page", LINKING, ids=name_of)
-def test_every_make_command_in_a_page_is_a_target(page: Path) -> None:
+def test_every_make_command_in_a_page_is_a_target(subtests: pytest.Subtests) -> None:
     """In a block or in the text."""
-    named = re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(named) <= targets()
+    for page in LINKING:
+        with row(subtests, page=name_of(page)):
+            named = re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+            assert set(named) <= targets()
 
 
 def test_every_page_is_linked() -> None:

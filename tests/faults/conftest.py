@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,15 @@ from redis_message_queue import scripts
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.envelope import TOKEN_BYTES
 from redis_message_queue.keys import QueueKeys
+from tests import depth
 from tests.faults.proxy import FaultyProxy
 from tests.faults.shells import WAYS, BlockingShell
+from tests.faults.turns import is_out_of_turn, number_of, ways_of
+
+HERE = Path(__file__).parent
+PAIRS = (("sync-packed", "asyncio-ordinary"), ("sync-ordinary", "asyncio-packed"))
+# The fixtures whose values take turns in the cases of a test.
+TURNING = ("shell", "async_shell", "way", "straight", "packed", "tasks")
 
 
 @dataclass
@@ -34,6 +42,11 @@ class Truth:
     def completed(self) -> list[Any]:
         """Payloads, oldest first."""
         return self.client.lrange(self.key.completed, 0, -1)[::-1]
+
+    @property
+    def completions(self) -> int:
+        """How many were completed, for a test that waits for the last one."""
+        return self.client.llen(self.key.completed)
 
     @property
     def failed(self) -> list[Any]:
@@ -76,6 +89,20 @@ def load_scripts(client: redis.Redis) -> None:
             client.script_load(one.source)
 
 
+@pytest.fixture(scope="session")
+def onlooker(server: EmbeddedRedis) -> Iterator[redis.Redis]:
+    """One client for all tests to look into Redis with: opening one takes as long as many of the tests."""
+    with server.client() as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(onlooker: redis.Redis) -> redis.Redis:
+    """The client that all tests share, on an empty server."""
+    onlooker.flushall()
+    return onlooker
+
+
 @pytest.fixture
 def truth(client: redis.Redis) -> Truth:
     load_scripts(client)
@@ -90,6 +117,29 @@ def proxy(server: EmbeddedRedis, truth: Truth) -> Iterator[FaultyProxy]:
     """The proxy between the queue under test and the shared server."""
     with FaultyProxy(server.port) as opened:
         yield opened
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose a sync and an async way by the test's name, or one of them for each of its cases in turn.
+
+    `make full` tries all four with each case.
+    """
+    left_out = [item for item in items if is_left_out(item)] if not depth.FULL else []
+    if left_out:
+        items[:] = [item for item in items if not is_left_out(item)]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function) or HERE not in item.path.parents or not hasattr(item, "callspec"):
+        return False
+    for name in TURNING:
+        ways = ways_of(item, name) if name in item.callspec.params else []
+        # Of the other shells, each has code of its own.
+        if ways and (name != "shell" or {*ways} <= {*WAYS}):
+            pair = PAIRS[number_of(item.originalname) % len(PAIRS)] if {*ways} == {*WAYS} else ways
+            return item.callspec.params[name] not in pair or is_out_of_turn(item, name, pair)
+    return False
 
 
 @pytest.fixture(params=WAYS)

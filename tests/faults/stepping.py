@@ -7,7 +7,7 @@ import types
 from collections.abc import Coroutine, Generator
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import redis
 import redis.connection
@@ -30,7 +30,6 @@ class CtrlC:
     def __init__(self, moment: int, packages: tuple[str, ...] = LIBRARY_AND_REDIS_PY) -> None:
         self._left = moment
         self._packages = packages
-        self._last: dict[int, int] = {}  # by the frame's id: keeping the frame alive would change what happens
         self.came = False
 
     def __enter__(self) -> Self:
@@ -40,7 +39,6 @@ class CtrlC:
     def stop(self) -> None:
         """Stop interrupting: the handler has the message now."""
         sys.settrace(None)
-        self._last.clear()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -49,21 +47,30 @@ class CtrlC:
         return self.came and kind is KeyboardInterrupt
 
     def _enter_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(self._packages) or _is_finalizing(frame):
+        looked_at = _known.get(frame.f_code) or _look(frame.f_code)
+        if not looked_at.file.startswith(self._packages) or _is_finalizing(frame):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if frame.f_lasti <= _first_instruction(frame.f_code):
+        if frame.f_lasti <= looked_at.first:
             self._pass_a_moment()
-        return self._trace
+        return self._tracer(looked_at.moments)
 
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "opcode":
-            last, self._last[id(frame)] = self._last.get(id(frame)), frame.f_lasti
-            if last is not None and last in _moments_of(frame.f_code):
-                self._pass_a_moment()
-        elif event in ("exception", "return"):  # Python does not check for signals after a call that raised
-            self._last.pop(id(frame), None)
-        return self._trace
+    def _tracer(self, moments: frozenset[int]) -> Any:
+        """The trace function of a frame. Each instruction calls it, so it does as little as it can."""
+        last = -1
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal last
+            if event == "opcode":
+                if last in moments:
+                    last = frame.f_lasti
+                    self._pass_a_moment()
+                last = frame.f_lasti
+            elif event in ("exception", "return"):  # Python does not check for signals after a call that raised
+                last = -1
+            return trace
+
+        return trace
 
     def _pass_a_moment(self) -> None:
         self._left -= 1
@@ -81,29 +88,24 @@ def _is_finalizing(frame: FrameType | None) -> bool:
     return False
 
 
-_known: dict[CodeType, tuple[int, frozenset[int]]] = {}
+class _Code(NamedTuple):
+    """What is traced of a function: its first instruction, and those after which Python checks for signals."""
+
+    file: str
+    first: int
+    moments: frozenset[int]
 
 
-def _look(code: CodeType) -> tuple[int, frozenset[int]]:
-    if code not in _known:
-        instructions = list(dis.get_instructions(code))
-        resume = next((one.offset for one in instructions if one.opname == "RESUME"), 0)
-        moments = frozenset(
-            one.offset
-            for one in instructions
-            if one.opname.startswith("CALL") or one.opname in ("JUMP_BACKWARD", "RESUME")
-        )
-        _known[code] = resume, moments
-    return _known[code]
+_known: dict[CodeType, _Code] = {}
 
 
-def _first_instruction(code: CodeType) -> int:
-    return _look(code)[0]
-
-
-def _moments_of(code: CodeType) -> frozenset[int]:
-    """The instructions after which Python checks for signals."""
-    return _look(code)[1]
+def _look(code: CodeType) -> _Code:
+    instructions = list(dis.get_instructions(code))
+    resume = next((one.offset for one in instructions if one.opname == "RESUME"), 0)
+    moments = (
+        one.offset for one in instructions if one.opname.startswith("CALL") or one.opname in ("JUMP_BACKWARD", "RESUME")
+    )
+    return _known.setdefault(code, _Code(code.co_filename, resume, frozenset(moments)))
 
 
 class Cancellation:

@@ -10,6 +10,7 @@ import redis.asyncio
 
 from redis_message_queue import CleanupFailedError, RedisMessageQueue, client_port
 from tests.concurrency import LIMIT_SECONDS, until
+from tests.depth import often
 from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, delayed
 from tests.faults.stepping import Cancellation
 
@@ -180,8 +181,8 @@ def test_cancelling_the_recovery_of_a_claim_at_every_await_loses_nothing(shell, 
 
 @pytest.mark.promise("Cancelling or interrupting a consumer during a claim loses no message.")
 def test_cancelling_consumers_at_random_moments_loses_and_duplicates_nothing(shell, truth):
-    """Three consumers of one queue object, cancelled and restarted a hundred times."""
-    expected = [f"message {number}" for number in range(200)]
+    """Three consumers of one queue object, cancelled and restarted again and again."""
+    expected = [f"message {number}" for number in range(often(100, 200))]
 
     async def run():
         chance = random.Random(7)
@@ -204,7 +205,7 @@ def test_cancelling_consumers_at_random_moments_loses_and_duplicates_nothing(she
     handled, cancelled = shell.runner.run(run())
     assert sorted(handled) == sorted(word.encode() for word in expected)
     assert sorted(truth.completed) == sorted(handled)
-    assert cancelled > 30
+    assert cancelled > 15
     assert truth.is_empty
 
 

@@ -6,12 +6,14 @@ import inspect
 import logging
 import select
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 
+from redis_message_queue import RedisMessageQueue
 from redis_message_queue.errors import LuaScriptError
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.sync.direct_pool import _wait
@@ -127,11 +129,11 @@ def test_a_reply_can_arrive_byte_by_byte(shell, truth):
     assert truth.is_empty
 
 
-@pytest.mark.parametrize("socket_timeout", [None, 5])
+@pytest.mark.parametrize("socket_timeout", [None, pytest.param(5, marks=pytest.mark.in_full)])
 def test_a_client_without_a_timeout_can_send_much(shell, truth, socket_timeout):
     """More than the buffers of a socket hold, so that sending has to wait for the server."""
     client, queue = warm(shell, socket_timeout=socket_timeout)
-    check(shell, client, queue, "x" * 20_000_000)
+    check(shell, client, queue, "x" * 12_000_000)
     assert uses_the_direct_path(shell, client)
 
 
@@ -350,3 +352,35 @@ def test_a_wait_on_a_socket_that_was_closed_before_it_began_ends():
     with ours, theirs, pytest.raises(redis.ConnectionError, match="closed this connection"):
         closed: Any = ClosedMeanwhile(ours)
         _wait(closed, select.POLLIN, float("inf"))
+
+
+@pytest.mark.promise(
+    "`client.close()` in another thread is a lost connection to a call that is under way, which is retried."
+)
+def test_a_connection_that_is_closed_while_it_is_taken_out_of_its_pool_is_a_lost_one(server, truth, caplog):
+    """Between two steps of ours, the socket loses its number."""
+
+    class ClosingParser:
+        """Closes the connection when somebody looks at its parser, as another thread may do at this moment."""
+
+        def __init__(self, connection):
+            self.__dict__.update(connection=connection, parser=connection._parser)
+
+        def __getattr__(self, name):
+            value = getattr(self.parser, name)
+            if name == "_buffer":  # of redis-py's own parser, which forgets what is in it
+                value = SimpleNamespace(_buffer=value._buffer)
+            self.connection._parser = self.parser
+            self.connection.disconnect()
+            return value
+
+    with redis.Redis(port=server.port) as client, caplog.at_level(logging.WARNING):
+        queue = RedisMessageQueue("faults", client=client)
+        assert queue.publish("a") is True
+        (connection,) = client.connection_pool._available_connections
+        del connection._rmq_open_socket  # as if we had not used it yet
+        connection._parser = ClosingParser(connection)
+        assert queue.publish("b") is True
+    assert RedisMessageQueue("faults", client=truth.client).stats().pending == 2
+    (record,) = caplog.records
+    assert record.getMessage().startswith("faults: publish failed (ConnectionError, ")

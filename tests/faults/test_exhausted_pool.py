@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from functools import partial
@@ -11,6 +12,7 @@ import redis
 import redis.asyncio
 
 from redis_message_queue import EventOperation, EventOutcome, RedisMessageQueue
+from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
 from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.shells import AsyncioShell, BlockingShell
 
@@ -188,3 +190,87 @@ def all_connections_taken(shell, client, for_seconds):
         timer.start()
         yield
         timer.join()
+
+
+@pytest.mark.promise("A full connection pool is waited for, without retries: callers get connections in turn.")
+@pytest.mark.parametrize(
+    "subclassed",
+    [
+        pytest.param(False, id="plain client"),
+        pytest.param(True, id="any client", marks=pytest.mark.in_full),
+    ],
+)
+def test_a_thousand_tasks_share_a_hundred_connections(server, truth, caplog, subclassed):
+    """They wait for each other, and no attempt fails."""
+    events = []
+
+    async def publish_all():
+        kind = type("Redis", (redis.asyncio.Redis,), {}) if subclassed else redis.asyncio.Redis
+        async with kind(port=server.port, max_connections=100, socket_timeout=LIMIT_SECONDS) as client:
+            queue = AsyncioQueue("faults", client=client, on_event=events.append)
+            return await asyncio.gather(*(queue.publish(str(number)) for number in range(1_000)))
+
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(publish_all()) == [True] * 1_000
+    assert RedisMessageQueue("faults", client=truth.client).stats().pending == 1_000
+    assert {event.operation for event in events} == {EventOperation.PUBLISH}
+    assert caplog.records == []
+
+
+@pytest.mark.promise("A full connection pool is waited for, without retries: callers get connections in turn.")
+def test_tasks_that_publish_again_and_again_let_the_others_have_connections(server, truth, caplog):
+    """Nobody starves beside those that just had a connection."""
+
+    async def publish_all():
+        async with redis.asyncio.Redis(port=server.port, max_connections=5, socket_timeout=LIMIT_SECONDS) as client:
+            queue = AsyncioQueue("faults", client=client, retry_budget_seconds=0)
+
+            async def publish_often(name):
+                for number in range(20):
+                    await queue.publish(f"{name} {number}")
+
+            await asyncio.gather(*map(publish_often, range(40)))
+
+    asyncio.run(publish_all())
+    assert RedisMessageQueue("faults", client=truth.client).stats().pending == 800
+    assert caplog.records == []
+
+
+@pytest.mark.promise("A full connection pool is waited for, without retries: callers get connections in turn.")
+@pytest.mark.parametrize(
+    "subclassed",
+    [
+        pytest.param(False, id="plain client", marks=pytest.mark.in_full),
+        pytest.param(True, id="any client"),
+    ],
+)
+def test_threads_share_fewer_connections_than_they_are(server, truth, caplog, subclassed):
+    """The same for the sync queue."""
+    kind = type("Redis", (redis.Redis,), {}) if subclassed else redis.Redis
+    with kind(port=server.port, max_connections=3, socket_timeout=LIMIT_SECONDS) as client:
+        queue = RedisMessageQueue("faults", client=client, retry_budget_seconds=0)
+
+        def publish_often():
+            for number in range(30):
+                queue.publish(str(number))
+
+        for future in [start(publish_often) for _ in range(30)]:
+            assert future.exception(LIMIT_SECONDS) is None
+    assert RedisMessageQueue("faults", client=truth.client).stats().pending == 900
+    assert caplog.records == []
+
+
+@pytest.mark.promise("A full connection pool is waited for, without retries: callers get connections in turn.")
+def test_a_pool_that_stays_full_is_not_waited_for_longer_than_an_attempt(shell, server, truth):
+    """Then the call fails as before, and nothing was sent."""
+    pool = pool_of(module_of(shell), server, "ConnectionPool", 1)
+    pool.connection_kwargs["socket_timeout"] = 0.3
+    queue = shell.queue(shell.client(connection_pool=pool), {"retry_budget_seconds": 0})
+    run = shell.runner.run if isinstance(shell, AsyncioShell) else lambda given: given
+    connection, begun = run(pool.get_connection()), time.monotonic()
+    with pytest.raises(redis.exceptions.MaxConnectionsError):
+        shell.publish(queue, "message")
+    assert time.monotonic() - begun >= 0.3
+    run(pool.release(connection))
+    assert RedisMessageQueue("faults", client=truth.client).stats().pending == 0
+    assert shell.publish(queue, "message") is True

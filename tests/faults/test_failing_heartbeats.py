@@ -3,6 +3,7 @@
 import pytest
 
 from redis_message_queue import EventOperation, EventOutcome, RedisGateway, RedisMessageQueue
+from tests import depth
 from tests.concurrency import beside, until
 from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS
 
@@ -14,7 +15,7 @@ pytestmark = [
 
 # The client notices a lost renewal after its timeout. Claims have the same one, and a lease that is not much longer
 # would end before its handler begins where the machine is busy.
-LISTENING_SECONDS, LEASE_SECONDS = 0.3, 3
+LISTENING_SECONDS, LEASE_SECONDS = 1.0, 4
 
 
 class Holder:
@@ -196,15 +197,17 @@ def test_without_a_budget_a_lost_renewal_does_not_end_the_heartbeat(shell, proxy
     patience = 3 if fault is BLACK_HOLE else 30  # claim and ack are sent once, too, on a busy machine
     holder = Holder(shell, lease_seconds=60, listening_seconds=patience, retry_budget_seconds=0)
     consumer(truth, 0).publish("message")
-    proxy.meet("renew", PASS, fault, fault, PASS, fault)
+    # A renewal without an answer takes three seconds: here the others show that two in a row do no harm.
+    faults = [fault] if fault is BLACK_HOLE and not depth.FULL else [fault, fault, PASS, fault]
+    proxy.meet("renew", PASS, *faults)
     lost = []
 
     def busy():
         lost.append(holder.lease_lost)
-        return proxy.seen["renew"] < 8
+        return proxy.seen["renew"] < len(faults) + 4
 
     assert shell.process(holder.queue, busy=busy) == b"message"
-    assert len(holder.lost_renewals) >= 3  # on a busy machine one more reply may be too late
+    assert len(holder.lost_renewals) >= faults.count(fault)  # on a busy machine one more reply may be too late
     assert not any(lost)
     assert holder.failures == []
     assert holder.events.count(EventOperation.LEASE_RENEW) > len(holder.lost_renewals)

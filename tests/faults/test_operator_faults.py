@@ -14,6 +14,7 @@ import redis.asyncio
 
 from redis_message_queue import CleanupFailedError, LeaseLostError, RedisMessageQueue, RetryPolicy
 from tests.concurrency import LIMIT_SECONDS, beside, start, until
+from tests.depth import often
 from tests.faults.proxy import ARRIVE_LATE, BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS, delayed
 from tests.faults.shells import AsyncioShell, BlockingShell
 from tests.faults.stepping import LIBRARY, Cancellation, CtrlC
@@ -84,15 +85,15 @@ def two_queues(shell, **options):
 @pytest.mark.promise("A redrive whose requests are lost or late republishes each message once.")
 @every_cut
 def test_a_redrive_publishes_each_dead_letter_once(proxy, truth, shell, cuts):
-    """Six hundred dead letters are two pages; a repeated page gets its first reply."""
-    dead_letter(truth, [str(number) for number in range(600)])
+    """These dead letters are two pages; a repeated page gets its first reply."""
+    dead_letter(truth, [str(number) for number in range(520)])
     queue = shell.queue()
     proxy.meet("redrive", *cuts)
     summary = done(shell, queue.redrive_dead_letters(where=lambda letter: int(letter.payload) % 4 > 0))
-    assert (summary.matched, summary.redriven, summary.suppressed) == (450, 450, 0)
+    assert (summary.matched, summary.redriven, summary.suppressed) == (390, 390, 0)
     waiting = [int(one.payload) for one in plain(truth).peek(2_000)]
-    assert waiting == [number for number in range(600) if number % 4]
-    assert [int(one) for one in truth.dead] == list(range(0, 600, 4))
+    assert waiting == [number for number in range(520) if number % 4]
+    assert [int(one) for one in truth.dead] == list(range(0, 520, 4))
     assert all(one.id for one in plain(truth).records(max_records=400))
 
 
@@ -274,13 +275,9 @@ def test_an_interrupted_hand_off_happens_once_or_not_at_all(server, truth):
     """At every other moment inside the library; the next hand-off on the same objects works."""
     shell = BlockingShell(server.port, redis.Redis)
     queue, results = two_queues(shell)
-    moment, came, outcomes = 0, True, Counter()
+    moment, came, outcomes, total = 0, True, Counter(), 0
     while came:
         moment += 2
-        queue.publish("next")
-        handed_off(shell, queue, results)
-        assert (truth.is_empty, len(results_of(truth))) == (True, 1)
-        truth.clear()
         queue.publish("m")
         with contextlib.suppress(KeyboardInterrupt), queue.process_messages(1) as batch:
             interruption = CtrlC(moment, LIBRARY)
@@ -288,11 +285,17 @@ def test_an_interrupted_hand_off_happens_once_or_not_at_all(server, truth):
                 batch[0].complete(publish=[(results, "r")])
             came = interruption.came
             raise KeyboardInterrupt
-        outcomes[truth.processing, len(results_of(truth))] += 1
-        truth.clear()
+        before, total = total, truth.client.llen(results.key.pending)
+        outcomes[truth.processing, total - before] += 1
+        truth.client.delete(truth.key.processing, truth.key.leases, truth.key.deliveries)
+        queue.publish("next")
+        handed_off(shell, queue, results)
+        total += 1
+        assert (truth.is_empty, truth.client.llen(results.key.pending)) == (True, total)
     shell.close()
     assert moment > 20
     assert set(outcomes) == {(0, 1), (1, 0)}
+    assert Counter(results_of(truth)) == {b"r": outcomes[0, 1], b"of next": moment // 2}
 
 
 # SIGKILL
@@ -300,9 +303,9 @@ def test_an_interrupted_hand_off_happens_once_or_not_at_all(server, truth):
 
 @pytest.mark.promise("Workers killed with SIGKILL lose and duplicate no result.")
 def test_killing_workers_duplicates_and_loses_no_result(server, truth):
-    """Two workers, six kills: an atomic hand-off means one result for each message."""
+    """Two workers, four kills: an atomic hand-off means one result for each message."""
     chance = random.Random(11)
-    expected = [b"%d" % number for number in range(180)]
+    expected = [b"%d" % number for number in range(120)]
     with Workers("killed_operator.py", *[(server.port, "hand off")] * 2) as workers:
         until(lambda: truth.client.scard("ready") >= 2)
         queue = plain(truth)
@@ -320,7 +323,12 @@ def test_killing_workers_duplicates_and_loses_no_result(server, truth):
 # The fate of a step whose operator is killed: it never arrives, or it is executed and its reply is lost. Later requests
 # get no reply either, so the operator is still in the middle of the work when it is killed.
 STEPS = {"its step never arrives": (BLACK_HOLE,), "its step was done": (CUT_AFTER, BLACK_HOLE)}
-every_step = pytest.mark.parametrize("last", STEPS.values(), ids=STEPS)
+
+
+def every_step(usually):
+    """Both steps in `make full`, otherwise this one."""
+    marks = {step: () if step == usually else pytest.mark.in_full for step in STEPS}
+    return pytest.mark.parametrize("last", [pytest.param(STEPS[step], id=step, marks=marks[step]) for step in STEPS])
 
 
 def kill_in_the_middle(proxy, verb, script, before, last):
@@ -340,25 +348,25 @@ def kill_in_the_middle(proxy, verb, script, before, last):
 
 
 @pytest.mark.promise("A killed redrive has moved whole pages, and the next redrive continues.")
-@every_step
+@every_step("its step was done")
 def test_a_killed_redrive_has_published_whole_pages(proxy, truth, last):
     """Each letter is dead or waiting, with its record or its `replay_of`; the next redrive does the rest."""
-    dead_letter(truth, [str(number) for number in range(3_000)])
-    ids = {one.payload: one.id for one in plain(truth).records(max_records=3_000)}
-    pages = kill_in_the_middle(proxy, "redrive", "redrive", 2, last)
-    waiting = {one.payload: one.replay_of for one in plain(truth).peek(3_000)}
+    dead_letter(truth, [str(number) for number in range(1_100)])
+    ids = {one.payload: one.id for one in plain(truth).records(max_records=1_100)}
+    pages = kill_in_the_middle(proxy, "redrive", "redrive", 1, last)
+    waiting = {one.payload: one.replay_of for one in plain(truth).peek(1_100)}
     assert sorted(map(int, waiting)) == list(range(0, 500 * pages, 2))
     assert len(waiting) == truth.pending
     assert sorted([*waiting, *truth.dead]) == sorted(ids)
     assert len(truth.dead) == truth.client.llen(truth.key.records("dlq"))
     assert all(ids[payload] == replayed for payload, replayed in waiting.items())
     summary = plain(truth).redrive_dead_letters(where=lambda letter: int(letter.payload) % 2 == 0)
-    assert summary.redriven == 1_500 - len(waiting)
-    assert sorted(map(int, truth.dead)) == list(range(1, 3_000, 2))
+    assert summary.redriven == 550 - len(waiting)
+    assert sorted(map(int, truth.dead)) == list(range(1, 1_100, 2))
 
 
 @pytest.mark.promise("A killed purge leaves a consistent queue.")
-@every_step
+@every_step("its step never arrives")
 def test_a_killed_purge_leaves_a_consistent_queue(proxy, truth, last):
     """The rest is counted, claimed and purged as usual."""
     queue = plain(truth)
@@ -411,7 +419,7 @@ def is_chosen(letter):
 @pytest.mark.parametrize("limit", [None, 50], ids=["every letter is kept", "old letters are trimmed"])
 def test_a_redrive_on_a_live_queue_redrives_each_letter_once(server, truth, limit):
     """While letters arrive, are trimmed and are redriven by another operator: each is redriven once or stays dead."""
-    numbers = range(900)
+    numbers = range(often(420, 900))
     mourner = Mourner(truth, max_dead_letter_length=limit)
 
     def publish():
@@ -477,7 +485,7 @@ def test_a_purge_ends_while_others_publish(server, truth):
 )
 def test_deleting_tenant_queues_in_use_keeps_them_consistent(server, truth):
     """While others publish, consume and delete, nothing wrong is left in the ring of tenants."""
-    expected, handled, stopped = 900, [], []
+    expected, handled, stopped = often(400, 900), [], []
 
     def publish():
         with server.client() as client:

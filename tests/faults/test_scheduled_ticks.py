@@ -9,11 +9,12 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue
 from tests.concurrency import LIMIT_SECONDS
+from tests.depth import often
 from tests.faults.workers import Workers
 
 pytestmark = pytest.mark.topic("Schedules")
 
-TICKS = 6  # of each schedule
+TICKS = often(3, 6)  # of each schedule
 
 
 @pytest.mark.promise("Workers that race for a tick publish one message, also if they are killed with SIGKILL.")

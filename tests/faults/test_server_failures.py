@@ -110,10 +110,10 @@ def test_a_restart_and_a_crash_under_load_lose_nothing(durable, way):
 def test_a_frozen_server_executes_old_requests_without_effect(start_server, way):
     """Frozen for longer than the clients' timeout: each repeats its request, and all of them arrive."""
     server = start_server()
-    traffic = Traffic(server, way, socket_timeout=0.15)
+    traffic = Traffic(server, way, socket_timeout=0.6)
     with traffic:
         server.pause()
-        time.sleep(0.7)
+        time.sleep(2)
         server.resume()
         traffic.flow()
     traffic.check()

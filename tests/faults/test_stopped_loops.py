@@ -14,6 +14,7 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue
 from tests.concurrency import LIMIT_SECONDS, until
+from tests.fork_server import Program
 
 pytestmark = pytest.mark.topic("The consumer loop")
 
@@ -26,7 +27,7 @@ def consumer(server, shell_name, queue_options, loop_options):
     """A process that runs the loop."""
     program = str(Path(__file__).with_name("looping_consumer.py"))
     settings = [str(server.port), shell_name, json.dumps(queue_options), json.dumps(loop_options)]
-    with subprocess.Popen([sys.executable, program, *settings], stderr=subprocess.PIPE, text=True) as process:
+    with Program([sys.executable, "-W", "error", program, *settings], stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

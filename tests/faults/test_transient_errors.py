@@ -10,6 +10,7 @@ from redis._parsers.base import BaseParser
 from redis_message_queue import EventOperation, EventOutcome, LuaScriptError, server_errors, wire
 from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.shells import WAYS
+from tests.tables import row
 
 # Every first word of an error reply in Redis 6.2 to 8 and Valkey 7 to 9 that a queue can get.
 WORDS = {
@@ -35,15 +36,16 @@ def test_every_error_reply_is_classified():
     assert all(decision.reason for decision in server_errors.DECISIONS.values())
 
 
-@pytest.mark.parametrize("word", sorted(WORDS - {"MOVED", "ASK"}))
-def test_a_reply_is_classified_alone_and_inside_a_script_error(word):
+def test_a_reply_is_classified_alone_and_inside_a_script_error(subtests: pytest.Subtests):
     """Redis 6.2 puts the reply behind its own text, Redis 7 puts its own text behind the reply."""
-    text = f"{word} something is the matter"
-    expected = word in WAITED_FOR
-    assert wire.is_transient(parsed(text)) is expected
-    assert wire.is_transient(parsed(f"{text} script: f00d, on @user_script:12.")) is expected
-    wrapped = f"ERR Error running script (call to f_f00d): @user_script:12: @user_script: 12: -{text} "
-    assert wire.is_transient(parsed(wrapped)) is expected
+    for word in sorted(WORDS - {"MOVED", "ASK"}):
+        with row(subtests, word=word):
+            text = f"{word} something is the matter"
+            expected = word in WAITED_FOR
+            assert wire.is_transient(parsed(text)) is expected
+            assert wire.is_transient(parsed(f"{text} script: f00d, on @user_script:12.")) is expected
+            wrapped = f"ERR Error running script (call to f_f00d): @user_script:12: @user_script: 12: -{text} "
+            assert wire.is_transient(parsed(wrapped)) is expected
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from html.parser import HTMLParser
 from typing import Any
 
@@ -26,11 +27,12 @@ from redis_message_queue.dashboard.text import lines, one_line
 from redis_message_queue.dashboard.watch import Watch
 from redis_message_queue.messages import MessageRecord, Schedule, TraceEntry
 from redis_message_queue.spark.job_options import Window
+from redis_message_queue.spark.jobs import page as pages
 from redis_message_queue.spark.jobs.figures import STATES
 from redis_message_queue.spark.jobs.page import render_overview, render_page
 from redis_message_queue.spark.jobs.report import directory_of
 from tests.fuzz.effort import examples
-from tests.spark.test_report import small_figures
+from tests.pipeline.test_report import small_figures
 
 AT = datetime(2026, 9, 21, 10, tzinfo=UTC)
 # What ends a text, an attribute, an element or a comment, begins a script, or is a template.
@@ -114,10 +116,15 @@ def watch_of(name: str) -> Watch:
     return part
 
 
+@cache
+def dashboard() -> Dashboard:
+    """One for all pages, which reads each template once."""
+    return Dashboard(redis.asyncio.Redis(), allow_changes=True)
+
+
 def dashboard_page(template: str, **values: Any) -> str:
     scope = {"type": "http", "root_path": "", "headers": [], "method": "GET", "path": "/", "query_string": b""}
-    dashboard = Dashboard(redis.asyncio.Redis(), allow_changes=True)
-    return dashboard._text(Request(scope), template, **values)
+    return dashboard()._text(Request(scope), template, **values)
 
 
 def message_of(text: str) -> str:
@@ -154,7 +161,8 @@ def messages_of(text: str) -> str:
 
 
 @pytest.mark.parametrize("page", [report_of, overview_of])
-def test_a_text_from_outside_changes_no_element(page: Any) -> None:
+def test_a_text_from_outside_changes_no_element(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_environment", cache(pages._environment))  # which compiles each template once
     usual = Shape(page("plain"))
 
     @examples(60, 3_000)

@@ -1,5 +1,5 @@
 """Tests that use `shell` run once with the sync and once with the async queue."""
 
-from tests.contract.conftest import onlooker, pytest_pyfunc_call, shell, wiring
+from tests.contract.conftest import onlooker, pytest_generate_tests, pytest_pyfunc_call, shell, wiring
 
-__all__ = ["onlooker", "pytest_pyfunc_call", "shell", "wiring"]
+__all__ = ["onlooker", "pytest_generate_tests", "pytest_pyfunc_call", "shell", "wiring"]

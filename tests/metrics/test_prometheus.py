@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -24,6 +23,7 @@ from redis_message_queue import (
 )
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.metrics.prometheus import QueueMetrics, StatsCollector
+from tests import fork_server
 from tests.contract.shells import (
     Awaited,
     Shell,
@@ -291,13 +291,7 @@ def fetched(url: str) -> str:
 def test_processes_add_their_counts_up(how: str, clean_server: EmbeddedRedis, tmp_path: Path) -> None:
     """In the multiprocess mode of prometheus_client, with the counts of processes that have ended."""
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONWARNINGS": "error"}
-    said = subprocess.run(
-        [sys.executable, str(PROGRAM), how, clean_server.url],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    said = fork_server.run([sys.executable, str(PROGRAM), how, clean_server.url], env=environment)
     assert said.returncode == 0, said.stderr
     samples = {
         (sample.name, sample.labels.get("operation") or sample.labels.get("state")): sample.value

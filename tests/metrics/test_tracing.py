@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,14 +17,17 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from redis_message_queue import (
+    ConfigurationError,
     ConfigurationTypeError,
     PayloadTooLargeError,
     QueueBackpressureError,
     RetryPolicy,
 )
 from redis_message_queue.metrics.opentelemetry import QueueTracing
+from tests import fork_server
 from tests.contract.custom_gateways import Core, custom
 from tests.contract.shells import Awaited, Died, Shell, asyncio_only, claim_and_die, fail, sync_only, take
+from tests.contract.test_unprintable_errors import Unprintable, refuse
 
 pytestmark = pytest.mark.topic("Tracing")
 
@@ -542,6 +544,8 @@ def test_a_missing_extra_is_one_clear_error(module: str) -> None:
     package = {"prometheus": "prometheus_client", "opentelemetry": "opentelemetry"}[module]
     program = f"""
 import sys
+for name in [name for name in sys.modules if name.startswith(("redis_message_queue", {package!r}))]:
+    del sys.modules[name]
 sys.modules[{package!r}] = None
 import redis_message_queue
 try:
@@ -549,7 +553,7 @@ try:
 except redis_message_queue.MissingExtraError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+    said = fork_server.run([sys.executable, "-W", "error", "-c", program])
     assert said.stderr == ""
     assert f"metrics.{module} needs {package}" in said.stdout
     assert "pip install 'redis-exact-queue[metrics]'" in said.stdout
@@ -566,3 +570,36 @@ print({name for name in sys.modules if name.startswith(("prometheus_client", "re
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "set()"
+
+
+# Partitions
+
+
+@pytest.mark.promise("`QueueTracing.trace()` refuses a queue with partitions; its handlers and headers can be traced.")
+async def test_a_queue_with_partitions_is_refused_and_its_handlers_are_traced(shell: Shell) -> None:
+    """The queue itself goes on as before, and its messages can carry the context of their producer."""
+    traces = Traces(shell)
+    queue = shell.queue(wait=0, partitions=3, get_headers=traces.tracing.get_headers)
+    with pytest.raises(ConfigurationError, match=r"cannot trace the queue 'q', which has 3 partitions; decorate"):
+        traces.tracing.trace(queue.queue)
+    with traces.tracer.start_as_current_span("producer"):
+        await queue.publish_many(list("abc"))
+    handler = traces.tracing.handler(shell.callback(lambda message: None))
+    assert (await queue.run(handler, until_empty=True)).handled == 3
+    (producer, *processed) = traces.spans
+    assert [linked(span) for span in processed] == [[number(producer)]] * 3
+
+
+@pytest.mark.promise("An exception of your code that cannot be printed stops no queue: it is treated as any other.")
+@pytest.mark.parametrize("recorded", [False, True])
+async def test_an_exception_that_cannot_be_printed_ends_its_span(shell: Shell, recorded: bool) -> None:
+    """OpenTelemetry asks an exception for its text, and this one raises."""
+    traces = Traces(shell, record_exceptions=recorded)
+    queue = traces.queue()
+    await queue.publish("a")
+    with pytest.raises(Unprintable):
+        async with queue.process_message():
+            refuse()
+    (span,) = traces.processed
+    assert (span.attributes or {})["error.type"] == "Unprintable"
+    assert len(span.events) == recorded

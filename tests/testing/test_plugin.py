@@ -7,25 +7,44 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pytest_redis_message_queue
+from tests import fork_server
 
 pytestmark = pytest.mark.topic("Testing")
 
 
 pytest_plugins = "pytester"
 
-# Plugins of our own tests, which take seconds to load and are no part of a user's run.
-WITHOUT = [word for name in ("cacheprovider", "hypothesispytest", "timeout") for word in ("-p", f"no:{name}")]
+# Plugins of our own environment, which take seconds to load and are no part of a user's run.
+OURS = ("cacheprovider", "hypothesispytest", "timeout", "valkey", "anyio", "platformdirs")
+WITHOUT = [word for name in OURS for word in ("-p", f"no:{name}")]
+WITHOUT_XDIST = [*WITHOUT, "-p", "no:xdist"]
 
 
-def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
-    """A run in a process of its own, with warnings as errors."""
-    return pytester.runpytest_subprocess(*WITHOUT, "-W", "error", *options)
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Pytester's colours, which libraries read when they are imported, would make each run start an interpreter."""
+    if "pytester" in request.fixturenames:
+        request.getfixturevalue("pytester")
+        monkeypatch.delenv("PY_COLORS")
+        monkeypatch.setenv("PYTHONWARNINGS", "error")
+
+
+def command(*options: str, without: Sequence[str] = WITHOUT_XDIST) -> list[str]:
+    """A run with warnings as errors. It rewrites no assertions: a forked process has imported too much for that."""
+    return [sys.executable, "-W", "error", "-m", "pytest", *without, "-W", "error", "--assert=plain", *options]
+
+
+def run(pytester: pytest.Pytester, *options: str, without: Sequence[str] = WITHOUT_XDIST) -> pytest.RunResult:
+    """A run in a process of its own."""
+    ended = fork_server.run(command(*options, without=without), cwd=pytester.path)
+    return pytest.RunResult(ended.returncode, ended.stdout.splitlines(), ended.stderr.splitlines(), 0)
 
 
 @pytest.mark.promise("pytest finds the fixtures, sync and async, without an asyncio plugin.")
@@ -103,7 +122,7 @@ def test_a_run_that_does_not_use_it_does_not_load_the_package(pytester: pytest.P
             assert "redis_message_queue" not in sys.modules and "redis" not in sys.modules
         """
     )
-    run(pytester, "-p", "no:valkey").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess(*WITHOUT_XDIST, "-W", "error").assert_outcomes(passed=1)
 
 
 @pytest.mark.promise(
@@ -158,7 +177,7 @@ def test_workers_of_xdist_have_a_server_each(pytester: pytest.Pytester, tmp_path
             assert rmq_queue.stats().pending == 1
         """
     )
-    run(pytester, "-n", "2", "--dist", "load").assert_outcomes(passed=2)
+    run(pytester, "-n", "2", "--dist", "load", without=WITHOUT).assert_outcomes(passed=2)
     told = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]
     assert all(len({values[place] for values in told}) == 2 for place in range(3))
     for _, server, _ in told:
@@ -191,8 +210,8 @@ def test_the_server_ends_with_the_run_however_that_ends(how: str, pytester: pyte
             time.sleep(600)
         """
     )
-    command = [sys.executable, "-m", "pytest", *WITHOUT, "--rootdir", str(pytester.path), str(pytester.path)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+    nowhere = subprocess.DEVNULL
+    with fork_server.Program(command(), cwd=pytester.path, stdout=nowhere, stderr=nowhere) as running:
         try:
             while not note.exists():
                 assert running.poll() is None

@@ -11,15 +11,55 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from redis._parsers.commands import AsyncCommandsParser, CommandsParser
 
 from redis_message_queue.embedded import EmbeddedRedis, find_server
+from tests import depth
 from tests.contract.conftest import pytest_pyfunc_call, wiring
 from tests.contract.shells import SHELLS, Shell, SubclassedAsyncRedis, SubclassedRedis, Wiring
+from tests.faults.turns import is_out_of_turn
 from tests.topologies.cluster import SETTINGS, Cluster
 from tests.topologies.migration import Migration, MigrationAtOnce
 from tests.topologies.sentinels import SentinelSet
 
+HERE = Path(__file__).parent
 __all__ = ["pytest_pyfunc_call", "wiring"]  # a test body is a coroutine here too
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known_commands(server_setting: str) -> Iterator[None]:
+    """Let redis-py's cluster clients ask only once what commands the server has.
+
+    Each client asks when it is made and, for asyncio, whenever a node is away. To read the answer takes a tenth of a
+    second, longer than all else in most of these tests. They send a PING instead, which fails as COMMAND would.
+    """
+    known = _commands.setdefault(server_setting, {})
+
+    def initialize(parser: Any, client: Any) -> None:
+        if known:
+            client.ping()
+            parser.commands = dict(known)
+        else:
+            ask(parser, client)
+            known.update(parser.commands)
+
+    async def initialize_async(parser: Any, node: Any = None) -> None:
+        if known and node:
+            parser.node = node
+            await node.execute_command("PING")
+            parser.commands = dict(known)
+        else:
+            await ask_async(parser, node)
+            known.update(parser.commands)
+
+    ask, ask_async = CommandsParser.initialize, AsyncCommandsParser.initialize
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CommandsParser, "initialize", initialize)
+        patch.setattr(AsyncCommandsParser, "initialize", initialize_async)
+        yield
+
+
+_commands: dict[str, dict[str, Any]] = {}
 
 
 @pytest.fixture(scope="session")
@@ -97,6 +137,20 @@ def plain_client(shell: Shell) -> Callable[..., Any]:
         return shell.closing(kinds[shell.name][subclassed](host=EmbeddedRedis.host, port=port))
 
     return make
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the cases of a test take turns with the shells; `make full` tries each case with both."""
+    left_out = [item for item in items if is_left_out(item)] if not depth.FULL else []
+    if left_out:
+        items[:] = [item for item in items if not is_left_out(item)]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function) or item.path.parent != HERE or not hasattr(item, "callspec"):
+        return False
+    return "shell" in item.callspec.params and is_out_of_turn(item, "shell", tuple(SHELLS))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -22,6 +22,7 @@ class Migration:
 
     def __enter__(self) -> Self:
         """From here on the source redirects its clients to the target for keys that it does not have."""
+        self.over = False
         self.target.cluster("SETSLOT", self.slot, "IMPORTING", self.source.id)
         self.source.cluster("SETSLOT", self.slot, "MIGRATING", self.target.id)
         return self

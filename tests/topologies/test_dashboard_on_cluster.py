@@ -36,7 +36,9 @@ def parts_of(page: Page) -> dict[str, str]:
     return {one["data-row"][-1]: one["class"] for one in page.all("tr") if "partition" in one.get("data-row", "")}
 
 
-def test_the_whole_is_shown_with_the_partitions_of_every_node(browser: httpx.Client):
+@pytest.mark.promise("If a node of a cluster is gone, the dashboard names the partitions there and shows the others.")
+def test_the_whole_is_shown_and_a_node_that_is_gone_is_named(browser: httpx.Client, killable_cluster: Cluster):
+    """At first the partitions of every node are shown. No consumer runs, which is said of the others."""
     overview = Page(browser.get("/"))
     assert [one["data-row"] for one in overview.all("tr") if "data-row" in one] == ["{orders}"]
     assert f"{PARTITIONS} partitions" in overview.words
@@ -46,11 +48,6 @@ def test_the_whole_is_shown_with_the_partitions_of_every_node(browser: httpx.Cli
     assert "Cannot be read" not in page.words
     listed = Page(browser.get("/messages", params={"name": "orders", "source": "pending", "limit": "200"}))
     assert len([link for link in listed.links if link.startswith("/message?")]) == 60
-
-
-@pytest.mark.promise("If a node of a cluster is gone, the dashboard names the partitions there and shows the others.")
-def test_a_node_that_is_gone_is_named_and_the_others_are_shown(browser: httpx.Client, killable_cluster: Cluster):
-    """Also if no consumer runs, which is said of the others."""
     owners = {
         str(number): killable_cluster.owner("{orders}::x" if number == 0 else f"{{orders::partition::{number}}}::x")
         for number in range(PARTITIONS)

@@ -91,6 +91,32 @@ async def test_partitions_are_on_all_nodes(shell: Shell, topology: Cluster) -> N
         shell.queue("{shop}orders", partitions=2)
 
 
+async def test_a_queue_grows_over_the_nodes_with_what_belongs_to_it(shell: Shell, topology: Cluster) -> None:
+    """Pauses and the journal come to partitions on other nodes, and marks do not stay there."""
+    old = parted(shell, partitions=2, journal=True)
+    for number in range(2):
+        await Awaited(old.queue.partition(number)).publish("before")
+    await Awaited(old).pause()
+    await Awaited(old).pause(tenant="acme")
+    assert await Awaited(parted(shell, partitions=2)).grow_partitions(PARTITIONS) == 2
+    queue = parted(shell)
+    assert await Awaited(queue).is_paused() is True
+    receipts = [await Awaited(queue.queue.partition(number)).submit("m") for number in range(PARTITIONS)]
+    assert [await take(queue) for _ in range(PARTITIONS)] == [None] * PARTITIONS
+    assert [entry.event for entry in await Awaited(queue).trace(receipts[5].id)] == ["published"]
+    for number in range(PARTITIONS):
+        part = Awaited(queue.queue.partition(number))
+        assert await part.is_paused(tenant="acme") is True
+    await Awaited(queue).resume()
+    async with queue.process_messages(1) as batch:
+        if len(batch) == 1:
+            assert await Awaited(queue).cancel(batch[0].id) == "in_flight"
+    summary = await queue.run(shell.callback(lambda message: None), until_empty=True)
+    assert summary.handled == PARTITIONS + 2 - 1
+    with pytest.raises(ConfigurationError, match="partitions must be at least 6"):
+        await Awaited(queue).grow_partitions(4)
+
+
 @pytest.mark.promise("On a cluster a publish to any partition wakes a waiting consumer.")
 async def test_a_publish_wakes_a_consumer_that_waits_on_all_nodes(shell: Shell, topology: Cluster) -> None:
     queue = parted(shell, wait=3 * LIMIT_SECONDS)
