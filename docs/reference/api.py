@@ -176,6 +176,8 @@ FIELD_SENTENCES = {
         "retried": "attempts after which the message waits for the next one",
         "attempts": "how often a message was given to the handler, whatever came of it",
         "dead_lettered": "messages that its claims found delivered too often, too old or unreadable",
+        "left_behind": "messages that wait behind a retry of their tenant when a loop ends, with `ordered_tenants`",
+        "unsettled": "messages that had a handler, or were to be requeued, and whose settlement Redis did not confirm",
     },
     "ClaimedMessage": {
         "stored_message": "the message as the gateway stores it; the handler receives it unchanged",
