@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import termios
+import threading
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,9 @@ _IMPORTED = (
     *("pytest", "redis.asyncio", "redis_message_queue.asyncio", "typer.rich_utils", "rich.table", "rich.live"),
     *("redis_message_queue.cli.program", "redis_message_queue.cli.worker.command", "redis_message_queue.cli.consume"),
     *("redis_message_queue.cli.dashboard", "redis_message_queue.dashboard", "uvicorn"),
+    *("redis_message_queue.cli.stats", "redis_message_queue.cli.publish", "redis_message_queue.cli.doctor.command"),
+    # Typer imports these when it reads the first option, which takes as long as all else that a short command does.
+    *("pydantic.types", "pydantic.type_adapter", "encodings.idna"),
 )
 # Python and the libraries read these when they are imported: a program with another value gets an interpreter.
 _READ_AT_START = ("PYTHON", "LANG", "LC_", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "TERMINAL_WIDTH", "TYPER", "_TYPER")
@@ -271,7 +275,7 @@ def _stream(number: int, old: TextIO, unbuffered: bool) -> TextIO:
 
 
 def _main(kind: str, words: list[str], command: list[str]) -> Callable[[], object]:
-    """The program itself. Its end is that of this interpreter, with its handlers, its status and its traceback."""
+    """The program itself. It ends as in an interpreter of its own, with its handlers, its status and its traceback."""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
     sys.argv, sys.orig_argv = [kind, *words[1:]], command
@@ -279,10 +283,33 @@ def _main(kind: str, words: list[str], command: list[str]) -> Callable[[], objec
         sys.path[0] = os.getcwd()
         if not hasattr(sys.modules.get(words[0]), "__path__"):
             sys.modules.pop(words[0], None)
-        return lambda: runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
+        return lambda: _end_after(lambda: runpy._run_module_as_main(words[0]), main)  # type: ignore[attr-defined]
     if kind == "-c":
         sys.path[0], code = "", compile(words[0], "<string>", "exec")
     else:
         main.__file__ = sys.argv[0] = words[0]
         sys.path[0], code = str(Path(words[0]).resolve().parent), compile(Path(words[0]).read_bytes(), words[0], "exec")
-    return lambda: exec(code, vars(main))
+    return lambda: _end_after(lambda: exec(code, vars(main)), main)
+
+
+def _end_after(program: Callable[[], object], main: types.ModuleType) -> None:
+    """Run a program and end its process, without taking apart what was imported: that takes longer than most programs.
+
+    Any end but an ordinary one is left to the interpreter.
+    """
+    status: Any = None
+    try:
+        program()
+    except SystemExit as end:
+        status = end.code or 0
+        if not isinstance(status, int):
+            raise
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    vars(main).clear()  # so that whatever the program forgot to close is reported
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or None: the interpreter reports it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit((status or 0) & 0xFF)
+    sys.exit(status)

@@ -28,12 +28,16 @@ PROGRAMS = {
     "a signal": "import os; os.kill(os.getpid(), 9)",
     "no flush": "import os, sys; sys.stdout.write('kept back'); sys.stderr.write('no\\n'); os._exit(3)",
     "handlers of the end": "import atexit; atexit.register(print, 'at the end'); print('before')",
-    "a thread": "import threading; threading.Timer(0.05, print, ['a thread']).start(); print('before')",
+    "a thread": "import threading; print('before'); threading.Timer(0.05, print, ['a thread']).start()",
     "a program of its own": (
         "import subprocess, sys\n"
         "program = subprocess.Popen([sys.executable, '-c', 'import sys; sys.exit(len(sys.argv))', 'x'])\n"
         "print(program.wait(), subprocess.run(['echo', 'x'], capture_output=True))"
     ),
+    "an open file": "import io, sys; file = open(sys.executable, 'rb'); print('before')",
+    "closed output": "import sys; print('before'); sys.stdout.close()",
+    "no output": "import sys; print('before'); sys.stdout.flush(); sys.stdout = None",
+    "full output": "import sys; sys.stdout = open('/dev/full', 'w'); print('before')",
     "a name": "print(__name__, vars()['__builtins__'])",
 }
 VARIABLES = {"PYTHONWARNINGS": "error", "TZ": "Asia/Tokyo"}
