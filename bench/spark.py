@@ -22,12 +22,12 @@ from bench.payload import text
 from bench.report import spark_table
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.envelope import BASE_BYTES, preamble
-from redis_message_queue.identity import new_id
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import GatewayOptions
+from redis_message_queue.options.declared import GatewayOptions
+from redis_message_queue.process.identity import new_id
 from redis_message_queue.protocol.calls import STATE_VERSION, ReplySlot
-from redis_message_queue.scripts import script
+from redis_message_queue.stored.envelope import BASE_BYTES, preamble
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.stored.scripts import script
 
 QUEUE = "orders"
 _OTHER = "replayed"

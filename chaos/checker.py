@@ -17,7 +17,7 @@ from chaos.evidence import Evidence, JournalEntry, QueueEvidence, load
 from chaos.inventory import check_keys
 from chaos.ledger import Entry, read_ledgers
 from chaos.scenario import TICK_KEY
-from redis_message_queue.partitioning import partition_of
+from redis_message_queue.stored.partitioning import partition_of
 
 # Where a campaign keeps its ledgers, and what the checker has to know about it.
 LEDGERS, RULES_FILE = "ledgers", "rules.json"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from chaos.evidence import StoredKey
-from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, KeyKind
+from redis_message_queue.stored.keys import KEY_MAP, REGISTRY_KEY, KeyKind
 
 # What holds messages that are under way: nothing of it is left when everything is handled.
 TRANSIENT = frozenset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from redis_message_queue.keys import QueueKeys, partition_keys
+from redis_message_queue.stored.keys import QueueKeys, partition_keys
 
 TENANTS = ("acme", "globex", "initech", "umbrella")
 WINDOW_SECONDS = 20.0

@@ -13,7 +13,7 @@ import redis.asyncio
 
 import redis_message_queue
 import redis_message_queue.asyncio
-from redis_message_queue.protocol.events import token_hash
+from redis_message_queue.protocol.event_emitter import token_hash
 
 # What a program that uses the library has to expect during an outage.
 EXPECTED_ERRORS = (redis_message_queue.RedisMessageQueueError, redis.RedisError, OSError)

@@ -15,8 +15,19 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.asyncio.message import ReceivedMessage
-from redis_message_queue.asyncio.queue import RedisMessageQueue
-from redis_message_queue.errors import (
+from redis_message_queue.asyncio.message_queue import RedisMessageQueue
+from redis_message_queue.options.declared import GatewayOptions, QueueOptions
+from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.operate.transfer import Importer, TransferredMessage
+from redis_message_queue.protocol.partitioned_queue import PartitionedQueue
+from redis_message_queue.protocol.partitioned_store import PartitionedStore, partition_stores
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.store import RedisStore
+from redis_message_queue.spark.connection import WHOLE, RedisReader
+from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.partitioned_group import PartitionedGroup
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.values.errors import (
     CleanupFailedError,
     ConfigurationError,
     ConsumerGroupBusyError,
@@ -30,18 +41,7 @@ from redis_message_queue.errors import (
     QueueDrainedError,
     RetryBudgetExhaustedError,
 )
-from redis_message_queue.events import EventOperation, QueueEvent
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import GatewayOptions, QueueOptions
-from redis_message_queue.protocol.calls import Calls
-from redis_message_queue.protocol.partitioned_queue import PartitionedQueue
-from redis_message_queue.protocol.partitioned_store import PartitionedStore, partition_stores
-from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.store import RedisStore
-from redis_message_queue.protocol.transfer import Importer, TransferredMessage
-from redis_message_queue.spark.connection import WHOLE, RedisReader
-from redis_message_queue.spark.consumer_group import ConsumerGroup
-from redis_message_queue.spark.partitioned_group import PartitionedGroup
+from redis_message_queue.values.events import EventOperation, QueueEvent
 from simulator.bridge import BlockingSimulatedPort, block_on, run_blocking
 from simulator.loop import Process
 from simulator.oracle.ticks import MARK, name_of, named

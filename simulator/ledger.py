@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 
-from redis_message_queue.keys import REGISTRY_KEY
+from redis_message_queue.stored.keys import REGISTRY_KEY
 from simulator.lua import as_bytes
 from simulator.oracle.account import Account
 from simulator.oracle.batches import Batches

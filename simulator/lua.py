@@ -11,7 +11,7 @@ from typing import Any
 
 from lupa.lua51 import LuaError, LuaRuntime, lua_type
 
-from redis_message_queue.scripts import Script
+from redis_message_queue.stored.scripts import Script
 from simulator.keyspace import COMMANDS, OK, OUT_OF_MEMORY, Keyspace, RedisError
 
 Argument = bytes | str | int

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from redis_message_queue.asyncio.loop import Loop
-from redis_message_queue.protocol import partitioned_settler
+from redis_message_queue.asyncio.run_loop import Loop
 from redis_message_queue.protocol import queue as protocol_queue
-from redis_message_queue.protocol.batch_block import BatchBlock
 from redis_message_queue.protocol.calls import Calls
-from redis_message_queue.protocol.cancel import Canceller
-from redis_message_queue.protocol.partitioned_claimer import _Round
-from redis_message_queue.protocol.partitioned_publisher import PartitionedPublisher
-from redis_message_queue.protocol.prefetcher import Prefetcher
-from redis_message_queue.schedule_timing import Timing
-from redis_message_queue.scripts import Script, all_names, script
+from redis_message_queue.protocol.consume import partitioned_settler
+from redis_message_queue.protocol.consume.batch_block import BatchBlock
+from redis_message_queue.protocol.consume.partitioned_claimer import _Round
+from redis_message_queue.protocol.loop.prefetcher import Prefetcher
+from redis_message_queue.protocol.operate.cancel import Canceller
+from redis_message_queue.protocol.publish.partitioned_publisher import PartitionedPublisher
+from redis_message_queue.protocol.schedule_timing import Timing
+from redis_message_queue.stored.scripts import Script, all_names, script
 from simulator.oracle.invariants import INVARIANTS
 from simulator.plan import plan_of
 from simulator.world import Outcome, run
@@ -234,12 +234,12 @@ MUTANTS = (
     ),
     Mutant(
         "the ack comes before the handler",
-        "asyncio/loop.py",
+        "asyncio/run_loop.py",
         patch=_replaced(Loop, "_handle", _ack_before_the_handler),
     ),
     Mutant(
         "a batch whose handler raised is acknowledged",
-        "protocol/batch_block.py",
+        "protocol/consume/batch_block.py",
         patch=_replaced(BatchBlock, "leave", _leave_and_ack_everything),
     ),
     Mutant(
@@ -282,7 +282,7 @@ MUTANTS = (
     ),
     Mutant(
         "a loop takes an answer for empty that has not seen its own acknowledgements",
-        "protocol/prefetcher.py",
+        "protocol/loop/prefetcher.py",
         patch=_replaced(Prefetcher, "_own_changes", lambda self: (0, 0)),
     ),
     # -- fairness and wake-ups
@@ -333,7 +333,7 @@ MUTANTS = (
     ),
     Mutant(
         "the marks of a message that is found in another partition stay",
-        "protocol/partitioned_operator.py",
+        "protocol/operate/partitioned_operator.py",
         patch=_replaced(Canceller, "withdraw", _withdraw_nothing),
     ),
     Mutant(
@@ -425,7 +425,7 @@ MUTANTS = (
     ),
     Mutant(
         "a tick is published before its time",
-        "schedule_timing.py, tick.lua",
+        "protocol/schedule_timing.py, tick.lua",
         (("tick", "is_known and done <= now", "is_known"),),
         patch=_replaced(Timing, "due", _due_early),
     ),
@@ -480,17 +480,17 @@ MUTANTS = (
     ),
     Mutant(
         "a message without a tenant goes to the first partition, whatever its key is",
-        "protocol/partitioned_publisher.py",
+        "protocol/publish/partitioned_publisher.py",
         patch=_replaced(PartitionedPublisher, "_of_call", lambda self, tenant, given: None if tenant else 0),
     ),
     Mutant(
         "an acknowledgement goes to the first partition",
-        "protocol/partitioned_settler.py",
+        "protocol/consume/partitioned_settler.py",
         patch=_replaced(partitioned_settler, "by_partition", lambda claims: [(0, [*range(len(claims))], [*claims])]),
     ),
     Mutant(
         "a consumer keeps the wake-ups of the partitions that it leaves alone",
-        "protocol/partitioned_claimer.py",
+        "protocol/consume/partitioned_claimer.py",
         patch=_replaced(_Round, "_pass_on", _keep_wakeups),
     ),
     # -- the journal
@@ -514,7 +514,7 @@ MUTANTS = (
     # -- the consumer's side
     Mutant(
         "a message claimed ahead is started after its lease was lost",
-        "protocol/prefetcher.py",
+        "protocol/loop/prefetcher.py",
         patch=_replaced(Prefetcher, "_is_short_of_time", lambda self, work_item, now: False),
     ),
     Mutant(

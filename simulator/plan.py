@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from redis_message_queue.options import GatewayOptions
-from redis_message_queue.retry_policy import RetryPolicy
+from redis_message_queue.options.declared import GatewayOptions
+from redis_message_queue.options.retry_policy import RetryPolicy
 from simulator.network import Weather
 
 QUEUE, RESULTS = "orders", "results"  # a queue, and one that gets what handlers hand off

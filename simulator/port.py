@@ -9,10 +9,10 @@ from typing import Any
 
 from redis import exceptions
 
-from redis_message_queue import wire
 from redis_message_queue.asyncio.runtime import AsyncioRuntime
 from redis_message_queue.protocol.port import Argument, Call, Command, Port, attempt_ends_at
-from redis_message_queue.scripts import Script
+from redis_message_queue.redis_py import wire
+from redis_message_queue.stored.scripts import Script
 from simulator.keyspace import RedisError
 from simulator.loop import Process, SimulatedLoop
 from simulator.network import Network

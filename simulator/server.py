@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redis_message_queue.protocol.port import Argument
-from redis_message_queue.scripts import Script, all_scripts
+from redis_message_queue.stored.scripts import Script, all_scripts
 from simulator.keyspace import COMMANDS, OUT_OF_MEMORY, Keyspace, RedisError
 from simulator.lua import Interpreter, as_bytes
 

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
 
-from redis_message_queue.protocol.transfer import TransferredMessage
-from redis_message_queue.scripts import Script
+from redis_message_queue.protocol.operate.transfer import TransferredMessage
 from redis_message_queue.spark import consumer_group, partitioned_group
+from redis_message_queue.stored.scripts import Script
 from simulator import actors
 from simulator.bridge import block_on
 from simulator.ledger import Ledger

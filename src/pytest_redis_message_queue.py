@@ -30,7 +30,7 @@ _QUEUE_OPTIONS = {"message_wait_interval_seconds": 0}
 def rmq_server() -> Iterator[EmbeddedRedis]:
     """A real Redis or Valkey server on a free port: one for the whole run, or one for each pytest-xdist worker."""
     from redis_message_queue.embedded import EmbeddedRedis
-    from redis_message_queue.scripts import all_scripts
+    from redis_message_queue.stored.scripts import all_scripts
 
     with EmbeddedRedis() as server:
         with server.client() as client:
@@ -44,7 +44,7 @@ def rmq_server() -> Iterator[EmbeddedRedis]:
 def _rmq_clean_server(rmq_server: EmbeddedRedis) -> Iterator[EmbeddedRedis]:
     """The server, empty and running, whatever the last test did to it."""
     from redis_message_queue.embedded import EmbeddedRedis
-    from redis_message_queue.errors import ConfigurationTypeError
+    from redis_message_queue.values.errors import ConfigurationTypeError
 
     if not isinstance(rmq_server, EmbeddedRedis):
         raise ConfigurationTypeError(

@@ -15,7 +15,7 @@ import redis
 import redis.utils
 
 from redis_message_queue.embedded import EmbeddedRedis, EmbeddedServerError, ServerBinary, find_server
-from redis_message_queue.server_binary import SETTING
+from redis_message_queue.embedded.server_binary import SETTING
 from redis_message_queue.testing.fast_forward import _clock
 from tests import depth
 

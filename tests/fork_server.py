@@ -26,9 +26,9 @@ from typing import Any, NoReturn, TextIO
 # What most programs of the tests import. None of it starts a thread.
 _IMPORTED = (
     *("pytest", "redis.asyncio", "redis_message_queue.asyncio", "typer.rich_utils", "rich.table", "rich.live"),
-    *("redis_message_queue.cli.program", "redis_message_queue.cli.worker.command", "redis_message_queue.cli.consume"),
+    *("redis_message_queue.cli.program", "redis_message_queue.cli.worker.worker", "redis_message_queue.cli.consume"),
     *("redis_message_queue.cli.dashboard", "redis_message_queue.dashboard", "uvicorn"),
-    *("redis_message_queue.cli.stats", "redis_message_queue.cli.publish", "redis_message_queue.cli.doctor.command"),
+    *("redis_message_queue.cli.stats", "redis_message_queue.cli.publish", "redis_message_queue.cli.doctor.doctor"),
     # Typer imports these when it reads the first option, which takes as long as all else that a short command does.
     *("pydantic.types", "pydantic.type_adapter", "encodings.idna"),
 )

@@ -1,4 +1,4 @@
-"""errors.md: the tree of exceptions, from `errors.py`."""
+"""errors.md: the tree of exceptions, from `values/errors.py`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import inspect
 from collections.abc import Iterable, Iterator
 
 from docs.reference.markdown import doc, page, prose, table
-from redis_message_queue import RedisMessageQueueError, errors
-from redis_message_queue.server_errors import DECISIONS, TRANSIENT_PHRASES
+from redis_message_queue import RedisMessageQueueError
+from redis_message_queue.redis_py.server_errors import DECISIONS, TRANSIENT_PHRASES
+from redis_message_queue.values import errors
 
 
 def errors_page() -> str:
     return page(
         "Errors",
-        "`errors.py`",
+        "`values/errors.py`",
         prose(f"""
             Every exception that the library raises is a `{RedisMessageQueueError.__name__}`. If a built-in or redis-py
             exception means the same, the error is also a subclass of that one, so you can catch either. Exceptions from
@@ -39,7 +40,7 @@ def errors_page() -> str:
 
 
 def error_classes() -> list[type[Exception]]:
-    """All error classes, in the order of `errors.py`."""
+    """All error classes, in the order of `values/errors.py`."""
     found: Iterable[type[Exception]] = filter(inspect.isclass, vars(errors).values())
     return [one for one in found if one.__module__ == errors.__name__]
 

@@ -181,7 +181,7 @@ def events_page() -> str:
     check_complete("operations", EVENT_ROWS, EventOperation)
     return page(
         "Events",
-        "`events.py` and the tables of the generator, which a test compares with real events",
+        "`values/events.py` and the tables of the generator, which a test compares with real events",
         prose("""
             The queue calls `on_event` with a `QueueEvent` for everything that happens to a message. The call runs in
             the thread or task that did the work; for lease renewals that is the heartbeat's own. If `on_event` raises,

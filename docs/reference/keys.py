@@ -1,4 +1,4 @@
-"""keys.md: every Redis key of a queue, from the key map in `keys.py`."""
+"""keys.md: every Redis key of a queue, from the key map in `stored/keys.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from docs.reference.markdown import check_complete, code, page, prose, table
-from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, RESERVED_WORDS, QueueKeys, partition_keys
+from redis_message_queue.stored.keys import KEY_MAP, REGISTRY_KEY, RESERVED_WORDS, QueueKeys, partition_keys
 
 # Operators may rely on these. All other keys may change from one version to the next.
 CONTRACT = ("pending", "processing", "completed", "failed", "dead_letter", "deduplication")
@@ -16,7 +16,7 @@ CONTRACT = ("pending", "processing", "completed", "failed", "dead_letter", "dedu
 def keys_page() -> str:
     return page(
         "Keys in Redis",
-        "`keys.py`",
+        "`stored/keys.py`",
         prose("""
             All keys of a queue begin with its name. The table shows the keys of a queue called `orders`. In a program,
             take the names from the queue: `queue.key.pending`.

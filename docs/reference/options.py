@@ -1,4 +1,4 @@
-"""options.md: the options of the constructors, from their signatures and from `options.py`."""
+"""options.md: the options of the constructors, from their signatures and from `options/declared.py`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 import redis
 
 from docs.reference.markdown import OutOfSync, check_complete, code, page, prose, sentence, table
-from redis_message_queue import ConfigurationError, RedisGateway, RedisMessageQueue, options
-from redis_message_queue.options import GatewayArguments, GatewayOptions, QueueArguments, QueueOptions
+from redis_message_queue import ConfigurationError, RedisGateway, RedisMessageQueue
+from redis_message_queue.options import declared as options
+from redis_message_queue.options.declared import GatewayArguments, GatewayOptions, QueueArguments, QueueOptions
 
 QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
     "The queue and its server": ("name", "client", "gateway", "key_separator", "hash_tag", "partitions"),
@@ -98,7 +99,7 @@ CONTRADICTIONS: tuple[tuple[type, dict[str, Any]], ...] = (
 def options_page() -> str:
     return page(
         "Options",
-        "`options.py` and the constructors",
+        "`options/declared.py` and the constructors",
         prose("""
             The constructor checks every option before it sends anything to Redis. A value that cannot work raises
             `ConfigurationError`, and a value of the wrong type raises `ConfigurationTypeError` (a `bool` is not a
@@ -153,7 +154,7 @@ def parameters_of(owner: type) -> dict[str, inspect.Parameter]:
 
 
 def meaning(owner: type, name: str) -> str:
-    """The description of an option in `options.py`."""
+    """The description of an option in `options/declared.py`."""
     return options.descriptions(QueueArguments if owner is RedisMessageQueue else GatewayArguments)[name]
 
 

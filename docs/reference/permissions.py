@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from redis_message_queue.permissions import ROLES
+from redis_message_queue.stored.permissions import ROLES
 
 HOW_TO = Path(__file__).parents[1] / "how-to" / "restrict-access.md"
 RECIPE = Path(__file__).parents[1] / "how-to" / "recipes" / "acl.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from redis_message_queue.options import GatewayOptions
+from redis_message_queue.options.declared import GatewayOptions
 from simulator.oracle.journal import JournalReader
 from simulator.oracle.ticks import ScheduleEntry
 

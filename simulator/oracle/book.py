@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.protocol.records import pair
+from redis_message_queue.protocol.operate.record_pairs import pair
+from redis_message_queue.stored.keys import QueueKeys
 from simulator.keyspace import Hash, Keyspace
 from simulator.oracle.account import Account, Rules
 from simulator.oracle.invariants import fail

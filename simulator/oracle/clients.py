@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from redis_message_queue.protocol.claim import _read
+from redis_message_queue.protocol.consume.claim import _read
 from redis_message_queue.protocol.port import Call
 from simulator.loop import Process
 from simulator.oracle.invariants import fail

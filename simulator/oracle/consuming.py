@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from redis_message_queue.protocol.claim import Claim, ClaimResult, _read
+from redis_message_queue.protocol.consume.claim import Claim, ClaimResult, _read
 from simulator.lua import as_bytes
 from simulator.oracle.account import NOBODY, Owner
 from simulator.oracle.book import Moved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redis_message_queue.envelope import Envelope
+from redis_message_queue.stored.envelope import Envelope
 from simulator.lua import as_bytes
 from simulator.oracle.book import Book, Moved
 from simulator.oracle.invariants import fail

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from redis_message_queue.envelope import HAS_ENTRY
+from redis_message_queue.stored.envelope import HAS_ENTRY
 from simulator.keyspace import Hash, Keyspace, Stream
 from simulator.oracle.account import NOBODY
 from simulator.oracle.book import Moved

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Any
 
-from redis_message_queue.envelope import Envelope
-from redis_message_queue.partitioning import partition_of
-from redis_message_queue.scripts import Script, argument_names
+from redis_message_queue.stored.envelope import Envelope
+from redis_message_queue.stored.partitioning import partition_of
+from redis_message_queue.stored.scripts import Script, argument_names
 from simulator.keyspace import SortedSet
 from simulator.oracle.invariants import fail
 from simulator.server import Step

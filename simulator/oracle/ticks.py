@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from redis_message_queue.envelope import Envelope
+from redis_message_queue.stored.envelope import Envelope
 
 MARK = b"@"  # the last byte of the payload that all ticks of a schedule share
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

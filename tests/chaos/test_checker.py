@@ -7,7 +7,7 @@ from pathlib import Path
 from chaos.checker import LEDGERS, RULES_FILE, Rules, check_directory
 from chaos.evidence import QueueEvidence, StoredKey, save
 from chaos.scenario import TICK_KEY, QueuePlace
-from redis_message_queue.partitioning import partition_of
+from redis_message_queue.stored.partitioning import partition_of
 from tests.chaos.scenarios import LEASE, WINDOW, Scenario
 
 STORED_ONCE = "every confirmed publish is stored once"

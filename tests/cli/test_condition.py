@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from redis_message_queue.condition import RECORD, WAITING, condition
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.messages import MessageRecord, moment
+from redis_message_queue.protocol.operate.condition import RECORD, WAITING, condition
+from redis_message_queue.values.errors import ConfigurationError
+from redis_message_queue.values.messages import MessageRecord, moment
 
 pytestmark = pytest.mark.topic("Command line")
 

@@ -8,7 +8,7 @@ import pytest
 from redis_message_queue import RedisMessageQueue, RetryPolicy
 from redis_message_queue.cli.common_options import DeliveryOptions
 from redis_message_queue.cli.publish import Backpressure, Deduplication
-from redis_message_queue.cli.worker.command import worker
+from redis_message_queue.cli.worker.worker import worker
 
 pytestmark = pytest.mark.topic("Command line")
 

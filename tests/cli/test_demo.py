@@ -19,7 +19,7 @@ from redis_message_queue.__main__ import main
 from redis_message_queue.cli.demo import scenario
 from redis_message_queue.cli.demo.balance import Balance
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.server_binary import SETTING
+from redis_message_queue.embedded.server_binary import SETTING
 from tests.embedded.waiting import until
 from tests.fork_server import Program
 

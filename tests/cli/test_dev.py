@@ -13,7 +13,7 @@ from redis.retry import Retry
 
 from redis_message_queue.__main__ import main
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.server_binary import SETTING
+from redis_message_queue.embedded.server_binary import SETTING
 from tests.embedded.waiting import falls_silent
 from tests.fork_server import Program
 

@@ -16,8 +16,8 @@ from redis_message_queue.cli.doctor.permission_checks import check_permissions
 from redis_message_queue.cli.doctor.queue_checks import check_key_types
 from redis_message_queue.cli.doctor.server_checks import CHECKS, ServerInfo, check_clock, check_latency, version
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.keys import KEY_MAP, QueueKeys
-from redis_message_queue.permissions import ROLES, Role
+from redis_message_queue.stored.keys import KEY_MAP, QueueKeys
+from redis_message_queue.stored.permissions import ROLES, Role
 from tests import depth
 from tests.cli.conftest import Ended
 from tests.conftest import StartServer

@@ -8,8 +8,9 @@ import unicodedata
 
 import pytest
 
-from redis_message_queue import RedisMessageQueue, envelope
+from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.output import to_json
+from redis_message_queue.stored import envelope
 from tests import fork_server
 from tests.cli.terminal import Terminal
 

@@ -14,11 +14,11 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.__main__ import main
-from redis_message_queue.cli import connection
+from redis_message_queue.cli import clients as connection
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.output import Output, cell, to_json
 from redis_message_queue.cli.program import COMMANDS
-from redis_message_queue.errors import ConfigurationError, QueueBackpressureError, RetryBudgetExhaustedError
+from redis_message_queue.values.errors import ConfigurationError, QueueBackpressureError, RetryBudgetExhaustedError
 from tests import fork_server
 from tests.embedded.waiting import until
 

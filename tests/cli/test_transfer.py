@@ -10,9 +10,9 @@ import pytest
 from redis_message_queue import RedisMessageQueue, RetryPolicy
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.transfer import from_facts
-from redis_message_queue.envelope import HAS_ENTRY, HEADER_BYTES, TIME_AT
+from redis_message_queue.protocol.operate.transfer import Importer
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.protocol.transfer import Importer
+from redis_message_queue.stored.envelope import HAS_ENTRY, HEADER_BYTES, TIME_AT
 from redis_message_queue.testing import fast_forward
 from tests.embedded.waiting import until
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.cli.worker.process import load_reference
-from redis_message_queue.errors import ConfigurationError, LuaScriptError
+from redis_message_queue.cli.worker.worker_process import load_reference
+from redis_message_queue.values.errors import ConfigurationError, LuaScriptError
 from tests.cli.workers import finish, handled, said
 from tests.embedded.waiting import until
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.protocol import claim
+from redis_message_queue.protocol.consume import claim
 from tests.contract.shells import (
     LIMIT_SECONDS,
     Shell,

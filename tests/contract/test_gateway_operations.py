@@ -15,7 +15,7 @@ from redis_message_queue import (
     PayloadTooLargeError,
     PublishNotConfirmedError,
 )
-from redis_message_queue.local_runtime import LocalRuntime
+from redis_message_queue.process.local_runtime import LocalRuntime
 from tests.contract.custom_gateways import BEATS, HELD, LEASED, Core, custom, done
 from tests.contract.shells import (
     Shell,

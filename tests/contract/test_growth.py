@@ -13,7 +13,7 @@ import redis
 
 import redis_message_queue
 from redis_message_queue import ConfigurationError, PartitionCountError, StateVersionError
-from redis_message_queue.keys import QueueKeys, partition_keys
+from redis_message_queue.stored.keys import QueueKeys, partition_keys
 from tests.contract.shells import Awaited, Losses, Shell, script_name, take
 
 pytestmark = pytest.mark.topic("Partitions")

@@ -14,8 +14,8 @@ from redis_message_queue import (
     PayloadValueError,
     RetryPolicy,
 )
-from redis_message_queue.errors import RedisMessageQueueError
-from redis_message_queue.headers import MAX_HEADERS_BYTES
+from redis_message_queue.stored.headers import MAX_HEADERS_BYTES
+from redis_message_queue.values.errors import RedisMessageQueueError
 from tests.contract.shells import (
     EVERY_WIRING,
     Awaited,

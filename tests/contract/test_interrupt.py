@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
-from redis_message_queue.interrupt import (
+from redis_message_queue.process.interrupt import (
     BaseGracefulInterruptHandler,
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
+from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError
 from tests.contract.programs import running
 from tests.contract.shells import LIMIT_SECONDS
 from tests.tables import row
@@ -32,8 +32,8 @@ pytestmark = [
 # a background job with SIGINT ignored, which children inherit: the defaults are put back first.
 PREAMBLE = """
 import asyncio, functools, os, signal, sys, threading, time
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.interrupt import EventDrivenInterruptHandler, GracefulInterruptHandler
+from redis_message_queue.values.errors import ConfigurationError
+from redis_message_queue.process.interrupt import EventDrivenInterruptHandler, GracefulInterruptHandler
 signal.alarm(100)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -503,7 +503,7 @@ def test_a_platform_without_sighup_does_without_it() -> None:
     """The default signals are those that exist: on Windows SIGINT and SIGTERM."""
     assert (
         run("""
-        import importlib, redis_message_queue.interrupt as module
+        import importlib, redis_message_queue.process.interrupt as module
         del signal.SIGHUP
         print([each.name for each in importlib.reload(module).DEFAULT_SIGNALS])
     """)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.keys import KEY_MAP
+from redis_message_queue.stored.keys import KEY_MAP
 from tests.contract.shells import Awaited, Shell, claim_and_die, silent_gateway, take
 from tests.tables import row
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from redis_message_queue.local_runtime import LocalRuntime
+from redis_message_queue.process.local_runtime import LocalRuntime
 from tests.contract.shells import LIMIT_SECONDS, Shell, claim_and_die, fail, holding, take
 
 pytestmark = [pytest.mark.topic("Leases"), pytest.mark.every_server]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import redis
 
-from redis_message_queue import options
-from redis_message_queue.keys import KEY_MAP
+from redis_message_queue.options import declared as options
+from redis_message_queue.stored.keys import KEY_MAP
 from tests.contract.shells import (
     LIMIT_SECONDS,
     Losses,

@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 
 import pytest
 
-from redis_message_queue.schedule_timing import MOST_MISSED, Timing
+from redis_message_queue.protocol.schedule_timing import MOST_MISSED, Timing
 from tests.depth import FULL, only_in_full
 
 pytestmark = pytest.mark.topic("Schedules")

@@ -5,9 +5,9 @@ from enum import Enum
 import pytest
 
 from redis_message_queue import ConfigurationError, ConfigurationTypeError, RedisMessageQueueError, RetryPolicy
-from redis_message_queue.condition import condition
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.plain_values import brief, is_text, plain
+from redis_message_queue.protocol.operate.condition import condition
+from redis_message_queue.values.plain_values import brief, is_text, plain
 
 pytestmark = pytest.mark.topic("Options")
 HUGE = 10**5_000  # more digits than Python writes

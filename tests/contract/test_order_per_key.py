@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from redis_message_queue import ConfigurationError, RetryLater, RetryPolicy
-from redis_message_queue.envelope import TOKEN_BYTES
-from redis_message_queue.partitioning import partition_of
+from redis_message_queue.stored.envelope import TOKEN_BYTES
+from redis_message_queue.stored.partitioning import partition_of
 from tests.contract.shells import Awaited, Died, Shell, claim_and_die, fail, take, until
 from tests.contract.test_partitions import keys_for
 

@@ -18,7 +18,7 @@ from redis_message_queue import (
     RegisteredQueue,
     RetryPolicy,
 )
-from redis_message_queue.partitioning import partition_of
+from redis_message_queue.stored.partitioning import partition_of
 from redis_message_queue.testing import fast_forward
 from tests.contract.shells import (
     EVERY_WIRING,

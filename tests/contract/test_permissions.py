@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from redis_message_queue import CleanupFailedError, NotPermittedError, RetryPolicy
-from redis_message_queue.permissions import CONSUMER, OPERATOR, PRODUCER, Role, example
-from redis_message_queue.scripts import all_names, script
+from redis_message_queue.stored.permissions import CONSUMER, OPERATOR, PRODUCER, Role, example
+from redis_message_queue.stored.scripts import all_names, script
 from tests.contract.shells import Awaited, Shell, claim_and_die, take
 
 pytestmark = [pytest.mark.topic("Permissions"), pytest.mark.every_server]

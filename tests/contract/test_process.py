@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.protocol.message_block import MessageBlock
+from redis_message_queue.protocol.consume.message_block import MessageBlock
 from tests.contract.shells import Died, Shell, asyncio_only, claim_and_die, fail, take, until
 
 pytestmark = [pytest.mark.topic("Processing one message"), pytest.mark.both_shells]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import redis_message_queue
-from redis_message_queue.protocol.purge import Purger
+from redis_message_queue.protocol.operate.purge import Purger
 from tests.contract.operators import LISTS, SOURCES, key_of, make_dead_letters, mortal, records_key, snapshot
 from tests.contract.shells import (
     Awaited,

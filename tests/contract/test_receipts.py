@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue import ConfigurationError, GatewayContractError, PayloadTypeError, Receipt
-from redis_message_queue.envelope import TTL_BYTES
+from redis_message_queue.stored.envelope import TTL_BYTES
 from tests.contract.shells import EVERY_WIRING, Awaited, Sent, Shell, silent_gateway, take
 from tests.tables import row
 

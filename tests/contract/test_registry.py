@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue import ConfigurationError, RegisteredQueue
-from redis_message_queue.keys import REGISTRY_KEY
+from redis_message_queue.stored.keys import REGISTRY_KEY
 from tests.contract.shells import EVERY_WIRING, Awaited, Sent, Shell, take
 from tests.tables import row
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue import BaseGracefulInterruptHandler, EventDrivenInterruptHandler, wire
+from redis_message_queue import BaseGracefulInterruptHandler, EventDrivenInterruptHandler
 from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.redis_py import wire
 from tests.contract.shells import LIMIT_SECONDS, Sent, Shell, asyncio_only, claim_and_die, only_woken, take, until
 
 pytestmark = [pytest.mark.topic("Waiting for messages"), pytest.mark.both_shells, pytest.mark.every_server]

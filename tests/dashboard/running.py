@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from redis_message_queue.cli.connection import open_async_client
+from redis_message_queue.cli.clients import open_async_client
 from redis_message_queue.dashboard import Dashboard
 from tests.concurrency import beside
 from tests.dashboard.pages import MOST_SECONDS

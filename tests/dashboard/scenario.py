@@ -6,7 +6,7 @@ from typing import Any
 import redis
 
 from redis_message_queue import RedisMessageQueue, RetryLater
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.testing.fast_forward import fast_forward
 
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202eevil{{7*7}}"

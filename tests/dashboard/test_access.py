@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from redis_message_queue.dashboard import Dashboard, access
-from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.values.errors import ConfigurationError
 from tests import fork_server
 from tests.dashboard.pages import Page
 from tests.dashboard.scenario import open_queue

@@ -11,7 +11,7 @@ import pytest
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.permissions import OPERATOR
+from redis_message_queue.stored.permissions import OPERATOR
 from redis_message_queue.testing.fast_forward import fast_forward
 from tests.dashboard.pages import Page, comes
 from tests.dashboard.running import served

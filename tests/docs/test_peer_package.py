@@ -14,7 +14,7 @@ import redis
 from bench.peer import peer_python
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.errors import LuaScriptError
+from redis_message_queue.values.errors import LuaScriptError
 from tests.docs.pages import DOCS, blocks_of
 
 pytestmark = [pytest.mark.in_full, pytest.mark.timeout(600)]

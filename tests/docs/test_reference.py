@@ -13,7 +13,7 @@ import redis_message_queue.asyncio
 from docs import generate
 from docs.reference import events, markdown, options
 from redis_message_queue import EventOperation, RedisGateway, RedisMessageQueue, embedded
-from redis_message_queue.options import QueueArguments, descriptions
+from redis_message_queue.options.declared import QueueArguments, descriptions
 from tests import fork_server
 from tests.docs.pages import ROOT
 from tests.tables import row

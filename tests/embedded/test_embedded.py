@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from redis_message_queue.embedded import EmbeddedRedis, EmbeddedServerError
-from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.values.errors import ConfigurationError
 from tests.conftest import StartServer
 from tests.embedded.waiting import answers
 

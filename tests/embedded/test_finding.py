@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from redis_message_queue import embedded, server_binary
-from redis_message_queue.embedded import EmbeddedRedis, EmbeddedServerError, find_server
-from redis_message_queue.server_binary import SETTING
+from redis_message_queue.embedded import EmbeddedRedis, EmbeddedServerError, find_server, server_binary
+from redis_message_queue.embedded import embedded_redis as embedded
+from redis_message_queue.embedded.server_binary import SETTING
 from tests.conftest import StartServer
 
 NEXT_STEP = "pip install 'redis-exact-queue[server]'"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import redis
 
-from redis_message_queue import scripts
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.envelope import TOKEN_BYTES
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.stored import scripts
+from redis_message_queue.stored.envelope import TOKEN_BYTES
+from redis_message_queue.stored.keys import QueueKeys
 from tests import depth
 from tests.faults.proxy import FaultyProxy
 from tests.faults.shells import WAYS, BlockingShell

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from redis_message_queue import scripts
+from redis_message_queue.stored import scripts
 
 # How long to wait for the reply to a late request before the test fails.
 _ANSWER_SECONDS = 5.0

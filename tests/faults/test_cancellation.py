@@ -8,7 +8,8 @@ import sys
 import pytest
 import redis.asyncio
 
-from redis_message_queue import CleanupFailedError, RedisMessageQueue, client_port
+from redis_message_queue import CleanupFailedError, RedisMessageQueue
+from redis_message_queue.redis_py import client_port
 from tests.concurrency import LIMIT_SECONDS, until
 from tests.depth import often
 from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, delayed

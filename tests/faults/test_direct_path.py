@@ -14,9 +14,9 @@ import redis
 import redis.asyncio
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.errors import LuaScriptError
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.sync.direct_pool import _wait
+from redis_message_queue.values.errors import LuaScriptError
 from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.shells import AsyncioShell, BlockingShell
 

@@ -9,8 +9,9 @@ import pytest
 import redis
 from redis.backoff import ConstantBackoff, NoBackoff
 
-from redis_message_queue import RetryBudgetExhaustedError, client_port
+from redis_message_queue import RetryBudgetExhaustedError
 from redis_message_queue.protocol import calls
+from redis_message_queue.redis_py import client_port
 from tests.concurrency import LIMIT_SECONDS, until
 from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE
 from tests.faults.shells import WAYS, AsyncioShell, nothing

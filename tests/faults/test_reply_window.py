@@ -9,8 +9,8 @@ import redis.asyncio.retry
 import redis.retry
 from redis.backoff import AbstractBackoff, ConstantBackoff, ExponentialBackoff, NoBackoff
 
-from redis_message_queue import wire
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.redis_py import wire
 
 HOUR = 3600.0
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import redis
 
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.stored.keys import QueueKeys
 from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.conftest import Truth
 from tests.faults.shells import WAYS

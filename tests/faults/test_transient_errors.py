@@ -7,7 +7,8 @@ import redis
 from redis import exceptions
 from redis._parsers.base import BaseParser
 
-from redis_message_queue import EventOperation, EventOutcome, LuaScriptError, server_errors, wire
+from redis_message_queue import EventOperation, EventOutcome, LuaScriptError
+from redis_message_queue.redis_py import server_errors, wire
 from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.shells import WAYS
 from tests.tables import row

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.stored.keys import QueueKeys
 from tests.contract.conftest import onlooker, pytest_generate_tests, pytest_pyfunc_call, shell, wiring
 from tests.faults.conftest import Truth
 from tests.faults.proxy import FaultyProxy

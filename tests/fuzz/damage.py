@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redis_message_queue import RedisMessageQueue, RetryPolicy
-from redis_message_queue.envelope import Envelope
-from redis_message_queue.keys import REGISTRY_KEY, QueueKeys
 from redis_message_queue.spark.consumer_group import ConsumerGroup
 from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.stored.envelope import Envelope
+from redis_message_queue.stored.keys import REGISTRY_KEY, QueueKeys
 from tests.fuzz import snapshot
 
 NAME, GROUP = "jobs", "night"

@@ -14,14 +14,15 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from redis_message_queue import envelope, headers, wire
-from redis_message_queue.condition import RECORD, WAITING, condition
-from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
-from redis_message_queue.keys import QueueKeys, siblings
-from redis_message_queue.messages import MessageRecord
-from redis_message_queue.protocol.records import pair, record_of, record_of_stored, tenant_bytes
-from redis_message_queue.scripts import all_names
-from redis_message_queue.simple_reply import INCOMPLETE, NOT_SIMPLE, read_simple
+from redis_message_queue.protocol.operate.condition import RECORD, WAITING, condition
+from redis_message_queue.protocol.operate.record_pairs import pair, record_of, record_of_stored, tenant_bytes
+from redis_message_queue.redis_py import wire
+from redis_message_queue.redis_py.simple_reply import INCOMPLETE, NOT_SIMPLE, read_simple
+from redis_message_queue.stored import envelope, headers
+from redis_message_queue.stored.keys import QueueKeys, siblings
+from redis_message_queue.stored.scripts import all_names
+from redis_message_queue.values.errors import ConfigurationError, RedisMessageQueueError
+from redis_message_queue.values.messages import MessageRecord
 
 NOW = (1_800_000_000_000_000).to_bytes(8, "big")
 

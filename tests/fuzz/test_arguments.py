@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from redis_message_queue.errors import RedisMessageQueueError
-from redis_message_queue.options import GatewayArguments, QueueArguments
+from redis_message_queue.options.declared import GatewayArguments, QueueArguments
+from redis_message_queue.values.errors import RedisMessageQueueError
 from tests.fuzz import snapshot
 from tests.fuzz.effort import examples
 from tests.fuzz.shells import Shell

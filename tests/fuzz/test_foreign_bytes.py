@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redis_message_queue import LuaScriptError, RedisMessageQueueError, StateVersionError
-from redis_message_queue.keys import KEY_MAP
+from redis_message_queue.stored.keys import KEY_MAP
 from tests.fuzz import damage, snapshot
 from tests.fuzz.effort import examples
 

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.metrics.meter import QueueMeter
 from redis_message_queue.metrics.opentelemetry import QueueTracing
 from redis_message_queue.metrics.prometheus import QueueMetrics
+from redis_message_queue.values.errors import ConfigurationError
+from redis_message_queue.values.events import EventOperation, EventOutcome, QueueEvent
 from tests.fuzz.effort import examples
 from tests.fuzz.values import anything, shown
 

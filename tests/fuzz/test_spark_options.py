@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark.options import SinkOptions, SourceOptions, TableOptions, declared_options, spark_name
+from redis_message_queue.values.errors import ConfigurationError
 from tests.fuzz import values
 from tests.fuzz.effort import examples
 

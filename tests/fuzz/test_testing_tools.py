@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from redis_message_queue import testing
-from redis_message_queue.errors import RedisMessageQueueError
+from redis_message_queue.values.errors import RedisMessageQueueError
 from tests.fuzz import snapshot
 from tests.fuzz.effort import examples
 from tests.fuzz.shells import Shell

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from redis_message_queue.envelope import TIME_AT
+from redis_message_queue.stored.envelope import TIME_AT
 from tests.lua.scripts_runner import KEYS, Caller, New
 from tests.lua.situations import Call, Situation, leave_messages_of_every_kind
 

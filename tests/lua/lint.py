@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from luaparser import ast, astnodes
 
-from redis_message_queue import scripts
+from redis_message_queue.stored import scripts
 
-ROOT = Path(scripts.__file__).parent
+ROOT = Path(scripts.__file__).parents[1]
 GLOBALS = {
     *("redis", "cjson", "cmsgpack", "struct", "string", "table", "math"),
     *("error", "ipairs", "pairs", "pcall", "select", "tonumber", "tostring", "type", "unpack"),

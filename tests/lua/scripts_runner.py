@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import redis
 
-from redis_message_queue import envelope, scripts
-from redis_message_queue.envelope import TIME_AT, TOKEN_BYTES
-from redis_message_queue.keys import QueueKeys, script_keys
-from redis_message_queue.scripts import Script, script
+from redis_message_queue.stored import envelope, scripts
+from redis_message_queue.stored.envelope import TIME_AT, TOKEN_BYTES
+from redis_message_queue.stored.keys import QueueKeys, script_keys
+from redis_message_queue.stored.scripts import Script, script
 from simulator.lua import unpacked
 
 argument_names = cache(scripts.argument_names)

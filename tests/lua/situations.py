@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from redis_message_queue import envelope
-from redis_message_queue.envelope import HAS_ENTRY, HEADER_BYTES, TIME_AT
-from redis_message_queue.scripts import all_names
+from redis_message_queue.stored import envelope
+from redis_message_queue.stored.envelope import HAS_ENTRY, HEADER_BYTES, TIME_AT
+from redis_message_queue.stored.scripts import all_names
 from tests.lua.scripts_runner import (
     HOUR_US,
     KEYS,

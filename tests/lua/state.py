@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from redis_message_queue.envelope import HAS_ENTRY, HEADER_BYTES, ID_BYTES, TIME_AT, TOKEN_BYTES, Envelope
+from redis_message_queue.stored.envelope import HAS_ENTRY, HEADER_BYTES, ID_BYTES, TIME_AT, TOKEN_BYTES, Envelope
 from tests.lua.scripts_runner import KEYS, dump, records_beside
 
 LISTS = (KEYS.completed, KEYS.failed, KEYS.dead_letter)

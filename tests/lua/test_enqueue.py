@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from redis_message_queue import envelope
+from redis_message_queue.stored import envelope
 from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, New, chunk_ids, dump, fresh_base, numbered
 from tests.lua.state import faults, read
 

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from redis_message_queue import envelope
+from redis_message_queue.stored import envelope
 from tests.lua.scripts_runner import KEYS, Caller, New, chunk_ids, fresh_base, numbered
 from tests.lua.stage import Stage
 from tests.lua.state import faults

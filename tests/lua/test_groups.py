@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.envelope import TIME_AT, Envelope
+from redis_message_queue.stored.envelope import TIME_AT, Envelope
 from tests.lua import group_situations as groups
 from tests.lua.group_situations import EVERY, GROUP, Holder, holding, sealed
 from tests.lua.scripts_runner import KEYS, Caller, Dump, Taken, dump, numbered

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import redis
 
-from redis_message_queue import envelope
+from redis_message_queue.stored import envelope
 from tests.lua.group_situations import holding
 from tests.lua.scripts_runner import KEYS, Caller, New, Taken, dump, new_id, numbered
 from tests.lua.situations import hold_and_let_come_back, title

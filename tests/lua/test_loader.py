@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from redis_message_queue.keys import KEY_MAP
-from redis_message_queue.scripts import all_names, all_scripts, argument_names, assembled, key_names, script
-from redis_message_queue.wire import not_permitted
+from redis_message_queue.redis_py.wire import not_permitted
+from redis_message_queue.stored.keys import KEY_MAP
+from redis_message_queue.stored.scripts import all_names, all_scripts, argument_names, assembled, key_names, script
 from tests.tables import row
 
 LUA = Path(str(files("redis_message_queue") / "lua"))

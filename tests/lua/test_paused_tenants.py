@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import redis
 
-from redis_message_queue.scripts import constant
+from redis_message_queue.stored.scripts import constant
 from tests.lua.scripts_runner import HOUR_US, KEYS, WOKEN, Caller, New, numbered
 from tests.lua.state import faults, read
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from redis_message_queue import envelope
+from redis_message_queue.stored import envelope
 from tests.lua.scripts_runner import KEYS, Caller, new_id, numbered
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import redis
 
-from redis_message_queue.envelope import Envelope
+from redis_message_queue.stored.envelope import Envelope
 from tests.lua.scripts_runner import HOUR_US, KEYS, Caller, Claimed, New, Taken, chunk_ids, fresh_base, new_id
 from tests.lua.state import LISTS, State, faults, read
 

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import redis
 
-from redis_message_queue.scripts import all_names, script
+from redis_message_queue.stored.scripts import all_names, script
 from tests.lua import group_situations, situations
 from tests.lua.scripts_runner import (
     KEYS,

@@ -22,16 +22,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from redis_message_queue.errors import LuaScriptError, RedisMessageQueueError
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import GatewayOptions, QueueOptions
-from redis_message_queue.protocol.claim import Claim, ClaimResult, _read
-from redis_message_queue.protocol.handoff import HandOff, HandOffTarget
+from redis_message_queue.options.declared import GatewayOptions, QueueOptions
+from redis_message_queue.protocol.consume.claim import Claim, ClaimResult, _read
+from redis_message_queue.protocol.consume.handoff import HandOff, HandOffTarget
+from redis_message_queue.protocol.consume.settle import SettleReason, TerminalList
 from redis_message_queue.protocol.port import Command, finish
+from redis_message_queue.protocol.publish.sender import OutgoingMessage, Published, chunk_ids
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.sender import OutgoingMessage, Published, chunk_ids
-from redis_message_queue.protocol.settle import SettleReason, TerminalList
 from redis_message_queue.protocol.store import RedisStore
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.values.errors import LuaScriptError, RedisMessageQueueError
 from simulator.ledger import Ledger
 from simulator.oracle.account import Rules
 from simulator.oracle.steps import named_arguments

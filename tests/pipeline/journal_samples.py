@@ -6,9 +6,9 @@ from typing import Any
 
 import redis
 
-from redis_message_queue.envelope import head
 from redis_message_queue.spark.journal import JournalReader
 from redis_message_queue.spark.options import QueueAddress
+from redis_message_queue.stored.envelope import head
 
 MINUTE = 60_000_000
 START = 1_790_000_000_000_000 // (86_400_000_000) * 86_400_000_000  # a midnight

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from redis_message_queue.errors import ArchiveConflictError, ArchiveError, ConfigurationError, JournalError
 from redis_message_queue.spark import journal as journal_module
 from redis_message_queue.spark.jobs import archive_tables
 from redis_message_queue.spark.jobs.archive import (
@@ -25,6 +24,7 @@ from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.job import JobProgress
 from redis_message_queue.spark.jobs.report import ReportOptions, report
 from redis_message_queue.spark.journal import JournalReader, StreamId
+from redis_message_queue.values.errors import ArchiveConflictError, ArchiveError, ConfigurationError, JournalError
 from tests.depth import often
 from tests.pipeline.journal_samples import MINUTE, START, Events, JournalSample, write_journal
 from tests.pipeline.plain_archiver import NO_SESSION, archive_plainly, archived, run_mortal

@@ -6,13 +6,9 @@ from typing import Any
 import pytest
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.errors import (
-    ConfigurationError,
-    QueueBackpressureError,
-    SelectionError,
-)
 from redis_message_queue.spark.jobs.backfill import BackfillOptions
 from redis_message_queue.spark.jobs.splits import SplitPublisher, SplitRow, publish_splits
+from redis_message_queue.values.errors import ConfigurationError, QueueBackpressureError, SelectionError
 
 pytestmark = pytest.mark.topic("Data pipeline")
 

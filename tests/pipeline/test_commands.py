@@ -10,11 +10,10 @@ import redis
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.__main__ import main
-from redis_message_queue.cli.demo.command import make_report
+from redis_message_queue.cli.demo.demo import make_report
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.cli.spark import options as cli_options
+from redis_message_queue.cli.spark import spark_options as cli_options
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.errors import ConfigurationError, MissingExtraError
 from redis_message_queue.spark.consumer_group import ConsumerGroup
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
 from redis_message_queue.spark.jobs.backfill import BackfillOptions, backfill
@@ -22,6 +21,7 @@ from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
 from redis_message_queue.spark.jobs.report import ReportOptions, report
 from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.spark.partitioned_group import PartitionedGroup
+from redis_message_queue.values.errors import ConfigurationError, MissingExtraError
 from tests.concurrency import until
 
 pytestmark = pytest.mark.topic("Data pipeline")

@@ -3,12 +3,12 @@
 import pytest
 
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.cli.spark import options as cli_options
-from redis_message_queue.condition import condition
-from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.cli.spark import spark_options as cli_options
+from redis_message_queue.protocol.operate.condition import condition
 from redis_message_queue.spark.job_options import ARCHIVE_FIELDS, LETTER_FIELDS
 from redis_message_queue.spark.jobs.condition_columns import columns_of
 from redis_message_queue.spark.jobs.replay import ReplayOptions
+from redis_message_queue.values.errors import ConfigurationError
 
 pytestmark = pytest.mark.topic("Data pipeline")
 

@@ -15,8 +15,6 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 import redis_message_queue
 from pyspark_redis_message_queue import DefaultSource
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.keys import QueueKeys
 from redis_message_queue.spark.connection import RedisReader
 from redis_message_queue.spark.connector import QueueDataSource
 from redis_message_queue.spark.jobs.backfill import BackfillOptions, FinishedFiles
@@ -24,6 +22,8 @@ from redis_message_queue.spark.options import SinkOptions, TableOptions
 from redis_message_queue.spark.rows import messages_schema
 from redis_message_queue.spark.sink import BulkPublisher, QueueStreamWriter, QueueWriter
 from redis_message_queue.spark.table_reader import TableReader
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.values.errors import ConfigurationError
 
 HERE = {"url": "redis://:hush@localhost:6379/0", "queue": "orders"}
 

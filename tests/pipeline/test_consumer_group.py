@@ -12,16 +12,16 @@ import redis
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.envelope import Envelope
-from redis_message_queue.errors import (
+from redis_message_queue.spark import consumer_group as module
+from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal, split_members
+from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.stored.envelope import Envelope
+from redis_message_queue.values.errors import (
     ConfigurationError,
     ConsumerGroupBusyError,
     ConsumerGroupLostError,
     DataLossError,
 )
-from redis_message_queue.spark import consumer_group as module
-from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal, split_members
-from redis_message_queue.spark.options import SourceOptions
 
 pytestmark = pytest.mark.topic("Streaming queries in Spark")
 

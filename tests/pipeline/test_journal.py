@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from redis_message_queue.errors import ConfigurationError, JournalError
 from redis_message_queue.spark import journal as journal_module
 from redis_message_queue.spark.connection import RedisReader
 from redis_message_queue.spark.journal import (
@@ -21,6 +20,7 @@ from redis_message_queue.spark.journal import (
     to_batch,
 )
 from redis_message_queue.spark.options import QueueAddress
+from redis_message_queue.values.errors import ConfigurationError, JournalError
 from tests.pipeline.journal_samples import MINUTE, START, Events, JournalSample, write_journal
 from tests.pipeline.queue_scenarios import EVENTS, QueueScenario, told
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import redis
 
-from redis_message_queue.errors import ArchiveError
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, CompactOptions, compact, journal_table
 from redis_message_queue.spark.jobs.archive_tables import Location, location_of
 from redis_message_queue.spark.jobs.job import JobProgress
 from redis_message_queue.spark.jobs.report import ReportOptions, Window, report, statistics_of
 from redis_message_queue.spark.jobs.statistics import ReportStatistics
+from redis_message_queue.values.errors import ArchiveError
 from tests.depth import often
 from tests.pipeline import expected_statistics
 from tests.pipeline.journal_samples import MINUTE, START, Event, Events, JournalSample, fill_queue, write_journal

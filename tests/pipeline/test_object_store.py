@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from redis_message_queue.errors import ArchiveConflictError, ArchiveError
 from redis_message_queue.spark.jobs.archive import (
     ArchiveOptions,
     CompactOptions,
@@ -18,6 +17,7 @@ from redis_message_queue.spark.jobs.archive import (
 )
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.report import ReportOptions, report
+from redis_message_queue.values.errors import ArchiveConflictError, ArchiveError
 from tests.concurrency import until
 from tests.pipeline.journal_samples import Events, JournalSample, fill_queue, write_journal
 from tests.pipeline.plain_archiver import NO_SESSION, archive_plainly

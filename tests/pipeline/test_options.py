@@ -4,10 +4,10 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.options import GatewayOptions, QueueOptions
+from redis_message_queue.options.declared import GatewayOptions, QueueOptions
 from redis_message_queue.spark.job_options import BackfillOptions, ReplayOptions
 from redis_message_queue.spark.options import SinkOptions, SourceOptions, TableOptions, declared_options, refuse_unknown
+from redis_message_queue.values.errors import ConfigurationError
 
 HERE: dict[str, Any] = {"url": "redis://:hush@localhost:6379/0", "queue": "orders"}
 

@@ -12,12 +12,12 @@ import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from redis_message_queue import PartitionCountError, RedisMessageQueue
-from redis_message_queue.errors import ConfigurationError, ConsumerGroupBusyError, DataLossError
 from redis_message_queue.spark import partitioned_group
 from redis_message_queue.spark.connection import Partition, RedisReader
 from redis_message_queue.spark.consumer_group import ConsumerGroup
 from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.spark.source import BatchSlice, QueueStreamReader
+from redis_message_queue.values.errors import ConfigurationError, ConsumerGroupBusyError, DataLossError
 from tests.concurrency import beside, until
 from tests.pipeline.test_source import GROUP, QUEUE, Readers, reader, rows
 

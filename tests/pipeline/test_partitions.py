@@ -13,8 +13,6 @@ from pyspark.sql import types as t
 
 from redis_message_queue import PartitionCountError, RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.errors import JournalError, PayloadValueError, SelectionError
-from redis_message_queue.partitioning import partition_of
 from redis_message_queue.spark.connection import Partition, RedisReader
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, application_of, archive, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
@@ -27,6 +25,8 @@ from redis_message_queue.spark.partitioned_group import PartitionedGroup
 from redis_message_queue.spark.sink import BulkPublisher, ContentKeys, RowReader, publish_rows
 from redis_message_queue.spark.table_reader import TableReader
 from redis_message_queue.spark.tables import table_schema
+from redis_message_queue.stored.partitioning import partition_of
+from redis_message_queue.values.errors import JournalError, PayloadValueError, SelectionError
 from tests.pipeline.plain_archiver import NO_SESSION, archive_plainly, archived, run_mortal
 
 pytestmark = pytest.mark.topic("Data pipeline")

@@ -3,11 +3,11 @@
 import pytest
 
 from redis_message_queue import NotPermittedError, RedisMessageQueue
-from redis_message_queue.permissions import JOURNAL, PRODUCER
-from redis_message_queue.protocol.sender import OutgoingMessage
+from redis_message_queue.protocol.publish.sender import OutgoingMessage
 from redis_message_queue.spark.journal import JournalReader, StreamId, StreamRange
 from redis_message_queue.spark.options import PublishOptions, QueueAddress
 from redis_message_queue.spark.sink import BulkPublisher
+from redis_message_queue.stored.permissions import JOURNAL, PRODUCER
 
 pytestmark = pytest.mark.topic("Permissions")
 

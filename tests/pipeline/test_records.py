@@ -7,10 +7,10 @@ import redis
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.errors import ArchiveConflictError
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, CompactOptions, archive, compact
 from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, location_of
 from redis_message_queue.spark.jobs.records import records_table
+from redis_message_queue.values.errors import ArchiveConflictError
 from tests.pipeline.plain_archiver import NO_SESSION
 
 pytestmark = pytest.mark.topic("Data pipeline")

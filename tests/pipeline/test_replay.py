@@ -6,12 +6,12 @@ from typing import cast
 import pytest
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.errors import ConfigurationError, PayloadValueError
 from redis_message_queue.spark.job_options import digest
 from redis_message_queue.spark.jobs.publishing import COLUMNS, messages_of, pause, publish_at_rate
 from redis_message_queue.spark.jobs.replay import ReplayOptions
 from redis_message_queue.spark.options import PublishOptions
 from redis_message_queue.spark.sink import BulkPublisher, PublishCount
+from redis_message_queue.values.errors import ConfigurationError, PayloadValueError
 
 pytestmark = pytest.mark.topic("Data pipeline")
 

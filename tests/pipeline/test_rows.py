@@ -9,9 +9,10 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from redis_message_queue import RedisMessageQueue, envelope
-from redis_message_queue.errors import ConfigurationError, CorruptMessageError
+from redis_message_queue import RedisMessageQueue
 from redis_message_queue.spark.rows import messages_schema, parse_stored, row_encoder, stream_schema
+from redis_message_queue.stored import envelope
+from redis_message_queue.values.errors import ConfigurationError, CorruptMessageError
 
 pytestmark = pytest.mark.topic("Streaming queries in Spark")
 

@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
-from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark import prepare, session
+from redis_message_queue.values.errors import ConfigurationError
 from tests import fork_server
 
 pytestmark = pytest.mark.topic("Data pipeline")
@@ -48,7 +48,8 @@ def test_a_setting_that_is_none_of_spark_is_refused():
 def test_a_wrong_java_is_one_clear_error_before_spark_starts(tmp_path):
     told = run_forked('from redis_message_queue.spark import session; session("x")', JAVA_HOME=str(tmp_path))
     assert told.returncode == 1
-    assert told.stderr.splitlines()[-1].startswith("redis_message_queue.errors.JavaError: Spark cannot use the Java")
+    last = told.stderr.splitlines()[-1]
+    assert last.startswith("redis_message_queue.values.errors.JavaError: Spark cannot use the Java")
     assert "Py4J" not in told.stderr
 
 
@@ -91,7 +92,7 @@ def test_without_the_extra_the_module_imports_and_its_use_is_one_clear_error(mis
     )
     assert told.stdout == "imported\n"
     assert told.stderr.splitlines()[-1] == (
-        f"redis_message_queue.errors.MissingExtraError: redis_message_queue.spark needs {missing}. "
+        f"redis_message_queue.values.errors.MissingExtraError: redis_message_queue.spark needs {missing}. "
         "Run: pip install 'redis-exact-queue[spark]'"
     )
 

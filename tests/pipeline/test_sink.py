@@ -11,16 +11,16 @@ import pytest
 from pyspark.sql import types as t
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.envelope import Envelope
-from redis_message_queue.errors import (
+from redis_message_queue.spark.options import SinkOptions
+from redis_message_queue.spark.sink import ContentKeys, RowReader, publish_rows
+from redis_message_queue.stored.envelope import Envelope
+from redis_message_queue.values.errors import (
     ConfigurationError,
     PayloadTooLargeError,
     PayloadTypeError,
     PayloadValueError,
     QueueBackpressureError,
 )
-from redis_message_queue.spark.options import SinkOptions
-from redis_message_queue.spark.sink import ContentKeys, RowReader, publish_rows
 
 KINDS = {str: t.StringType(), bytes: t.BinaryType(), int: t.LongType(), float: t.DoubleType()}
 

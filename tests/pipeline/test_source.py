@@ -17,14 +17,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.envelope import Envelope
-from redis_message_queue.errors import ConfigurationError, ConsumerGroupLostError, DataLossError
 from redis_message_queue.spark import QueueListener, StreamProgress
 from redis_message_queue.spark.connection import WHOLE
 from redis_message_queue.spark.consumer_group import ConsumerGroup, split_members
 from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.spark.prometheus import StreamMetrics
 from redis_message_queue.spark.source import BatchSlice, QueueStreamReader, split
+from redis_message_queue.stored.envelope import Envelope
+from redis_message_queue.values.errors import ConfigurationError, ConsumerGroupLostError, DataLossError
 from tests.spark.streaming_query import numbered, wait_for
 
 pytestmark = pytest.mark.topic("Streaming queries in Spark")

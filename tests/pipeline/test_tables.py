@@ -8,12 +8,12 @@ from pyspark.sql import datasource as spark
 from pyspark.sql import types as t
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark import consumer_group, tables
 from redis_message_queue.spark.consumer_group import ConsumerGroup
 from redis_message_queue.spark.options import SourceOptions, TableOptions
 from redis_message_queue.spark.table_reader import TableReader
 from redis_message_queue.spark.tables import table_schema
+from redis_message_queue.values.errors import ConfigurationError
 
 pytestmark = pytest.mark.topic("Data pipeline")
 

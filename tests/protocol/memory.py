@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any
 
-from redis_message_queue import wire
-from redis_message_queue.errors import LuaScriptError
 from redis_message_queue.protocol.port import Argument, Call
-from redis_message_queue.scripts import script
+from redis_message_queue.redis_py import wire
+from redis_message_queue.stored.scripts import script
+from redis_message_queue.values.errors import LuaScriptError
 from simulator.keyspace import Hash, Keyspace, RedisError, copied
 from simulator.lua import interpreter
 from simulator.port import as_client_error

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from redis_message_queue.errors import LuaScriptError
 from redis_message_queue.protocol.port import Answer, Argument, Call, Command, Pause, attempt_ends_at
+from redis_message_queue.values.errors import LuaScriptError
 from simulator.oracle.steps import by_name
 from simulator.server import script_of
 from tests.protocol.memory import SECOND, MemoryRedis, to_us

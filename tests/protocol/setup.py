@@ -4,14 +4,14 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
-from redis_message_queue.envelope import Envelope
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import GatewayOptions, QueueOptions
-from redis_message_queue.protocol.claim import Claim, Claimant, ClaimResult, DeadLetter
+from redis_message_queue.options.declared import GatewayOptions, QueueOptions
+from redis_message_queue.options.retry_policy import RetryPolicy
+from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimResult, DeadLetter
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
-from redis_message_queue.retry_policy import RetryPolicy
-from redis_message_queue.sync.queue import ProcessMessage
+from redis_message_queue.stored.envelope import Envelope
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.sync.message_queue import ProcessMessage
 from tests.protocol.memory import MemoryRedis
 from tests.protocol.port import MemoryPort
 

@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from redis_message_queue.errors import CleanupFailedError
-from redis_message_queue.events import EventOperation
-from redis_message_queue.messages import ReceivedMessage
-from redis_message_queue.protocol.claim import Claim
+from redis_message_queue.protocol.consume.claim import Claim
+from redis_message_queue.protocol.consume.received_message import ReceivedMessage
+from redis_message_queue.protocol.loop.run_options import RunOptions
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.publish.sender import OutgoingMessage
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.run_options import RunOptions
-from redis_message_queue.protocol.sender import OutgoingMessage
 from redis_message_queue.sync.batch import ProcessMessages
-from redis_message_queue.sync.loop import Loop
+from redis_message_queue.sync.run_loop import Loop
+from redis_message_queue.values.errors import CleanupFailedError
+from redis_message_queue.values.events import EventOperation
 from tests.protocol.port import REPLY, REQUEST, Loss, Lost, MemoryPort, late
 from tests.protocol.setup import (
     CLAIMANT,

@@ -3,9 +3,9 @@
 import pytest
 
 from redis_message_queue.protocol.calls import Calls, ReplySlot
-from redis_message_queue.protocol.claim_attempt import HANDED_OVER, OFFERED, ClaimAttempt
+from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER, OFFERED, ClaimAttempt
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.sync.queue import ProcessMessage
+from redis_message_queue.sync.message_queue import ProcessMessage
 from tests.protocol.port import REPLY, Lost, MemoryPort
 from tests.protocol.setup import CLAIMANT, Setup, check_that_slots_are_acquired_once, process_all
 

@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import pytest
 
-from redis_message_queue.errors import GatewayContractError
 from redis_message_queue.protocol.capabilities import Capabilities
+from redis_message_queue.values.errors import GatewayContractError
 
 NAMES = [field.name for field in fields(Capabilities) if field.name != "gateway"]
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from redis_message_queue.protocol.calls import ReplySlot
-from redis_message_queue.protocol.claim_attempt import (
+from redis_message_queue.protocol.consume.claim_attempt import (
     ABANDONED,
     CLOSED,
     HANDED_OVER,

@@ -8,7 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from redis_message_queue.errors import (
+from redis_message_queue.options.declared import GatewayOptions
+from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.values.errors import (
     ConfigurationError,
     ConfigurationTypeError,
     PublishNotConfirmedError,
@@ -16,10 +19,7 @@ from redis_message_queue.errors import (
     QueueDrainedError,
     RetryBudgetExhaustedError,
 )
-from redis_message_queue.events import EventOperation, EventOutcome
-from redis_message_queue.options import GatewayOptions
-from redis_message_queue.protocol.port import finish
-from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.values.events import EventOperation, EventOutcome
 from tests.protocol.memory import MemoryRedis
 from tests.protocol.port import REPLY, REQUEST, Cancelled, Followers, Lost, MemoryPort, Talk, late
 from tests.protocol.schedule import every_order

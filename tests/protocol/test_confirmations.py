@@ -4,9 +4,9 @@ from itertools import combinations, product
 
 import pytest
 
-from redis_message_queue.errors import PublishNotConfirmedError
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.values.errors import PublishNotConfirmedError
 from tests.protocol.port import REPLY, REQUEST, Followers, MemoryPort, late
 from tests.protocol.setup import Setup, check_that_slots_are_acquired_once
 

@@ -7,10 +7,10 @@ from itertools import combinations, count, product
 
 import pytest
 
-from redis_message_queue.errors import QueueDrainedError
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.sync.queue import ProcessMessage
+from redis_message_queue.sync.message_queue import ProcessMessage
+from redis_message_queue.values.errors import QueueDrainedError
 from tests.protocol.port import REPLY, REQUEST, Cancelled, Loss, Lost, MemoryPort, late
 from tests.protocol.setup import CLAIMANT, LEASE, Setup, check_that_slots_are_acquired_once, process_all
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.errors import CleanupFailedError, LeaseLostError, QueueBackpressureError
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import GatewayOptions, QueueOptions
+from redis_message_queue.options.declared import GatewayOptions, QueueOptions
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
-from redis_message_queue.sync.queue import ProcessMessage
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.sync.message_queue import ProcessMessage
+from redis_message_queue.values.errors import CleanupFailedError, LeaseLostError, QueueBackpressureError
 from tests.protocol.port import REPLY, REQUEST, Cancelled, Loss, Lost, MemoryPort, late
 from tests.protocol.setup import LEASE, Setup, check_that_slots_are_acquired_once, payload_of, process_all
 

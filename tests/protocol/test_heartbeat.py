@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.errors import RetryBudgetExhaustedError
-from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
-from redis_message_queue.protocol.lease import Heartbeat, Lease
-from redis_message_queue.protocol.message_block import current_message
+from redis_message_queue.protocol.consume.lease import Heartbeat, Lease
+from redis_message_queue.protocol.consume.message_block import current_message
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.sync.queue import ProcessMessage
+from redis_message_queue.sync.message_queue import ProcessMessage
+from redis_message_queue.values.errors import RetryBudgetExhaustedError
+from redis_message_queue.values.events import EventOperation, EventOutcome, QueueEvent
 from tests.protocol.port import REPLY, REQUEST, Lost, MemoryPort
 from tests.protocol.setup import CLAIMANT, LEASE, Setup, process_all
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.events import EventOperation, QueueEvent
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.publish.sender import OutgoingMessage
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.sender import OutgoingMessage
 from redis_message_queue.sync.batch import ProcessMessages
-from redis_message_queue.sync.queue import ProcessMessage
+from redis_message_queue.sync.message_queue import ProcessMessage
+from redis_message_queue.values.events import EventOperation, QueueEvent
 from tests.protocol.port import Cancelled, MemoryPort
 from tests.protocol.setup import (
     DELAY,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.errors import CleanupFailedError, QueueBackpressureError, RetryBudgetExhaustedError
 from redis_message_queue.protocol.port import attempt_ends_at, finish
+from redis_message_queue.protocol.publish.sender import OutgoingMessage, chunk_ids
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.sender import OutgoingMessage, chunk_ids
 from redis_message_queue.sync.batch import ProcessMessages
-from redis_message_queue.sync.queue import ProcessMessage
+from redis_message_queue.sync.message_queue import ProcessMessage
+from redis_message_queue.values.errors import CleanupFailedError, QueueBackpressureError, RetryBudgetExhaustedError
 from tests.depth import often
 from tests.protocol.port import REPLY, REQUEST, Loss, Lost, late
 from tests.protocol.setup import (

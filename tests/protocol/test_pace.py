@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from redis_message_queue.protocol.pace import Pace
+from redis_message_queue.protocol.loop.pace import Pace
 
 
 def pace(size=100, workers=1, lease=10.0, has_heartbeat=False, in_batches=False):

@@ -1,11 +1,11 @@
 """How a consumer of a queue with partitions claims while none of them can be reached."""
 
-from redis_message_queue.options import QueueOptions
-from redis_message_queue.protocol.consumer import Consumer
+from redis_message_queue.options.declared import QueueOptions
+from redis_message_queue.protocol.consume.consumer import Consumer
 from redis_message_queue.protocol.partitioned_queue import PartitionedQueue
 from redis_message_queue.protocol.partitioned_store import PartitionedStore, partition_stores
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.sync.queue import ProcessMessage
+from redis_message_queue.sync.message_queue import ProcessMessage
 from tests.protocol.port import REQUEST, MemoryPort
 from tests.protocol.setup import Setup, process_all
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redis_message_queue import envelope
-from redis_message_queue.envelope import PayloadRules
+from redis_message_queue.stored import envelope
+from redis_message_queue.stored.envelope import PayloadRules
 from tests.depth import often
 
 RULES = PayloadRules()

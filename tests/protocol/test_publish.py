@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.errors import QueueBackpressureError, RetryBudgetExhaustedError
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.protocol.sender import OutgoingMessage, chunk_ids
+from redis_message_queue.protocol.publish.sender import OutgoingMessage, chunk_ids
+from redis_message_queue.values.errors import QueueBackpressureError, RetryBudgetExhaustedError
 from tests.protocol.port import REPLY, REQUEST, Lost, MemoryPort, late
 from tests.protocol.setup import Setup, process_all
 

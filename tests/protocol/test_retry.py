@@ -4,9 +4,9 @@ from itertools import accumulate, product
 
 import pytest
 
-from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.retry import RetryPlan
+from redis_message_queue.values.errors import RetryBudgetExhaustedError
 from tests.protocol.port import REPLY, REQUEST, Lost, MemoryPort
 from tests.protocol.setup import Setup
 

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from redis_message_queue.schedule_timing import MOST_MISSED, Timing
+from redis_message_queue.protocol.schedule_timing import MOST_MISSED, Timing
 
 pytestmark = pytest.mark.topic("Schedules")
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from redis_message_queue.asyncio.batch import ProcessMessages
-from redis_message_queue.asyncio.queue import ProcessMessage
-from redis_message_queue.errors import CleanupFailedError
-from redis_message_queue.events import EventOperation, QueueEvent
-from redis_message_queue.protocol.claim import Claimant
+from redis_message_queue.asyncio.message_queue import ProcessMessage
+from redis_message_queue.protocol.consume.claim import Claimant
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.values.errors import CleanupFailedError
+from redis_message_queue.values.events import EventOperation, QueueEvent
 from tests.protocol.port import REPLY, REQUEST, Lost, Turn, late
 from tests.protocol.schedule import Actor, every_order
 from tests.protocol.setup import (

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.events import EventOperation, QueueEvent
-from redis_message_queue.messages import ReceivedMessage
+from redis_message_queue.protocol.consume.received_message import ReceivedMessage
+from redis_message_queue.protocol.loop.run_options import RunOptions, RunSummary
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.run_options import RunOptions, RunSummary
-from redis_message_queue.sync.loop import Loop
-from redis_message_queue.sync.queue import ProcessMessage
+from redis_message_queue.sync.message_queue import ProcessMessage
+from redis_message_queue.sync.run_loop import Loop
+from redis_message_queue.values.events import EventOperation, QueueEvent
 from tests.protocol.port import REPLY, REQUEST, Loss, MemoryPort, late
 from tests.protocol.setup import Setup, process_all
 

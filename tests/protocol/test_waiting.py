@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.errors import RetryBudgetExhaustedError
 from redis_message_queue.protocol.calls import never_stop
-from redis_message_queue.protocol.claim import Claimer, ClaimResult
-from redis_message_queue.protocol.claim_attempt import IDLE, SENT
+from redis_message_queue.protocol.consume.claim import Claimer, ClaimResult
+from redis_message_queue.protocol.consume.claim_attempt import IDLE, SENT
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.values.errors import RetryBudgetExhaustedError
 from tests.protocol.port import REPLY, REQUEST, Lost, MemoryPort
 from tests.protocol.setup import CLAIMANT, LEASE, Listener, Setup, process_all
 

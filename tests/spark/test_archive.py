@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from redis_message_queue.errors import ArchiveError, JournalError
 from redis_message_queue.spark.jobs import archive as archive_job
 from redis_message_queue.spark.jobs.archive import (
     ArchiveOptions,
@@ -21,6 +20,7 @@ from redis_message_queue.spark.jobs.archive import (
     read_archive,
 )
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
+from redis_message_queue.values.errors import ArchiveError, JournalError
 from tests.depth import often
 from tests.pipeline.journal_samples import JournalSample, write_journal
 from tests.pipeline.plain_archiver import archive_plainly, archived

@@ -11,14 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.errors import (
-    JobError,
-    PayloadValueError,
-    QueueBackpressureError,
-    SelectionError,
-)
 from redis_message_queue.spark.jobs import splits
 from redis_message_queue.spark.jobs.backfill import BackfillOptions, FinishedFiles, backfill
+from redis_message_queue.values.errors import JobError, PayloadValueError, QueueBackpressureError, SelectionError
 from tests.depth import FULL
 
 pytestmark = pytest.mark.topic("Data pipeline")

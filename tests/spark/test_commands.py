@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.server_binary import SETTING
+from redis_message_queue.embedded.server_binary import SETTING
 from tests.pipeline.test_commands import queue, rmq
 
 pytestmark = pytest.mark.topic("Data pipeline")

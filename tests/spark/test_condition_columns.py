@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 from pyspark.sql import functions as f
 
-from redis_message_queue.condition import condition
-from redis_message_queue.errors import ConfigurationTypeError
-from redis_message_queue.messages import MessageRecord, moment
+from redis_message_queue.protocol.operate.condition import condition
 from redis_message_queue.spark.job_options import LETTER_FIELDS
 from redis_message_queue.spark.jobs.condition_columns import condition_column
 from redis_message_queue.spark.jobs.replay import ReplayOptions
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.tables import table_schema
+from redis_message_queue.values.errors import ConfigurationTypeError
+from redis_message_queue.values.messages import MessageRecord, moment
 from tests.cli.test_condition import LETTER, OF_A_LETTER, OF_NOTHING
 
 pytestmark = pytest.mark.topic("Data pipeline")

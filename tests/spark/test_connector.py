@@ -51,7 +51,7 @@ def test_what_is_wrong_with_an_option_reaches_the_user(spark):
     wrong = {"table": "pending", "queue": ""}
     with pytest.raises(PySparkException) as caught:
         spark.read.format("redis_message_queue").options(**HERE | wrong).load().collect()
-    assert "redis_message_queue.errors.ConfigurationError: option queue must not be empty" in str(caught.value)
+    assert "redis_message_queue.values.errors.ConfigurationError: option queue must not be empty" in str(caught.value)
     assert "hush" not in str(caught.value)
 
 
@@ -60,7 +60,7 @@ def test_what_is_wrong_with_a_row_reaches_the_user(spark, clean_server):
     rows = spark.sql("select string(null) as payload")
     with pytest.raises(PySparkException) as caught:
         rows.write.format("redis_message_queue").options(url=clean_server.url, queue="orders").mode("append").save()
-    assert "redis_message_queue.errors.PayloadTypeError: column payload is null in a row" in str(caught.value)
+    assert "redis_message_queue.values.errors.PayloadTypeError: column payload is null in a row" in str(caught.value)
 
 
 def run_block(code, names):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.errors.exceptions.base import PySparkException
 
-from redis_message_queue.partitioning import partition_of
+from redis_message_queue.stored.partitioning import partition_of
 from tests.depth import often
 from tests.pipeline.test_partitioned_source import queue
 from tests.pipeline.test_source import QUEUE

@@ -9,11 +9,12 @@ import pytest
 from pyspark.sql import functions as f
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.errors import SelectionError
-from redis_message_queue.spark.jobs import archive_tables, messages
+from redis_message_queue.spark.jobs import archive_tables
+from redis_message_queue.spark.jobs import message_rows as messages
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive, journal_table
 from redis_message_queue.spark.jobs.figures import ENTERING, LEAVING
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
+from redis_message_queue.values.errors import SelectionError
 from tests.pipeline.journal_samples import START, Events, JournalSample, write_journal
 from tests.pipeline.plain_archiver import archive_plainly
 

@@ -13,10 +13,10 @@ import redis
 import redis_message_queue.asyncio
 from redis_message_queue import ConfigurationError, ConfigurationTypeError, RedisMessageQueue, RetryPolicy
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.envelope import Envelope
-from redis_message_queue.keys import KEY_MAP
 from redis_message_queue.spark.consumer_group import ConsumerGroup, split_members
 from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.stored.envelope import Envelope
+from redis_message_queue.stored.keys import KEY_MAP
 from redis_message_queue.testing import fast_forward as fast_forward_by_client
 from redis_message_queue.testing.fast_forward import AGEING
 

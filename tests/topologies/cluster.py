@@ -12,7 +12,7 @@ import redis.asyncio
 from redis.crc import key_slot
 
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.keys import REGISTRY_KEY
+from redis_message_queue.stored.keys import REGISTRY_KEY
 from tests.concurrency import LIMIT_SECONDS, until
 from tests.topologies.replication import await_copy
 

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import redis
 
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.scripts import script
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.stored.scripts import script
 from tests.depth import often
 from tests.lua import group_situations, scripts_runner, situations
 from tests.lua.group_situations import Holder, holding, sealed

@@ -10,8 +10,6 @@ from pyspark.sql.types import StringType, StructType
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.envelope import Envelope
-from redis_message_queue.errors import ConfigurationError, RetryBudgetExhaustedError
 from redis_message_queue.spark import connection
 from redis_message_queue.spark.connection import connect
 from redis_message_queue.spark.consumer_group import ConsumerGroup
@@ -21,6 +19,8 @@ from redis_message_queue.spark.sink import RowReader, publish_rows
 from redis_message_queue.spark.source import QueueStreamReader
 from redis_message_queue.spark.table_reader import TableReader
 from redis_message_queue.spark.tables import table_schema
+from redis_message_queue.stored.envelope import Envelope
+from redis_message_queue.values.errors import ConfigurationError, RetryBudgetExhaustedError
 from tests.concurrency import beside
 from tests.topologies.cluster import Cluster
 

@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Generic, cast, overload
 
 from redis_message_queue.asyncio.message import ReceivedMessage
-from redis_message_queue.messages import M
-from redis_message_queue.process_bound import ProcessBound
-from redis_message_queue.protocol.batch_block import BatchBlock
-from redis_message_queue.protocol.claim_attempt import HANDED_OVER
+from redis_message_queue.process.process_bound import ProcessBound
+from redis_message_queue.protocol.consume.batch_block import BatchBlock
+from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
+from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.queue import QueueProtocol
 
 

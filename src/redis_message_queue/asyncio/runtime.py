@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from redis_message_queue.local_runtime import NEVER_AWAITABLE, LocalRuntime
+from redis_message_queue.process.local_runtime import NEVER_AWAITABLE, LocalRuntime
 from redis_message_queue.protocol.port import Answer, Pause
 
 T = TypeVar("T")

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from redis_message_queue.asyncio.loop import Loop, wrapped
-from redis_message_queue.asyncio.queue import RedisMessageQueue
-from redis_message_queue.checks import suggests_options
-from redis_message_queue.errors import RetryBudgetExhaustedError
-from redis_message_queue.protocol.prefetcher import Prefetcher, WorkItem
+from redis_message_queue.asyncio.message_queue import RedisMessageQueue
+from redis_message_queue.asyncio.run_loop import Loop, wrapped
+from redis_message_queue.protocol.loop.prefetcher import Prefetcher, WorkItem
+from redis_message_queue.protocol.loop.run_options import Middleware, RunOptions, RunSummary
+from redis_message_queue.protocol.loop.turns import PATIENCE_SECONDS, Member, Rounds, WeightedTurns, checked_weights
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.run_options import Middleware, RunOptions, RunSummary
-from redis_message_queue.protocol.turns import PATIENCE_SECONDS, Member, Rounds, WeightedTurns, checked_weights
+from redis_message_queue.values.checks import suggests_options
+from redis_message_queue.values.errors import RetryBudgetExhaustedError
 
 _LOOK_SECONDS = 0.1  # how often a worker that waits for a place looks whether its loop is stopped
 

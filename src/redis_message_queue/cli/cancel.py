@@ -9,7 +9,7 @@ import typer
 from redis_message_queue.cli.common_options import QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.output import Output
-from redis_message_queue.protocol.trace import check_id
+from redis_message_queue.protocol.operate.trace import check_id
 
 
 def cancel(

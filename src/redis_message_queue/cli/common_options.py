@@ -1,6 +1,6 @@
 """The parameters that many commands share: which server, which queue, and how messages are delivered.
 
-An option that a queue has too is called the same here and takes its help from `options.py`.
+An option that a queue has too is called the same here and takes its help from `options/declared.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from redis.exceptions import RedisError
 
-from redis_message_queue.cli import connection
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import (
+from redis_message_queue.cli import clients as connection
+from redis_message_queue.options.declared import (
     DEFAULT_MAX_DELIVERY_COUNT,
     DEFAULT_RETRY_BUDGET_SECONDS,
     DEFAULT_TRACKING_LENGTH,
@@ -25,7 +24,8 @@ from redis_message_queue.options import (
     QueueArguments,
     descriptions,
 )
-from redis_message_queue.retry_policy import RetryPolicy
+from redis_message_queue.options.retry_policy import RetryPolicy
+from redis_message_queue.stored.keys import QueueKeys
 
 if TYPE_CHECKING:
     from redis_message_queue import RedisMessageQueue
@@ -38,7 +38,7 @@ _DESCRIPTIONS = descriptions(GatewayOptions) | descriptions(QueueArguments)
 
 
 def queue_option(name: str, panel: str, *flags: str, none: str = "0", **settings: Any) -> Any:
-    """Return an option with its help from `options.py`, and ``none`` for None, which a command line cannot pass."""
+    """Return an option with its help from `options/declared.py`, and ``none`` for None."""
     said = _DESCRIPTIONS[name]
     return typer.Option(*flags, help=re.sub(r"`?\bNone\b`?", none, said), rich_help_panel=panel, **settings)
 

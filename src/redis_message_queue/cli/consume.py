@@ -21,8 +21,8 @@ from redis_message_queue.cli.common_options import DeliveryOptions, QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.output import Output, say
 from redis_message_queue.cli.stop_signals import StopSignals
-from redis_message_queue.errors import NotPermittedError
-from redis_message_queue.plain_values import printable
+from redis_message_queue.values.errors import NotPermittedError
+from redis_message_queue.values.plain_values import printable
 
 if TYPE_CHECKING:
     from redis_message_queue import ReceivedMessage, RedisMessageQueue

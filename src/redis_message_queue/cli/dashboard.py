@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from redis_message_queue.cli.clients import open_async_client
 from redis_message_queue.cli.common_options import HashTag, KeySeparator, ServerChoice
-from redis_message_queue.cli.connection import open_async_client
 from redis_message_queue.cli.exit_status import CommandFailedError
 from redis_message_queue.cli.output import say
 from redis_message_queue.cli.stop_signals import StopSignals
-from redis_message_queue.errors import ConfigurationError, MissingExtraError
+from redis_message_queue.values.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
     from redis_message_queue.dashboard import Dashboard

@@ -17,8 +17,8 @@ import typer
 
 from redis_message_queue.cli.exit_status import CommandFailedError, ExitStatus, ServerUnusableError
 from redis_message_queue.cli.output import Output
-from redis_message_queue.errors import EmbeddedServerError
-from redis_message_queue.interrupt import DEFAULT_SIGNALS
+from redis_message_queue.process.interrupt import DEFAULT_SIGNALS
+from redis_message_queue.values.errors import EmbeddedServerError
 
 if TYPE_CHECKING:
     from redis_message_queue.embedded import EmbeddedRedis

@@ -7,7 +7,7 @@ from typing import Self
 
 from redis.exceptions import RedisClusterException, RedisError
 
-from redis_message_queue.errors import (
+from redis_message_queue.values.errors import (
     ConfigurationError,
     EmbeddedServerError,
     GatewayContractError,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from redis_message_queue.cli.output import say
-from redis_message_queue.errors import ConfigurationError
+from redis_message_queue.values.errors import ConfigurationError
 
 Message = str | dict[str, Any]
 # What one read of a pipe returns at most. It is published at once: no message waits for a full batch.

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from redis_message_queue.cli.output import Output, say, to_dict
-from redis_message_queue.messages import MessageRecord
-from redis_message_queue.plain_values import printable
+from redis_message_queue.values.messages import MessageRecord
+from redis_message_queue.values.plain_values import printable
 
 Where = Annotated[
     str | None, typer.Option("--where", metavar="CONDITION", help="Only messages that match this condition.")

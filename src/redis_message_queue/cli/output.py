@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from redis_message_queue.plain_values import decoded, printable
+from redis_message_queue.values.plain_values import decoded, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import typer
 from redis_message_queue.cli.common_options import QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.output import Output, to_dict
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.plain_values import printable
+from redis_message_queue.values.errors import ConfigurationError
+from redis_message_queue.values.plain_values import printable
 
 if TYPE_CHECKING:
     from redis_message_queue import RedisMessageQueue

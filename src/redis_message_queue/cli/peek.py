@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from redis_message_queue.cli.clients import node_of, time_at
 from redis_message_queue.cli.common_options import QueueChoice
-from redis_message_queue.cli.connection import node_of, time_at
 from redis_message_queue.cli.message_view import MessageView, Where, search
 from redis_message_queue.cli.output import Output
-from redis_message_queue.envelope import tenant_text
-from redis_message_queue.protocol.reader import RecordSource
-from redis_message_queue.protocol.records import record_of_stored
+from redis_message_queue.protocol.operate.reader import RecordSource
+from redis_message_queue.protocol.operate.record_pairs import record_of_stored
+from redis_message_queue.stored.envelope import tenant_text
 
 if TYPE_CHECKING:
     from redis_message_queue import RedisMessageQueue
@@ -40,7 +40,7 @@ def peek(
     A condition is written as for `rmq redrive` and can also use due_at and consumer. It searches the first 10,000
     messages.
     """
-    from redis_message_queue.condition import WAITING, condition
+    from redis_message_queue.protocol.operate.condition import WAITING, condition
 
     if tenant is not None and source != "pending":
         raise typer.BadParameter(f"works with pending, not with {source}", param_hint="--tenant")
@@ -67,7 +67,7 @@ def records(
 
     A condition is written as for `rmq redrive`. It searches the newest 10,000 records.
     """
-    from redis_message_queue.condition import condition
+    from redis_message_queue.protocol.operate.condition import condition
 
     matches = None if where is None else condition(where)
     with queue.open() as opened:

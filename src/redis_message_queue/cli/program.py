@@ -19,8 +19,8 @@ from redis.exceptions import RedisClusterException, RedisError
 from redis_message_queue.cli.command import CommandLine
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.output import PrintableFormatter, say
-from redis_message_queue.errors import RedisMessageQueueError
-from redis_message_queue.plain_values import error_text
+from redis_message_queue.values.errors import RedisMessageQueueError
+from redis_message_queue.values.plain_values import error_text
 from redis_message_queue.version import __version__
 
 NAME = "rmq"
@@ -35,7 +35,7 @@ _COMPLETING = "_RMQ_COMPLETE"  # set by a shell that asks for completions
 COMMANDS: dict[str, str] = {
     "publish": "publish",
     "consume": "consume",
-    "worker": "worker.command",
+    "worker": "worker.worker",
     "queues": "queues",
     "stats": "stats",
     "peek": "peek",
@@ -52,9 +52,9 @@ COMMANDS: dict[str, str] = {
     "tenants": "peek",
     "partitions": "partitions",
     "dashboard": "dashboard",
-    "doctor": "doctor.command",
+    "doctor": "doctor.doctor",
     "dev": "dev",
-    "demo": "demo.command",
+    "demo": "demo.demo",
     "spark": "spark.commands",
 }
 

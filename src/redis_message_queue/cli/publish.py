@@ -13,7 +13,7 @@ import typer
 
 from redis_message_queue.cli.common_options import QueueChoice, queue_option
 from redis_message_queue.cli.output import Output
-from redis_message_queue.options import DEFAULT_DEDUPLICATION_SECONDS, OverloadPolicy
+from redis_message_queue.options.declared import DEFAULT_DEDUPLICATION_SECONDS, OverloadPolicy
 
 if TYPE_CHECKING:
     from redis_message_queue import RedisMessageQueue

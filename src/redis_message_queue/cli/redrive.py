@@ -12,7 +12,7 @@ from redis_message_queue.cli.common_options import QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.message_view import MessageView, Where
 from redis_message_queue.cli.output import Output, say
-from redis_message_queue.messages import MessageRecord
+from redis_message_queue.values.messages import MessageRecord
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _SHOWN_ROWS = 100  # in the table of a dry run; JSON has all
@@ -60,7 +60,7 @@ def redrive(
 
     The exit status is 1 if the list does not have one of the --ids.
     """
-    from redis_message_queue.condition import condition
+    from redis_message_queue.protocol.operate.condition import condition
 
     matches = None if where is None else condition(where)
     wanted = _checked_ids(ids)

@@ -18,7 +18,7 @@ from redis_message_queue.cli.common_options import QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.output import Output, cell, to_dict
 from redis_message_queue.cli.stop_signals import StopSignals
-from redis_message_queue.plain_values import printable
+from redis_message_queue.values.plain_values import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, Self
 
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.interrupt import DEFAULT_SIGNALS, BaseGracefulInterruptHandler
+from redis_message_queue.process.interrupt import DEFAULT_SIGNALS, BaseGracefulInterruptHandler
 
 
 class StopSignals(BaseGracefulInterruptHandler):

@@ -19,8 +19,8 @@ import typer
 from redis_message_queue.cli.common_options import QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.output import Output, say
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.protocol.transfer import WAITING, TransferredMessage, TransferSource
+from redis_message_queue.protocol.operate.transfer import WAITING, TransferredMessage, TransferSource
+from redis_message_queue.values.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from redis_message_queue import RedisMessageQueue
@@ -56,8 +56,8 @@ def export(
     meanwhile may be missing or come twice. A message that is being handled is exported as it is, and after an import it
     waits again, before those that were behind it. A file appears under its name when it is complete.
     """
+    from redis_message_queue.protocol.operate.transfer import Exporter
     from redis_message_queue.protocol.port import finish
-    from redis_message_queue.protocol.transfer import Exporter
 
     chosen = [one for one in _SOURCES if source is None or one in source]
     for one in source or ():
@@ -122,7 +122,7 @@ class _Import:
     """Reads lines, and stores what they say in batches."""
 
     def __init__(self, queue: RedisMessageQueue) -> None:
-        from redis_message_queue.protocol.transfer import Importer
+        from redis_message_queue.protocol.operate.transfer import Importer
 
         self._importers = [Importer(part.store.calls) for part in queue._protocol.parts]
         self._batch: list[tuple[TransferredMessage, str]] = []

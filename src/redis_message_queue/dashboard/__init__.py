@@ -1,6 +1,6 @@
 """A dashboard for people on call: which queue is stuck, and why. It needs the extra `dashboard`."""
 
-from redis_message_queue.errors import MissingExtraError
+from redis_message_queue.values.errors import MissingExtraError
 
 try:
     from redis_message_queue.dashboard.app import Dashboard

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import Response
 
-from redis_message_queue.checks import flag
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.plain_values import brief, is_text
+from redis_message_queue.values.checks import flag
+from redis_message_queue.values.errors import ConfigurationError
+from redis_message_queue.values.plain_values import brief, is_text
 
 SESSION, CSRF = "rmq_dashboard", "rmq_dashboard_csrf"  # cookies
 SHORTEST_TOKEN = 16

@@ -22,10 +22,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
-from redis_message_queue import wire
 from redis_message_queue.asyncio import RedisMessageQueue, open_registered
 from redis_message_queue.asyncio import queues as registered_queues
-from redis_message_queue.checks import flag
 from redis_message_queue.dashboard import text
 from redis_message_queue.dashboard.access import HEADERS, Access
 from redis_message_queue.dashboard.changes import MOST_IDS, Change
@@ -43,16 +41,18 @@ from redis_message_queue.dashboard.search import (
 )
 from redis_message_queue.dashboard.verdict import Level
 from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, Pace, QueueWatch, Watch, Watches
-from redis_message_queue.errors import (
+from redis_message_queue.protocol.operate.growth import stored_partitions
+from redis_message_queue.redis_py import wire
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.values.checks import flag
+from redis_message_queue.values.errors import (
     ConfigurationError,
     ConfigurationTypeError,
     PayloadTypeError,
     PayloadValueError,
 )
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.messages import MessageRecord, RegisteredQueue
-from redis_message_queue.plain_values import brief, error_text, is_text
-from redis_message_queue.protocol.growth import stored_partitions
+from redis_message_queue.values.messages import MessageRecord, RegisteredQueue
+from redis_message_queue.values.plain_values import brief, error_text, is_text
 from redis_message_queue.version import __version__
 
 _HERE = Path(__file__).parent

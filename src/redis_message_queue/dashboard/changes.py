@@ -11,11 +11,11 @@ from typing import get_args
 from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard.search import CANCELLED, REDRIVEN, SOURCES, Matcher, matcher
 from redis_message_queue.dashboard.text import messages, one_line
-from redis_message_queue.envelope import tenant_name
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.messages import MessageRecord
-from redis_message_queue.protocol.events import log
-from redis_message_queue.protocol.purge import PurgeTarget
+from redis_message_queue.protocol.event_emitter import log
+from redis_message_queue.protocol.operate.purge import PurgeTarget
+from redis_message_queue.stored.envelope import tenant_name
+from redis_message_queue.values.errors import ConfigurationError
+from redis_message_queue.values.messages import MessageRecord
 
 MOST_REDRIVEN = 10_000  # in one step, so that the page answers
 MOST_IDS = 200

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from redis_message_queue.messages import MessageRecord
+from redis_message_queue.values.messages import MessageRecord
 
 WINDOW_SECONDS = 10.0
 _JOURNAL, _RECORDS = "the journal", "the completed list"

@@ -8,20 +8,20 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from redis_message_queue import envelope
 from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard.rates import Rates, rates_of_journal, rates_of_records
-from redis_message_queue.envelope import tenant_text
-from redis_message_queue.identity import consumer_name
-from redis_message_queue.messages import MessageRecord, QueueStats, moment
-from redis_message_queue.protocol.pages import (
+from redis_message_queue.process.identity import consumer_name
+from redis_message_queue.protocol.operate.pages import (
     ListPart,
     PageReader,
     members_with_scores,
     refuse_other_count,
     scanned_pairs,
 )
-from redis_message_queue.protocol.records import pair, record_of, record_of_stored
+from redis_message_queue.protocol.operate.record_pairs import pair, record_of, record_of_stored
+from redis_message_queue.stored import envelope
+from redis_message_queue.stored.envelope import tenant_text
+from redis_message_queue.values.messages import MessageRecord, QueueStats, moment
 
 LEASES = 100  # that end first: one look reads no more
 RECORDS = 20  # the newest of each list

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from redis_message_queue.asyncio import RedisMessageQueue
-from redis_message_queue.condition import RECORD, WAITING, condition
 from redis_message_queue.dashboard.sample import Sampler
-from redis_message_queue.messages import MessageRecord
-from redis_message_queue.plain_values import decoded
-from redis_message_queue.protocol.partitioned_operator import in_order
-from redis_message_queue.protocol.reader import PeekSource
-from redis_message_queue.protocol.records import record_of_stored
+from redis_message_queue.protocol.operate.condition import RECORD, WAITING, condition
+from redis_message_queue.protocol.operate.partitioned_operator import in_order
+from redis_message_queue.protocol.operate.reader import PeekSource
+from redis_message_queue.protocol.operate.record_pairs import record_of_stored
+from redis_message_queue.values.messages import MessageRecord
+from redis_message_queue.values.plain_values import decoded
 
 Matcher = Callable[[MessageRecord], bool]
 

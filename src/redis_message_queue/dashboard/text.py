@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 
-from redis_message_queue.plain_values import decoded, printable
+from redis_message_queue.values.plain_values import decoded, printable
 
 UNKNOWN = "\N{EN DASH}"
 _LINE_CHARACTERS = 160

@@ -12,8 +12,8 @@ from redis.exceptions import RedisError
 from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard.sample import Details, Sample, Sampler, TenantBacklog
 from redis_message_queue.dashboard.verdict import Finding, findings, unreachable
-from redis_message_queue.errors import PartitionCountError, RedisMessageQueueError
-from redis_message_queue.plain_values import error_text
+from redis_message_queue.values.errors import PartitionCountError, RedisMessageQueueError
+from redis_message_queue.values.plain_values import error_text
 
 INTERVAL_SECONDS = 2.0
 _DETAILS_SECONDS = 6.0

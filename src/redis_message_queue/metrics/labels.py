@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from redis_message_queue.checks import whole_number
 from redis_message_queue.sync.runtime import BlockingRuntime
+from redis_message_queue.values.checks import whole_number
 
 OTHER = "other"
 

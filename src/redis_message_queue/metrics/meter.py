@@ -8,10 +8,10 @@ from typing import Any
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-from redis_message_queue.errors import ConfigurationTypeError
-from redis_message_queue.events import QueueEvent
 from redis_message_queue.metrics.labels import BoundedLabels
 from redis_message_queue.metrics.stats_poller import STATES, StatsPollers, StatsSample
+from redis_message_queue.values.errors import ConfigurationTypeError
+from redis_message_queue.values.events import QueueEvent
 
 _INSTRUMENTATION = "redis_message_queue"
 _MAX_SAMPLE_AGE_SECONDS = 0.2

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
-from redis_message_queue.checks import flag, required_function
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError
-from redis_message_queue.sync.queue import RedisMessageQueue as SyncQueue
+from redis_message_queue.sync.message_queue import RedisMessageQueue as SyncQueue
+from redis_message_queue.values.checks import flag, required_function
+from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError
 
 try:
     from opentelemetry.trace import TracerProvider

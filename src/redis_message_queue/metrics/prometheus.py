@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError
-from redis_message_queue.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.metrics.labels import BoundedLabels
 from redis_message_queue.metrics.stats_poller import STATES, StatsPollers, StatsSample
+from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError
+from redis_message_queue.values.events import EventOperation, EventOutcome, QueueEvent
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram

@@ -14,13 +14,13 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from redis_message_queue import headers
-from redis_message_queue.errors import RedisMessageQueueError
-from redis_message_queue.events import EventOperation, QueueEvent
-from redis_message_queue.messages import ReceivedMessage
-from redis_message_queue.outcomes import HandlerOutcome
-from redis_message_queue.protocol.events import log
+from redis_message_queue.protocol.consume.received_message import ReceivedMessage
+from redis_message_queue.protocol.event_emitter import log
+from redis_message_queue.stored import headers
 from redis_message_queue.sync.runtime import BlockingRuntime
+from redis_message_queue.values.errors import RedisMessageQueueError
+from redis_message_queue.values.events import EventOperation, QueueEvent
+from redis_message_queue.values.outcomes import HandlerOutcome
 
 SYSTEM = "redis_message_queue"
 _MAX_PREVIOUS_DELIVERIES = 10_000  # that a redelivery can link to: about 3 MB

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
-from redis_message_queue.checks import number
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
-from redis_message_queue.identity import process
-from redis_message_queue.messages import QueueStats
 from redis_message_queue.metrics.labels import BoundedLabels
-from redis_message_queue.protocol.events import log
+from redis_message_queue.process.identity import process
+from redis_message_queue.protocol.event_emitter import log
 from redis_message_queue.sync.runtime import BlockingRuntime
+from redis_message_queue.values.checks import number
+from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.values.messages import QueueStats
 
 STATES = ("pending", "processing", "delayed", "completed", "failed", "dead_letters")
 _MAX_ERROR_TYPES = 20

@@ -9,22 +9,23 @@ from dataclasses import replace
 from typing import Any
 
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
-from redis_message_queue.checks import functions
-from redis_message_queue.errors import GatewayContractError
-from redis_message_queue.events import QueueEvent
-from redis_message_queue.messages import Receipt, ReceivedMessage
 from redis_message_queue.metrics.spans import Processing, Spans, trace_headers
-from redis_message_queue.options import QueueOptions
-from redis_message_queue.protocol.batch_block import BatchBlock
-from redis_message_queue.protocol.claim_attempt import ClaimAttempt
-from redis_message_queue.protocol.consumer import ClaimedPayload
-from redis_message_queue.protocol.events import log
-from redis_message_queue.protocol.message_block import MessageBlock
-from redis_message_queue.protocol.message_builder import Message
-from redis_message_queue.protocol.publisher import Publisher, listed
+from redis_message_queue.options.declared import QueueOptions
+from redis_message_queue.protocol.consume.batch_block import BatchBlock
+from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt
+from redis_message_queue.protocol.consume.consumer import ClaimedPayload
+from redis_message_queue.protocol.consume.message_block import MessageBlock
+from redis_message_queue.protocol.consume.received_message import ReceivedMessage
+from redis_message_queue.protocol.event_emitter import log
+from redis_message_queue.protocol.loop.run_options import RunSummary
+from redis_message_queue.protocol.publish.message_builder import Message
+from redis_message_queue.protocol.publish.publisher import Publisher, listed
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.run_options import RunSummary
-from redis_message_queue.sync.queue import RedisMessageQueue as SyncQueue
+from redis_message_queue.sync.message_queue import RedisMessageQueue as SyncQueue
+from redis_message_queue.values.checks import functions
+from redis_message_queue.values.errors import GatewayContractError
+from redis_message_queue.values.events import QueueEvent
+from redis_message_queue.values.messages import Receipt
 
 
 class TracedPublisher(Publisher):

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from redis_message_queue.errors import RetryBudgetExhaustedError
-from redis_message_queue.keys import REGISTRY_KEY, QueueKeys, script_keys
-from redis_message_queue.options import GatewayOptions
-from redis_message_queue.plain_values import described
-from redis_message_queue.protocol.claim_attempt import HANDED_OVER, OFFERED, ClaimAttempt
+from redis_message_queue.options.declared import GatewayOptions
+from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER, OFFERED, ClaimAttempt
 from redis_message_queue.protocol.port import Argument, AttemptEnd, Command, Port, StateMissingError
 from redis_message_queue.protocol.retry import RetryPlan
-from redis_message_queue.scripts import Script, script, version_field
+from redis_message_queue.stored.keys import REGISTRY_KEY, QueueKeys, script_keys
+from redis_message_queue.stored.scripts import Script, script, version_field
+from redis_message_queue.values.errors import RetryBudgetExhaustedError
+from redis_message_queue.values.plain_values import described
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from redis_message_queue.errors import GatewayContractError
+from redis_message_queue.values.errors import GatewayContractError
 
 # What an error says of a missing capability: what it is, and what to use instead.
 _ERRORS = {

@@ -8,11 +8,11 @@ from contextvars import ContextVar, Token
 from functools import partial
 from typing import TYPE_CHECKING
 
-from redis_message_queue.errors import QueueDrainedError, RetryBudgetExhaustedError
-from redis_message_queue.events import EventOperation
-from redis_message_queue.interrupt import BaseGracefulInterruptHandler
-from redis_message_queue.protocol.claim import Claimant
+from redis_message_queue.process.interrupt import BaseGracefulInterruptHandler
+from redis_message_queue.protocol.consume.claim import Claimant
 from redis_message_queue.protocol.port import AttemptEnd, Pause
+from redis_message_queue.values.errors import QueueDrainedError, RetryBudgetExhaustedError
+from redis_message_queue.values.events import EventOperation
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol

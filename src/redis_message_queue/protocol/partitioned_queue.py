@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import cast
 
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.messages import ReceivedMessage
-from redis_message_queue.options import QueueOptions
-from redis_message_queue.protocol.claim import Claim
-from redis_message_queue.protocol.growth import Grower, check_count, finish_growth
-from redis_message_queue.protocol.handoff import HandOff
-from redis_message_queue.protocol.operator import Operator
-from redis_message_queue.protocol.partitioned_operator import PartitionedOperator
-from redis_message_queue.protocol.partitioned_publisher import PartitionedPublisher
+from redis_message_queue.options.declared import QueueOptions
+from redis_message_queue.protocol.consume.claim import Claim
+from redis_message_queue.protocol.consume.handoff import HandOff
+from redis_message_queue.protocol.consume.received_message import ReceivedMessage
+from redis_message_queue.protocol.operate.growth import Grower, check_count, finish_growth
+from redis_message_queue.protocol.operate.operator import Operator
+from redis_message_queue.protocol.operate.partitioned_operator import PartitionedOperator
 from redis_message_queue.protocol.partitioned_scheduler import PartitionedScheduler
 from redis_message_queue.protocol.partitioned_store import PartitionedStore
-from redis_message_queue.protocol.publisher import Publisher
+from redis_message_queue.protocol.publish.partitioned_publisher import PartitionedPublisher
+from redis_message_queue.protocol.publish.publisher import Publisher
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.schedules import Scheduler
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.values.errors import ConfigurationError
 
 
 class PartitionedQueue(QueueProtocol):

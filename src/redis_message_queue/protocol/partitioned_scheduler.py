@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from redis_message_queue.envelope import tenant_name
-from redis_message_queue.messages import Schedule
-from redis_message_queue.partitioning import partition_of
-from redis_message_queue.plain_values import plain
 from redis_message_queue.protocol.schedules import MissedTicks, Scheduler, checked_name
+from redis_message_queue.stored.envelope import tenant_name
+from redis_message_queue.stored.partitioning import partition_of
+from redis_message_queue.values.messages import Schedule
+from redis_message_queue.values.plain_values import plain
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
 

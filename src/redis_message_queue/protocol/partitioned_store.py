@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from redis_message_queue.errors import ConfigurationError, PartitionCountError
-from redis_message_queue.keys import QueueKeys, partition_keys, script_keys
-from redis_message_queue.options import GatewayOptions
+from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.capabilities import Capabilities
-from redis_message_queue.protocol.partitioned_claimer import PartitionedClaimer
-from redis_message_queue.protocol.partitioned_settler import PartitionedSettler
+from redis_message_queue.protocol.consume.partitioned_claimer import PartitionedClaimer
+from redis_message_queue.protocol.consume.partitioned_settler import PartitionedSettler
 from redis_message_queue.protocol.port import Argument, Command, Port
 from redis_message_queue.protocol.shared_state import grow_partition, read_shared_state, share_state
 from redis_message_queue.protocol.store import RedisStore, Store
-from redis_message_queue.scripts import script
+from redis_message_queue.stored.keys import QueueKeys, partition_keys, script_keys
+from redis_message_queue.stored.scripts import script
+from redis_message_queue.values.errors import ConfigurationError, PartitionCountError
 
 # How long a loop waits for one node of a cluster while it could serve others; less while another node is away, which
 # may have this partition, too. A node that answers slowly gets more.

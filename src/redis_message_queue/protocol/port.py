@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
-from redis_message_queue.errors import LuaScriptError
-from redis_message_queue.scripts import Script
+from redis_message_queue.stored.scripts import Script
+from redis_message_queue.values.errors import LuaScriptError
 
 T = TypeVar("T")
 Argument = bytes | str | int

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis_message_queue.checks import number, whole_number
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, PublishNotConfirmedError
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.messages import ReceivedMessage
-from redis_message_queue.options import QueueOptions
-from redis_message_queue.plain_values import brief
-from redis_message_queue.protocol.batch_block import BatchBlock
-from redis_message_queue.protocol.claim import Claim
+from redis_message_queue.options.declared import QueueOptions
+from redis_message_queue.protocol.consume.batch_block import BatchBlock
+from redis_message_queue.protocol.consume.claim import Claim
+from redis_message_queue.protocol.consume.handoff import HandOff
+from redis_message_queue.protocol.consume.message_block import MessageBlock
+from redis_message_queue.protocol.consume.received_message import ReceivedMessage
+from redis_message_queue.protocol.consume.settle import TerminalList
 from redis_message_queue.protocol.drain import DrainGate, drain
-from redis_message_queue.protocol.events import EventEmitter
-from redis_message_queue.protocol.handoff import HandOff
-from redis_message_queue.protocol.message_block import MessageBlock
-from redis_message_queue.protocol.message_builder import Message, MessageBuilder
-from redis_message_queue.protocol.operator import Operator
-from redis_message_queue.protocol.publisher import Publisher
+from redis_message_queue.protocol.event_emitter import EventEmitter
+from redis_message_queue.protocol.operate.operator import Operator
+from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder
+from redis_message_queue.protocol.publish.publisher import Publisher
 from redis_message_queue.protocol.schedules import Scheduler
-from redis_message_queue.protocol.settle import TerminalList
 from redis_message_queue.protocol.store import Store
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.values.checks import number, whole_number
+from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, PublishNotConfirmedError
+from redis_message_queue.values.plain_values import brief
 
 _LARGEST_BATCH = 1_000  # what one script may claim
 

@@ -15,23 +15,23 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from redis_message_queue import envelope, headers
-from redis_message_queue.checks import text
-from redis_message_queue.errors import ConfigurationError, PayloadTypeError, RetryBudgetExhaustedError
-from redis_message_queue.keys import script_keys
-from redis_message_queue.messages import Schedule, moment
-from redis_message_queue.plain_values import decoded, described, plain
 from redis_message_queue.protocol.calls import Calls, ReplySlot, log, publishing_rules
-from redis_message_queue.protocol.confirm import FULL, dropped_ids
-from redis_message_queue.protocol.pages import check_choice
+from redis_message_queue.protocol.operate.pages import check_choice
 from redis_message_queue.protocol.port import Argument, Command, split
-from redis_message_queue.protocol.sender import Published, chunk_ids
-from redis_message_queue.schedule_timing import MOST_MISSED, Timing
+from redis_message_queue.protocol.publish.confirm import FULL, dropped_ids
+from redis_message_queue.protocol.publish.sender import Published, chunk_ids
+from redis_message_queue.protocol.schedule_timing import MOST_MISSED, Timing
+from redis_message_queue.stored import envelope, headers
+from redis_message_queue.stored.keys import script_keys
+from redis_message_queue.values.checks import text
+from redis_message_queue.values.errors import ConfigurationError, PayloadTypeError, RetryBudgetExhaustedError
+from redis_message_queue.values.messages import Schedule, moment
+from redis_message_queue.values.plain_values import decoded, described, plain
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.drain import DrainGate
-    from redis_message_queue.protocol.message_builder import Message, MessageBuilder
-    from redis_message_queue.protocol.publisher import Publisher
+    from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder
+    from redis_message_queue.protocol.publish.publisher import Publisher
     from redis_message_queue.protocol.store import Store
 
 MissedTicks = Literal["one", "all", "skip"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from redis_message_queue.keys import QueueKeys
 from redis_message_queue.protocol.calls import STATE_VERSION, Calls
 from redis_message_queue.protocol.port import Argument, Command
-from redis_message_queue.scripts import script
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.stored.scripts import script
 
 _A_SCRIPT = 3_000  # arguments: three for each change
 _PLACES = ("meta", "weights")

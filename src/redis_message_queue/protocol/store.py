@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import GatewayOptions
+from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.capabilities import Capabilities
-from redis_message_queue.protocol.claim import Claimer
+from redis_message_queue.protocol.consume.claim import Claimer
+from redis_message_queue.protocol.consume.settle import Settler
 from redis_message_queue.protocol.port import Port, Runtime
-from redis_message_queue.protocol.sender import Sender
-from redis_message_queue.protocol.settle import Settler
+from redis_message_queue.protocol.publish.sender import Sender
+from redis_message_queue.stored.keys import QueueKeys
 
 
 @dataclass(eq=False)

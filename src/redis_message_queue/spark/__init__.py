@@ -11,7 +11,7 @@ import importlib.util
 import re
 from typing import TYPE_CHECKING, Any
 
-from redis_message_queue.errors import MissingExtraError
+from redis_message_queue.values.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from redis_message_queue.spark.connector import register

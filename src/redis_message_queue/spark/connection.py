@@ -19,16 +19,16 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from redis_message_queue import wire
-from redis_message_queue.errors import ConfigurationError, PartitionCountError, RetryBudgetExhaustedError
-from redis_message_queue.keys import QueueKeys, partition_keys, refuse_one_slot
-from redis_message_queue.options import GatewayOptions
-from redis_message_queue.plain_values import described
+from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
-from redis_message_queue.protocol.growth import check_count, stored_partitions
+from redis_message_queue.protocol.operate.growth import check_count, stored_partitions
 from redis_message_queue.protocol.partitioned_store import PartitionCalls
 from redis_message_queue.protocol.port import Argument, Port, finish
-from redis_message_queue.sync.port import BlockingPort
+from redis_message_queue.redis_py import wire
+from redis_message_queue.stored.keys import QueueKeys, partition_keys, refuse_one_slot
+from redis_message_queue.sync.redis_port import BlockingPort
+from redis_message_queue.values.errors import ConfigurationError, PartitionCountError, RetryBudgetExhaustedError
+from redis_message_queue.values.plain_values import described
 
 if TYPE_CHECKING:
     from redis_message_queue.spark.options import QueueAddress

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
-from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark.options import SinkOptions, SourceOptions, TableOptions, refuse_unknown
+from redis_message_queue.values.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

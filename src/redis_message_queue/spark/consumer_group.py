@@ -17,20 +17,20 @@ from typing import Any, NamedTuple, Protocol
 
 import redis
 
-from redis_message_queue.envelope import TIME_AT, Envelope, is_message
-from redis_message_queue.errors import (
+from redis_message_queue.protocol.consume.claim import DeadLetter, log_dead, read_dead, read_trimming
+from redis_message_queue.protocol.port import Argument, Command, Port, finish, split
+from redis_message_queue.spark.connection import RedisReader, not_a_single_server
+from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.stored.envelope import TIME_AT, Envelope, is_message
+from redis_message_queue.stored.keys import script_keys
+from redis_message_queue.stored.scripts import script
+from redis_message_queue.values.errors import (
     ConfigurationError,
     ConsumerGroupBusyError,
     ConsumerGroupLostError,
     DataLossError,
     LuaScriptError,
 )
-from redis_message_queue.keys import script_keys
-from redis_message_queue.protocol.claim import DeadLetter, log_dead, read_dead, read_trimming
-from redis_message_queue.protocol.port import Argument, Command, Port, finish, split
-from redis_message_queue.scripts import script
-from redis_message_queue.spark.connection import RedisReader, not_a_single_server
-from redis_message_queue.spark.options import SourceOptions
 
 log = logging.getLogger("redis_message_queue")
 

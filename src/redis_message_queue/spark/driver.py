@@ -9,8 +9,8 @@ from pathlib import Path
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark.java import find_java
+from redis_message_queue.values.errors import ConfigurationError
 
 ConfValue = str | int | float | bool
 

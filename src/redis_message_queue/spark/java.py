@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from redis_message_queue.errors import JavaError
+from redis_message_queue.values.errors import JavaError
 
 OLDEST_VERSION = 17
 # Java starts in 0.3 s; on a machine that is busy with tests it takes ten times as long and more.

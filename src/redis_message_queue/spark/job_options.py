@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from redis_message_queue.checks import flag, number, text, whole_number
-from redis_message_queue.condition import RECORD, Condition, Kind, condition
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError
-from redis_message_queue.plain_values import brief
+from redis_message_queue.protocol.operate.condition import RECORD, Condition, Kind, condition
 from redis_message_queue.spark.options import (
     CheckedOptions,
     PublishOptions,
@@ -23,6 +20,9 @@ from redis_message_queue.spark.options import (
     one_of,
     seconds_or_zero,
 )
+from redis_message_queue.values.checks import flag, number, text, whole_number
+from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.values.plain_values import brief
 
 
 @dataclass(frozen=True)

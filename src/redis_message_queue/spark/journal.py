@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redis_message_queue.errors import JournalError
-from redis_message_queue.keys import script_keys
-from redis_message_queue.scripts import script
 from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader, open_partitions
 from redis_message_queue.spark.options import QueueAddress
+from redis_message_queue.stored.keys import script_keys
+from redis_message_queue.stored.scripts import script
+from redis_message_queue.values.errors import JournalError
 
 PAGE = 1_000  # entries in one reply; ten times as many block the server for some 5 ms
 PAGE_BYTES = 4_000_000  # in one reply, about: entries with payloads may have a megabyte each

@@ -15,19 +15,19 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from redis import ConnectionPool, Redis, RedisCluster
 
-from redis_message_queue.checks import MILLISECOND, flag, number, text, whole_number
-from redis_message_queue.errors import ConfigurationError
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.options import (
+from redis_message_queue.options.declared import (
     DEFAULT_MAX_DELIVERY_COUNT,
     GatewayOptions,
     ImplicitDefault,
     QueueOptions,
     check_partitions,
 )
-from redis_message_queue.plain_values import brief, is_text, plain
-from redis_message_queue.protocol.reader import RecordSource
+from redis_message_queue.protocol.operate.reader import RecordSource
 from redis_message_queue.spark.connection import connect, refuse_with_partitions
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.values.checks import MILLISECOND, flag, number, text, whole_number
+from redis_message_queue.values.errors import ConfigurationError
+from redis_message_queue.values.plain_values import brief, is_text, plain
 
 PayloadFormat = Literal["string", "binary"]
 InvalidPayloads = Literal["fail", "column", "dead_letters"]

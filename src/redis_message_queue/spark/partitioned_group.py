@@ -13,11 +13,11 @@ from typing import Any
 
 import redis
 
-from redis_message_queue.errors import ConsumerGroupBusyError, ConsumerGroupLostError, DataLossError
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.spark.connection import open_partitions
 from redis_message_queue.spark.consumer_group import ConsumerGroup, RunCounts
 from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.values.errors import ConsumerGroupBusyError, ConsumerGroupLostError, DataLossError
 
 _WAIT_SECONDS = 1.0  # the longest wait for a wake-up, which may be lost together with another consumer
 

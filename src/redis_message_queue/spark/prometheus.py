@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from redis_message_queue.errors import ConfigurationError, MissingExtraError
+from redis_message_queue.values.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
     from redis_message_queue.spark.listener import StreamProgress

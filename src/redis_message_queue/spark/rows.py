@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as t
 
-from redis_message_queue import headers
-from redis_message_queue.envelope import (
+from redis_message_queue.spark.options import InvalidPayloads, PayloadFormat
+from redis_message_queue.stored import headers
+from redis_message_queue.stored.envelope import (
     HAS_ENTRY,
     HAS_EXTRAS,
     HAS_TENANT,
@@ -27,8 +28,7 @@ from redis_message_queue.envelope import (
     Envelope,
     is_message,
 )
-from redis_message_queue.errors import ConfigurationError, CorruptMessageError
-from redis_message_queue.spark.options import InvalidPayloads, PayloadFormat
+from redis_message_queue.values.errors import ConfigurationError, CorruptMessageError
 
 CORRUPT = "_corrupt_record"
 CORRUPT_PAYLOAD = "corrupt_payload"  # the bytes of a payload that is no text

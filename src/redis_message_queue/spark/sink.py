@@ -19,27 +19,27 @@ from pyspark import TaskContext
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from redis_message_queue import headers
-from redis_message_queue.checks import number
-from redis_message_queue.envelope import tenant_name
-from redis_message_queue.errors import (
+from redis_message_queue.options.declared import GatewayOptions
+from redis_message_queue.process.identity import new_id
+from redis_message_queue.protocol.calls import never_stop
+from redis_message_queue.protocol.partitioned_store import partition_stores
+from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.publish.sender import OutgoingMessage, chunk_ids, chunks
+from redis_message_queue.protocol.store import RedisStore
+from redis_message_queue.spark.connection import open_partitions
+from redis_message_queue.spark.options import PublishOptions, SinkOptions, spark_name
+from redis_message_queue.stored import headers
+from redis_message_queue.stored.envelope import tenant_name
+from redis_message_queue.stored.partitioning import partition_of
+from redis_message_queue.sync.redis_port import BlockingPort
+from redis_message_queue.values.checks import number
+from redis_message_queue.values.errors import (
     ConfigurationError,
     PayloadTooLargeError,
     PayloadTypeError,
     PayloadValueError,
     RedisMessageQueueError,
 )
-from redis_message_queue.identity import new_id
-from redis_message_queue.options import GatewayOptions
-from redis_message_queue.partitioning import partition_of
-from redis_message_queue.protocol.calls import never_stop
-from redis_message_queue.protocol.partitioned_store import partition_stores
-from redis_message_queue.protocol.port import finish
-from redis_message_queue.protocol.sender import OutgoingMessage, chunk_ids, chunks
-from redis_message_queue.protocol.store import RedisStore
-from redis_message_queue.spark.connection import open_partitions
-from redis_message_queue.spark.options import PublishOptions, SinkOptions, spark_name
-from redis_message_queue.sync.port import BlockingPort
 
 T = TypeVar("T")
 MakeKeys = Callable[[Sequence[OutgoingMessage], Sequence[str | None] | None], Sequence[str]]

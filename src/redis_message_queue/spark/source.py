@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from redis_message_queue.errors import DataLossError, RedisMessageQueueError
 from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader
 from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal, split_members
 from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.spark.partitioned_group import Batches, PartitionedGroup
+from redis_message_queue.values.errors import DataLossError, RedisMessageQueueError
 
 if TYPE_CHECKING:
     import pyarrow as pa

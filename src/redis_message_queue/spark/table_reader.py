@@ -17,12 +17,12 @@ from pyspark import sql as spark_sql
 from pyspark.sql import datasource as spark
 from pyspark.sql import types as t
 
-from redis_message_queue.errors import ConfigurationError
 from redis_message_queue.spark.connection import RedisReader, open_partitions
 from redis_message_queue.spark.filters import PushedFilters
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.rows import ColumnEncoder
 from redis_message_queue.spark.tables import TABLES, TableSlice, table_schema
+from redis_message_queue.values.errors import ConfigurationError
 
 T = TypeVar("T")
 

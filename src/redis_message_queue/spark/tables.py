@@ -13,16 +13,16 @@ from pyspark.sql import datasource as spark
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from redis_message_queue.envelope import HAS_ENTRY, ID_BYTES, TOKEN_BYTES
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.protocol.operate.record_pairs import RecordPair, pair, record_of
 from redis_message_queue.protocol.port import Argument
-from redis_message_queue.protocol.records import RecordPair, pair, record_of
 from redis_message_queue.spark import journal
 from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader
 from redis_message_queue.spark.consumer_group import batch_length, page_size, split_members
 from redis_message_queue.spark.filters import PushedFilters
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.rows import message_columns, messages_schema, parse_stored, payload_type
+from redis_message_queue.stored.envelope import HAS_ENTRY, ID_BYTES, TOKEN_BYTES
+from redis_message_queue.stored.keys import QueueKeys
 
 PAGE = 1_000  # rows in one reply of the server
 # The microseconds of the years 1 and 9999, between which a time can be shown.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from redis_message_queue.custom_gateway import GatewayContract
-from redis_message_queue.interrupt import BaseGracefulInterruptHandler
-from redis_message_queue.messages import ClaimedMessage
+from redis_message_queue.process.interrupt import BaseGracefulInterruptHandler
+from redis_message_queue.protocol.gateway.gateway_contract import GatewayContract
+from redis_message_queue.values.messages import ClaimedMessage
 
 
 class AbstractRedisGateway(GatewayContract, ABC):

@@ -27,7 +27,7 @@ from typing import Any, Final
 from redis import exceptions
 from redis.credentials import StreamingCredentialProvider
 
-from redis_message_queue.simple_reply import INCOMPLETE, INTEGER, NOT_SIMPLE, STRING, read_simple
+from redis_message_queue.redis_py.simple_reply import INCOMPLETE, INTEGER, NOT_SIMPLE, STRING, read_simple
 
 NOT_SENT: Final = object()
 """Stands for the reply to a command that was not sent: redis-py must send it."""

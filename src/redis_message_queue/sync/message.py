@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from redis_message_queue import messages
-from redis_message_queue.messages import M
+from redis_message_queue.protocol.consume import received_message as messages
+from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.port import finish
 
 

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from redis_message_queue.identity import after_fork, free_if_orphaned
-from redis_message_queue.local_runtime import NEVER_AWAITABLE, LocalRuntime
+from redis_message_queue.process.identity import after_fork, free_if_orphaned
+from redis_message_queue.process.local_runtime import NEVER_AWAITABLE, LocalRuntime
 from redis_message_queue.protocol.port import Answer, Pause, finish
 
 T = TypeVar("T")

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Generic
 
-from redis_message_queue.envelope import tenant_name
-from redis_message_queue.messages import M
-from redis_message_queue.process_bound import ProcessBound
+from redis_message_queue.process.process_bound import ProcessBound
+from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.stored.envelope import tenant_name
 
 
 class Tenant(ProcessBound, Generic[M]):

@@ -11,14 +11,14 @@ from typing import Any, cast
 import redis
 from redis import exceptions
 
-from redis_message_queue import checks
-from redis_message_queue.errors import ConfigurationError, ConfigurationTypeError, LuaScriptError
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.local_runtime import LocalRuntime
+from redis_message_queue.process.local_runtime import LocalRuntime
 from redis_message_queue.protocol.port import Argument, Port
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.scripts import assembled
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.stored.scripts import assembled
 from redis_message_queue.testing.queue_internals import Queue, keys_of, port_of
+from redis_message_queue.values import checks
+from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, LuaScriptError
 
 # Where each key of `keys.KEY_MAP` stores times; a word with `::` stands for all keys that begin with it. Every key that
 # has a TTL expires earlier as well. None: it stores no times, or it is a history that must not be rewritten.

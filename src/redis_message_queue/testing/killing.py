@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from redis_message_queue import checks
-from redis_message_queue.asyncio.port import AsyncioPort
-from redis_message_queue.errors import FaultInjectionError
+from redis_message_queue.asyncio.redis_port import AsyncioPort
+from redis_message_queue.values import checks
+from redis_message_queue.values.errors import FaultInjectionError
 
 _MAX_REPORT_LENGTH = 20_000  # a pipe holds 65,536 bytes, and the parent reads them only after the child has ended
 

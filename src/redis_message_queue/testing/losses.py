@@ -14,12 +14,12 @@ from typing import Any, Literal, Self
 import redis.asyncio
 from redis import exceptions
 
-from redis_message_queue import checks
-from redis_message_queue.errors import FaultInjectionError
-from redis_message_queue.keys import REGISTRY_KEY
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.scripts import all_names, all_scripts
+from redis_message_queue.stored.keys import REGISTRY_KEY
+from redis_message_queue.stored.scripts import all_names, all_scripts
 from redis_message_queue.testing.queue_internals import Client, Queue, client_of
+from redis_message_queue.values import checks
+from redis_message_queue.values.errors import FaultInjectionError
 
 # What a queue does, and the scripts that do it; any other name is that of a script or of a Redis command.
 OPERATIONS = {

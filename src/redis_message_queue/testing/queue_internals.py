@@ -9,10 +9,10 @@ import redis.asyncio
 
 import redis_message_queue
 import redis_message_queue.asyncio
-from redis_message_queue.errors import ConfigurationTypeError
-from redis_message_queue.keys import QueueKeys
 from redis_message_queue.protocol.port import Port
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.values.errors import ConfigurationTypeError
 
 SyncQueue = redis_message_queue.RedisMessageQueue
 AsyncQueue = redis_message_queue.asyncio.RedisMessageQueue

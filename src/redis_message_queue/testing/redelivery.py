@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, overload
 
-from redis_message_queue import checks
-from redis_message_queue.errors import ConfigurationError, FaultInjectionError
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.testing.fast_forward import fast_forward_queue
 from redis_message_queue.testing.killing import KilledChild, KillPoint, kill_points_disabled
 from redis_message_queue.testing.queue_internals import AsyncQueue, Queue, SyncQueue, protocol_of
+from redis_message_queue.values import checks
+from redis_message_queue.values.errors import ConfigurationError, FaultInjectionError
 
 Handler = Callable[[Any], Any]
 

@@ -11,13 +11,11 @@ import pytest
 import redis
 import redis.asyncio
 
-from redis_message_queue import (
-    PublishNotConfirmedError,
-    scripts,
-)
+from redis_message_queue import PublishNotConfirmedError
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.envelope import ID_BYTES
-from redis_message_queue.keys import QueueKeys
+from redis_message_queue.stored import scripts
+from redis_message_queue.stored.envelope import ID_BYTES
+from redis_message_queue.stored.keys import QueueKeys
 from tests.concurrency import LIMIT_SECONDS
 from tests.faults.shells import AsyncioShell, BlockingShell, OrdinaryAsyncioRedis, OrdinaryRedis
 

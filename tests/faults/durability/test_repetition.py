@@ -13,8 +13,8 @@ from redis_message_queue import (
     RetryBudgetExhaustedError,
 )
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.envelope import ID_BYTES, Envelope
-from redis_message_queue.keys import REGISTRY_KEY
+from redis_message_queue.stored.envelope import ID_BYTES, Envelope
+from redis_message_queue.stored.keys import REGISTRY_KEY
 from tests.concurrency import LIMIT_SECONDS, until
 from tests.contract.shells import Sent
 from tests.faults.durability.replicas import (

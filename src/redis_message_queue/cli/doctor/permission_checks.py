@@ -9,10 +9,10 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from redis_message_queue.cli.connection import node_of, text_of
+from redis_message_queue.cli.clients import node_of, text_of
 from redis_message_queue.cli.doctor.finding import Finding, advice, ok, problem, report_refusals
-from redis_message_queue.keys import QueueKeys
-from redis_message_queue.permissions import ROLES, Role, example
+from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.stored.permissions import ROLES, Role, example
 
 # What most programs need; the other roles are for people and pipelines, and perhaps for another user.
 USUAL = ("producer", "consumer")

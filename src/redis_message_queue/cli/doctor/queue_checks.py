@@ -10,11 +10,11 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.cli.connection import node_of, text_of
+from redis_message_queue.cli.clients import node_of, text_of
 from redis_message_queue.cli.doctor.finding import Finding, advice, ok, problem, report_refusals
-from redis_message_queue.errors import ConfigurationError, RedisMessageQueueError
-from redis_message_queue.keys import KEY_MAP, REGISTRY_KEY, QueueKeys, partition_keys, refuse_reserved_words
-from redis_message_queue.options import MOST_PARTITIONS
+from redis_message_queue.options.declared import MOST_PARTITIONS
+from redis_message_queue.stored.keys import KEY_MAP, REGISTRY_KEY, QueueKeys, partition_keys, refuse_reserved_words
+from redis_message_queue.values.errors import ConfigurationError, RedisMessageQueueError
 
 TEST_QUEUE = "rmq-doctor"
 # How a script reports a missing permission, on 7 and on 6.2.

@@ -12,9 +12,9 @@ from typing import Any
 import redis
 from redis.exceptions import ResponseError
 
-from redis_message_queue import wire
-from redis_message_queue.cli.connection import text_of, time_at
+from redis_message_queue.cli.clients import text_of, time_at
 from redis_message_queue.cli.doctor.finding import Finding, advice, ok, problem, report_refusals
+from redis_message_queue.redis_py import wire
 
 LEAST_VERSION = (6, 2)
 _SETTINGS = (

@@ -3,7 +3,7 @@
 from redis_message_queue.cli.command import CommandLine
 from redis_message_queue.cli.spark.entry_point import entry_point
 from redis_message_queue.cli.spark.groups import groups, release
-from redis_message_queue.cli.spark.jobs import archive, backfill, compact, overview, replay, report
+from redis_message_queue.cli.spark.job_commands import archive, backfill, compact, overview, replay, report
 
 app = CommandLine(
     help="Archive, report on and replay what went through a queue, with Spark; and manage its consumer groups.",

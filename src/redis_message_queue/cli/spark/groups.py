@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from redis_message_queue.cli.clients import text_of
 from redis_message_queue.cli.common_options import QueueChoice
-from redis_message_queue.cli.connection import text_of
 from redis_message_queue.cli.exit_status import CommandFailedError, ExitStatus
 from redis_message_queue.cli.output import Output
-from redis_message_queue.cli.spark.options import address_of
+from redis_message_queue.cli.spark.spark_options import address_of
 from redis_message_queue.spark.options import QueueAddress, SourceOptions
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from redis_message_queue import RunSummary
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.log_format import say_in
 from redis_message_queue.cli.stop_signals import StopSignals
-from redis_message_queue.cli.worker.command import WorkerSettings
 from redis_message_queue.cli.worker.health import Health, HealthServer, ProcessHealth
 from redis_message_queue.cli.worker.reload import CHECK_SECONDS as _RELOAD_SECONDS
 from redis_message_queue.cli.worker.reload import FileWatch
+from redis_message_queue.cli.worker.worker import WorkerSettings
 from redis_message_queue.version import __version__
 
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 30.0
@@ -73,7 +73,7 @@ class Child:
         reports_out, reports_in = os.pipe()
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.process", str(settings_out), str(reports_in)],
+                [sys.executable, "-m", f"{__package__}.worker_process", str(settings_out), str(reports_in)],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 pass_fds=(settings_out, reports_in),

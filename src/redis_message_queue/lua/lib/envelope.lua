@@ -1,4 +1,4 @@
--- lib/envelope.lua: the parts of a stored message, as envelope.py packs them.
+-- lib/envelope.lua: the parts of a stored message, as stored/envelope.py packs them.
 -- Makes  is_message, id_of, time_of, payload_of, tenant_of, extras_text, extras_of, has_entry, with_entry, has_outlived
 -- Flags, id, time, [tenant], [extras], [ttl], payload: one byte of flags, 16 of id, 8 of time; one byte of length
 -- before a tenant, two before extras. The flags are 0x80, which no text begins with, plus 1 with a tenant, plus 2 if

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from redis_message_queue.errors import ArchiveError
 from redis_message_queue.spark.connection import WHOLE, Partition
 from redis_message_queue.spark.job_options import ArchiveOptions, CompactOptions
 from redis_message_queue.spark.jobs.archive_tables import (
@@ -52,6 +51,7 @@ from redis_message_queue.spark.journal import (
     StreamRange,
     journals_of,
 )
+from redis_message_queue.values.errors import ArchiveError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

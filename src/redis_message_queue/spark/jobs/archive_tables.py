@@ -21,9 +21,9 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from redis_message_queue import checks
-from redis_message_queue.errors import ArchiveConflictError, ArchiveError, ConfigurationError
 from redis_message_queue.spark.table_reader import read_in_tasks
+from redis_message_queue.values import checks
+from redis_message_queue.values.errors import ArchiveConflictError, ArchiveError, ConfigurationError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from redis_message_queue.errors import PayloadValueError, SelectionError
 from redis_message_queue.spark.connection import open_partitions
 from redis_message_queue.spark.job_options import BackfillOptions
 from redis_message_queue.spark.jobs.job import (
@@ -28,6 +27,7 @@ from redis_message_queue.spark.jobs.lines import BadLine, LineReader
 from redis_message_queue.spark.jobs.publishing import RowCount, messages_of, publish_rows, sum_of_tasks
 from redis_message_queue.spark.jobs.splits import publish_splits, same_splits
 from redis_message_queue.spark.sink import BulkPublisher
+from redis_message_queue.values.errors import PayloadValueError, SelectionError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from redis_message_queue.condition import (
+from redis_message_queue.protocol.operate.condition import (
     Condition,
     Constant,
     Equality,

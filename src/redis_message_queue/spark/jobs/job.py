@@ -9,7 +9,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
 from pyspark.errors import PySparkException
 
-from redis_message_queue.errors import ConfigurationError, JobError, RedisMessageQueueError
+from redis_message_queue.values.errors import ConfigurationError, JobError, RedisMessageQueueError
 
 _OUR_ERROR = re.compile(r"redis_message_queue\.(?:[\w.]+\.)?(\w+): (.+)")
 _ERROR_OF_SPARK = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .+")

@@ -13,11 +13,11 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from redis_message_queue.errors import ArchiveError
 from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile, Location
 from redis_message_queue.spark.jobs.days import Day
 from redis_message_queue.spark.jobs.figures import FORMAT
 from redis_message_queue.spark.jobs.times import Array
+from redis_message_queue.values.errors import ArchiveError
 
 _MANIFEST = "days.json"
 _NAME = re.compile(r"\d{4}-\d\d-\d\d-[0-9a-f]{16}\.(day|details|ids)")

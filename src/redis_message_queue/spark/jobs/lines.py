@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from redis_message_queue.errors import PayloadValueError
+from redis_message_queue.values.errors import PayloadValueError
 
 _BAD_LINE = re.compile(r"row (\d+) of the split at (\d+) of (.+?): (.+)", re.S)
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redis_message_queue.envelope import tenant_name
-from redis_message_queue.errors import PayloadValueError
-from redis_message_queue.protocol.sender import OutgoingMessage
+from redis_message_queue.protocol.publish.sender import OutgoingMessage
 from redis_message_queue.spark.options import PublishOptions
 from redis_message_queue.spark.sink import BulkPublisher, PublishCount
+from redis_message_queue.stored.envelope import tenant_name
+from redis_message_queue.values.errors import PayloadValueError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

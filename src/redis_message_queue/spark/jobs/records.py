@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from redis_message_queue.protocol.reader import RecordSource
+from redis_message_queue.protocol.operate.reader import RecordSource
 from redis_message_queue.spark.jobs.archive_tables import (
     LITTLE,
     ArchiveTable,

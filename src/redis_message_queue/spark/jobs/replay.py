@@ -4,7 +4,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from redis_message_queue.errors import SelectionError
 from redis_message_queue.spark.job_options import ReplayOptions
 from redis_message_queue.spark.jobs.archive import journal_files, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
@@ -18,11 +17,12 @@ from redis_message_queue.spark.jobs.job import (
     reason,
     require_classic,
 )
-from redis_message_queue.spark.jobs.messages import COLUMNS, has_event, read_messages
+from redis_message_queue.spark.jobs.message_rows import COLUMNS, has_event, read_messages
 from redis_message_queue.spark.jobs.publishing import RowCount, count_rows, publish_at_rate, publish_rows
 from redis_message_queue.spark.jobs.records import read_records, records_table
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.table_reader import read_table
+from redis_message_queue.values.errors import SelectionError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from redis_message_queue import envelope
-from redis_message_queue.envelope import tenant_name
-from redis_message_queue.errors import QueueBackpressureError, SelectionError
-from redis_message_queue.identity import new_id
-from redis_message_queue.keys import script_keys
-from redis_message_queue.partitioning import partition_of
+from redis_message_queue.process.identity import new_id
 from redis_message_queue.protocol.port import Command, finish
-from redis_message_queue.scripts import script
 from redis_message_queue.spark.connection import RedisReader, open_partitions
 from redis_message_queue.spark.job_options import BackfillOptions
 from redis_message_queue.spark.jobs.publishing import RowCount
+from redis_message_queue.stored import envelope
+from redis_message_queue.stored.envelope import tenant_name
+from redis_message_queue.stored.keys import script_keys
+from redis_message_queue.stored.partitioning import partition_of
+from redis_message_queue.stored.scripts import script
+from redis_message_queue.values.errors import QueueBackpressureError, SelectionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

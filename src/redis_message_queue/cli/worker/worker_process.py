@@ -1,0 +1,340 @@
+"""A worker process: calls the user's function until it has to stop, or until its supervisor is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from redis_message_queue import RedisMessageQueue
+from redis_message_queue.asyncio import RedisMessageQueue as AsyncRedisMessageQueue
+from redis_message_queue.asyncio.several import QueuesRun as AsyncQueuesRun
+from redis_message_queue.cli.exit_status import ExitStatus, status_of
+from redis_message_queue.cli.log_format import set_up_logging
+from redis_message_queue.cli.stop_signals import StopSignals
+from redis_message_queue.cli.worker.activity import Activity, Contact, LoopWatch, Reporter, own_files
+from redis_message_queue.cli.worker.worker import WorkerSettings
+from redis_message_queue.protocol.loop.run_options import RunOptions
+from redis_message_queue.protocol.port import finish
+from redis_message_queue.sync.several import QueuesRun
+from redis_message_queue.values.errors import ConfigurationError, RedisMessageQueueError
+from redis_message_queue.values.plain_values import described, error_text
+
+Report = Callable[..., None]
+_PING_SECONDS = 30.0  # as long as a request may take
+
+
+def main() -> int:
+    """Run a worker. The supervisor passes two pipes: one has the settings and closes with it, one takes reports."""
+    settings_pipe, reports_pipe = (int(number) for number in sys.argv[1:])
+    for pipe in (settings_pipe, reports_pipe):
+        os.set_inheritable(pipe, False)
+    with open(settings_pipe, "rb", buffering=0) as incoming, open(reports_pipe, "w", buffering=1) as reports:
+        settings = WorkerSettings.from_json(incoming.readline())
+        threading.Thread(target=_stop_without_supervisor, args=(incoming.fileno(), settings), daemon=True).start()
+        set_up_logging(
+            settings.log_format,
+            settings.log_level,
+            tracebacks=settings.tracebacks,
+            address=settings.address,
+            queue=settings.queues[0].name if len(settings.queues) == 1 else None,
+        )
+        lock = threading.Lock()
+
+        def report(**values: Any) -> None:
+            with lock, contextlib.suppress(BrokenPipeError):
+                print(json.dumps(values), file=reports, flush=True)
+
+        try:
+            return _work(settings, report)
+        except (RedisMessageQueueError, RedisError) as error:
+            report(error=error_text(error) or type(error).__name__, status=status_of(error), files=_files(settings))
+            return status_of(error)
+
+
+def _stop_without_supervisor(pipe: int, settings: WorkerSettings) -> None:
+    """Only the supervisor holds the other end of the pipe: the read returns when the supervisor is gone."""
+    with contextlib.suppress(OSError):
+        os.read(pipe, 1)
+    if settings.ready_file is not None:
+        remove_ready_file(Path(settings.ready_file), settings.supervisor_pid)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def remove_ready_file(path: Path, supervisor: int) -> None:
+    """Remove the file if this supervisor has made it: another one may have begun by now."""
+    with contextlib.suppress(OSError):
+        if path.read_text() == f"{supervisor}\n":
+            path.unlink()
+
+
+def _files(settings: WorkerSettings) -> list[str]:
+    """The files whose change may mend a mistake: also a module that could not be imported."""
+    if not settings.reload:
+        return []
+    with contextlib.suppress(Exception):
+        found = importlib.util.find_spec(settings.handler.partition(":")[0])
+        if found is not None and found.origin is not None:
+            return [*own_files(), os.path.realpath(found.origin)]
+    return own_files()
+
+
+def _work(settings: WorkerSettings, report: Report) -> int:
+    handler = load_reference("the handler", settings.handler)
+    check_handler(settings.handler, handler, "a list of messages" if settings.run["batch_size"] else "one message")
+    theirs = None if settings.queue_object is None else load_reference("--queue", settings.queue_object)
+    try:
+        if isinstance(theirs, AsyncRedisMessageQueue) or _is_async(handler) or _is_async(theirs):
+            asyncio.run(_work_async(settings, handler, theirs, report))
+        else:
+            _work_sync(settings, handler, theirs, report)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return ExitStatus.TERMINATED
+    return ExitStatus.OK
+
+
+def _work_sync(settings: WorkerSettings, handler: Callable[[Any], Any], theirs: Any, report: Report) -> None:
+    with contextlib.ExitStack() as stack:
+        queues: list[Any]
+        if theirs is None:
+            stop = stack.enter_context(StopSignals(again=_abandon))
+            options = settings.delivery.queue_options() | {"interrupt": stop}
+            text = not settings.payload_bytes
+            queues = [stack.enter_context(one.open(text=text, **options)) for one in settings.queues]
+        else:
+            queues = [_checked(_made(theirs, settings), RedisMessageQueue, settings)]
+            stack.enter_context(_stop_signals(lambda: queues[0].drain(0), _abandon))
+        activity = Activity()
+        run = QueuesRun(_weighted(queues, settings), RunOptions(handler=_counted(handler, activity), **settings.run))
+
+        def ping() -> None:
+            finish(_ping(queues[0]))
+
+        with _reporting(report, settings, queues, run, activity, ping):
+            run.run()
+        report(finished=True)
+
+
+def _abandon() -> None:
+    """Stop now: the message that is being handled is delivered again when its lease ends."""
+    raise KeyboardInterrupt
+
+
+async def _work_async(settings: WorkerSettings, handler: Callable[[Any], Any], theirs: Any, report: Report) -> None:
+    loop, running = asyncio.get_running_loop(), asyncio.current_task()
+    assert running is not None
+
+    def abandon() -> None:
+        loop.call_soon_threadsafe(running.cancel)
+
+    async with contextlib.AsyncExitStack() as stack:
+        queues: list[Any]
+        if theirs is None:
+            stop = stack.enter_context(StopSignals(again=abandon))
+            options = settings.delivery.queue_options() | {"interrupt": stop}
+            text = not settings.payload_bytes
+            queues = [await stack.enter_async_context(one.open_async(text=text, **options)) for one in settings.queues]
+        else:
+            made = _made(theirs, settings)
+            queues = [_checked(await made if inspect.isawaitable(made) else made, AsyncRedisMessageQueue, settings)]
+            drains: set[asyncio.Task[bool]] = set()  # the loop itself has only weak references to its tasks
+
+            def drain() -> None:
+                drains.add(loop.create_task(queues[0].drain(0)))
+
+            stack.enter_context(_stop_signals(lambda: loop.call_soon_threadsafe(drain), abandon))
+        activity = Activity()
+        counted = _counted(handler, activity)
+        run = AsyncQueuesRun(_weighted(queues, settings), RunOptions(handler=counted, **settings.run))
+
+        def ping() -> None:
+            asyncio.run_coroutine_threadsafe(_ping(queues[0]), loop).result(_PING_SECONDS)
+
+        with _reporting(report, settings, queues, run, activity, ping):
+            await run.run()
+        report(finished=True)
+
+
+async def _ping(queue: Any) -> None:
+    """Reach the server of a queue. Any answer will do, also that this user may not ask."""
+    part = queue._protocol.partition(0)
+    await part.port.pipeline(part.keys.meta, (("PING",),))
+
+
+def _weighted(queues: Sequence[Any], settings: WorkerSettings) -> dict[Any, int]:
+    return dict(zip(queues, settings.weights or [1], strict=True))
+
+
+@contextlib.contextmanager
+def _reporting(
+    report: Report,
+    settings: WorkerSettings,
+    queues: Sequence[Any],
+    run: QueuesRun | AsyncQueuesRun,
+    activity: Activity,
+    ping: Callable[[], None],
+) -> Iterator[None]:
+    """Tell the supervisor that this process is ready, and from then on what it does."""
+    names = [queue._protocol.options.name for queue in queues]
+    loops = [LoopWatch(queue._protocol) for queue in queues] if settings.is_watched else []
+    contact = Contact(ping) if settings.is_watched else None
+    address = settings.address or queues[0]._protocol.port.address
+    report(ready=True, queues=names, address=address, files=own_files() if settings.reload else [])
+    with Reporter(
+        report,
+        summaries=lambda: dict(zip(names, run.summaries(), strict=True)),
+        activity=activity,
+        loops=loops,
+        contact=contact,
+        with_files=settings.reload,
+    ):
+        yield
+
+
+def _stop_signals(
+    first: Callable[[], Any], again: Callable[[], Any]
+) -> contextlib.AbstractContextManager[StopSignals | None]:
+    """Signal handlers that the user's own code has installed, for its queue's interrupt, stay in place."""
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return contextlib.nullcontext()
+    return StopSignals(first=first, again=again)
+
+
+def _made(theirs: Any, settings: WorkerSettings) -> Any:
+    """The user's queue object, or what their function returns."""
+    if isinstance(theirs, RedisMessageQueue | AsyncRedisMessageQueue) or not callable(theirs):
+        return theirs
+    try:
+        inspect.signature(theirs).bind()
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"--queue: {settings.queue_object} cannot be called without arguments; pass a queue object, or a function "
+            "that returns one"
+        ) from None
+    return theirs()
+
+
+def _checked(queue: Any, kind: Any, settings: WorkerSettings) -> Any:
+    if isinstance(queue, kind):
+        return queue
+    if isinstance(queue, RedisMessageQueue):
+        raise ConfigurationError(
+            f"{settings.handler} is async and {settings.queue_object} is a sync queue; "
+            "use redis_message_queue.asyncio.RedisMessageQueue, or a sync function"
+        )
+    raise ConfigurationError(
+        f"--queue: {settings.queue_object} is of type {type(queue).__name__}; it must be a RedisMessageQueue of "
+        "redis_message_queue or redis_message_queue.asyncio, or a function that returns one"
+    )
+
+
+def _counted(handler: Callable[[Any], Any], activity: Activity) -> Callable[[Any], Any]:
+    """The handler, which is counted while it runs."""
+    if _is_async(handler):
+
+        @functools.wraps(handler)
+        async def call_async(received: Any) -> None:
+            with activity.handling(_queue_of(received)):
+                await handler(received)
+
+        return call_async
+
+    @functools.wraps(handler)
+    def call(received: Any) -> Any:
+        with activity.handling(_queue_of(received)):
+            return handler(received)
+
+    return call
+
+
+def _queue_of(received: Any) -> str:
+    first = received[0] if isinstance(received, list) else received
+    name: str = first.queue
+    return name
+
+
+def check_handler(reference: str, handler: Any, argument: str) -> None:
+    """Raise unless the handler can be called with one argument, and does its work when it is called."""
+    if not callable(handler):
+        raise ConfigurationError(
+            f"the handler: {reference} is of type {type(handler).__name__}, which cannot be called"
+        )
+    function = _unwrapped(handler)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"the handler: {reference} has a yield, so that calling it does nothing; use return")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # a function in C that does not tell
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the handler: {reference}{signature} cannot be called with {argument} ({error}); "
+            "it must take one positional argument"
+        ) from None
+
+
+def check_reference(name: str, reference: str) -> None:
+    """Raise unless this has the form `package.module:attribute`."""
+    module, colon, path = reference.partition(":")
+    parts = [*module.split("."), *path.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise ConfigurationError(f"{name} must be package.module:attribute, such as shop.mails:send, not {reference!r}")
+
+
+def load_reference(name: str, reference: str) -> Any:
+    """Import an object by `package.module:attribute`, from the current directory too."""
+    check_reference(name, reference)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module, _, path = reference.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            raise ConfigurationError(
+                f"{name}: there is no module {missing} in this directory or in PYTHONPATH"
+            ) from error
+        if isinstance(error, SyntaxError):
+            place = f"{error.filename}, line {error.lineno}"
+        else:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{last.filename}, line {last.lineno}"
+        raise ConfigurationError(f"{name}: importing {module} raised {described(error)} ({place})") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(f"{name}: {module} has no {path}")
+        found = getattr(found, part)
+    return found
+
+
+def _unwrapped(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _is_async(function: Any) -> bool:
+    function = _unwrapped(function)
+    call = getattr(function, "__call__", None)  # noqa: B004  an object with an async __call__ counts too
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

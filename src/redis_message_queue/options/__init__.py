@@ -1,0 +1,1 @@
+"""Every option of queues and gateways, declared and checked once."""

@@ -1,0 +1,1 @@
+"""What belongs to one process: its identity, its clock, its forks and its stop signals."""

@@ -1,0 +1,285 @@
+"""How messages are settled in Redis: acknowledged, kept in a list, retried later or requeued, by their owner alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis_message_queue.process.identity import labelled
+from redis_message_queue.protocol.calls import Calls, ReplySlot, never_stop
+from redis_message_queue.protocol.consume.claim import Claim, read_trimming
+from redis_message_queue.protocol.port import Argument, Call, Command, split
+from redis_message_queue.stored.envelope import ID_BYTES, PLAIN_FLAGS, TIME_AT
+from redis_message_queue.stored.keys import script_keys
+from redis_message_queue.values.plain_values import error_text
+
+_MOST_AT_ONCE = 1_000  # messages in one script
+_MOST_BYTES = 4_000_000  # of these messages together
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalList:
+    """The list that a payload goes to, the list of records beside it, and their longest length (None: any)."""
+
+    key: str
+    records: str
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Which messages were still ours to settle, why a list could not be trimmed, and how much trimming deleted."""
+
+    owned: list[bool]
+    trim_error: str | None = None
+    cut: int = 0  # failed messages that the list had no room for any more
+
+
+@dataclass(frozen=True, slots=True)
+class SettleReason:
+    """Why messages leave, for their records."""
+
+    reason: str
+    error: BaseException | None = None
+    held_seconds: float | None = None
+    event: str | None = None  # what a journal calls it, where it is not an acknowledgement
+    handled: Sequence[int] = ()  # for a journal, where a loop knows it: see HandlerTimes.take
+
+    def as_json(self, consumer: str | None = None) -> str:
+        fields: dict[str, Any] = {"reason": self.reason}
+        if consumer is not None:
+            fields["consumer"] = consumer
+        if self.error is not None:
+            fields["error_type"] = type(self.error).__name__
+            fields["error"] = error_text(self.error)
+        if self.held_seconds is not None:
+            fields["held_us"] = int(self.held_seconds * 1_000_000)
+        if self.event is not None:
+            fields["event"] = self.event
+        if self.handled:
+            fields["handled"] = self.handled
+        return json.dumps(fields)
+
+
+SETTLED = Settled([True])  # the one message that it is about
+_KEEPS_NOTHING: tuple[Argument, Argument] = (0, "")
+
+Cancellations = list[BaseException]
+
+
+@dataclass(slots=True, eq=False)
+class PiggybackedAck:
+    """An acknowledgement that is sent with the next claim; it is numbered, so it can be sent again."""
+
+    claims: Sequence[Claim]
+    call: Call
+    calls: Calls
+    slot: ReplySlot
+    plain: tuple[bytes, bytes] | None = None  # its number and its token, if it is the usual ack of one message
+    settled: Settled | None = None  # what Redis answered
+    failed: Exception | None = None  # why there is no answer
+    on_confirmed: Callable[[PiggybackedAck], Awaitable[None]] | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether there is an answer or an error."""
+        return self.settled is not None or self.failed is not None
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether it was executed before the claim that it was sent with."""
+        return self.settled is not None and self.failed is None
+
+    @property
+    def partition(self) -> int:
+        """Where its messages came from."""
+        return self.claims[0].partition
+
+    def split(self) -> Sequence[PiggybackedAck]:
+        """The ack of each partition."""
+        return (self,)
+
+    def joined_with(self, slot: ReplySlot, call: bytes, nonce: bytes) -> Call | None:
+        """One call for this ack and for the usual claim on another slot of the same queue; None if it is not usual.
+
+        The ack keeps its number: whether that was executed can be asked by sending it alone.
+        """
+        if self.plain is None or slot.prefix != self.slot.prefix:
+            return None
+        return slot.ack_and_take, (self.slot.key,), (call, nonce, *self.plain)
+
+    def sent(self, reply: Any) -> None:
+        """Note the answer, or the error."""
+        if isinstance(reply, Exception):
+            self.failed = reply
+        else:
+            self.settled = _read(reply, len(self.claims))
+
+    async def confirmed(self) -> None:
+        """Pass the answer to the consumer that made it, once."""
+        on_confirmed, self.on_confirmed = self.on_confirmed, None
+        if on_confirmed is not None:
+            await on_confirmed(self)
+
+    async def send_alone(self, cancellations: Cancellations) -> Settled:
+        """Send it alone, unless it was answered together with a claim. Cancellations are noted and do not stop it."""
+        if self.settled is None:
+            command, extra_keys, arguments = self.call
+            self.sent(await self.calls.call(command, arguments, extra_keys=extra_keys, cancellations=cancellations))
+        assert self.settled is not None
+        return self.settled
+
+    def close(self) -> None:
+        """Release its slot: it is not sent again."""
+        self.calls.release_slot(self.slot)
+
+
+class Settler:
+    """Settles and renews what a consumer of this queue object holds."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        lease_us = int((calls.options.message_visibility_timeout_seconds or 0) * 1_000_000)
+        keys, renew = calls.keys, calls.script("renew")
+        prefixes = (keys.tenant_pending(""), keys.expired(""))
+        self._renew = Command(renew, script_keys(keys, renew.keys), (lease_us, *prefixes))
+
+    async def settle(
+        self,
+        claims: Sequence[Claim],
+        terminal_list: TerminalList | None,
+        reason: SettleReason | None = None,
+        cancellations: Cancellations | None = None,
+    ) -> Settled:
+        """Remove messages, with or without a copy in a terminal list. Cancellations are noted and do not stop it."""
+        extra_keys, details = self._details(claims, terminal_list, reason)
+        owned: list[bool] = []
+        trim_error, cut = None, 0
+        for some in _chunks(claims):
+            slot = self._calls.acquire_slot()
+            try:
+                arguments = (*details, slot.next_call(), _tokens(some))
+                reply = await self._calls.call(
+                    slot.settle, arguments, extra_keys=extra_keys, cancellations=cancellations
+                )
+            finally:
+                self._calls.release_slot(slot)
+            if reply == b"1" and len(claims) == 1:
+                return SETTLED
+            piece = _read(reply, len(some))
+            owned += piece.owned
+            trim_error = piece.trim_error or trim_error
+            cut += piece.cut
+        return Settled(owned, trim_error, cut)
+
+    async def ack_plain(self, claim: Claim, cancellations: Cancellations) -> Settled:
+        """Remove one message that is plain, without a copy."""
+        calls = self._calls
+        slot = calls.acquire_slot()
+        try:
+            number, token = slot.next_call(), claim.token
+            reply = await calls.call(slot.ack_one, (number, token), cancellations=cancellations)
+            if reply == b"":  # another case: the same call goes to the script that knows them all
+                arguments = (*_KEEPS_NOTHING, number, token)
+                reply = await calls.call(slot.settle, arguments, cancellations=cancellations)
+        finally:
+            calls.release_slot(slot)
+        return SETTLED if reply == b"1" else _read(reply, 1)
+
+    def attach(
+        self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
+    ) -> PiggybackedAck:
+        """The same for at most a thousand messages, to be sent together with a claim."""
+        slot = self._calls.acquire_slot()
+        extra_keys, details = self._details(claims, terminal_list, reason)
+        number, tokens = slot.next_call(), _tokens(claims)
+        call = (slot.settle, extra_keys, (*details, number, tokens))
+        is_usual = len(claims) == 1 and claims[0].is_plain and claims[0].envelope.stored[0] == PLAIN_FLAGS
+        plain = (number, tokens) if is_usual and terminal_list is None and reason is None else None
+        return PiggybackedAck(claims, call, self._calls, slot, plain)
+
+    def _details(
+        self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None
+    ) -> tuple[tuple[str, ...], tuple[Argument, Argument]]:
+        """The keys of the lists, if any, and what the script should know of them."""
+        if terminal_list is None:
+            is_plain = reason is None or (reason.event is None and not reason.handled)
+            return (), _KEEPS_NOTHING if reason is None or is_plain else (0, reason.as_json())
+        extra_keys, limit = (terminal_list.key, terminal_list.records), terminal_list.limit or 0
+        if reason is None:
+            return extra_keys, (limit, "{}")
+        # Whoever looks for the cause of a failure wants to know where; a success needs no more bytes.
+        is_failure = reason.event is not None and len(claims) > 0
+        consumer = labelled(self._calls.options.consumer_name, claims[0].token[ID_BYTES:]) if is_failure else None
+        return extra_keys, (limit, reason.as_json(consumer))
+
+    async def retry_later(
+        self,
+        claim: Claim,
+        delay_seconds: float,
+        error: Exception,
+        cancellations: Cancellations | None = None,
+        handled: Sequence[int] = (),
+    ) -> bool:
+        """Delay the message until its next attempt. Returns whether it was still ours."""
+        slot = self._calls.acquire_slot()
+        try:
+            delay_us, name = int(delay_seconds * 1_000_000), type(error).__name__
+            arguments = (delay_us, name, " ".join(map(str, handled)), slot.next_call(), claim.token)
+            return bool(await self._calls.call(slot.retry_later, arguments, cancellations=cancellations) == b"1")
+        finally:
+            self._calls.release_slot(slot)
+
+    async def requeue(
+        self,
+        claims: Sequence[Claim],
+        *,
+        forgiven: bool,
+        cancellations: Cancellations | None = None,
+        budget: float | None = None,
+    ) -> list[bool]:
+        """Return messages to the front of their queues, in order. If ``forgiven``, this delivery does not count."""
+        owned: list[bool] = []
+        # The last first: each chunk goes before what is there already.
+        for some in reversed(list(_chunks(claims))):
+            slot = self._calls.acquire_slot()
+            try:
+                arguments = (int(forgiven), slot.next_call(), _tokens(some))
+                reply = await self._calls.call(slot.requeue, arguments, cancellations=cancellations, budget=budget)
+            finally:
+                self._calls.release_slot(slot)
+            owned = _flags(reply, len(some)) + owned
+        return owned
+
+    async def renew(
+        self, claims: Sequence[Claim], budget: float, is_over: Callable[[], bool] = never_stop
+    ) -> list[bool]:
+        """Renew the leases that we still own; retry until they would expire or the delivery is over."""
+        renewed: list[bool] = []
+        for some in _chunks(claims):
+            reply = await self._calls.call(self._renew, (_tokens(some),), budget=budget, stopped=is_over)
+            renewed += _flags(reply, len(some))
+        return renewed
+
+
+def _read(reply: bytes, count: int) -> Settled:
+    return Settled(_flags(reply, count), *read_trimming(reply[count:]))
+
+
+def _chunks(claims: Sequence[Claim]) -> Sequence[Sequence[Claim]]:
+    """Yield at most a thousand messages and some megabytes each: a larger script delays all other clients."""
+    if len(claims) == 1:
+        return (claims,)
+    sizes = [len(claim.envelope.stored) for claim in claims]
+    return list(split(claims, sizes, _MOST_AT_ONCE, _MOST_BYTES)) or [claims]
+
+
+def _tokens(claims: Sequence[Claim]) -> bytes:
+    """Their leases, joined: one argument, because each argument costs time."""
+    return b"".join([claim.envelope.stored[1:TIME_AT] + claim.nonce for claim in claims])
+
+
+def _flags(reply: bytes, count: int) -> list[bool]:
+    return [flag == 49 for flag in reply[:count]]  # 49: the digit 1

@@ -1,0 +1,1 @@
+"""How a queue works through a custom gateway."""

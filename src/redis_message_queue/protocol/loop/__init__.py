@@ -1,0 +1,1 @@
+"""How `run` claims ahead of its handlers."""

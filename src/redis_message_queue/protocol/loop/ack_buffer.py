@@ -1,0 +1,141 @@
+"""Acks of handled messages, which wait for the next claim so that both take one round trip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from redis_message_queue.protocol.consume.claim import Claim
+from redis_message_queue.protocol.consume.consumer import Consumer
+from redis_message_queue.protocol.consume.settle import PiggybackedAck
+from redis_message_queue.protocol.loop.late_settlements import LateSettlements
+from redis_message_queue.protocol.loop.run_options import RunSummary
+from redis_message_queue.values.errors import CleanupFailedError
+
+_LARGEST_ACK = 1_000  # messages that one script settles
+
+
+class AckBuffer:
+    """The messages of one loop that are handled and not yet acknowledged.
+
+    Their leases are renewed until their acks are sent, so a crash repeats them and loses nothing.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        late: LateSettlements,
+        flush_seconds: float,
+        lock: AbstractContextManager[Any],
+        summary: RunSummary,
+    ) -> None:
+        self._consumer = consumer
+        self._late = late
+        self._queue = consumer.queue
+        self._flush_seconds = flush_seconds
+        self._lock = lock
+        self._summary = summary
+        self._claims: list[Claim] = []
+        self._since = 0.0  # when the first of them was handled
+        self._on_their_way = 0  # acks of single partitions that were attached, and whose answer is not known
+        self._sent_alone = 0  # those that no claim took along before itself
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def add(self, claims: Sequence[Claim], *, is_urgent: bool) -> None:
+        """Acknowledge these soon; if it is urgent, before the next handler begins."""
+        with self._lock:
+            if not self._claims:
+                self._since = self._queue.port.now()
+            if is_urgent:
+                self._since = -math.inf
+            self._claims += claims
+            self._summary.attempts += len(claims)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether they have waited too long for a claim."""
+        if not self._claims:
+            return False
+        waited = self._queue.port.now() - self._since
+        is_due = waited >= self._flush_seconds or len(self._claims) >= _LARGEST_ACK
+        return is_due and not self._consumer.holding.is_forked
+
+    @property
+    def due_in(self) -> float:
+        """How long they may still wait for a claim."""
+        return self._since + self._flush_seconds - self._queue.port.now()
+
+    @property
+    def sent_alone(self) -> int | None:
+        """How many acks no claim took along before itself; None while some are on their way."""
+        with self._lock:
+            return None if self._on_their_way else self._sent_alone
+
+    def attach(self) -> PiggybackedAck | None:
+        """One ack for all of them, or for the first thousand; None if there are none."""
+        with self._lock:
+            claims, self._claims = self._claims[:_LARGEST_ACK], self._claims[_LARGEST_ACK:]
+            self._on_their_way += bool(claims)
+        if not claims:
+            return None
+        # First, so that a heartbeat in between does not take them for lost.
+        self._consumer.holding.lease_for([]).release(claims)
+        ack = self._consumer.settling.attach(claims)
+        with self._lock:
+            self._on_their_way += len(ack.split()) - 1
+        ack.on_confirmed = self._confirmed
+        return ack
+
+    async def flush(self) -> None:
+        """Acknowledge all of them now."""
+        if self._consumer.holding.is_forked:
+            return
+        while (ack := self.attach()) is not None:
+            await ack.confirmed()
+
+    async def flush_late(self, cancellations: list[BaseException]) -> None:
+        """Acknowledge what has waited too long, beside the handlers."""
+        while self.is_late and (ack := self.attach()) is not None:
+            await self._confirm(ack, cancellations)
+
+    async def _confirmed(self, ack: PiggybackedAck) -> None:
+        """A claim has brought the answer, or ended without it; a cancellation is raised when the ack is done."""
+        settling = self._consumer.settling
+        await self._confirm(ack, settling.cancellations)
+        settling.raise_if_cancelled()
+
+    async def _confirm(self, ack: PiggybackedAck, cancellations: list[BaseException]) -> None:
+        """Report what came of an ack. Where no claim has brought an answer, it is sent by itself."""
+        self._consumer.holding.end_work_on(ack.claims)
+        refusals: list[CleanupFailedError] = []
+        for part in ack.split():
+            try:
+                await self._late.settle(part.partition, self._deliver(part, cancellations))
+            except CleanupFailedError as error:
+                refusals.append(error)
+        if refusals:
+            raise refusals[0]
+
+    async def _deliver(self, ack: PiggybackedAck, cancellations: list[BaseException]) -> None:
+        settling, is_alone = self._consumer.settling, not ack.was_seen
+        try:
+            settled = await ack.send_alone(cancellations)
+        except Exception as trouble:
+            if not settling.has_no_answer(trouble):
+                raise await settling.not_acknowledged(ack.claims, trouble) from trouble
+            with self._lock:
+                self._summary.unsettled += len(ack.claims)
+            await settling.leave_to_leases(ack.claims, trouble)
+            return
+        finally:
+            ack.close()
+            with self._lock:
+                self._on_their_way -= 1
+                self._sent_alone += is_alone
+        with self._lock:
+            self._summary.handled += sum(settled.owned)
+        await settling.acknowledged(ack.claims, settled)

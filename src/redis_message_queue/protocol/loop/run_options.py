@@ -1,0 +1,83 @@
+"""What `run` is given and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
+
+from redis_message_queue.values.checks import flag, number, required_function, whole_number
+from redis_message_queue.values.errors import ConfigurationError
+
+_LARGEST_PREFETCH = 1_000  # messages that one script claims
+_MOST_WORKERS = 10_000  # each is a thread or a task
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+Middleware = Callable[[Any, Callable[[Any], Any]], Any]
+"""Called with what the handler gets and with a function that calls the handler, or the next middleware."""
+
+
+@dataclass(slots=True)
+class RunSummary:
+    """What a loop has done, when it ends. All but ``attempts`` and ``retried`` count messages.
+
+    A message that is ``left_behind`` waits behind a retry of its tenant, in a queue with ``ordered_tenants``: a loop
+    that ends when nothing else waits does not handle it.
+    """
+
+    handled: int = 0
+    failed: int = 0
+    requeued: int = 0
+    discarded: int = 0
+    retried: int = 0
+    attempts: int = 0
+    dead_lettered: int = 0  # by its claims, without calling the handler
+    left_behind: int = 0
+    unsettled: int = 0  # Redis did not confirm what became of them: their leases decide
+
+
+def add(earlier: RunSummary, later: RunSummary) -> RunSummary:
+    """Return what two loops have done one after the other; what the first has left behind, the second has found."""
+    sums = {each.name: getattr(earlier, each.name) + getattr(later, each.name) for each in fields(RunSummary)}
+    return RunSummary(**sums | {"left_behind": later.left_behind})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(Generic[Handler]):
+    """How a loop works, checked when it begins."""
+
+    handler: Handler
+    concurrency: int
+    prefetch: int
+    batch_size: int | None
+    batch_seconds: float | None
+    until_empty: bool
+    wait_for_retries: bool = False
+
+    def __post_init__(self) -> None:
+        required_function("handler", self.handler)
+        whole_number("concurrency", self.concurrency)
+        whole_number("prefetch", self.prefetch)
+        whole_number("batch_size", self.batch_size, optional=True)
+        number("batch_seconds", self.batch_seconds, optional=True, least=0)
+        flag("until_empty", self.until_empty)
+        flag("wait_for_retries", self.wait_for_retries)
+        if self.wait_for_retries and not self.until_empty:
+            raise ConfigurationError("wait_for_retries needs until_empty=True: without it a loop waits for everything")
+        if self.batch_seconds is not None and self.batch_size is None:
+            raise ConfigurationError("batch_seconds needs batch_size: it is how long a batch may take to fill")
+        most = {"prefetch": _LARGEST_PREFETCH, "batch_size": _LARGEST_PREFETCH, "concurrency": _MOST_WORKERS}
+        for name, limit in most.items():
+            if (getattr(self, name) or 0) > limit:
+                raise ConfigurationError(f"{name} must be at most {limit:,}")
+
+    def check_beside(self, *, lease: float | None, has_heartbeat: bool) -> None:
+        """Raise for what the leases of the queue do not allow."""
+        if self.batch_seconds is None or lease is None or has_heartbeat or self.batch_seconds < lease:
+            return
+        raise ConfigurationError(
+            f"batch_seconds={self.batch_seconds} must be less than the visibility timeout ({lease} s): the first "
+            "messages of a batch would lose their leases while it fills; set heartbeat_interval_seconds to renew them, "
+            "or lower batch_seconds"
+        )

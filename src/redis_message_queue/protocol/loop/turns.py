@@ -1,0 +1,148 @@
+"""Shares the handlers of one process among the loops of several queues, by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from redis_message_queue.protocol.calls import log, never_stop
+from redis_message_queue.protocol.loop.run_options import RunSummary, add
+from redis_message_queue.values.checks import whole_number
+from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.values.plain_values import brief
+
+MOST_WEIGHT = 1_000
+# After this long a worker takes a free place out of turn: the worker whose turn it is may wait for its server.
+PATIENCE_SECONDS = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One loop: its weight, and where it stands.
+
+    ``virtual_time`` grows by 1/weight with each handler that starts, so the loop with the smallest one is next.
+    """
+
+    weight: int
+    workers: int  # those that wait for a handler to start, or are about to
+    is_silent: Callable[[], bool]  # whether its Redis has not answered the last claim
+    virtual_time: float = 0.0
+    is_idle: bool = False  # its queue was empty, and one of its workers waits there without a place
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.workers > 0 and not self.is_idle
+
+
+class Loop(Protocol):
+    """What is known of a loop while it runs."""
+
+    @property
+    def summary(self) -> RunSummary: ...
+
+
+class WeightedTurns:
+    """Decides which loop starts the next handler, while at most ``places`` of them run.
+
+    A worker needs a place before it claims, so a message is claimed only when its handler can start, and no prefetch
+    takes more than its share. A queue without messages gives its turns to the others; it saves none up for later.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._members: list[Member] = []
+        self._now = 0.0  # the virtual time of the last start
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a place is free."""
+        return self._free > 0
+
+    def join(self, weight: int, workers: int, is_silent: Callable[[], bool] = never_stop) -> Member:
+        """Add a loop with this many workers."""
+        member = Member(weight, workers, is_silent)
+        self._members.append(member)
+        return member
+
+    def start(self, member: Member, *, whoever_waits: bool = False) -> bool:
+        """Take a place, if one is free and it is this loop's turn; with ``whoever_waits``, if one is free at all."""
+        if member.is_idle:
+            member.is_idle = False
+            member.virtual_time = max(member.virtual_time, self._now)
+        if self._free <= 0 or not (whoever_waits or member is min(self._waiting(), key=_virtual_time)):
+            return False
+        self._free -= 1
+        member.workers -= 1
+        self._now = max(self._now, member.virtual_time)
+        member.virtual_time += 1 / member.weight
+        return True
+
+    def rest(self, member: Member) -> None:
+        """Nothing was there: give the place back unused, and let the others have the turns."""
+        self.done(member)
+        member.virtual_time -= 1 / member.weight
+        member.is_idle = True
+
+    def done(self, member: Member) -> None:
+        """A handler has ended: its worker wants the next place at once, so that no other loop slips in between."""
+        self._free += 1
+        member.workers += 1
+
+    def leave(self, member: Member) -> None:
+        """The loop has ended."""
+        self._members.remove(member)
+
+    def go_on_without(self, member: Member, queue: str, error: Exception) -> bool:
+        """Log that the Redis of one loop is away. Returns False if that is so for all of them."""
+        if all(one is member or one.is_silent() for one in self._members):
+            return False
+        log.error("%s: %s; the other queues go on, and this one is tried again", queue, error, extra={"queue": queue})
+        return True
+
+    def _waiting(self) -> list[Member]:
+        return [member for member in self._members if member.is_waiting]
+
+
+def _virtual_time(member: Member) -> float:
+    return member.virtual_time
+
+
+def checked_weights(queues: Any, kind: type[Any]) -> dict[Any, int]:
+    """Return queues with their weights. Raises for what cannot be served together."""
+    if not isinstance(queues, Mapping) or not queues:
+        raise ConfigurationTypeError(
+            f"queues must be a mapping of queues to weights, such as {{urgent: 3, normal: 1}}, not {brief(queues)}"
+        )
+    for queue, weight in queues.items():
+        if not isinstance(queue, kind):
+            raise ConfigurationTypeError(
+                f"queues must contain objects of {kind.__module__.rpartition('.')[0]}, not {brief(queue)}"
+            )
+        whole_number("a weight in queues", weight)
+        if weight > MOST_WEIGHT:
+            raise ConfigurationError(f"a weight in queues must be at most {MOST_WEIGHT:,}, not {brief(weight)}")
+    return dict(queues)
+
+
+class Rounds:
+    """The loops of several queues, in rounds: with ``until_empty`` a handler may fill a queue that was empty before."""
+
+    def __init__(self, count: int) -> None:
+        # In one place, so that another thread sees either a loop that runs or the total that has it.
+        self._state: tuple[list[RunSummary], Sequence[Loop]] = ([RunSummary()] * count, ())
+
+    def begin(self, loops: Sequence[Loop]) -> None:
+        """A round begins."""
+        self._state = self._state[0], loops
+
+    def end(self) -> bool:
+        """A round has ended. Returns whether it found anything."""
+        (_, loops), totals = self._state, self.summaries()
+        self._state = totals, ()
+        return any(loop.summary.attempts or loop.summary.dead_lettered for loop in loops)
+
+    def summaries(self) -> list[RunSummary]:
+        """What was done with the messages of each queue so far."""
+        totals, loops = self._state
+        return [add(total, loop.summary) for total, loop in zip(totals, loops, strict=True)] if loops else totals

@@ -1,0 +1,205 @@
+"""Finds one message by its id: where it is now, and what the journal tells of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from redis_message_queue.protocol.operate.pages import FIRST_SCAN, PAGE, REPLY_BYTES, PageReader, scanned_pairs
+from redis_message_queue.protocol.operate.record_pairs import record_of_stored
+from redis_message_queue.stored import envelope
+from redis_message_queue.values.checks import whole_number
+from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, JournalError
+from redis_message_queue.values.messages import MessageRecord, TraceEntry, moment
+from redis_message_queue.values.plain_values import brief, is_text, plain
+
+_ENTERED = (b"published", b"redriven", b"duplicate")  # the first that happens to a message
+_NAMED = ("n", "at", "event", "id", "tenant", "payload", "by")  # what an entry has fields for, or does not show
+_Fields = dict[bytes, bytes]
+_FIRST_ENTRIES = 50  # of a journal, which may contain payloads of any size
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPart:
+    """What a part of the journal tells of a message, the oldest first, each with the id of its entry.
+
+    ``is_whole`` is False if there were more entries than were to be read.
+    """
+
+    entries: list[tuple[bytes, TraceEntry]]
+    is_whole: bool
+
+
+class MessageFinder:
+    """Finds one message of a queue. Each step reads a bounded part of it."""
+
+    def __init__(self, pages: PageReader, *, decode: bool, leased: bool) -> None:
+        self._pages = pages
+        self._keys = pages.keys
+        self._decode = decode
+        self._leased = leased
+
+    async def trace(self, message_id: str, max_entries: int) -> list[TraceEntry]:
+        """Return what happened to a message, the oldest first, as far as the newest entries of the journal tell."""
+        check_id(message_id)
+        whole_number("max_entries", max_entries)
+        if not await self.has_journal():
+            raise JournalError(
+                "this queue has no journal, which is where the history of a message is; make the queue with "
+                "journal=True before you publish"
+            )
+        part = await self.search_journal(message_id, max_entries=max_entries)
+        return [entry for _, entry in part.entries]
+
+    async def has_journal(self) -> bool:
+        """Return whether the journal has entries."""
+        (length,) = await self._pages.send(("XLEN", self._keys.journal))
+        return bool(length)
+
+    async def search_journal(
+        self, message_id: str, *, max_entries: int, first: bytes = b"-", last: bytes = b"+", forward: bool = False
+    ) -> JournalPart:
+        """Return what a part of the journal tells of a message, from entry ``first`` to entry ``last``.
+
+        It reads backwards, until the message entered the queue, or ``forward`` from the beginning of the part.
+        """
+        found, is_whole = await self._search(check_id(message_id).hex().encode(), max_entries, first, last, forward)
+        names = await self._pages.consumers(_process(entry) for _, entry in found)
+        told = [(number, _trace_entry(entry, names.get(_process(entry)))) for number, entry in found]
+        return JournalPart(told if forward else told[::-1], is_whole)
+
+    async def _search(
+        self, wanted: bytes, max_entries: int, first: bytes, last: bytes, forward: bool
+    ) -> tuple[list[tuple[bytes, _Fields]], bool]:
+        """Return the entries of a message, as they were read, and whether these are all."""
+        found: list[tuple[bytes, _Fields]] = []
+        count, left = _FIRST_ENTRIES, max_entries
+        while left > 0:
+            count = min(count, left)
+            verb, ends = ("XRANGE", (first, last)) if forward else ("XREVRANGE", (last, first))
+            (entries,) = await self._pages.send((verb, self._keys.journal, *ends, "COUNT", count))
+            for number, fields in entries:
+                entry = dict(zip(fields[::2], fields[1::2], strict=False))
+                if entry.get(b"id") == wanted:
+                    found.append((number, entry))
+                    if entry.get(b"event") in _ENTERED and not forward:
+                        return found, True
+            left -= len(entries)
+            if len(entries) < count:
+                return found, True
+            first, last = (b"(" + entries[-1][0], last) if forward else (first, b"(" + entries[-1][0])
+            count = _entries_that_fit(entries)
+        return found, False
+
+    async def get(self, message_id: str, max_messages: int) -> MessageRecord | None:
+        """Return what is known of a message that is in the queue, and where it is; None if it was not found."""
+        wanted = check_id(message_id)
+        whole_number("max_messages", max_messages)
+        keys, send = self._keys, self._pages.send
+        (held,) = await self._pages.read_fields(keys.processing, [wanted])
+        (delayed,) = await self._pages.read_fields(keys.delayed_messages, [wanted])
+        (entry,), due = await send(("HMGET", keys.deliveries, wanted), ("ZSCORE", keys.delayed, wanted))
+        token = None if self._leased else await self._unleased(wanted)
+        if token is not None:
+            (held,) = await self._pages.read_fields(keys.processing, [token])
+        if held is not None:
+            token = token or await self._lease_of(wanted)
+            process = envelope.process_of(token or b"")
+            names = await self._pages.consumers([process])
+            return self._record(held, "processing", _count(entry, 1), consumer=names.get(process))
+        if delayed is not None:
+            return self._record(delayed, "delayed", _count(entry, 0), due_us=None if due is None else float(due))
+        waiting = await self._waiting(wanted, max_messages)
+        if waiting is None:
+            return None
+        ((mark,),) = await send(("ZMSCORE", keys.cancelled, wanted))
+        return replace(self._record(waiting, "pending", _count(entry, 0)), cancelled=mark is not None)
+
+    def _record(
+        self, stored: bytes, state: str, count: int, *, consumer: str | None = None, due_us: float | None = None
+    ) -> MessageRecord:
+        record = record_of_stored(stored, decode=self._decode, due_us=due_us)
+        return replace(record, state=state, delivery_count=count, consumer=consumer)
+
+    async def _lease_of(self, wanted: bytes) -> bytes | None:
+        """Return the token of the lease, None if it has expired."""
+        return await self._scan("ZSCAN", self._keys.leases, wanted, PAGE)
+
+    async def _unleased(self, wanted: bytes) -> bytes | None:
+        """Return the token of a message that was claimed without a lease."""
+        return await self._scan("HSCAN", self._keys.processing, wanted, FIRST_SCAN)
+
+    async def _scan(self, verb: str, key: str, wanted: bytes, page: int) -> bytes | None:
+        cursor = b"0"
+        while True:
+            ((cursor, scanned),) = await self._pages.send((verb, key, cursor, "COUNT", page))
+            for member, _ in scanned_pairs(scanned):
+                if len(member) == envelope.TOKEN_BYTES and member.startswith(wanted):
+                    return member
+            if cursor == b"0":
+                return None
+
+    async def _waiting(self, wanted: bytes, max_messages: int) -> bytes | None:
+        """Search the messages that wait, from the next one on: those without a tenant, then tenant by tenant."""
+        (ring,) = await self._pages.send(("ZRANGE", self._keys.tenant_ring, 0, -1))
+        queues: list[Any] = [self._keys.pending, *(self._pages.tenant_queue(name) for name in ring if name)]
+        for key in queues:
+            first = 0
+            while max_messages > 0:
+                page = await self._pages.read_list(key, "right", first, min(PAGE, max_messages))
+                for stored in page:
+                    if stored[1 : envelope.TIME_AT] == wanted:
+                        return stored
+                first, max_messages = first + len(page), max_messages - len(page)
+                if len(page) < PAGE:
+                    break
+        return None
+
+
+def check_id(message_id: Any) -> bytes:
+    """Return the bytes of a message id; raise for what cannot be one."""
+    if not is_text(message_id):
+        raise ConfigurationTypeError(f"message_id must be a str of 32 hexadecimal digits, not {brief(message_id)}")
+    try:
+        found = bytes.fromhex(plain(message_id))
+    except ValueError:
+        found = b""
+    if len(found) != envelope.ID_BYTES:
+        raise ConfigurationError(f"message_id must be 32 hexadecimal digits, not {brief(message_id)}")
+    return found
+
+
+def _entries_that_fit(read: list[Any]) -> int:
+    """Return how many entries to read next, if they are as large as those that were read."""
+    size = sum(len(value) for _, fields in read for value in fields)
+    return max(1, min(PAGE, REPLY_BYTES * len(read) // max(size, 1)))
+
+
+def _count(entry: bytes | None, usual: int) -> int:
+    """Return all deliveries of an entry; without one, or if it is damaged, what is usual."""
+    attempts = (entry or b"").partition(b":")[0]
+    return int(attempts) if attempts.isdigit() and len(attempts) < 16 else usual
+
+
+def _process(entry: _Fields) -> bytes:
+    """Return the process that an entry names, empty if it names none."""
+    try:
+        return bytes.fromhex(_text(entry.get(b"by", b"")))
+    except ValueError:  # another program wrote it
+        return b""
+
+
+def _trace_entry(entry: _Fields, consumer: str | None) -> TraceEntry:
+    texts = {_text(name): _text(value) for name, value in entry.items()}
+    at = texts.get("at", "")
+    return TraceEntry(
+        event=texts.get("event", ""),
+        at=moment(int(at) / 1_000_000) if at.isdigit() else None,
+        tenant=texts.get("tenant") or None,
+        consumer=consumer,
+        details={name: value for name, value in texts.items() if name not in _NAMED and value},
+    )
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")

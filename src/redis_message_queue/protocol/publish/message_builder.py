@@ -1,0 +1,251 @@
+"""Builds outgoing messages from what the user publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from redis_message_queue.options.declared import QueueOptions
+from redis_message_queue.protocol.publish.sender import OutgoingMessage
+from redis_message_queue.stored import headers
+from redis_message_queue.stored.codecs import Codec, codec_for, encode_with
+from redis_message_queue.stored.envelope import content_key, payload_key, tenant_name
+from redis_message_queue.values.checks import MILLISECOND, number, text
+from redis_message_queue.values.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    PayloadTypeError,
+    PayloadValueError,
+)
+from redis_message_queue.values.plain_values import is_text, plain
+
+if TYPE_CHECKING:
+    from redis_message_queue.protocol.store import Store
+
+Message = Any
+"""A str or a dict, or what the codec of the queue encodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerCall:
+    """What one publish says of its messages, instead of the options of the queue."""
+
+    headers: Any = None
+    deduplication_key: Any = None
+    ttl_seconds: Any = None
+    partition_key: Any = None
+    deduplication_keys: Sequence[str] | None = None  # of each message, where they are known already
+
+
+def per_call(headers: Any, deduplication_key: Any, ttl_seconds: Any, partition_key: Any = None) -> PerCall | None:
+    """Return what was given, None if that is nothing."""
+    if headers is None and deduplication_key is None and ttl_seconds is None and partition_key is None:
+        return None
+    return PerCall(headers, deduplication_key, ttl_seconds, partition_key)
+
+
+class MessageBuilder:
+    """Checks and encodes messages, and adds their deduplication keys, headers and due times."""
+
+    def __init__(self, options: QueueOptions, store: Store) -> None:
+        self._store = store
+        self._port = store.port
+        self._rules = options.payload_rules
+        self.codec = codec = codec_for(options.codec)
+        self.encode: Callable[[Any], bytes] = self._rules.encode if codec is None else partial(self._encode_by, codec)
+        self._deduplicates = options.deduplication
+        self._get_key = options.get_deduplication_key
+        self._get_headers = options.get_headers
+        # Whether a message without a tenant or a delay is its payload and nothing else.
+        self.is_plain = not (self._deduplicates or self._get_headers is not None)
+
+    def _encode_by(self, codec: Codec[Any], message: Any) -> bytes:
+        return self._rules.checked_size(encode_with(codec, message))
+
+    def build_plain(self, message: Message) -> OutgoingMessage:
+        """Return a message that is only a payload, ready to send."""
+        return OutgoingMessage(self.encode(message))
+
+    async def build(
+        self,
+        message: Message,
+        tenant: str | None = None,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+        given: PerCall | None = None,
+    ) -> OutgoingMessage:
+        """Return the message, ready to send."""
+        ttl = None if given is None else self._checked(given)
+        due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at, ttl)
+        outgoing = OutgoingMessage(self.encode(message))
+        if tenant is not None:
+            outgoing.tenant = tenant_name(tenant)
+        outgoing.due = due
+        if given is not None:
+            outgoing.ttl_us = _microseconds(ttl)
+            if given.deduplication_key is not None:
+                outgoing.marker = self._store.keys.deduplication(plain(given.deduplication_key), plain(tenant))
+        if self._deduplicates and outgoing.marker is None:
+            outgoing.marker = await self.marker(message, tenant, outgoing.payload)
+        if self._get_headers is not None or given is not None:
+            outgoing.extras = await self._headers(given)
+        return outgoing
+
+    def _checked(self, given: PerCall) -> float | None:
+        """Raise for what cannot be used, before any function of the user's is called. Returns the time to live."""
+        capabilities, key = self._store.capabilities, given.deduplication_key
+        if given.headers is not None:
+            capabilities.require("headers")
+            headers.encode(given.headers, "headers")
+        if given.ttl_seconds is not None:
+            capabilities.require("chunks")
+            number("ttl_seconds", given.ttl_seconds, least=MILLISECOND)
+        if given.partition_key is not None:
+            text("partition_key", given.partition_key)
+        if key is not None:
+            text("deduplication_key", key)
+            if self._store.options.pending_overload_policy == "drop_oldest":
+                raise ConfigurationError(
+                    "deduplication_key cannot be combined with pending_overload_policy='drop_oldest': the key of a "
+                    "dropped message would remain and suppress the same message when it is published again"
+                )
+        return None if given.ttl_seconds is None else float(plain(given.ttl_seconds))
+
+    async def build_all(
+        self,
+        messages: Sequence[Message],
+        tenant: str | None,
+        delay_seconds: float | None,
+        at: datetime | None,
+        repeated: int,
+        given: PerCall | None = None,
+    ) -> list[OutgoingMessage]:
+        """Return the messages, ready to send; the first ``repeated`` of them go out as they did before.
+
+        No function of the user's is called before all messages have been checked.
+        """
+        ttl = None if given is None else self._checked(given)
+        due, name = await self._due(delay_seconds, at, ttl), b"" if tenant is None else tenant_name(tenant)
+        encode = self.encode
+        outgoing = [OutgoingMessage(encode(one), None, name, due) for one in messages]
+        new = outgoing[repeated:]
+        if ttl is not None:
+            for one in outgoing:
+                one.ttl_us = _microseconds(ttl)
+        if given is not None and given.deduplication_key is not None:
+            (only,) = outgoing  # `publish_many` takes no key
+            only.marker = self._store.keys.deduplication(plain(given.deduplication_key), plain(tenant))
+        elif given is not None and given.deduplication_keys is not None:
+            for one, key in zip(new, given.deduplication_keys[repeated:], strict=True):
+                one.marker = self._store.keys.deduplication(key, plain(tenant))
+        elif self._deduplicates:
+            for one, message in zip(new, messages[repeated:], strict=True):
+                one.marker = await self.marker(message, tenant, one.payload)
+        if (self._get_headers is not None or given is not None) and new:
+            extras = await self._headers(given)
+            for one in new:
+                one.extras = extras
+        return outgoing
+
+    async def marker(self, message: Message, tenant: str | None, payload: bytes) -> str:
+        """Return the Redis key that remembers this message's deduplication key, among those of its tenant."""
+        keys, tenant = self._store.keys, None if tenant is None else plain(tenant)
+        if self._get_key is None:
+            content = content_key(message) if self.codec is None else payload_key(payload)
+            return keys.deduplication(content, tenant)
+        answer = await self._port.call_user(self._get_key, message)
+        key = answer.unwrap()
+        if type(key) is not str or not key:
+            key = self._checked_key(plain(key))
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise PayloadValueError(
+                f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot encode",
+            ) from None
+        return keys.deduplication(key, tenant)
+
+    async def deduplication_keys(self, messages: Sequence[Message]) -> list[str]:
+        """Return what names each message to the deduplication; raise if one of them cannot be published."""
+        payloads = [self.encode(one) for one in messages]
+        prefix = self._store.keys.deduplication("")
+        pairs = zip(messages, payloads, strict=True)
+        return [(await self.marker(one, None, payload)).removeprefix(prefix) for one, payload in pairs]
+
+    @staticmethod
+    def _checked_key(key: Any) -> str:
+        """Return the key, or raise if it names no message."""
+        if key is None or (is_text(key) and key == ""):
+            raise ConfigurationError(
+                f"get_deduplication_key returned {key!r}; return a non-empty str that names this message, "
+                "or every message without one would count as a duplicate of the others",
+            )
+        if not is_text(key):
+            raise PayloadTypeError(
+                f"get_deduplication_key must return a str, not {type(key).__name__}; format it first",
+            )
+        return key
+
+    async def _headers(self, given: PerCall | None = None) -> bytes:
+        """Return the extras: what ``get_headers`` returns, and the headers of this call, which win."""
+        own = None if given is None else given.headers
+        if self._get_headers is None:
+            return b"" if own is None else headers.encode(own, "headers")
+        answer = (await self._port.call_user(self._get_headers)).unwrap()
+        extras = headers.encode(answer)
+        return extras if own is None else headers.encode({**answer, **own}, "headers")
+
+    async def _due(self, delay_seconds: float | None, at: datetime | None, ttl: float | None = None) -> str:
+        """Return when messages may be delivered; raise if they would be too old to be delivered by then."""
+        when, max_age = due_time(delay_seconds, at), self._store.options.message_ttl_seconds
+        option = "message_ttl_seconds"
+        if ttl is not None and (max_age is None or ttl < max_age):
+            option, max_age = "ttl_seconds", ttl
+        if max_age is None or not when:
+            return when
+        if delay_seconds is not None:
+            given, wait = f"delay_seconds={delay_seconds:g}", float(delay_seconds)
+        else:
+            given, wait = f"at={at}", int(when) / 1_000_000 - await self._server_time()
+        if wait >= max_age:
+            raise ConfigurationError(
+                f"{given} is not earlier than {option}={max_age:g} allows: the message would be too old "
+                "when its time comes, and go to the dead letters instead of a handler; shorten the delay, or raise "
+                f"{option}. Nothing was published"
+            )
+        return when
+
+    async def _server_time(self) -> float:
+        """Return the seconds since 1970 by the clock that counts the age of messages."""
+        commands = (("TIME",),)
+        ((seconds, microseconds),) = await self._store.calls.pipeline(self._store.keys.pending, commands, "publish")
+        return int(seconds) + int(microseconds) / 1_000_000
+
+
+def _microseconds(seconds: float | None) -> int:
+    return 0 if seconds is None else max(1, int(seconds * 1_000_000))
+
+
+def due_time(delay_seconds: float | None, at: datetime | None) -> str:
+    """Return when a message may be delivered, as the scripts read it."""
+    if delay_seconds is not None and at is not None:
+        raise ConfigurationError("give delay_seconds or at, and only one of them")
+    if delay_seconds is not None:
+        number("delay_seconds", delay_seconds, least=0)
+        return f"+{int(delay_seconds * 1_000_000)}"
+    if at is None:
+        return ""
+    if not isinstance(at, datetime):
+        raise ConfigurationTypeError(f"at must be a datetime, not {type(at).__name__}")
+    try:
+        is_naive = at.tzinfo is None or at.utcoffset() is None
+    except Exception as error:
+        raise ConfigurationError(f"at has a time zone that fails: {type(error).__name__}") from error
+    if is_naive:
+        raise ConfigurationError(
+            "at has no time zone, and the server may be in another one; use an aware one, such as datetime.now(UTC)"
+        )
+    return str(max(0, int(at.timestamp() * 1_000_000)))

@@ -1,0 +1,1 @@
+"""What both shells know of redis-py."""

@@ -1,0 +1,129 @@
+"""The part of a port that the sync and the async package share."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from typing import Any, ClassVar, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+from redis import exceptions
+
+from redis_message_queue.process.identity import process, restart_ids
+from redis_message_queue.protocol.port import Argument, Call, Command, attempt_ends_at
+from redis_message_queue.redis_py import attempt_limits, wire
+from redis_message_queue.redis_py.attempt_limits import AttemptLimits, running_attempt
+from redis_message_queue.values.errors import RedisMessageQueueError
+
+# What is left for each step of a cluster client that looks for a slot's new node, when the time of an attempt is over.
+_NODES_SECONDS = 0.1
+REPLY_TIMEOUT_SECONDS = 5.0  # how long we wait for one reply with a client that has no socket_timeout
+_TRUSTED_SECONDS = 30.0  # a host name may lead to another server later, and for one of two clients only
+
+
+class _SameServer(NamedTuple):
+    """When two clients were found to reach one server, and which primary each Sentinel named then."""
+
+    primaries: tuple[Any, Any]
+    at: float
+
+
+def _pool(client: Any) -> Any:
+    return getattr(client, "connection_pool", None)
+
+
+class ClientPort:
+    """Knows a client's settings and errors; the subclasses send commands."""
+
+    _plain_client: ClassVar[type]
+    _plain_pools: ClassVar[tuple[type, ...]]
+    _plain_connections: ClassVar[tuple[type, ...]]
+
+    def __init__(self, client: Any, *, pack_by_hand: bool = True, client_retries: bool = False) -> None:
+        self._client = client
+        # The clients that were found to reach our server; their settings alone do not show that.
+        self._same_place: WeakKeyDictionary[Any, _SameServer] = WeakKeyDictionary()
+        self.owner_pid = process()
+        # A queue that is made after a snapshot was restored must share no ids with other copies of the process.
+        restart_ids()
+        plain = wire.is_plain(client, self._plain_client, self._plain_pools, self._plain_connections)
+        self._packs_by_hand = plain and pack_by_hand
+        timeout = wire.socket_timeout(client)
+        self.socket_timeout = REPLY_TIMEOUT_SECONDS if timeout is None else timeout
+        self.retry_window = wire.retry_window(client)
+        self.decodes = wire.decodes(client)
+        self.is_cluster = wire.is_cluster(client)
+        self._client_retries = client_retries  # whether the client's own Retry applies to our calls
+        self._read_seconds = REPLY_TIMEOUT_SECONDS if timeout is None else math.inf
+        self._usual = AttemptLimits(client_retries, math.inf, self._read_seconds)
+        attempt_limits.limit(client)
+
+    @functools.cached_property
+    def address(self) -> str:
+        return wire.address(self._client)
+
+    def _attempt(self) -> AttemptLimits:
+        """Return a block in which the client keeps the limits of one attempt of ours."""
+        until = attempt_ends_at()
+        if until is None:
+            if not self._usual.is_timed:
+                return self._usual
+            until = math.inf
+        else:
+            # Sockets have the real clock: tests move only that of the queues.
+            until += time.monotonic() - cast(Any, self).now()
+        if self.is_cluster:
+            return AttemptLimits(self._client_retries, until, self._read_seconds, _NODES_SECONDS)
+        return AttemptLimits(self._client_retries, until, self._read_seconds)
+
+    def _longest_wait_for_pool(self) -> float:
+        """Return how long this attempt may wait for a connection of a pool that is full, in seconds."""
+        limits, longest = running_attempt(), self.socket_timeout or REPLY_TIMEOUT_SECONDS
+        return longest if limits is None else min(longest, limits.seconds_left())
+
+    @staticmethod
+    def _has_answered(error: exceptions.RedisError) -> bool:
+        """Return whether the server can be reached although we got no connection.
+
+        Either all connections of the pool are in use, or the server replied that it is busy or loading.
+        """
+        if isinstance(error, exceptions.MaxConnectionsError) or "No connection available" in str(error):
+            return True
+        return isinstance(error, exceptions.ResponseError | exceptions.BusyLoadingError) and wire.is_transient(error)
+
+    def reaches_the_same(self, other: Any) -> bool | None:
+        mine, theirs = self._client, other._client
+        if mine is theirs or _pool(mine) is _pool(theirs) is not None:
+            return True
+        if self.is_cluster != other.is_cluster:
+            return False
+        seen = self._same_place.get(theirs)
+        if seen is None or seen.primaries != (wire.primary_of(mine), wire.primary_of(theirs)):
+            return None
+        return True if time.monotonic() - seen.at < _TRUSTED_SECONDS else None
+
+    def note_the_same(self, other: Any) -> None:
+        primaries = wire.primary_of(self._client), wire.primary_of(other._client)
+        self._same_place[other._client] = _SameServer(primaries, time.monotonic())
+
+    async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
+        raise NotImplementedError
+
+    async def _second_result(self, answer: Any, call: Call) -> Any:
+        """The result of a script that was sent behind another one. One that the server has forgotten is run again.
+
+        The first is not run again: it would be executed behind the second.
+        """
+        if isinstance(answer, exceptions.NoScriptError):
+            return await self._call_or_error(call)
+        return wire.answered(answer, call[0].script.verb)
+
+    async def _call_or_error(self, call: Call) -> Any:
+        try:
+            return await self.call(*call)
+        except (exceptions.RedisError, RedisMessageQueueError) as error:
+            return error
+
+    def is_transient(self, error: BaseException) -> bool:
+        return wire.is_transient(error)

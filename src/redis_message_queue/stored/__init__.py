@@ -1,0 +1,1 @@
+"""How a queue looks in Redis: its keys, its messages and its scripts."""

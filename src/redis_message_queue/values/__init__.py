@@ -1,0 +1,1 @@
+"""What passes between the rooms: errors, events, messages and outcomes."""
