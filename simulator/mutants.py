@@ -295,7 +295,7 @@ MUTANTS = (
         "a publish wakes nobody",
         "enqueue.lua",
         (
-            ("enqueue", "if wakes and silent then redis.call('LPUSH', wakeup, '1') end", ""),
+            ("enqueue", "if wakes then wake() end", ""),
             ("enqueue", "if was_empty and silent then redis.call('LPUSH', wakeup, '1') end", ""),
         ),
     ),

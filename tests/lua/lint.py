@@ -13,11 +13,13 @@ from typing import Any, ClassVar
 from luaparser import ast, astnodes
 
 from redis_message_queue.stored import scripts
+from redis_message_queue.stored.bounds import LUA_BOUNDS
 
 ROOT = Path(scripts.__file__).parents[1]
 GLOBALS = {
     *("redis", "cjson", "cmsgpack", "struct", "string", "table", "math"),
     *("error", "ipairs", "pairs", "pcall", "select", "tonumber", "tostring", "type", "unpack"),
+    *LUA_BOUNDS,  # from the loader
 }
 LINE_LENGTH = 120
 _INCLUDE = re.compile(r"( *)--@include (\w+)")
@@ -48,6 +50,10 @@ class Page:
     findings: list[tuple[int, str]] = field(default_factory=list)
     top: dict[str, Name] = field(default_factory=dict)
 
+    def includes(self) -> list[str]:
+        """The shared steps that it asks for, in their order."""
+        return [found[2] for line in self.text.split("\n") if (found := _INCLUDE.fullmatch(line))]
+
     def declared(self, paragraph: str) -> list[str]:
         """The names of the lines ``-- Needs  ...`` or ``-- Makes  ...``."""
         rows = re.findall(rf"^-- {paragraph} {{2}}(.*)$", self.text, re.MULTILINE)
@@ -69,6 +75,7 @@ class Reader:
         self.includes: dict[str, str] = {}
 
     def read(self, given: list[str], origin: str) -> None:
+        self.is_step = origin == "need"
         for name in given:
             self.scopes[0][name] = Name(name, 1, origin)
         lines = self.page.text.split("\n")
@@ -84,7 +91,7 @@ class Reader:
         self.scopes.append(self.page.top)
         self.block(ast.parse("\n".join(lines)).body)
         for name in self.page.declared("Makes"):
-            if name in self.page.top:
+            if name in self.page.top and self.page.top[name].origin == "here":
                 self.page.top[name].is_read = True
             else:
                 self.complain(f"it does not make {name!r}", 1)
@@ -142,23 +149,34 @@ class Reader:
         self.leave()
 
     def include(self, step: str) -> None:
+        """Declare what a step makes, behind what its own includes make. Each stands once in a block."""
         page = self.steps[step]
-        for name in page.declared("Needs"):
+        if self.find(page.path.name) is not None:
+            return
+        self.scopes[-1][page.path.name] = Name(page.path.name, self.line, "include")
+        for nested in page.includes():
+            self.include(nested)
+        # What the steps in a step need is for the script to have.
+        for name in () if self.is_step else page.declared("Needs"):
             known = self.find(name)
             if known is None:
                 self.complain(f"lib/{step}.lua needs {name!r}")
             else:
                 known.is_read = True
         made = page.declared("Makes")
-        for name in page.top:
-            self.declare(name, step, is_private=name not in made)
+        for name, one in page.top.items():
+            if one.origin == "here":
+                self.declare(name, step, is_private=name not in made)
 
     def visit(self, node: Any) -> None:
         if isinstance(node, astnodes.Node) and node.first_token is not None:  # some names have no place of their own
             self.line = node.first_token.line
         match node:
             case astnodes.Call(func=astnodes.Name(id=name)) if name in self.includes:
-                self.include(self.includes[name])
+                step = self.includes[name]
+                if self.find(self.steps[step].path.name) is not None:
+                    self.complain(f"lib/{step}.lua is here already")
+                self.include(step)
             case astnodes.LocalAssign():
                 for value in node.values:
                     self.visit(value)
@@ -229,11 +247,28 @@ class Reader:
         self.leave()
 
 
+def in_order(steps: dict[str, Page]) -> list[Page]:
+    """Each step behind those that it includes."""
+    ordered: dict[str, Page] = {}
+
+    def add(name: str, path: tuple[str, ...] = ()) -> None:
+        if name in path:
+            raise ValueError(f"{' includes '.join((*path, name))}")
+        for nested in steps[name].includes():
+            if nested in steps:  # the reader says so of others
+                add(nested, (*path, name))
+        ordered[name] = steps[name]
+
+    for name in steps:
+        add(name)
+    return list(ordered.values())
+
+
 def lint() -> Iterator[Page]:
     """Each file, with what is wrong in it."""
     steps = {path.stem: Page(path, path.read_text("utf-8")) for path in sorted((ROOT / "lua" / "lib").glob("*.lua"))}
-    for page in steps.values():
-        Reader(page, {}).read(page.declared("Needs"), "need")
+    for page in in_order(steps):
+        Reader(page, steps).read(page.declared("Needs"), "need")
         yield page
     for path in (*sorted((ROOT / "lua").glob("*.lua")), ROOT / "testing" / "fast_forward.lua"):
         page = Page(path, path.read_text("utf-8"))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import redis
 
 from redis_message_queue.stored import envelope, scripts
+from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.envelope import TIME_AT, TOKEN_BYTES
 from redis_message_queue.stored.keys import QueueKeys, script_keys
 from redis_message_queue.stored.scripts import Script, script
@@ -339,7 +340,7 @@ class Caller:
         return self._send("stats", {}, cursor=cursor, last=last)
 
     def read_page(
-        self, *asked: tuple[str, tuple[Any, ...]], max_elements: int = 1_000, max_bytes: int = 4_194_304
+        self, *asked: tuple[str, tuple[Any, ...]], max_elements: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES
     ) -> list[Any]:
         """Of each key what is asked for."""
         keys, arguments = [key for key, _ in asked], [word for _, words in asked for word in words]

@@ -8,8 +8,18 @@ import pytest
 import redis
 
 from redis_message_queue.redis_py.wire import not_permitted
+from redis_message_queue.stored import scripts
+from redis_message_queue.stored.bounds import MAX_BYTES
 from redis_message_queue.stored.keys import KEY_MAP
-from redis_message_queue.stored.scripts import all_names, all_scripts, argument_names, assembled, key_names, script
+from redis_message_queue.stored.scripts import (
+    all_names,
+    all_scripts,
+    argument_names,
+    assembled,
+    key_names,
+    script,
+    step_text,
+)
 from tests.tables import row
 
 LUA = Path(str(files("redis_message_queue") / "lua"))
@@ -38,24 +48,55 @@ def test_there_is_a_script_for_each_verb():
     assert verbs <= set(all_names())
 
 
+def text_of_step(step: str) -> str:
+    """A shared step as the server gets it: without its own includes, which stand before it or further up."""
+    return re.sub(r"--@include \w+\n", "", step_text(step))
+
+
 def test_shared_steps_stand_where_they_were_asked_for(subtests: pytest.Subtests):
-    """The server gets the text of each step in full, and no include line."""
+    """The server gets the text of each step in full, behind those that it includes, and no include line."""
     for name in all_names():
         with row(subtests, script=name):
             source, asked = script(name).source, INCLUDE.findall(text_of(name))
             assert INCLUDE.search(source) is None
             for step in asked:
-                assert source.count((LUA / "lib" / f"{step}.lua").read_text("utf-8")) == asked.count(step)
+                assert source.count(text_of_step(step)) == asked.count(step)
+                for nested in INCLUDE.findall(step_text(step)):
+                    assert -1 < source.find(text_of_step(nested)) < source.rfind(text_of_step(step))
+
+
+def test_a_step_stands_once_in_a_block_and_the_blocks_in_it(monkeypatch: pytest.MonkeyPatch):
+    """Where it is first asked for, by the script or by another step; a block that has ended has it for itself."""
+    steps = {"a": "-- a\n", "b": "--@include a\n-- b\n", "c": "--@include b\n--@include a\n-- c\n"}
+    monkeypatch.setattr(scripts, "step_text", steps.__getitem__)
+    header = "-- x.lua: words.\n-- KEYS  one\n-- Returns 1.\n"
+    for text, expected in [
+        ("--@include a\n--@include a\n", "a"),
+        ("--@include c\n--@include b\n", "a b c"),
+        ("--@include a\nif one then\n  --@include b\nend\n--@include c\n", "a b b c"),
+        ("do\n  --@include b\n  do\n    --@include c\n  end\nend\n--@include a\n", "a b c a"),
+        ("do\n  --@include a\nend\ndo\n  --@include a\n\n  --@include a\nend\n", "a a"),
+    ]:
+        assembled_steps = re.findall(r"^-- ([abc])$", assembled(header + text), re.MULTILINE)
+        assert assembled_steps == expected.split(), text
+
+
+def test_a_script_gets_the_bounds_that_it_mentions():
+    """As variables, in the line below the header: the numbers are those of `bounds`."""
+    header = "-- x.lua: words.\n-- KEYS  one\n-- Returns 1.\n"
+    bindings = assembled(f"{header}return one or MAX_BYTES -- not MAX_MESSAGES\n").splitlines()[3]
+    assert bindings == f"local one = unpack(KEYS, 1, 1) local MAX_BYTES = {MAX_BYTES}"
+    assert "MAX_" not in script("notify").source
 
 
 def test_a_shared_step_opens_with_its_sentence_and_what_it_makes(subtests: pytest.Subtests):
-    """Includes are put in once, so a step declares what it needs and includes nothing. The linter compares it."""
+    """And includes others at its top, if at all. The linter compares what it needs and makes with its text."""
     assert STEPS
     for step in STEPS:
         with row(subtests, step=step):
-            text = (LUA / "lib" / f"{step}.lua").read_text("utf-8")
+            text = step_text(step)
             assert re.match(rf"-- lib/{step}\.lua: \S.*\.\n(-- Needs  .*\n)*-- Makes  .*\n", text)
-            assert INCLUDE.search(text) is None
+            assert not re.search(r"^(?!--).*\n(.*\n)*--@include", text, re.MULTILINE)
 
 
 def test_an_include_that_does_not_exist_fails():

@@ -335,8 +335,8 @@ MUTANTS = (
     Mutant(
         "a hand-off that was refused can still be done by a late repetition",
         f"{LUA}/hand_off.lua",
-        "    redis.call('PSETEX', reply, keep_ms, call .. '-' .. nth)\n",
-        "",
+        "if not plan then return remember('-' .. nth) end",
+        "if not plan then return '-' .. nth end",
         ("tests/lua/test_repetition.py", "tests/contract/test_hand_off_faults.py"),
     ),
 )

@@ -198,7 +198,7 @@ LARGE = Events(
 
 def test_replies_are_bounded_by_their_bytes_and_lose_nothing(client, address, journal, monkeypatch):
     """A thousand entries of 800 kB in one reply would be too much for any driver."""
-    monkeypatch.setattr(journal_module, "PAGE_BYTES", 10_000)
+    monkeypatch.setattr(journal_module, "MAX_BYTES", 10_000)
     written = write_journal(client, address, Events(LARGE.events[:300]))
     first, last = str(BEGINNING), str(whole(journal).last)
     pages = list(raw_pages(RedisReader(client, address.keys), journal.key, first, last, 1_000))
@@ -209,7 +209,7 @@ def test_replies_are_bounded_by_their_bytes_and_lose_nothing(client, address, jo
 
 
 def test_entries_that_become_small_are_read_in_large_pages_again(client, address, journal, monkeypatch):
-    monkeypatch.setattr(journal_module, "PAGE_BYTES", 100_000)
+    monkeypatch.setattr(journal_module, "MAX_BYTES", 100_000)
     written = write_journal(client, address, LARGE)
     pages = list(raw_pages(RedisReader(client, address.keys), journal.key, "-", "+", 200))
     assert sum(map(len, pages)) == len(written)

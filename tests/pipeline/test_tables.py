@@ -52,7 +52,7 @@ def everything(client):
 @pytest.fixture(params=[1_000, 3])
 def page(request, monkeypatch):
     """With pages as they are, and with small ones, so that a few rows need several."""
-    monkeypatch.setattr(tables, "PAGE", request.param)
+    monkeypatch.setattr(tables, "MAX_MESSAGES", request.param)
     return request.param
 
 

@@ -139,7 +139,7 @@ class MemoryRedis:
     def look_at_few(self, steps: int) -> None:
         """Let a claim of a queue without weights do so many steps of each kind, instead of a thousand."""
         claim = script("claim")
-        source = claim.source.replace("local STEPS = 1000", f"local STEPS = {steps}")
+        source = claim.source.replace("local MAX_MESSAGES = 1000", f"local MAX_MESSAGES = {steps}")
         assert source != claim.source
         self._server.patched["claim"] = replace(claim, source=source)
 

@@ -21,6 +21,7 @@ from redis_message_queue.cli.common_options import DeliveryOptions, QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.output import Output, say
 from redis_message_queue.cli.stop_signals import StopSignals
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.values.errors import NotPermittedError
 from redis_message_queue.values.plain_values import printable
 
@@ -59,7 +60,7 @@ def consume(
         typer.Option(
             metavar="N",
             min=1,
-            max=1_000,
+            max=MAX_MESSAGES,
             help="How many messages to claim and print at once.",
             show_default=f"{_BATCH}, or 1 into a pipe",
         ),

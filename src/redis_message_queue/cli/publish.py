@@ -14,6 +14,7 @@ import typer
 from redis_message_queue.cli.common_options import QueueChoice, queue_option
 from redis_message_queue.cli.output import Output
 from redis_message_queue.options.declared import DEFAULT_DEDUPLICATION_SECONDS, OverloadPolicy
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 
 if TYPE_CHECKING:
     from redis_message_queue import RedisMessageQueue
@@ -123,8 +124,8 @@ def publish(
         typer.Option(metavar="TEXT", help="In a queue with partitions: messages with the same key keep their order."),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1_000, help="How many messages to send in one round trip.")
-    ] = 1_000,
+        int, typer.Option(metavar="N", min=1, max=MAX_MESSAGES, help="How many messages to send in one round trip.")
+    ] = MAX_MESSAGES,
 ) -> None:
     """Publish messages: the arguments, the lines of a file, or the lines of stdin.
 

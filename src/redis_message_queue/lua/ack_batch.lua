@@ -12,10 +12,9 @@
 --@include journal
 --@include envelope
 --@include bounded
-local STEPS = 1000
-redis.call('HLEN', groups)
-redis.call('HLEN', deliveries)
-redis.call('LLEN', members)
+--@include check_types
+check_types('HLEN', groups, deliveries)
+check_types('LLEN', members)
 local sealed, acked, cleared = progress.sealed, progress.acked, progress.cleared
 if upto > sealed then
   local empty = cleared == sealed and size_of(sealed + 1) == 0
@@ -33,8 +32,8 @@ if clears then
   count, known, widest = size_of(number)
   -- If no message has an entry, and there is no journal, the messages need not be read.
   local reads, budget = known > 0 or journaled, new_budget(widest)
-  while reads and #head < math.min(count, STEPS) and not budget.is_spent() do
-    local piece = budget.next_piece(math.min(count, STEPS) - #head)
+  while reads and #head < math.min(count, MAX_MESSAGES) and not budget.is_spent() do
+    local piece = budget.next_piece(math.min(count, MAX_MESSAGES) - #head)
     local some = redis.call('LRANGE', members, #head, #head + piece - 1)
     for _, member in ipairs(some) do
       budget.count(member)

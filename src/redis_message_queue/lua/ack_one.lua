@@ -8,9 +8,9 @@ if answer then return answer end
 local id = string.sub(token, 1, 16)
 local stored = not journaled and redis.call('HGET', processing, id)
 -- 0x80 and, with a tenant, 0x81: no entry, no extras. settle.lua knows how to count the messages of a tenant.
-local is_plain = stored and (string.byte(stored, 1) or 0) <= (counts and 0x80 or 0x81)
+local is_bare = stored and (string.byte(stored, 1) or 0) <= (counts and 0x80 or 0x81)
 -- The first write is one that a full server accepts: see rule 2 of README.md.
-if not is_plain or redis.call('ZREM', leases, token) == 0 then return '' end
+if not is_bare or redis.call('ZREM', leases, token) == 0 then return '' end
 redis.call('HDEL', processing, id)
 redis.call('PSETEX', reply, keep_ms, call .. '1')
 return '1'

@@ -7,8 +7,9 @@
 --@include reply
 if answer then return answer end
 --@include state
-redis.call('LLEN', dlq)
-redis.call('LLEN', records)
+--@include check_types
+--@include remember
+check_types('LLEN', dlq, records)
 local marks, payloads, notes, fresh, seen = {}, {}, {}, {}, {}
 for place, marker in ipairs(markers) do
   local payload, note = unpack(messages, 2 * place - 1, 2 * place)
@@ -26,6 +27,4 @@ if #payloads > 0 then
   if #notes > 0 then redis.call('LPUSH', records, unpack(notes)) end
   for _, marker in ipairs(fresh) do redis.call('PSETEX', marker, window_ms, '1') end
 end
-local result = table.concat(marks)
-redis.call('PSETEX', reply, keep_ms, call .. result)
-return result
+return remember(table.concat(marks))

@@ -13,17 +13,9 @@ local done = redis.call('HGET', backfill, split) or ''
 if done ~= before then return done end
 --@include state
 --@include clock
-if #bodies > 1000 then error('at most 1,000 messages in one call', 0) end
-local silent = redis.call('LLEN', wakeup) == 0
+if #bodies > MAX_MESSAGES then error(TOO_MANY, 0) end
+--@include wake
 local drops, stored_event = false, 'published'
---@include envelope
---@include tenants
---@include places
---@include turns
---@include ring
---@include bounded
---@include delayed
---@include journal
 --@include enqueue
 local messages = {}
 for place, body in ipairs(bodies) do messages[place] = to_stored(base .. struct.pack('>I2', place), body) end
@@ -32,6 +24,6 @@ if not plan then return '-' end
 local wakes = store_messages(plan, 0)
 redis.call('HSET', backfill, split, after)
 redis.call('PEXPIRE', backfill, keep_ms)
-if wakes and silent then redis.call('LPUSH', wakeup, '1') end
+if wakes then wake() end
 write_journal()
 return after

@@ -12,11 +12,12 @@ if answer then return answer end
 --@include clock
 --@include journal
 --@include envelope
+--@include check_types
+--@include remember
 local STALE = 100 -- so many old marks go with each new one
 
-redis.call('ZCARD', leases)
-redis.call('HLEN', deliveries)
-redis.call('ZCARD', cancelled)
+check_types('ZCARD', leases, cancelled)
+check_types('HLEN', deliveries)
 local stored, in_flight = redis.call('HGET', delayed_messages, id), redis.call('HEXISTS', processing, id) == 1
 local is_last = redis.call('ZSCORE', delayed, id) and redis.call('ZCARD', delayed) == 1
 local in_batches = (tonumber(redis.call('HGET', groups, '') or 0) or 1) > 0 -- a damaged number counts as some
@@ -53,5 +54,4 @@ else
   local stale = redis.call('ZRANGEBYSCORE', cancelled, '-inf', oldest, 'LIMIT', 0, STALE)
   if #stale > 0 then redis.call('ZREM', cancelled, unpack(stale)) end
 end
-redis.call('PSETEX', reply, keep_ms, call .. result)
-return result
+return remember(result)

@@ -20,11 +20,10 @@
 --       cancelled
 --       trimming: what went wrong with it, 'cut N' if N older dead letters were cut off to stay within the limit, or ''
 --       ticket: 'attempts:count:origin:failures'; origin is 'queue' for one that waited, 'lease' for an expired one
-if count > 1000 then error('at most 1,000 messages in one call', 0) end
+if count > MAX_MESSAGES then error(TOO_MANY, 0) end
 --@include reply
 --@include state
 --@include clock
---@include bounded
 --@include plain
 local wanted_now = paused and 0 or count -- a repeated call still gets what it took before
 local leased, deadline = lease_us > 0, now + lease_us
@@ -96,7 +95,6 @@ if is_usual and not due[1] and (leased or redis.call('EXISTS', tenant_ring, dela
 end
 
 --@include tenants
---@include places
 --@include turns
 -- Nearly as usual: only tenants wait. The first in the ring gives the head of its list.
 if is_usual and count == 1 and due[1] == 'r' and not due[2] and not counts and in_flight_limit == 0 then
@@ -146,15 +144,11 @@ if answer then
   return result
 end
 
---@include journal
---@include delivery_state
 --@include emptied
---@include record
---@include in_flight
 local parks = paused_tenants or counts or in_flight_limit > 0
 if parks then redis.call('ZCARD', tenant_in_flight) end
 --@include select
-local silent = redis.call('LLEN', wakeup) == 0
+--@include wake
 select_messages(wanted_now)
 
 -- Write what must last before removing anything, many at a time.

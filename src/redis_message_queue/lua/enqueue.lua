@@ -24,11 +24,11 @@ end
 --@include state
 --@include clock
 local count = #messages / (form == 'bare' and 1 or form == 'ready' and 2 or 3)
-if count > 1000 then error('at most 1,000 messages in one call', 0) end
-local silent = redis.call('LLEN', wakeup) == 0
+if count > MAX_MESSAGES then error(TOO_MANY, 0) end
 
 if form == 'bare' and limit == 0 and not journaled then
   -- The usual case: only payloads, and no limit.
+  local silent = redis.call('LLEN', wakeup) == 0
   local stamp, pack = struct.pack('>I8', now), struct.pack
   local longest_body = 0
   for place = 1, count do
@@ -44,15 +44,9 @@ if form == 'bare' and limit == 0 and not journaled then
 end
 
 local drops, stored_event = overload == 'drop', 'published'
---@include envelope
---@include tenants
---@include places
---@include turns
---@include ring
---@include bounded
---@include delayed
---@include journal
+--@include wake
 --@include enqueue
+--@include remember
 local marks, plan
 if form == 'full' then
   marks, plan = plan_messages(read_messages(messages, 1, count, base, markers))
@@ -71,8 +65,7 @@ local result = '-'
 if plan then
   local wakes, dropped = store_messages(plan, window_ms)
   result = table.concat(marks) .. dropped
-  if wakes and silent then redis.call('LPUSH', wakeup, '1') end
+  if wakes then wake() end
   write_journal()
 end
-redis.call('PSETEX', reply, keep_ms, call .. result)
-return result
+return remember(result)

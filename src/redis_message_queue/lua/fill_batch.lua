@@ -30,7 +30,7 @@ end
 --@include state
 if paused then return {part - 1, 0, length, 0, {}, ''} end
 --@include clock
-local silent = redis.call('LLEN', wakeup) == 0
+--@include wake
 redis.call('LLEN', members)
 redis.call('HLEN', groups)
 
@@ -38,8 +38,8 @@ redis.call('HLEN', groups)
 -- accepts: see rule 2 of README.md.
 local function add_members(messages, with_entries, again, largest_added)
   redis.call('HDEL', group, 'dead')
-  for first = 1, #messages, 1000 do
-    redis.call('RPUSH', members, unpack(messages, first, math.min(first + 999, #messages)))
+  for first = 1, #messages, MAX_MESSAGES do
+    redis.call('RPUSH', members, unpack(messages, first, math.min(first + MAX_MESSAGES - 1, #messages)))
   end
   if #messages > 0 then
     count_members(number, length + #messages, known + with_entries, math.max(widest, largest_added), #messages)
@@ -47,7 +47,6 @@ local function add_members(messages, with_entries, again, largest_added)
   redis.call('HSET', group, 'part', string.format('%d:%d:%d', part, #messages, again))
 end
 
---@include bounded
 --@include plain
 --@include emptied
 -- The usual case: nothing is due, no tenant waits, there is no journal, and the head of `pending` is plain.
@@ -60,7 +59,7 @@ if not journaled and not cancels and not redis.call('ZRANGEBYSCORE', leases, '-i
   if #plain > 0 then
     local others = redis.call('LLEN', pending) > #plain
     add_members(plain, 0, 0, largest_plain)
-    if others and silent then redis.call('LPUSH', wakeup, '1') end
+    if others then wake() end
     redis.call('LTRIM', pending, 0, -#plain - 1)
     return {part, #plain, length + #plain, 0, {}, ''}
   end
@@ -68,20 +67,11 @@ end
 
 -- Any other case: message by message, as a claim does it.
 local leased = true -- a queue without leases has nothing in `leases`, and loses nothing if the script looks there
---@include journal
---@include envelope
---@include delivery_state
---@include record
---@include tenants
---@include places
---@include turns
---@include ring
---@include in_flight
 -- What a streaming query holds is not in flight, and has no limit.
 local parks, in_flight_limit = paused_tenants or counts, 0
 if parks then redis.call('ZCARD', tenant_in_flight) end
 --@include select
-select_messages(math.min(count, 1000))
+select_messages(math.min(count, MAX_MESSAGES))
 local messages, entries, old_fields, old_leases, largest_taken = {}, {}, {}, {}, 0
 for place, one in ipairs(taken) do
   local is_known = one.attempts > 1 or has_entry(one.stored)

@@ -18,7 +18,6 @@ if answer then
 end
 --@include clock
 --@include envelope
---@include bounded
 local KEYS_OF_TARGET, RULES_OF_TARGET = 12, 9
 
 -- The steps of a queue, for a target: its keys and rules have the names that these steps need.
@@ -29,31 +28,24 @@ local function open_target(
 )
   local stored_event = 'published'
   --@include state
-  --@include journal
-  --@include tenants
-  --@include places
-  --@include turns
-  --@include ring
-  --@include delayed
   --@include enqueue
-  local silent = redis.call('LLEN', wakeup) == 0
+  --@include wake
   local function store(plan, window_ms)
     local wakes, dropped = store_messages(plan, window_ms)
     write_journal()
-    if wakes and silent then redis.call('LPUSH', wakeup, '1') end
+    if wakes then wake() end
     return dropped
   end
   return {read = read_messages, plan = plan_messages, store = store}
 end
 
 --@include state
---@include journal
 --@include delivery_state
---@include tenants
 --@include record
---@include places
 --@include in_flight
 --@include owned
+--@include check_types
+--@include remember
 
 -- First read: the message itself, then each target.
 local id, bodies = ids[1], redis.call('HMGET', processing, fields[1])
@@ -63,12 +55,8 @@ local owned, expired_by_tenant = find_leases(bodies)
 if not owned[1] then return '0' end
 local _, times = read_entry(id, stored, 1)
 local keeps, tenant = kept_limit >= 0, tenant_of(stored)
-if keeps then
-  redis.call('LLEN', kept)
-  redis.call('LLEN', records)
-end
-redis.call('ZCARD', leases)
-redis.call('ZCARD', tenant_ring)
+if keeps then check_types('LLEN', kept, records) end
+check_types('ZCARD', leases, tenant_ring)
 if counts then redis.call('LLEN', wakeup) redis.call('ZCARD', tenant_in_flight) end
 check_tenant(tenant)
 
@@ -79,7 +67,7 @@ while at <= #results do
   queues[#queues + 1] = one
   at, messages = one.at + 3 * one.count, messages + one.count
 end
-if messages > 1000 then error('at most 1,000 messages in one call', 0) end
+if messages > MAX_MESSAGES then error(TOO_MANY, 0) end
 local markers = {unpack(targets, KEYS_OF_TARGET * #queues + 1)}
 local marks = {}
 for nth, one in ipairs(queues) do
@@ -89,11 +77,8 @@ for nth, one in ipairs(queues) do
     unpack(targets, KEYS_OF_TARGET * (nth - 1) + 1, KEYS_OF_TARGET * nth)
   )
   local target_marks, plan = target.plan(target.read(results, one.at, one.count, base, markers))
-  if not plan then
-    -- Kept, so that a late repetition cannot store the results after the caller was refused and has gone on.
-    redis.call('PSETEX', reply, keep_ms, call .. '-' .. nth)
-    return '-' .. nth
-  end
+  -- Kept, so that a late repetition cannot store the results after the caller was refused and has gone on.
+  if not plan then return remember('-' .. nth) end
   one.store = function() return target.store(plan, window_ms) end
   for _, mark in ipairs(target_marks) do marks[#marks + 1] = mark end
 end
@@ -119,6 +104,4 @@ if expired_by_tenant[tenant] then remove_expired(tenant, expired_by_tenant[tenan
 if leave_flight(tenant, {id}) and redis.call('LLEN', wakeup) == 0 then redis.call('LPUSH', wakeup, '1') end
 record_event('handed_off', id, tenant, 'results', messages, handler_times(unpack(handled or {})))
 write_journal()
-local result = '1' .. table.concat(marks) .. all_dropped .. trim_error
-redis.call('PSETEX', reply, keep_ms, call .. result)
-return result
+return remember('1' .. table.concat(marks) .. all_dropped .. trim_error)

@@ -7,11 +7,9 @@
 if answer then return answer end
 --@include state
 --@include clock
---@include tenants
---@include places
---@include turns
 --@include ring
-local silent = redis.call('LLEN', wakeup) == 0
+--@include wake
+--@include remember
 check_queues()
 local field = tenant == '' and 'paused' or PAUSED .. tenant
 local changes = (redis.call('HEXISTS', meta, field) == 1) ~= pauses
@@ -32,7 +30,5 @@ if changes and tenant ~= '' then
   if waits and pauses then redis.call('ZADD', tenant_ring, PARKED, tenant) end
   if waits and not pauses then join_ring(tenant) end -- as a tenant that comes with its first message
 end
-if not pauses and silent then redis.call('LPUSH', wakeup, '1') end
-local result = changes and '1' or '0'
-redis.call('PSETEX', reply, keep_ms, call .. result)
-return result
+if not pauses then wake() end
+return remember(changes and '1' or '0')

@@ -15,17 +15,10 @@ if answer then return answer end
 local stored_event, drops, longest, expired = 'redriven', false, nil, nil -- no message is dropped for a dead one
 --@include state
 --@include clock
---@include journal
---@include envelope
---@include tenants
---@include places
---@include turns
---@include ring
---@include bounded
---@include delayed
 --@include enqueue
 --@include slices
-local silent = redis.call('LLEN', wakeup) == 0
+--@include wake
+--@include remember
 local length, record_length = redis.call('LLEN', dlq), redis.call('LLEN', records)
 local letter_at, record_at = reader_of(dlq, length, 'right'), reader_of(records, record_length, 'right')
 local messages, markers_of, chosen, marks = {}, {}, {}, {}
@@ -72,8 +65,7 @@ if plan then
   remove(dlq, length, letters_gone)
   remove(records, record_length, records_gone)
   result = table.concat(marks)
-  if wakes and silent then redis.call('LPUSH', wakeup, '1') end
+  if wakes then wake() end
   write_journal()
 end
-redis.call('PSETEX', reply, keep_ms, call .. result)
-return result
+return remember(result)

@@ -6,21 +6,18 @@
 --       places...: of each message its index in `members` and its id, for at most 1,000 messages
 -- Returns {length, trimming}: how many messages the claim holds now, and what claim.lua says of trimming dlq
 -- A message that is not at its index was moved by a call that this one repeats.
-if #places > 2000 then error('at most 1,000 messages in one call', 0) end
+if #places > 2 * MAX_MESSAGES then error(TOO_MANY, 0) end
 --@include group
 --@include batch
 --@include state
 --@include clock
---@include journal
---@include envelope
 --@include record
+--@include check_types
 if number <= progress.acked or number > progress.sealed + 1 then
   error('OVERTAKEN by a later call of the same caller', 0)
 end
-redis.call('LLEN', dlq)
-redis.call('LLEN', records)
-redis.call('HLEN', deliveries)
-redis.call('HLEN', groups)
+check_types('LLEN', dlq, records)
+check_types('HLEN', deliveries, groups)
 local count, known, widest = size_of(number)
 local found, payloads, notes, with_entries = {}, {}, {}, {}
 for at = 1, #places, 2 do

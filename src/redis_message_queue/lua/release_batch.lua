@@ -10,13 +10,10 @@
 --@include state
 --@include clock
 --@include journal
---@include envelope
 --@include delivery_state
---@include tenants
---@include places
---@include turns
 --@include ring
 --@include bounded
+--@include check_types
 local sealed, acked, releasing = progress.sealed, progress.acked, progress.releasing
 if progress.cleared < acked then error('acked batches must be cleared before the rest is released', 0) end
 if size_of(sealed + 1) > 0 then error('the open batch must be sealed before it is released', 0) end
@@ -24,12 +21,11 @@ if releasing == 0 then releasing = sealed end
 if sealed == acked then return {0, 0} end
 local count, known, widest = size_of(releasing)
 if number ~= releasing or keep >= count and count > 0 then return {releasing, count} end
-if count - keep > 1000 then error('at most 1,000 messages in one call', 0) end
+if count - keep > MAX_MESSAGES then error(TOO_MANY, 0) end
 
 check_queues()
-redis.call('HLEN', deliveries)
-redis.call('HLEN', groups)
-local silent = redis.call('LLEN', wakeup) == 0
+check_types('HLEN', deliveries, groups)
+--@include wake
 local tail, wanted, budget = {}, count - keep, new_budget(widest)
 while #tail < wanted and not budget.is_spent() do
   local first = count - #tail - budget.next_piece(wanted - #tail)
@@ -77,7 +73,7 @@ if releasing == acked then
   redis.call('HSET', group, 'acked', sealed, 'cleared', sealed)
   redis.call('HDEL', group, 'releasing')
 end
-if #tail > 0 and silent then redis.call('LPUSH', wakeup, '1') end
+if #tail > 0 then wake() end
 local left = releasing == number and kept or size_of(releasing)
 if kept == 0 then redis.call('UNLINK', members) else redis.call('LTRIM', members, 0, kept - 1) end
 write_journal()

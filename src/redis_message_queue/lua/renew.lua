@@ -4,8 +4,6 @@
 -- Returns '1' or '0' for each message: renewed, or lost.
 -- It needs no reply cache: a repetition does the same, and the token keeps out a caller that lost the lease.
 local leased = true
---@include envelope
---@include tenants
 --@include owned
 --@include clock
 local deadline = now + lease_us

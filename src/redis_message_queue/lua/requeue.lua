@@ -10,15 +10,12 @@ if answer then return answer end
 --@include state
 --@include clock
 --@include journal
---@include envelope
 --@include delivery_state
---@include tenants
---@include places
---@include turns
 --@include ring
 --@include in_flight
 --@include owned
-local silent = redis.call('LLEN', wakeup) == 0
+--@include wake
+--@include remember
 if counts then redis.call('ZCARD', tenant_in_flight) end
 check_queues()
 redis.call('HLEN', deliveries)
@@ -63,8 +60,8 @@ if #owned > 0 then
     redis.call('ZREM', expired .. tenant, unpack(expired_members))
   end
   for _, tenant in ipairs(order) do leave_flight(tenant, leaving[tenant]) end
-  if silent then redis.call('LPUSH', wakeup, '1') end
+  wake()
   write_journal()
-  redis.call('PSETEX', reply, keep_ms, call .. result)
+  remember(result)
 end
 return result

@@ -14,21 +14,14 @@ local limit, tenant_limit = 0, 0 -- an export is as large as it is
 local stored_event, drops, longest, expired = 'published', false, nil, nil
 --@include state
 --@include clock
---@include journal
---@include envelope
---@include tenants
---@include places
---@include turns
---@include ring
---@include bounded
---@include delayed
 --@include enqueue
 --@include delivery_state
 --@include in_flight
-local silent = redis.call('LLEN', wakeup) == 0
-redis.call('HLEN', processing)
-redis.call('ZCARD', tenant_in_flight)
-redis.call('ZCARD', cancelled)
+--@include wake
+--@include check_types
+--@include remember
+check_types('HLEN', processing)
+check_types('ZCARD', tenant_in_flight, cancelled)
 local restored, due_times, keeps_place = {}, {}, {}
 for place = 1, #markers do
   due_times[place], restored[place] = messages[4 * place - 3], messages[4 * place]
@@ -73,8 +66,6 @@ if #cancelled_ids > 0 then
   redis.call('PEXPIRE', cancelled, mark_ms)
   if not cancels then redis.call('HSET', meta, 'cancels', '1') end
 end
-local result = table.concat(marks)
-if wakes and silent then redis.call('LPUSH', wakeup, '1') end
+if wakes then wake() end
 write_journal()
-redis.call('PSETEX', reply, keep_ms, call .. result)
-return result
+return remember(table.concat(marks))

@@ -11,20 +11,16 @@ if answer then return answer end
 --@include state
 --@include clock
 --@include journal
---@include envelope
 --@include delivery_state
---@include tenants
 --@include delayed
---@include places
 --@include in_flight
 --@include owned
-local silent = redis.call('LLEN', wakeup) == 0
+--@include wake
+--@include check_types
+--@include remember
 if counts then redis.call('ZCARD', tenant_in_flight) end
-redis.call('ZCARD', leases)
-redis.call('ZCARD', tenant_ring)
-redis.call('ZCARD', delayed)
-redis.call('HLEN', delayed_messages)
-redis.call('HLEN', deliveries)
+check_types('ZCARD', leases, tenant_ring, delayed)
+check_types('HLEN', delayed_messages, deliveries)
 local id, bodies = ids[1], redis.call('HMGET', processing, fields[1])
 local stored = bodies[1]
 if not stored or not is_message(stored) then return '0' end
@@ -53,6 +49,5 @@ local due_text = string.format('%.0f', due)
 record_event('retried', id, tenant, 'due', due_text, 'failures', failures + 1, 'error_type', error_type,
   handler_times(string.match(handled, '^(%d+) (%d+)$')))
 write_journal()
-if wakes and silent then redis.call('LPUSH', wakeup, '1') end
-redis.call('PSETEX', reply, keep_ms, call .. '1')
-return '1'
+if wakes then wake() end
+return remember('1')

@@ -14,7 +14,7 @@ local old_definition, old_payload, old_timing
   = unpack(redis.call('HMGET', schedule, 'definition', 'payload', 'timing'))
 local old_next = redis.call('ZSCORE', schedules, name)
 redis.call('ZCARD', leases)
-local silent = redis.call('LLEN', wakeup) == 0
+--@include wake
 local result = old_next and 'changed' or 'new'
 if old_next and old_definition == definition and old_payload == payload then
   result = 'same'
@@ -22,6 +22,7 @@ elseif not old_next and redis.call('ZCARD', schedules) >= most then
   result = '-'
 end
 --@include tick_alarm
+--@include remember
 if result == 'new' or result == 'changed' then
   redis.call('HSET', schedule, 'definition', definition, 'payload', payload, 'timing', timing, 'revision', revision)
   if result == 'new' then redis.call('HSET', schedule, 'created', created, 'last', '') end
@@ -30,7 +31,6 @@ if result == 'new' or result == 'changed' then
     redis.call('HSET', schedule, 'after', string.format('%.0f', now))
     redis.call('ZADD', schedules, next, name)
   end
-  if set_tick_alarm() and silent then redis.call('LPUSH', wakeup, '1') end
+  if set_tick_alarm() then wake() end
 end
-redis.call('PSETEX', reply, keep_ms, call .. result)
-return result
+return remember(result)

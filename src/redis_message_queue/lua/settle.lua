@@ -15,16 +15,14 @@ if answer then return answer end
 if not kept and #tokens == 36 and not journaled then
   local field = leased and string.sub(tokens, 1, 16) or tokens
   local stored = redis.call('HGET', processing, field)
-  local is_plain = stored and (string.byte(stored, 1) or 0) <= (counts and 0x80 or 0x81)
-  if is_plain and (not leased or redis.call('ZREM', leases, tokens) == 1) then
+  local is_bare = stored and (string.byte(stored, 1) or 0) <= (counts and 0x80 or 0x81)
+  if is_bare and (not leased or redis.call('ZREM', leases, tokens) == 1) then
     redis.call('HDEL', processing, field)
     redis.call('PSETEX', reply, keep_ms, call .. '1')
     return '1'
   end
 end
 
---@include envelope
---@include tenants
 --@include owned
 
 -- The same for many at once: without entries, only the leases have to be read. Messages that were claimed together are
@@ -51,17 +49,14 @@ if not kept and leased and not journaled and not counts and redis.call('HLEN', d
 end
 
 --@include clock
---@include journal
 --@include delivery_state
 --@include record
---@include places
 --@include in_flight
+--@include check_types
+--@include remember
 local silent, leaving = not counts or redis.call('LLEN', wakeup) == 0, {}
 if counts then redis.call('ZCARD', tenant_in_flight) end
-if kept then
-  redis.call('LLEN', kept)
-  redis.call('LLEN', records)
-end
+if kept then check_types('LLEN', kept, records) end
 local marks, owned, ended, known, payloads, notes = {}, {}, {}, {}, {}, {}
 local reason = note == '' and {} or cjson.decode(note)
 local event, error_type = reason.event or 'acked', reason.error_type
@@ -117,6 +112,6 @@ if #owned > 0 then
   for tenant, left_ids in pairs(leaving) do wakes = leave_flight(tenant, left_ids) or wakes end
   if wakes and silent then redis.call('LPUSH', wakeup, '1') end
   write_journal()
-  redis.call('PSETEX', reply, keep_ms, call .. result)
+  remember(result)
 end
 return result

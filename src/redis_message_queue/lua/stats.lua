@@ -11,7 +11,6 @@
 -- Of a queue with partitions it would count the first alone.
 local version = redis.call('HGET', meta, 'version')
 if version and version ~= '1' then error('STATEVERSION ' .. version .. ' in ' .. meta, 0) end
-local MAX_TENANTS, MAX_BYTES = 1000, 4194304
 --@include envelope
 --@include clock
 local oldest, bytes = nil, 0
@@ -43,14 +42,14 @@ if cursor ~= '' then
   local ring
   if redis.call('ZSCORE', tenant_ring, last) == cursor then
     local first = redis.call('ZRANK', tenant_ring, last) + 1
-    ring = redis.call('ZRANGE', tenant_ring, first, first + MAX_TENANTS - 1)
+    ring = redis.call('ZRANGE', tenant_ring, first, first + MAX_MESSAGES - 1)
   else
-    ring = redis.call('ZRANGEBYSCORE', tenant_ring, cursor, '+inf', 'LIMIT', 0, MAX_TENANTS)
+    ring = redis.call('ZRANGEBYSCORE', tenant_ring, cursor, '+inf', 'LIMIT', 0, MAX_MESSAGES)
   end
   bytes = 0
   for place, tenant in ipairs(ring) do
     if tenant ~= '' then look_at(tenant_pending .. tenant) end
-    if place == MAX_TENANTS or bytes >= MAX_BYTES and place < #ring then
+    if place == MAX_MESSAGES or bytes >= MAX_BYTES and place < #ring then
       result[11], result[12] = redis.call('ZSCORE', tenant_ring, tenant), tenant
       break
     end

@@ -19,24 +19,17 @@ if answer then return answer end
 --@include clock
 --@include journal
 --@include envelope
---@include tenants
---@include places
---@include turns
 --@include ring
 --@include in_flight
 --@include slices
-local STEPS, MAX_BYTES = 1000, 4194304 -- how many messages one script looks at, and their bytes
+--@include check_types
+--@include remember
 
 check_queues()
-redis.call('HLEN', deliveries)
-if counts then redis.call('ZCARD', tenant_in_flight) end
-redis.call('HLEN', processing)
-redis.call('ZCARD', delayed)
-redis.call('HLEN', delayed_messages)
-if what == 'list' then
-  redis.call('LLEN', kept)
-  redis.call('LLEN', records)
-end
+check_types('HLEN', deliveries, processing, delayed_messages)
+check_types('ZCARD', delayed)
+if counts then check_types('ZCARD', tenant_in_flight) end
+if what == 'list' then check_types('LLEN', kept, records) end
 local queues = {}
 if what == 'pending' then
   for place, tenant in ipairs({whose, unpack(others)}) do
@@ -49,7 +42,7 @@ local count, more, steps, bytes = 0, '', 0, 0
 
 -- Whether this script has no room for a message of this size, or for anything at all.
 local function has_enough(size)
-  return steps >= STEPS or bytes > 0 and bytes + (size or 0) > MAX_BYTES
+  return steps >= MAX_MESSAGES or bytes > 0 and bytes + (size or 0) > MAX_BYTES
 end
 
 -- Bytes that are not ours have no time: they count as old.
@@ -79,7 +72,7 @@ if what == 'pending' then
       break
     end
     -- Messages that expired later were in flight when the operator asked.
-    local tokens, room = {}, math.max(STEPS - steps, 1)
+    local tokens, room = {}, math.max(MAX_MESSAGES - steps, 1)
     if one.expired > 0 then
       local last = string.format('%.0f', began)
       tokens = redis.call('ZRANGEBYSCORE', expired .. one.tenant, '-inf', last, 'LIMIT', 0, room)
@@ -144,7 +137,7 @@ else
   -- Orphans: a consumer without leases that died leaves its message in flight. If somebody settled the message
   -- meanwhile, its token is gone. In a slot that is leaving its node, an error means that none is left.
   local gone = {}
-  for at = 1, math.min(#whose, 36 * STEPS), 36 do
+  for at = 1, math.min(#whose, 36 * MAX_MESSAGES), 36 do
     local token = string.sub(whose, at, at + 35)
     if redis.pcall('HDEL', processing, token) == 1 then gone[#gone + 1] = string.sub(token, 1, 16) end
   end
@@ -154,5 +147,4 @@ end
 local result = count .. ' ' .. more -- string.format would end at the first NUL of an id
 if count > 0 and what ~= 'pending' then record_event(event, '', '', 'count', count, 'target', target) end
 write_journal()
-redis.call('PSETEX', reply, keep_ms, call .. result)
-return result
+return remember(result)

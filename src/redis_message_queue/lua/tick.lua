@@ -16,19 +16,12 @@ if answer then return answer end
 --@include state
 --@include clock
 local count = #messages / 3
-if count > 1000 then error('at most 1,000 messages in one call', 0) end
-local silent = redis.call('LLEN', wakeup) == 0
+if count > MAX_MESSAGES then error(TOO_MANY, 0) end
+--@include wake
 local drops, stored_event = overload == 'drop', 'published'
---@include envelope
---@include tenants
---@include places
---@include turns
---@include ring
---@include bounded
---@include delayed
---@include journal
 --@include enqueue
 --@include tick_alarm
+--@include remember
 local known = redis.call('HMGET', schedule, 'revision', 'after')
 local is_known = redis.call('ZSCORE', schedules, name) and known[1] == revision and known[2] == after
 local result = '0'
@@ -40,10 +33,9 @@ if is_known and done <= now then
     redis.call('HSET', schedule, 'after', string.format('%.0f', done))
     if last ~= '' then redis.call('HSET', schedule, 'last', last) end
     redis.call('ZADD', schedules, next, name)
-    if (set_tick_alarm() or wakes) and silent then redis.call('LPUSH', wakeup, '1') end
+    if set_tick_alarm() or wakes then wake() end
     write_journal()
     result = '1' .. dropped
   end
 end
-redis.call('PSETEX', reply, keep_ms, call .. result)
-return result
+return remember(result)

@@ -5,14 +5,13 @@
 --@include reply
 if answer then return answer end
 --@include state
-redis.call('ZCARD', leases)
-redis.call('ZCARD', schedules)
-redis.call('HLEN', schedule)
 --@include tick_alarm
+--@include check_types
+--@include remember
+check_types('ZCARD', leases, schedules)
+check_types('HLEN', schedule)
 -- The record first: a schedule without one publishes nothing.
 local records = redis.call('UNLINK', schedule)
 local found = redis.call('ZREM', schedules, name) + records > 0
 if found then set_tick_alarm() end
-local result = found and '1' or '0'
-redis.call('PSETEX', reply, keep_ms, call .. result)
-return result
+return remember(found and '1' or '0')

@@ -18,12 +18,11 @@ from redis_message_queue.protocol.publish.message_builder import Message, Messag
 from redis_message_queue.protocol.publish.publisher import Publisher
 from redis_message_queue.protocol.schedules import Scheduler
 from redis_message_queue.protocol.store import Store
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.checks import number, whole_number
 from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, PublishNotConfirmedError
 from redis_message_queue.values.plain_values import brief
-
-_LARGEST_BATCH = 1_000  # what one script may claim
 
 
 class QueueProtocol:
@@ -101,8 +100,8 @@ class QueueProtocol:
     def check_batch(max_messages: int, wait_seconds: float | None) -> None:
         """Raise for a size or a wait that cannot be used."""
         whole_number("max_messages", max_messages)
-        if max_messages > _LARGEST_BATCH:
-            raise ConfigurationError(f"max_messages must be at most {_LARGEST_BATCH:,}, not {brief(max_messages)}")
+        if max_messages > MAX_MESSAGES:
+            raise ConfigurationError(f"max_messages must be at most {MAX_MESSAGES:,}, not {brief(max_messages)}")
         number("wait_seconds", wait_seconds, optional=True, least=0)
 
     async def publish(

@@ -21,6 +21,7 @@ from redis_message_queue.protocol.consume.claim import DeadLetter, log_dead, rea
 from redis_message_queue.protocol.port import Argument, Command, Port, finish, split
 from redis_message_queue.spark.connection import RedisReader, not_a_single_server
 from redis_message_queue.spark.options import SourceOptions
+from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.envelope import TIME_AT, Envelope, is_message
 from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.stored.scripts import script
@@ -35,12 +36,11 @@ from redis_message_queue.values.errors import (
 log = logging.getLogger("redis_message_queue")
 
 MESSAGES_A_SCRIPT = 5_000  # that one script moves into a batch: some 10 ms of the server's time
-_RELEASED_A_SCRIPT = _REJECTED_A_SCRIPT = 1_000
 _NO_TEXT = "invalid_payload"  # why a message that is not UTF-8 is a dead letter
 _COUNTED_BATCHES = 1_000  # that one ack is expected to have: usually it is one batch
 _DIGITS = 15  # of a number that a script can count to
 _TIME_DIGITS = 16  # of a time in microseconds, until the year 2286
-_LARGEST_PAGE, _PAGE_BYTES = 5_000, 4_000_000  # messages that one command reads, and their bytes
+_LARGEST_PAGE = 5_000  # messages that one command reads
 _STALE = re.compile(r"STALE epoch \d+ of a consumer group that is at epoch (\d+)")
 
 
@@ -93,8 +93,8 @@ def split_members(members: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
 
 def page_size(counts: bytes | None) -> int:
     """Return how many messages of a batch to read at once: as many as fit if each is as large as the largest."""
-    largest = _count((counts or b"").rpartition(b":")[2]) or _PAGE_BYTES
-    return max(1, min(_LARGEST_PAGE, _PAGE_BYTES // largest))
+    largest = _count((counts or b"").rpartition(b":")[2]) or MAX_BYTES
+    return max(1, min(_LARGEST_PAGE, MAX_BYTES // largest))
 
 
 def batch_length(counts: bytes | None) -> int:
@@ -291,7 +291,7 @@ class ConsumerGroup:
             found += [(at, one[1:TIME_AT], len(one)) for at, one in invalid]
             place += len(page)
         found.reverse()
-        for some in split(found, [size for *_, size in found], _REJECTED_A_SCRIPT, _PAGE_BYTES):
+        for some in split(found, [size for *_, size in found], MAX_MESSAGES, MAX_BYTES):
             places = [part for at, message, _ in some for part in (at, message)]
             _, trimming = self._send(self._reject, self.epoch, number, _NO_TEXT, *places, batch=number)
             self.counts.rejected += len(some)
@@ -364,7 +364,7 @@ class ConsumerGroup:
             number = 0
         while number:
             before, current = left, number
-            keep = max(0, left - _RELEASED_A_SCRIPT)
+            keep = max(0, left - MAX_MESSAGES)
             number, left = self._send(self._release, self.epoch, number, keep, batch=number)
             released += before - (left if number == current else 0)
         self.counts.released += released

@@ -12,12 +12,11 @@ import pyarrow.compute as pc
 
 from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader, open_partitions
 from redis_message_queue.spark.options import QueueAddress
+from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.stored.scripts import script
 from redis_message_queue.values.errors import JournalError
 
-PAGE = 1_000  # entries in one reply; ten times as many block the server for some 5 ms
-PAGE_BYTES = 4_000_000  # in one reply, about: entries with payloads may have a megabyte each
 BATCH_BYTES = 32_000_000  # in one Arrow batch
 DAY_MS = 86_400_000
 _GROWTH = 4  # of the entries in a page, at most, from one to the next
@@ -203,7 +202,7 @@ class JournalReader:
     # -- entries
 
     def rows(
-        self, wanted: StreamRange, page: int = PAGE, time: Callable[[int], Any] | None = None
+        self, wanted: StreamRange, page: int = MAX_MESSAGES, time: Callable[[int], Any] | None = None
     ) -> Iterator[dict[str, Any]]:
         """Return the entries of a range in order, read in pages. Times are datetimes, or what ``time`` makes."""
         for found in pages(self._reader, self.key, str(wanted.first), str(wanted.last), page):
@@ -217,7 +216,7 @@ class JournalReader:
         """
         waiting: list[RawEntry] = []
         size = 0
-        for page in raw_pages(self._reader, self.key, str(wanted.first), str(wanted.last), PAGE):
+        for page in raw_pages(self._reader, self.key, str(wanted.first), str(wanted.last), MAX_MESSAGES):
             for entry in page:
                 added = size_of(entry)
                 if waiting and (len(waiting) == rows or size + added > BATCH_BYTES):
@@ -297,7 +296,7 @@ def size_of(entry: RawEntry) -> int:
 def raw_pages(reader: RedisReader, key: str, start: str, end: str, size: int) -> Iterator[list[RawEntry]]:
     """Return the entries of a stream from one id to another, both included.
 
-    A page has at most ``size`` entries, and about PAGE_BYTES. Redis can only limit the number of entries. So the first
+    A page has at most ``size`` entries, and about MAX_BYTES. Redis can only limit the number of entries. So the first
     page has one entry, and each page has as many as fit if they are as large as the largest before. A large one is
     forgotten step by step, because entries with and without a payload alternate.
     """
@@ -309,7 +308,7 @@ def raw_pages(reader: RedisReader, key: str, start: str, end: str, size: int) ->
         if len(page) < count:
             return
         largest = max(largest // 2, *map(size_of, page), 1)
-        count = max(1, min(size, count * _GROWTH, PAGE_BYTES // largest))
+        count = max(1, min(size, count * _GROWTH, MAX_BYTES // largest))
         start = str(StreamId.parse(page[-1][0].decode()).next())
 
 

@@ -24,6 +24,7 @@ from redis_message_queue.options.declared import (
 )
 from redis_message_queue.protocol.operate.reader import RecordSource
 from redis_message_queue.spark.connection import connect, refuse_with_partitions
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.checks import MILLISECOND, flag, number, text, whole_number
 from redis_message_queue.values.errors import ConfigurationError
@@ -40,7 +41,6 @@ Check = Callable[[str, Any], None]
 _OPTIONS_OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 # Redis accepts values of up to 512 MB; a script that copies a fifth of that delays every other client.
 LARGEST_PAYLOAD = 100_000_000
-_LARGEST_BATCH = 1_000  # what one script may publish
 
 
 class Option(NamedTuple):
@@ -310,7 +310,9 @@ class SourceOptions(QueueAddress):
 class PublishOptions(QueueAddress):
     """How the sink and the jobs publish."""
 
-    batch_size: Annotated[int, _at_most(_LARGEST_BATCH), "How many messages one script publishes, up to 1,000."] = 1_000
+    batch_size: Annotated[int, _at_most(MAX_MESSAGES), "How many messages one script publishes, up to 1,000."] = (
+        MAX_MESSAGES
+    )
     message_deduplication_log_ttl_seconds: _DeduplicationWindow = 30 * 86_400.0
     max_pending_length: Annotated[int | None, whole_number, _queue_option("max_pending_length")] = None
     max_pending_per_tenant: Annotated[int | None, whole_number, _queue_option("max_pending_per_tenant")] = None

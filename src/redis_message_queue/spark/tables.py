@@ -21,10 +21,10 @@ from redis_message_queue.spark.consumer_group import batch_length, page_size, sp
 from redis_message_queue.spark.filters import PushedFilters
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.rows import message_columns, messages_schema, parse_stored, payload_type
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.stored.envelope import HAS_ENTRY, ID_BYTES, TOKEN_BYTES
 from redis_message_queue.stored.keys import QueueKeys
 
-PAGE = 1_000  # rows in one reply of the server
 # The microseconds of the years 1 and 9999, between which a time can be shown.
 _FIRST_TIME, _LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
 ROWS_A_TASK = 10_000  # unless minPartitions asks for more tasks
@@ -101,8 +101,8 @@ class PendingTable(QueueTable):
 
     def _lengths(self, reader: RedisReader, filters: PushedFilters) -> Iterator[tuple[str, int]]:
         names = sorted(filters.tenants) if filters.tenants is not None else ["", *self._tenants(reader)]
-        for at in range(0, len(names), PAGE):
-            some = names[at : at + PAGE]
+        for at in range(0, len(names), MAX_MESSAGES):
+            some = names[at : at + MAX_MESSAGES]
             yield from zip(some, reader.read(*(("LLEN", _tenant_key(reader.keys, name)) for name in some)), strict=True)
 
     def _tenants(self, reader: RedisReader) -> list[str]:
@@ -110,7 +110,7 @@ class PendingTable(QueueTable):
         names: dict[str, None] = {}
         cursor: bytes = b"0"
         while True:
-            ((cursor, page),) = reader.read(("ZSCAN", reader.keys.tenant_ring, cursor, "COUNT", PAGE))
+            ((cursor, page),) = reader.read(("ZSCAN", reader.keys.tenant_ring, cursor, "COUNT", MAX_MESSAGES))
             names.update((name.decode("utf-8", "surrogateescape"), None) for name in page[::2] if name)
             if cursor == b"0":
                 return list(names)
@@ -141,7 +141,7 @@ class ProcessingTable(QueueTable):
         deadlines = self._deadlines(reader)
         cursor: bytes = b"0"
         while True:
-            ((cursor, page),) = reader.read(("HSCAN", reader.keys.processing, cursor, "COUNT", PAGE))
+            ((cursor, page),) = reader.read(("HSCAN", reader.keys.processing, cursor, "COUNT", MAX_MESSAGES))
             fresh = {one: stored for one, stored in zip(page[::2], page[1::2], strict=True) if one not in seen}
             seen.update(fresh)
             if fresh:
@@ -154,10 +154,10 @@ class ProcessingTable(QueueTable):
         found: dict[bytes, int] = {}
         first, page = 0, [b""]
         while page:
-            (page,) = reader.read(("ZRANGE", reader.keys.leases, first, first + PAGE - 1, "WITHSCORES"))
+            (page,) = reader.read(("ZRANGE", reader.keys.leases, first, first + MAX_MESSAGES - 1, "WITHSCORES"))
             scored = ((token, score) for token, score in _scored(page) if len(token) == TOKEN_BYTES)
             found.update({token[:ID_BYTES]: _whole(score) for token, score in scored})
-            first += PAGE
+            first += MAX_MESSAGES
         return found
 
     def _page(self, reader: RedisReader, found: dict[bytes, bytes], deadlines: dict[bytes, int]) -> ColumnValues:
@@ -191,11 +191,13 @@ class DelayedTable(QueueTable):
         ((low, high),) = wanted.pieces
         seen = 0  # how many messages with the due time at which the next page starts
         while True:
-            (found,) = reader.read(("ZRANGEBYSCORE", reader.keys.delayed, low, high, "WITHSCORES", "LIMIT", seen, PAGE))
+            (found,) = reader.read(
+                ("ZRANGEBYSCORE", reader.keys.delayed, low, high, "WITHSCORES", "LIMIT", seen, MAX_MESSAGES)
+            )
             due = _scored(found)
             if due:
                 yield self._page(reader, due)
-            if len(due) < PAGE:
+            if len(due) < MAX_MESSAGES:
                 return
             last = due[-1][1]
             seen = sum(score == last for _, score in due) + (seen if float(low) == last else 0)
@@ -335,7 +337,7 @@ class JournalTable(QueueTable):
 
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
         ((start, end),) = wanted.pieces
-        for page in journal.pages(reader, reader.keys.journal, start, end, PAGE):
+        for page in journal.pages(reader, reader.keys.journal, start, end, MAX_MESSAGES):
             rows = [journal.decode(stream_id, fields, int) for stream_id, fields in page]
             yield [*([row[name] for row in rows] for name in journal.SCHEMA.names), [self.options.queue] * len(rows)]
 
@@ -416,7 +418,7 @@ def _typed(value: Any, kind: t.DataType) -> Any:
     return value if not isinstance(kind, t.StringType) or isinstance(value, str | bytes) else None
 
 
-def _pages(start: int, stop: int, size: int = PAGE) -> list[tuple[int, int]]:
+def _pages(start: int, stop: int, size: int = MAX_MESSAGES) -> list[tuple[int, int]]:
     return [(at, min(at + size, stop)) for at in range(start, stop, size)]
 
 
@@ -425,7 +427,7 @@ def _grouped(pages: Iterable[Any], rows: Callable[[Any], int]) -> Iterator[list[
     some: list[Any] = []
     for page in pages:
         some.append(page)
-        if sum(map(rows, some)) >= PAGE:
+        if sum(map(rows, some)) >= MAX_MESSAGES:
             yield some
             some = []
     if some:

@@ -1,16 +1,20 @@
-"""Puts the Lua scripts together: their shared steps, and a local variable for each key and argument of the header."""
+"""Puts the Lua scripts together: their shared steps, the bounds, and a local variable for each key and argument."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
+from redis_message_queue.stored.bounds import LUA_BOUNDS
+
 _LUA = files("redis_message_queue") / "lua"
-_INCLUDE = re.compile(r"^ *--@include (\w+)$", re.MULTILINE)
+_INCLUDE = re.compile(r"^ *--@include (\w+)$\n?", re.MULTILINE)
+_WORD = re.compile(r"\w+")
 _COMMENT = re.compile(r"--[^\n]*")
 _COMMAND = re.compile(r"\(\s*'([A-Z]+)'")
 _LINE = re.compile(r"(?:.*\(\n)?.*")  # with the next one, if that has the first argument of its call
@@ -80,15 +84,48 @@ def script(name: str, version_field: str = "version") -> Script:
 
 
 def assembled(text: str, version_field: str = "version") -> str:
-    """What the server gets: below the header one line that names keys and arguments, and the text of each include."""
+    """What the server gets: below the header one line that names keys, arguments and bounds, and the shared steps."""
     header = _HEADER.match(text)
     if header is None or not _PARAGRAPH["KEYS"].search(header[0]):
         raise ValueError("a script must name its keys in its header: -- KEYS  name: what it is | ...")
     bindings = " ".join(one for table in _PARAGRAPH for one in _bindings(table, _names(header[0], table)))
     if _READS_STATE.search(text):
         bindings += f" local version_field = '{version_field}'"
-    body = _INCLUDE.sub(lambda found: (_LUA / "lib" / f"{found[1]}.lua").read_text("utf-8"), text[header.end() :])
+    body = "".join(_with_steps(text[header.end() :]))
+    words = set(_WORD.findall(_COMMENT.sub("", body)))
+    bindings += "".join(f" local {name} = {value}" for name, value in LUA_BOUNDS.items() if name in words)
     return f"{header[0]}{bindings}\n{body}"
+
+
+def _with_steps(body: str) -> Iterator[str]:
+    """The text of a script, with each shared step where it is first asked for, in a block or in one around it."""
+    blocks: list[tuple[int, set[str]]] = [(0, set())]  # those that are open: how far they are indented, and their steps
+    for line in body.splitlines(keepends=True):
+        indented = len(line) - len(line.lstrip(" "))
+        while line.strip() and indented < blocks[-1][0]:
+            blocks.pop()
+        if (found := _INCLUDE.fullmatch(line)) is None:
+            yield line
+            continue
+        if indented > blocks[-1][0]:
+            blocks.append((indented, set()))
+        yield from _step(found[1], [steps for _, steps in blocks])
+
+
+def _step(name: str, known: list[set[str]]) -> Iterator[str]:
+    """The text of a shared step behind those of the steps that it includes, unless they are ``known``."""
+    if any(name in steps for steps in known):
+        return
+    known[-1].add(name)
+    text = step_text(name)
+    for found in _INCLUDE.finditer(text):
+        yield from _step(found[1], known)
+    yield _INCLUDE.sub("", text)
+
+
+def step_text(name: str) -> str:
+    """The shared step ``lua/lib/<name>.lua`` as it is written."""
+    return (_LUA / "lib" / f"{name}.lua").read_text("utf-8")
 
 
 def _names(source: str, table: str) -> list[Named]:
@@ -133,7 +170,7 @@ def bound_names(source: str) -> list[str]:
 
 def constant(step: str, name: str) -> int:
     """A number that a shared step declares, for Python code that must use the same."""
-    found = re.search(rf"^local {name} = (\d+)", (_LUA / "lib" / f"{step}.lua").read_text("utf-8"), re.MULTILINE)
+    found = re.search(rf"^local {name} = (\d+)", step_text(step), re.MULTILINE)
     if found is None:
         raise KeyError(f"{step} {name}")
     return int(found[1])

@@ -13,6 +13,7 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.clients import node_of, text_of
 from redis_message_queue.cli.doctor.finding import Finding, advice, ok, problem, report_refusals
 from redis_message_queue.options.declared import MOST_PARTITIONS
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.stored.keys import KEY_MAP, REGISTRY_KEY, QueueKeys, partition_keys, refuse_reserved_words
 from redis_message_queue.values.errors import ConfigurationError, RedisMessageQueueError
 
@@ -21,7 +22,6 @@ TEST_QUEUE = "rmq-doctor"
 _FORBIDDEN = ("NOPERM", "ACL failure", "can't run this command")
 _NOW, _LATER = "now", "later"
 _RETRY_BUDGET_SECONDS = 3.0
-_SCANNED = 1_000  # fields of a hash in one reply
 _SHOWN = 10  # tenants whose pauses differ
 
 
@@ -107,7 +107,7 @@ def _shared_state(client: Any, keys: QueueKeys) -> dict[str, Any]:
     """What a partition has of what belongs to the queue, by what people call it."""
     node = node_of(client, keys.meta)
     found: dict[str, Any] = {"paused": set(), "journal": [], "version": None, "weights": {}}
-    for raw, value in node.hscan_iter(keys.meta, count=_SCANNED):
+    for raw, value in node.hscan_iter(keys.meta, count=MAX_MESSAGES):
         field = text_of(raw)
         if field == "paused" or field.startswith("paused:"):
             found["paused"].add(field)
@@ -115,7 +115,9 @@ def _shared_state(client: Any, keys: QueueKeys) -> dict[str, Any]:
             found["journal"] = sorted([*found["journal"], (field, text_of(value))])
         elif field == "version":
             found["version"] = text_of(value)
-    found["weights"] = {text_of(name): text_of(value) for name, value in node.hscan_iter(keys.weights, count=_SCANNED)}
+    found["weights"] = {
+        text_of(name): text_of(value) for name, value in node.hscan_iter(keys.weights, count=MAX_MESSAGES)
+    }
     return found
 
 

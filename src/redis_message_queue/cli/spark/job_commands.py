@@ -18,6 +18,7 @@ from redis_message_queue.cli.spark.spark_options import (
     ArchivedQueue,
     ArchivePath,
     PublishingOptions,
+    ReportingOptions,
     SessionOptions,
     StorageOptions,
     address_of,
@@ -112,31 +113,12 @@ def compact(
     output.document(run(options).as_dict())
 
 
-Since = Annotated[str | None, job_option(ReportOptions, "since", "TIME")]
-Until = Annotated[str | None, job_option(ReportOptions, "until", "TIME")]
-Fresh = Annotated[bool, job_option(ReportOptions, "fresh", None, "--fresh")]
-
-
 def report(
     name: ArchivedQueue,
     path: ArchivePath,
     spark: SessionOptions,
     output: Output,
-    into: Annotated[
-        str | None,
-        job_option(
-            ReportOptions,
-            "output",
-            "DIR",
-            "--output",
-            "-o",
-            help="The directory of the report. Default: PATH-report.",
-        ),
-    ] = None,
-    since: Since = None,
-    until: Until = None,
-    fresh: Fresh = False,
-    storage: StorageOptions = None,
+    given: ReportingOptions,
 ) -> ExitStatus | None:
     """Report from an archive what went through a queue: a page, and each table as Parquet and JSON.
 
@@ -146,15 +128,7 @@ def report(
     """
     from redis_message_queue.spark.jobs.report import report as run
 
-    options = ReportOptions(
-        path=path,
-        queue=name,
-        output=into or f"{path.rstrip('/')}-report",
-        storage_options=storage_of(storage),
-        since=since,
-        until=until,
-        fresh=fresh,
-    )
+    options = ReportOptions(path=path, queue=name, **given.job_options(path))
     result = _run(run, options, spark, output)
     if output.json:
         output.line(result.as_dict())
@@ -167,20 +141,11 @@ def overview(
     path: ArchivePath,
     spark: SessionOptions,
     output: Output,
+    given: ReportingOptions,
     queues: Annotated[
         list[str] | None,
         job_option(OverviewOptions, "queues", "NAME", "--queue", help="A queue; else all archived. Repeatable."),
     ] = None,
-    into: Annotated[
-        str | None,
-        job_option(
-            OverviewOptions, "output", "DIR", "--output", "-o", help="The directory of the reports; else PATH-report."
-        ),
-    ] = None,
-    since: Since = None,
-    until: Until = None,
-    fresh: Fresh = False,
-    storage: StorageOptions = None,
 ) -> ExitStatus | None:
     """Report on several queues of an archive: a page that compares them, with a link to the report of each.
 
@@ -188,15 +153,7 @@ def overview(
     """
     from redis_message_queue.spark.jobs.report import overview as run
 
-    options = OverviewOptions(
-        path=path,
-        queues=tuple(queues or ()),
-        output=into or f"{path.rstrip('/')}-report",
-        storage_options=storage_of(storage),
-        since=since,
-        until=until,
-        fresh=fresh,
-    )
+    options = OverviewOptions(path=path, queues=tuple(queues or ()), **given.job_options(path))
     result = _run(run, options, spark, output)
     if output.json:
         output.line(result.as_dict())

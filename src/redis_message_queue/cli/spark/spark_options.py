@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from redis_message_queue.cli.common_options import QueueChoice
-from redis_message_queue.spark.job_options import ArchiveOptions
+from redis_message_queue.spark.job_options import ArchiveOptions, ReportOptions
 from redis_message_queue.spark.options import PublishOptions, declared_options
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,9 +81,9 @@ class SessionOptions:
 class PublishingOptions:
     """How a job publishes. The fields have the names of the job's own options."""
 
-    batch_size: Annotated[int, job_option(PublishOptions, "batch_size", "N", min=1, max=1_000, **_PUBLISHING)] = (
-        PublishOptions.batch_size
-    )
+    batch_size: Annotated[
+        int, job_option(PublishOptions, "batch_size", "N", min=1, max=MAX_MESSAGES, **_PUBLISHING)
+    ] = PublishOptions.batch_size
     max_pending_length: Annotated[
         int | None, job_option(PublishOptions, "max_pending_length", "N", min=1, **_PUBLISHING)
     ] = None
@@ -95,6 +96,30 @@ class PublishingOptions:
     message_deduplication_log_ttl_seconds: Annotated[
         float, job_option(PublishOptions, "message_deduplication_log_ttl_seconds", "SECONDS", min=0.001, **_PUBLISHING)
     ] = PublishOptions.message_deduplication_log_ttl_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportingOptions:
+    """What a report is made of, and where it is written."""
+
+    into: Annotated[
+        str | None,
+        job_option(
+            ReportOptions, "output", "DIR", "--output", "-o", help="The directory of the report. Default: PATH-report."
+        ),
+    ] = None
+    since: Annotated[str | None, job_option(ReportOptions, "since", "TIME")] = None
+    until: Annotated[str | None, job_option(ReportOptions, "until", "TIME")] = None
+    fresh: Annotated[bool, job_option(ReportOptions, "fresh", None, "--fresh")] = False
+    storage: StorageOptions = None
+
+    def job_options(self, path: str) -> dict[str, Any]:
+        """Return these as options of the job that reads the archive at this path."""
+        return {
+            "output": self.into or f"{path.rstrip('/')}-report",
+            "storage_options": storage_of(self.storage),
+            **{name: getattr(self, name) for name in ("since", "until", "fresh")},
+        }
 
 
 def pair(option: str, given: str) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from redis_message_queue.cli.common_options import (
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.log_format import LogFormat
 from redis_message_queue.cli.output import Output
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 _WATCH = "Health and logs"
@@ -125,10 +126,11 @@ def worker(
         ),
     ] = 1,
     prefetch: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1_000, help="How many messages to claim in one round trip.")
+        int, typer.Option(metavar="N", min=1, max=MAX_MESSAGES, help="How many messages to claim in one round trip.")
     ] = 1,
     batch_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=1_000, help="Call the handler with lists of up to N messages.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=MAX_MESSAGES, help="Call the handler with lists of up to N messages."),
     ] = None,
     batch_seconds: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="How long to wait for a list to fill.")

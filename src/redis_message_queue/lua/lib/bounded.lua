@@ -3,11 +3,10 @@
 -- Everything that a script reads is copied while other clients wait: 200 messages of 1 MB took 4 s. A list does not
 -- say how large its elements are, so a script reads pieces: first one element, then more, but no more than fit if each
 -- is as large as the largest message of the queue. (Only what somebody else wrote into the list can be larger.)
-local MAX_BYTES, MAX_PIECE = 4000000, 64
 
--- `known` is the size of the largest element, 0 if none is larger than 1/64 of the budget.
+-- `known` is the size of the largest element, 0 if none is larger than LARGE.
 local function new_budget(known)
-  local bytes, widest, largest, piece = 0, 0, math.max(known, MAX_BYTES / MAX_PIECE), 1
+  local bytes, widest, largest, piece = 0, 0, math.max(known, LARGE), 1
   return {
     bytes = function() return bytes end,
     widest = function() return widest end,

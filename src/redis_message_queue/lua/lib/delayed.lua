@@ -1,7 +1,8 @@
 -- lib/delayed.lua: stores messages until they are due.
--- Needs  delayed, delayed_messages, leases, meta, uses_tenants, tenant_of
+-- Needs  delayed, delayed_messages, leases, meta, uses_tenants
 -- Makes  delay_messages
 -- The member 'd' of `leases` is an alarm: due when the first delayed message is, or earlier, never later.
+--@include envelope
 
 -- Takes ids by due time (due, id, due, id, ...) and bodies (id, stored, ...). Returns whether one of them is due next.
 local function delay_messages(due_times, bodies)

@@ -1,10 +1,11 @@
 -- lib/delivery_state.lua: reads and writes the attempts, delivery count and failures of a message.
--- Needs  deliveries, has_entry
+-- Needs  deliveries
 -- Makes  read_entry, write_entry, NOBODY
 -- Attempts are all deliveries. The delivery count is compared with the limit: it leaves out failures under a retry
 -- policy, which have their own number.
 -- A lease whose member ends with NOBODY holds the place of a message that waits for its next attempt, in a queue with
 -- `ordered_tenants`. It has the number 0 where a token has that of its claim, so it is the token of no claim.
+--@include envelope
 local NOBODY = string.rep('\0', 5)
 
 -- Most messages are delivered once and never get an entry: `usual` is what the first two numbers are then, 0 for a

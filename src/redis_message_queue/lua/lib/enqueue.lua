@@ -1,14 +1,15 @@
 -- lib/enqueue.lua: stores new messages, to wait in their lists or to be delayed: all of them or none.
 -- Needs  pending, deliveries, tenant_ring, tenant_backlog, delayed, delayed_messages, longest, expired
--- Needs  now, limit, tenant_limit, drops, stored_event, journaled, hex, record_event
--- Needs  is_message, id_of, tenant_of, payload_of, extras_text, extras_of, has_entry
--- Needs  pending_of, leave_ring, check_queues, push_pending, reduce_backlog, delay_messages, new_budget
--- Needs  largest, remember_largest
+-- Needs  now, limit, tenant_limit, drops, stored_event, journaled, largest, remember_largest
 -- Makes  stamp, to_stored, read_messages, plan_messages, store_messages
 -- First `plan_messages`, which only reads, and notes what the journal will say, then `store_messages`: between the two
 -- a script can read other things.
 -- Above a limit the queue refuses, or drops its oldest messages if `drops`; `longest` remembers which tenant waits
 -- with the most messages, and `stored_event` is what the journal calls it when a message enters.
+--@include ring
+--@include bounded
+--@include delayed
+--@include journal
 local SAMPLE = 100 -- a publish compares so many tenants to find the longest list: 0.1 ms
 local MOST_SAMPLED = 1000 -- it compares so many at most
 local REMEMBERED_MS = 86400000
@@ -170,7 +171,7 @@ local function plan_messages(messages, markers, due_times, payloads)
 
   -- How many must leave which list, at most 1,000 in all so that the script stays short (`store_messages` counts their
   -- bytes): first what the limit of a tenant demands, from its own list, then the rest from the longest lists.
-  local entering, over, may_leave, before = #plan.bodies / 2, 0, 1000, {}
+  local entering, over, may_leave, before = #plan.bodies / 2, 0, MAX_MESSAGES, {}
   for _, tenant in ipairs(plan.order) do
     local new, bound = #plan.messages[tenant], tenant ~= '' and tenant_limit or 0
     before[tenant] = redis.call('LLEN', pending_of(tenant))

@@ -1,9 +1,10 @@
 -- lib/in_flight.lua: how many messages of each tenant are in flight, in a queue that limits them.
--- Needs  tenant_in_flight, tenant_ring, counts, STRIDE, AT_LIMIT, PARKED, place_in_ring
+-- Needs  tenant_in_flight, tenant_ring, counts
 -- Makes  flight_of, count_in_flight, leave_flight
 -- `tenant_in_flight` has a member for each message of a tenant in `processing`, also if its lease has ended: the length
 -- of the tenant in one byte, the tenant and the id. All have the score 0, so those of a tenant are next to each other.
 -- Messages that were claimed before anybody had a limit are missing there, and nothing happens when they leave.
+--@include places
 
 local function flight_of(tenant, id)
   return string.char(#tenant) .. tenant .. id

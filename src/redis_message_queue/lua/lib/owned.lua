@@ -1,11 +1,13 @@
 -- lib/owned.lua: the messages that the caller says it owns.
--- Needs  tokens, leased, leases, tenant_ring, expired, is_message, tenant_of, check_tenant
+-- Needs  tokens, leased, leases, tenant_ring, expired
 -- Makes  ids, members, fields, find_leases
 -- `tokens` has one token after the other: 16 bytes of id and 20 that no other claim has. With leases, a token is a
 -- member of `leases`; without, it is the field of `processing` that holds the message. A caller that lost a message
 -- finds neither, also after a failover to a stale replica.
+--@include envelope
+--@include tenants
 local ids, members = {}, {}
-if #tokens > 36000 then error('at most 1,000 messages in one call', 0) end
+if #tokens > 36 * MAX_MESSAGES then error(TOO_MANY, 0) end
 for at = 1, #tokens, 36 do
   local nth = (at + 35) / 36
   ids[nth], members[nth] = string.sub(tokens, at, at + 15), string.sub(tokens, at, at + 35)

@@ -1,8 +1,9 @@
 -- lib/plain.lua: reads the head of a list as long as its messages are plain.
--- Needs  now, ttl_us, new_budget, largest
+-- Needs  now, ttl_us, largest
 -- Makes  read_plain
 -- A message is plain if it was never delivered, has no extras and is not too old. Most claims meet no other, and cost
 -- half as much that way. (See lib/envelope.lua for the bytes.)
+--@include bounded
 local byte = string.byte
 local function is_plain(stored, flags)
   return byte(stored, 1) == flags and byte(stored, 18) == 0 and #stored >= 25

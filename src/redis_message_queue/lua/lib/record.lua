@@ -1,8 +1,10 @@
 -- lib/record.lua: pushes payloads to a list, and what is known of each message to a list of records beside it.
--- Needs  now, hex, id_of, time_of, tenant_of, extras_of
+-- Needs  now
 -- Makes  to_record, push_terminal
 -- A record is a JSON object. Times are text, in microseconds: as numbers they would be rounded. The length and the
 -- digest tell which payload the record belongs to.
+--@include journal
+--@include envelope
 
 -- Only texts: a number that JSON cannot write again would keep a message from leaving. nil if there are none.
 local function texts_of(headers)

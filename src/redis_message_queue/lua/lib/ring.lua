@@ -1,7 +1,8 @@
 -- lib/ring.lua: how messages enter the lists where they wait, and their tenants the ring.
--- Needs  tenant_ring, tenant_backlog, weights, leases, meta, tenant_pending, pending_of, STRIDE, REBASE_AT, stride_of
--- Needs  place_in_ring, uses_tenants, paused_tenants, PARKED, PAUSED, is_parked
+-- Needs  tenant_ring, tenant_backlog, weights, leases, meta, tenant_pending, uses_tenants, paused_tenants
 -- Makes  check_queues, join_ring, rebase_ring, push_pending
+--@include tenants
+--@include turns
 
 -- Somebody damaged the number of waiting messages: count them. (UNLINK first: a server without memory accepts it.)
 local function recount_backlog()

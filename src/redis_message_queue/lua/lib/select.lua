@@ -1,16 +1,17 @@
 -- lib/select.lua: selects the next messages: expired ones first, then the heads of the lists, tenants in turn.
 -- Needs  pending, processing, leases, deliveries, dlq, records, tenant_ring, delayed, delayed_messages, expired
--- Needs  cancelled, meta, cancels, now, leased, uses_tenants, most, ttl_us, dlq_limit, hex, record_event
--- Needs  has_outlived, is_message, id_of, time_of, payload_of, tenant_of, read_entry, NOBODY, to_record, push_terminal
--- Needs  pending_of, check_tenant, leave_ring
--- Needs  parks, in_flight_limit, counts, PARKED, AT_LIMIT, is_parked, count_in_flight, leave_flight
--- Needs  check_queues, stride_of, place_in_ring, join_ring, rebase_ring, push_pending, reduce_backlog
--- Needs  new_budget, largest
+-- Needs  cancelled, meta, cancels, now, leased, uses_tenants, most, ttl_us, dlq_limit, parks, in_flight_limit, counts
+-- Needs  largest
 -- Makes  taken, dead, try_call, select_messages, found_nothing, has_more, remove_selected, record_selected, set_alarms
 -- A cancelled message is among `dead`, with that reason, but becomes no dead letter: it is gone.
 -- `select_messages` moves delayed messages that are due, and otherwise only reads: it fills `taken` and `dead`. The
 -- script then stores what was taken, and after that calls `remove_selected`.
-local STEPS = 1000 -- of each kind of housekeeping in one script: 200,000 dead letters at once took 1.2 s
+-- It does MAX_MESSAGES steps of each kind of housekeeping at most.
+--@include delivery_state
+--@include record
+--@include ring
+--@include in_flight
+--@include bounded
 
 local wanted -- how many messages the script wants
 local taken, dead = {}, {} -- what it gets, and what becomes a dead letter instead
@@ -68,10 +69,10 @@ end
 
 -- Delayed messages that are due enter their lists, at the tail.
 local function enqueue_due()
-  local ids = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, STEPS + 1)
+  local ids = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, MAX_MESSAGES + 1)
   if #ids == 0 then return end
-  unfinished = unfinished or #ids > STEPS
-  ids[STEPS + 1] = nil
+  unfinished = unfinished or #ids > MAX_MESSAGES
+  ids[MAX_MESSAGES + 1] = nil
   local bodies = {}
   local seen, order = read_by_tenant(delayed_messages, ids, function(_, tenant, stored)
     if not tenant then return end
@@ -86,11 +87,12 @@ end
 -- Where there are tenants, an expired message waits for a turn of its tenant, so that one tenant's crash does not
 -- delay another.
 local function move_expired()
-  local found = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'WITHSCORES', 'LIMIT', 0, STEPS + 4) -- three alarms
+  local most_found = MAX_MESSAGES + 4 -- with the three alarms
+  local found = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'WITHSCORES', 'LIMIT', 0, most_found)
   local ids, members, scores, by_tenant = {}, {}, {}, {}
   for place = 1, #found, 2 do
     local member = found[place]
-    if #ids == STEPS then
+    if #ids == MAX_MESSAGES then
       unfinished = unfinished or #member > 1
     elseif #member == 36 then
       ids[#ids + 1] = string.sub(member, 1, 16)
@@ -119,7 +121,7 @@ end
 
 -- From here on it only reads: `taken` and `dead` are decided, and written when everything has been read.
 local function is_enough()
-  return steps >= STEPS or budget.is_spent()
+  return steps >= MAX_MESSAGES or budget.is_spent()
 end
 
 local function classify(id, stored, usual, origin, member, holder)
@@ -169,7 +171,7 @@ end
 
 -- How many elements to read: as many as are still wanted, then, if some of them could not be delivered, 100.
 local function piece_after(seen)
-  return budget.next_piece(math.min(seen == 0 and wanted - #taken or 100, STEPS - steps))
+  return budget.next_piece(math.min(seen == 0 and wanted - #taken or 100, MAX_MESSAGES - steps))
 end
 
 -- In a queue without tenants, expired messages need no turns.
@@ -304,6 +306,7 @@ local function select_messages(count)
   wanted = count
   check_queues()
   check_tenant('')
+  -- One by one: `check_types` makes tables, and every claim with a journal or delays comes here.
   redis.call('HLEN', processing)
   redis.call('HLEN', deliveries)
   redis.call('ZCARD', delayed)

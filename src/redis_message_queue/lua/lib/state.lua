@@ -12,7 +12,6 @@
 -- false if there is no mark. It may stay longer than the last mark, never shorter.
 -- `largest` is the size of the largest message since the queue was empty, 0 if no message has been large: a script that
 -- reads a piece of a list cannot ask how large its elements are. See lib/bounded.lua.
-local LARGE = 62500 -- bytes: a piece has at most 64 messages, and 4 MB
 local journaled, uses_tenants, paused, paused_tenants, counts, cancels, largest
 do
   local version

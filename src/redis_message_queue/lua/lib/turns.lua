@@ -1,6 +1,7 @@
 -- lib/turns.lua: what a turn costs a tenant, and how many messages wait in all.
--- Needs  tenant_backlog, weights, STRIDE
+-- Needs  tenant_backlog, weights
 -- Makes  stride_of, reduce_backlog
+--@include places
 
 -- An invalid weight counts as 1.
 local function stride_of(tenant)

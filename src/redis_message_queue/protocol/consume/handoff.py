@@ -14,6 +14,7 @@ from redis_message_queue.protocol.port import Argument, Command, StateMissingErr
 from redis_message_queue.protocol.publish.confirm import dropped_ids
 from redis_message_queue.protocol.publish.sender import OutgoingMessage, Published, chunk_ids
 from redis_message_queue.stored import envelope
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.stored.keys import hash_tag_of, script_keys
 from redis_message_queue.values.errors import (
     ConfigurationError,
@@ -31,7 +32,6 @@ _TARGET_KEYS = (
     *("pending", "wakeup", "deliveries", "leases", "tenant_ring", "tenant_backlog", "weights"),
     *("delayed", "delayed_messages", "journal", "meta", "longest"),
 )
-_MOST = 1_000
 _PROBE_MS = 60_000  # how long the key lasts that shows whether two clients reach one server
 _SEEN_MS = 5_000  # how long it lasts once it was found
 _PROBE_SECONDS = 1.0  # our own client has just reached its server, so the other one should answer quickly
@@ -79,8 +79,8 @@ class HandOff:
         """Return the results by queue, checked as `publish` would check each of them."""
         targets: dict[str, HandOffTarget] = {}
         results = _listed(publish)
-        if len(results) > _MOST:
-            raise ConfigurationError(f"publish holds {len(results)} messages; one step takes at most {_MOST:,}")
+        if len(results) > MAX_MESSAGES:
+            raise ConfigurationError(f"publish holds {len(results)} messages; one step takes at most {MAX_MESSAGES:,}")
         for one in results:
             queue, message, details = _unpack(one)
             try:

@@ -11,12 +11,10 @@ from redis_message_queue.process.identity import labelled
 from redis_message_queue.protocol.calls import Calls, ReplySlot, never_stop
 from redis_message_queue.protocol.consume.claim import Claim, read_trimming
 from redis_message_queue.protocol.port import Argument, Call, Command, split
+from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.envelope import ID_BYTES, PLAIN_FLAGS, TIME_AT
 from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.values.plain_values import error_text
-
-_MOST_AT_ONCE = 1_000  # messages in one script
-_MOST_BYTES = 4_000_000  # of these messages together
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +271,7 @@ def _chunks(claims: Sequence[Claim]) -> Sequence[Sequence[Claim]]:
     if len(claims) == 1:
         return (claims,)
     sizes = [len(claim.envelope.stored) for claim in claims]
-    return list(split(claims, sizes, _MOST_AT_ONCE, _MOST_BYTES)) or [claims]
+    return list(split(claims, sizes, MAX_MESSAGES, MAX_BYTES)) or [claims]
 
 
 def _tokens(claims: Sequence[Claim]) -> bytes:

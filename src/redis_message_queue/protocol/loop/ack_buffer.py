@@ -12,9 +12,8 @@ from redis_message_queue.protocol.consume.consumer import Consumer
 from redis_message_queue.protocol.consume.settle import PiggybackedAck
 from redis_message_queue.protocol.loop.late_settlements import LateSettlements
 from redis_message_queue.protocol.loop.run_options import RunSummary
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.values.errors import CleanupFailedError
-
-_LARGEST_ACK = 1_000  # messages that one script settles
 
 
 class AckBuffer:
@@ -61,7 +60,7 @@ class AckBuffer:
         if not self._claims:
             return False
         waited = self._queue.port.now() - self._since
-        is_due = waited >= self._flush_seconds or len(self._claims) >= _LARGEST_ACK
+        is_due = waited >= self._flush_seconds or len(self._claims) >= MAX_MESSAGES
         return is_due and not self._consumer.holding.is_forked
 
     @property
@@ -78,7 +77,7 @@ class AckBuffer:
     def attach(self) -> PiggybackedAck | None:
         """One ack for all of them, or for the first thousand; None if there are none."""
         with self._lock:
-            claims, self._claims = self._claims[:_LARGEST_ACK], self._claims[_LARGEST_ACK:]
+            claims, self._claims = self._claims[:MAX_MESSAGES], self._claims[MAX_MESSAGES:]
             self._on_their_way += bool(claims)
         if not claims:
             return None

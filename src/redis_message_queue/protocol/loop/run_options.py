@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.values.checks import flag, number, required_function, whole_number
 from redis_message_queue.values.errors import ConfigurationError
 
-_LARGEST_PREFETCH = 1_000  # messages that one script claims
 _MOST_WORKERS = 10_000  # each is a thread or a task
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -67,7 +67,7 @@ class RunOptions(Generic[Handler]):
             raise ConfigurationError("wait_for_retries needs until_empty=True: without it a loop waits for everything")
         if self.batch_seconds is not None and self.batch_size is None:
             raise ConfigurationError("batch_seconds needs batch_size: it is how long a batch may take to fill")
-        most = {"prefetch": _LARGEST_PREFETCH, "batch_size": _LARGEST_PREFETCH, "concurrency": _MOST_WORKERS}
+        most = {"prefetch": MAX_MESSAGES, "batch_size": MAX_MESSAGES, "concurrency": _MOST_WORKERS}
         for name, limit in most.items():
             if (getattr(self, name) or 0) > limit:
                 raise ConfigurationError(f"{name} must be at most {limit:,}")

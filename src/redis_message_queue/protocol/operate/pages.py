@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args
 from redis_message_queue.process.identity import consumer_name
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.port import Argument, Command
+from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.envelope import PROCESS_BYTES
 from redis_message_queue.stored.scripts import script
 from redis_message_queue.values.checks import whole_number
@@ -18,8 +19,6 @@ from redis_message_queue.values.plain_values import brief, is_text, printable
 
 PAGE = 500  # elements of a list that is read from end to end
 TENANTS = 500  # whose queues one script reads
-REPLY_MESSAGES = 1_000  # in one reply of the server
-REPLY_BYTES = 4 * 1024 * 1024  # in one reply, or one message if that is larger
 FIRST_SCAN = 10  # fields of a hash whose values may have any size
 _MOST = 10_000  # that one call of an operator returns
 
@@ -115,7 +114,7 @@ class PageReader:
         left: deque[tuple[int, ListPart | HashPart]] = deque(enumerate(parts))
         while left:
             asked = list(itertools.islice(left, TENANTS))
-            arguments = (REPLY_MESSAGES, REPLY_BYTES, *(one for _, part in asked for one in part.arguments))
+            arguments = (MAX_MESSAGES, MAX_BYTES, *(one for _, part in asked for one in part.arguments))
             keys: tuple[Any, ...] = tuple(part.key for _, part in asked)  # bytes where a tenant is not UTF-8
             full, *pages = await self._calls.call(READ_PAGE, arguments, extra_keys=keys)
             for (place, _), page in zip(asked, pages, strict=False):
@@ -134,7 +133,7 @@ class PageReader:
 
     async def read_fields(self, key: str, fields: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of fields of a hash, None for those that are not there."""
-        parts = [HashPart(key, tuple(fields[at : at + REPLY_MESSAGES])) for at in range(0, len(fields), REPLY_MESSAGES)]
+        parts = [HashPart(key, tuple(fields[at : at + MAX_MESSAGES])) for at in range(0, len(fields), MAX_MESSAGES)]
         return [value for values in await self.read(parts) for value in values]
 
 

@@ -12,8 +12,6 @@ from redis_message_queue.protocol.consume.holding import held_without_lease
 from redis_message_queue.protocol.operate.pages import (
     FIRST_SCAN,
     PAGE,
-    REPLY_BYTES,
-    REPLY_MESSAGES,
     TENANTS,
     PageReader,
     check_choice,
@@ -21,6 +19,7 @@ from redis_message_queue.protocol.operate.pages import (
 )
 from redis_message_queue.protocol.port import Argument, Command
 from redis_message_queue.stored import envelope
+from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.envelope import tenant_name
 from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.values.errors import ConfigurationError
@@ -69,10 +68,10 @@ class Purger:
             ((cursor, page),) = await self._pages.send(("HSCAN", self._keys.processing, cursor, "COUNT", count))
             found = scanned_pairs(page)
             largest = max(largest, *(len(stored) for _, stored in found), 1)
-            count = max(1, min(PAGE, REPLY_BYTES // largest))
+            count = max(1, min(PAGE, MAX_BYTES // largest))
             orphans = [token for token, stored in found if _is_orphan(token, stored, now)]
-            for start in range(0, len(orphans), REPLY_MESSAGES):
-                tokens = b"".join(orphans[start : start + REPLY_MESSAGES])
+            for start in range(0, len(orphans), MAX_MESSAGES):
+                tokens = b"".join(orphans[start : start + MAX_MESSAGES])
                 removed += await self._sweep("orphans", "orphans", cursor=tokens)
             if cursor == b"0":
                 return removed

@@ -14,7 +14,6 @@ from typing import Literal
 from redis_message_queue.protocol.operate.pages import (
     FIRST_SCAN,
     PAGE,
-    REPLY_BYTES,
     ListPart,
     PageReader,
     check_choice,
@@ -26,6 +25,7 @@ from redis_message_queue.protocol.operate.record_pairs import claimed_by, pair, 
 from redis_message_queue.protocol.port import Command
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.stored import envelope
+from redis_message_queue.stored.bounds import MAX_BYTES
 from redis_message_queue.stored.envelope import tenant_name
 from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.stored.scripts import constant, script
@@ -216,7 +216,7 @@ class QueueReader:
                     bodies.append((stored, message_id))
             if cursor == b"0":
                 break
-            page = max(FIRST_SCAN, min(PAGE, 2 * page, REPLY_BYTES // largest))
+            page = max(FIRST_SCAN, min(PAGE, 2 * page, MAX_BYTES // largest))
         # Of a message whose lease has ended the token is not known.
         held = [
             (record_of_stored(one, decode=self._decode), envelope.process_of(token)) for one, token in bodies[:count]

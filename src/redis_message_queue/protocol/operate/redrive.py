@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from redis_message_queue.protocol.calls import ReplySlot, publishing_rules
 from redis_message_queue.protocol.event_emitter import EventEmitter
-from redis_message_queue.protocol.operate.pages import PAGE, READ_PAGE, REPLY_BYTES, PageReader
+from redis_message_queue.protocol.operate.pages import PAGE, READ_PAGE, PageReader
 from redis_message_queue.protocol.operate.record_pairs import RecordPair, digest, pair, record_of, tenant_bytes
 from redis_message_queue.protocol.port import Argument, Command, split
 from redis_message_queue.protocol.publish.confirm import FULL
@@ -18,6 +18,7 @@ from redis_message_queue.protocol.publish.message_builder import MessageBuilder
 from redis_message_queue.protocol.publish.sender import chunk_ids
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.stored import envelope, headers
+from redis_message_queue.stored.bounds import MAX_BYTES
 from redis_message_queue.stored.codecs import decode_with
 from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.values.checks import flag, required_function, whole_number
@@ -98,7 +99,7 @@ class Redriver:
 
     async def _next_page(self, position: _Position) -> list[_Chosen]:
         """Return the next messages with their records, and move the position past them."""
-        arguments = (PAGE, REPLY_BYTES, "right", position.at, PAGE)
+        arguments = (PAGE, MAX_BYTES, "right", position.at, PAGE)
         full, payloads = await self._calls.call(READ_PAGE, arguments, extra_keys=(position.messages,))
         position.is_end = not full and len(payloads) < PAGE
         records = await self._pages.read_list(position.records, "right", position.records_at, PAGE)
@@ -124,7 +125,7 @@ class Redriver:
         """Redrive the chosen messages, in as many scripts as it takes. Returns a mark for each: '1' if it went."""
         marks, gone, records_gone = "", 0, 0
         most = PAGE if position.at <= _DEEP else _MOST_DEEP
-        for some in split(chosen, [len(one.payload) for one in chosen], most, REPLY_BYTES):
+        for some in split(chosen, [len(one.payload) for one in chosen], most, MAX_BYTES):
             step = [one.moved(gone, records_gone) for one in some]
             new = await self._call(source, step, respect_deduplication)
             went = [one for one, mark in zip(some, new, strict=True) if mark == "1"]
@@ -194,7 +195,7 @@ class Redriver:
 
 def _is_worth_the_walk(chosen: Sequence[_Chosen], at: int) -> bool:
     """Return whether enough messages are to go, or as many as one script takes; the deeper, the more."""
-    if sum(len(one.payload) for one in chosen) >= REPLY_BYTES:
+    if sum(len(one.payload) for one in chosen) >= MAX_BYTES:
         return True
     return len(chosen) >= min(_MOST_DEEP, max(1, at // _PLACES_PER_MESSAGE))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redis_message_queue.protocol.operate.pages import FIRST_SCAN, PAGE, REPLY_BYTES, PageReader, scanned_pairs
+from redis_message_queue.protocol.operate.pages import FIRST_SCAN, PAGE, PageReader, scanned_pairs
 from redis_message_queue.protocol.operate.record_pairs import record_of_stored
 from redis_message_queue.stored import envelope
+from redis_message_queue.stored.bounds import MAX_BYTES
 from redis_message_queue.values.checks import whole_number
 from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, JournalError
 from redis_message_queue.values.messages import MessageRecord, TraceEntry, moment
@@ -172,7 +173,7 @@ def check_id(message_id: Any) -> bytes:
 def _entries_that_fit(read: list[Any]) -> int:
     """Return how many entries to read next, if they are as large as those that were read."""
     size = sum(len(value) for _, fields in read for value in fields)
-    return max(1, min(PAGE, REPLY_BYTES * len(read) // max(size, 1)))
+    return max(1, min(PAGE, MAX_BYTES * len(read) // max(size, 1)))
 
 
 def _count(entry: bytes | None, usual: int) -> int:

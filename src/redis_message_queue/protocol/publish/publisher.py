@@ -21,6 +21,7 @@ from redis_message_queue.protocol.publish.sender import (
     first_id,
 )
 from redis_message_queue.protocol.store import Store
+from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.stored.envelope import ID_BYTES
 from redis_message_queue.values.errors import (
     PayloadTypeError,
@@ -30,8 +31,6 @@ from redis_message_queue.values.errors import (
 )
 from redis_message_queue.values.events import EventOperation, EventOutcome
 from redis_message_queue.values.messages import Receipt
-
-_MARKERS_AT_ONCE = 1_000
 
 
 class SentMessage(NamedTuple):
@@ -165,8 +164,8 @@ class Publisher:
         """Return the ids of the messages that hold these deduplication keys; None if the window of one has ended."""
         found: dict[str, str | None] = {}
         unique = list(dict.fromkeys(markers))
-        for first in range(0, len(unique), _MARKERS_AT_ONCE):
-            some = unique[first : first + _MARKERS_AT_ONCE]
+        for first in range(0, len(unique), MAX_MESSAGES):
+            some = unique[first : first + MAX_MESSAGES]
             gets = tuple(("GET", marker) for marker in some)
             answers = await self._store.calls.pipeline(self._store.keys.pending, gets, "submit")
             ids = (answer if isinstance(answer, bytes) and len(answer) == ID_BYTES else None for answer in answers)

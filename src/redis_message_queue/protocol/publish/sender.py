@@ -11,11 +11,10 @@ from redis_message_queue.protocol.calls import Calls, ReplySlot
 from redis_message_queue.protocol.port import Argument, Call, Command, split
 from redis_message_queue.protocol.publish.confirm import FULL, Confirmer, Sent, dropped_ids
 from redis_message_queue.stored import envelope
+from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.values.errors import PublishNotConfirmedError, QueueBackpressureError
 
 NOTHING_PUBLISHED = "nothing was published"  # `publish_many` replaces it by what was
-_CHUNK_MESSAGES = 1_000
-_CHUNK_BYTES = 4_000_000  # a script that copies more than this delays every other client
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.1  # between two attempts to get into a full queue
 
 
@@ -204,17 +203,17 @@ class Sender:
 
 def chunks(messages: Sequence[OutgoingMessage], options: GatewayOptions) -> Iterator[Sequence[OutgoingMessage]]:
     """Yield pieces that one script can take, none of them larger than a limit of the queue."""
-    most = min(options.max_pending_length or _CHUNK_MESSAGES, _CHUNK_MESSAGES)
+    most = min(options.max_pending_length or MAX_MESSAGES, MAX_MESSAGES)
     most = min(options.max_pending_per_tenant or most, most)
     sizes = [len(one.payload) + len(one.extras) for one in messages]
-    return split(messages, sizes, most, _CHUNK_BYTES)
+    return split(messages, sizes, most, MAX_BYTES)
 
 
 def _places(count: int) -> list[bytes]:
     return [place.to_bytes(2, "big") for place in range(1, count + 1)]
 
 
-_PLACES = _places(_CHUNK_MESSAGES)
+_PLACES = _places(MAX_MESSAGES)
 
 
 def first_id(new_id: bytes) -> bytes:
@@ -225,4 +224,4 @@ def first_id(new_id: bytes) -> bytes:
 def chunk_ids(new_id: bytes, count: int) -> list[bytes]:
     """Return the ids of a chunk, as the scripts make them from the id that they begin with."""
     base = new_id[: envelope.BASE_BYTES]
-    return [base + place for place in (_PLACES[:count] if count <= _CHUNK_MESSAGES else _places(count))]
+    return [base + place for place in (_PLACES[:count] if count <= MAX_MESSAGES else _places(count))]

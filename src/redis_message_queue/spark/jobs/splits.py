@@ -18,6 +18,7 @@ from redis_message_queue.spark.connection import RedisReader, open_partitions
 from redis_message_queue.spark.job_options import BackfillOptions
 from redis_message_queue.spark.jobs.publishing import RowCount
 from redis_message_queue.stored import envelope
+from redis_message_queue.stored.bounds import MAX_BYTES
 from redis_message_queue.stored.envelope import tenant_name
 from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.stored.partitioning import partition_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPLIT_BYTES = 32 * 1024 * 1024  # changing it splits all files anew, and forgets how far each split is
-_CHUNK_BYTES = 4_000_000  # a script that copies more than this delays every other client
 _ROWS_IN_TURN = 1_000  # of a split, without a tenant, that go to the same partition
 _FULL = b"-"
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.1
@@ -156,7 +156,7 @@ class PartPublisher:
     def add(self, row: SplitRow) -> None:
         """Take the next row of the split: publish it, or skip it if it is published."""
         size = len(row.payload or b"")
-        if self._chunk and (len(self._chunk) >= self._most or self._bytes + size > _CHUNK_BYTES):
+        if self._chunk and (len(self._chunk) >= self._most or self._bytes + size > MAX_BYTES):
             self._send()
         _add(self._digest, row)
         self._seen += 1
