@@ -109,6 +109,7 @@ def calls_of(shell: Shell, *commands: str) -> int:
     return sum(stats.get(f"cmdstat_{one}", {"calls": 0})["calls"] for one in commands)
 
 
+@pytest.mark.in_full
 @pytest.mark.promise(
     "A redrive deep in a long list takes few messages at a time from the nearer end, to limit list traversal."
 )

@@ -781,7 +781,7 @@ def test_ctrl_c_in_a_loop_strands_no_message_that_no_handler_has_started(threads
     # Every moment would take a minute; the gaps where a message could get lost are wider than these steps.
     moment, came, stranded, doubled = 0, True, [], []
     while came:
-        moment += 13
+        moment += often(29, 13)
         queue = threads.queue(client, {"message_visibility_timeout_seconds": lease})
         queue.publish_many(words(3))
         handled = []

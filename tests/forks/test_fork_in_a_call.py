@@ -31,7 +31,7 @@ def test_forks_beside_publishing_and_claiming_threads_lose_nothing(inherited, tr
     queue = make_queue(inherited)
     use(queue)
     over = threading.Event()
-    published, handled, children = [], [], often(7, 20)
+    published, handled, children = [], [], often(3, 20)
 
     def publish():
         while not over.is_set() and len(published) < 3000:

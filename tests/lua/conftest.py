@@ -14,12 +14,9 @@ from tests.lua.scripts_runner import Caller
 from tests.lua.stage import Stage
 
 HERE = Path(__file__).parent
-# What takes long and is decided by the library's own Lua: who is next, and how much is done at once. Each server runs
-# some of the cases, and all of the others: there every script and every command of it is tried on each server.
-SHARED_OUT = (
-    *("test_tenants", "test_paused_tenants", "test_in_flight_limit", "test_groups", "test_random_sequences"),
-    *("test_large_batches", "test_wrong_types"),
-)
+# What the server decides: how it encodes values, how it refuses to write, and what its commands say of wrong types. All
+# servers run these. The other cases are decided by the library's own Lua, and each server runs its share of them.
+ON_EVERY_SERVER = ("test_footprint", "test_full_memory", "test_foreign_values", "test_wakeups", "test_publish")
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +55,7 @@ def other(client: redis.Redis) -> Caller:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Share out among the servers the cases of `SHARED_OUT`, unless everything is to be tried."""
+    """Share out the cases among the servers, unless everything is to be tried."""
     left_out = [] if depth.FULL else [item for item in items if _is_for_another_server(item, every_server(config))]
     if left_out:
         unwanted = set(left_out)
@@ -67,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_for_another_server(item: pytest.Item, settings: list[str]) -> bool:
-    if item.path.parent != HERE or item.path.stem not in SHARED_OUT:
+    if item.path.parent != HERE or item.path.stem in ON_EVERY_SERVER:
         return False
     setting = item.callspec.params.get("server_setting") if hasattr(item, "callspec") else None
     if setting is None:

@@ -506,6 +506,7 @@ def test_secrets_of_the_storage_are_not_shown():
 ODD_NAMES = ["o'neil/ü %41", 'two\nlines "quoted"', "..", "a=b&c+d", "a%2Fb"]
 
 
+@pytest.mark.in_full
 @pytest.mark.promise("An archive consists of Delta tables, which other programs read.")
 def test_polars_and_duckdb_read_the_same_rows(server, client, options, tmp_path, subtests):
     """Polars takes the values of partitions from paths, so every path has all of them."""

@@ -187,6 +187,7 @@ def test_a_row_that_was_changed_in_place_is_counted(kept):
     assert "other" in {one["tenant"] for one in kept.report()["tables"]["tenants"]}
 
 
+@pytest.mark.in_full
 @pytest.mark.promise("A report names files that are missing from the archive, also of days whose figures it has kept.")
 def test_a_missing_file_is_named_although_its_day_is_kept(kept):
     gone = next(one for one in kept.table.files("orders") if one.date == str(DATES[0]))
@@ -264,6 +265,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.in_full
 @pytest.mark.promise("What a report has kept is used only if it belongs to the archive and nobody has changed it.")
 def test_what_was_damaged_or_is_foreign_is_computed_again(saved, client, subtests):
     later = [one | {"at": one["at"] + DAY} for one in JournalSample(7, start=MIDNIGHTS[-1]).story(10).events]

@@ -69,6 +69,7 @@ def test_an_interrupted_run_is_continued_file_by_file(spark, server, client, que
     assert backfill(spark, again).published == 0, "whatever is read again, keys suppress what is there"
 
 
+@pytest.mark.in_full
 @pytest.mark.promise("A backfill publishes each row once and continues where it stopped.")
 def test_without_a_key_column_equal_rows_are_as_many_as_they_are(spark, server, client, queue, tmp_path):
     """And of a file that was half done the rest is published, also of one that has grown."""
@@ -95,6 +96,7 @@ def test_without_a_key_column_equal_rows_are_as_many_as_they_are(spark, server, 
     assert payloads(queue) == {"same": 4, "other": 2, "more": 1}
 
 
+@pytest.mark.in_full
 @pytest.mark.promise("A backfill publishes the lines of JSON and text files as they are, byte by byte.")
 def test_lines_are_published_as_they_are(spark, server, client, queue, tmp_path, monkeypatch):
     monkeypatch.setattr(splits, "SPLIT_BYTES", 64)
@@ -176,6 +178,7 @@ SOURCES = [
 ]
 
 
+@pytest.mark.in_full
 def test_columns_in_the_names_of_directories_are_found_however_the_source_is_written(
     spark, server, client, tmp_path, subtests
 ):
@@ -204,6 +207,7 @@ def test_columns_are_found_from_the_directory_that_the_reader_options_say(spark,
     assert [one.tenant for one in queue.peek(10)] == ["acme"]
 
 
+@pytest.mark.in_full
 def test_a_name_may_have_characters_that_mean_something_in_a_url_or_a_pattern(spark, server, client, queue, tmp_path):
     """Such files are read, noted as finished and not read again, and of one that has grown the rest is published."""
     names = ["a b", "c%20d", "e#f", "g?h", "i*j", "k[l]", "m{n}", "ü", "o+p", "plain"]
@@ -246,6 +250,7 @@ def test_a_full_queue_is_waited_for_and_then_named(spark, server, client, queue)
 # Bad input
 
 
+@pytest.mark.in_full
 def test_bad_rows_and_sources_are_one_clear_error_each(spark, server, client, tmp_path):
     given = {"url": server.url, "queue": "orders", "format": "json"}
     with pytest.raises(SelectionError, match=r"the source '.*nowhere' cannot be read: \[PATH_NOT_FOUND\]"):

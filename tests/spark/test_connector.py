@@ -35,6 +35,7 @@ def test_spark_finds_the_format_by_itself_and_filters_without_pushdown(found_by_
     assert [row.payload for row in rows] == ["one", "two"]
 
 
+@pytest.mark.in_full
 def test_a_registered_format_reads_its_tables_with_filters(spark, clean_server, queue):
     register(spark)
     queue.publish_many(json.dumps({"amount": amount}) for amount in range(10))

@@ -152,6 +152,7 @@ def test_a_function_for_each_batch_has_every_message_at_least_once_and_once_by_i
     assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): total}
 
 
+@pytest.mark.in_full
 @pytest.mark.promise("A query continues after its server restarts from the append-only file.")
 def test_the_server_is_killed_and_restarted_from_its_log_under_a_query(spark, start_server, tmp_path):
     """The query's calls wait for it, tasks read again, and the query goes on by itself."""

@@ -118,6 +118,7 @@ def test_a_column_of_the_callers_selects_too_and_one_that_fits_nothing_is_one_cl
 # The archive
 
 
+@pytest.mark.in_full
 @pytest.mark.promise("A replay publishes each selected message once, with its lineage.")
 def test_archived_messages_are_replayed_from_their_payloads(spark, server, client, tmp_path):
     events = write_journal(client, address_of(server), JournalSample(31, payloads=True).story(300))
@@ -186,6 +187,7 @@ def test_what_several_tasks_found_of_a_message_is_put_together(spark, server, cl
             assert (time_of and microseconds(time_of)) == (times[0] if times else None)
 
 
+@pytest.mark.in_full
 def test_files_are_searched_for_an_event_only_if_they_may_have_it(spark, server, client, tmp_path):
     """The least and the greatest event of each file is known: without Spark, which takes half a second."""
     story = JournalSample(34).story(50)

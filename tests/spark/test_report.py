@@ -36,6 +36,7 @@ def test_tasks_count_what_the_driver_counts(spark, kept, monkeypatch):
     assert as_json(found) == alone
 
 
+@pytest.mark.in_full
 def test_the_page_about_the_jobs_does_what_it_says(spark, clean_server, client, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = {}
