@@ -38,14 +38,14 @@ MUTANTS = (
     ),
     Mutant(
         "a lease that ran out by the own clock does not count as lost",
-        f"{SRC}/protocol/lease.py",
+        f"{SRC}/protocol/consume/lease.py",
         "return claim in self._refused or (claim in self._started and self.left(claim) <= 0)",
         "return claim in self._refused",
         ("tests/protocol/test_heartbeat.py", "tests/contract/test_run_leases.py", "tests/contract/test_lease.py"),
     ),
     Mutant(
         "a renewed lease is counted from the reply, not from the request",
-        f"{SRC}/protocol/lease.py",
+        f"{SRC}/protocol/consume/lease.py",
         "lease.renewed(renewed, sent_at)",
         "lease.renewed(renewed, lease.port.now())",
         ("tests/protocol/test_heartbeat.py", "tests/contract/test_heartbeat.py"),
@@ -53,21 +53,21 @@ MUTANTS = (
     # -- envelope
     Mutant(
         "the headers of a message with a tenant are looked for in the wrong place",
-        f"{SRC}/envelope.py",
+        f"{SRC}/stored/envelope.py",
         "start = HEADER_BYTES + (1 + self.stored[HEADER_BYTES] if self.stored[0] & HAS_TENANT else 0)",
         "start = HEADER_BYTES",
         ("tests/contract/test_headers.py",),
     ),
     Mutant(
         "a stored message with an empty payload is taken for foreign bytes",
-        f"{SRC}/envelope.py",
+        f"{SRC}/stored/envelope.py",
         "    return at <= len(stored)\n",
         "    return at < len(stored)\n",
         ("tests/pipeline/test_rows.py",),
     ),
     Mutant(
         "a payload of exactly the allowed size is refused",
-        f"{SRC}/envelope.py",
+        f"{SRC}/stored/envelope.py",
         "if self.max_bytes is not None and len(payload) > self.max_bytes:",
         "if self.max_bytes is not None and len(payload) >= self.max_bytes:",
         ("tests/protocol/test_payload_encoding.py", "tests/contract/test_payload.py"),
@@ -75,21 +75,21 @@ MUTANTS = (
     # -- keys
     Mutant(
         "the tenant and the deduplication key run into each other",
-        f"{SRC}/keys.py",
+        f"{SRC}/stored/keys.py",
         'f"{len(tenant)}:{tenant}:{key}"',
         'f"{tenant}:{key}"',
         ("tests/contract/test_deduplication.py", "tests/contract/test_tenants.py"),
     ),
     Mutant(
         "all partitions of a queue on a cluster share a slot",
-        f"{SRC}/keys.py",
+        f"{SRC}/stored/keys.py",
         "is_tag = len(prefix) > 2 and hash_tag_of(prefix) == prefix[1:-1]",
         "is_tag = False",
         ("tests/topologies/test_partitions.py",),
     ),
     Mutant(
         "an empty pair of braces counts as a hash tag",
-        f"{SRC}/keys.py",
+        f"{SRC}/stored/keys.py",
         "return key[start + 1 : end] if start >= 0 and start + 1 < end else None",
         "return key[start + 1 : end] if start >= 0 and start < end else None",
         ("tests/contract/test_keys.py", "tests/topologies/test_cluster_keys.py"),
@@ -97,21 +97,21 @@ MUTANTS = (
     # -- settle
     Mutant(
         "the chunks of a large batch are requeued in the wrong order",
-        f"{SRC}/protocol/settle.py",
+        f"{SRC}/protocol/consume/settle.py",
         "for some in reversed(list(_chunks(claims))):",
         "for some in _chunks(claims):",
         ("tests/protocol/test_batches.py", "tests/contract/test_batch_settling.py"),
     ),
     Mutant(
         "an ack of a message that was lost counts as done",
-        f"{SRC}/protocol/settle.py",
+        f"{SRC}/protocol/consume/settle.py",
         'return SETTLED if reply == b"1" else _read(reply, 1)',
         "return SETTLED",
         ("tests/contract/test_lease.py", "tests/contract/test_events.py"),
     ),
     Mutant(
         "a retry policy allows one attempt too many",
-        f"{SRC}/protocol/settling.py",
+        f"{SRC}/protocol/consume/settling.py",
         "if policy is not None and policy.tries_again(error, claim.failures + 1):",
         "if policy is not None and policy.tries_again(error, claim.failures):",
         ("tests/contract/test_retry_policy.py", "tests/contract/test_retry.py"),
@@ -119,21 +119,21 @@ MUTANTS = (
     # -- sync
     Mutant(
         "the error that ended a thread of a loop is swallowed",
-        f"{SRC}/sync/loop.py",
+        f"{SRC}/sync/run_loop.py",
         "            self._trouble = self._trouble or error\n",
         "",
         ("tests/contract/test_run_failures.py", "tests/contract/test_run.py"),
     ),
     Mutant(
         "a connection goes back to its pool before its reply was read",
-        f"{SRC}/sync/port.py",
+        f"{SRC}/sync/redis_port.py",
         "            if not answered:\n                connection.disconnect()\n            pool.release(connection)",
         "            pool.release(connection)",
         ("tests/faults/test_hand_packed_path.py", "tests/faults/test_ctrl_c.py"),
     ),
     Mutant(
         "a message whose handler turns out to be async is failed instead of left alone",
-        f"{SRC}/sync/queue.py",
+        f"{SRC}/sync/message_queue.py",
         "                context.leave_alone()\n",
         "",
         ("tests/contract/test_callback.py",),
@@ -141,7 +141,7 @@ MUTANTS = (
     # -- asyncio
     Mutant(
         "submit_many of the async queue loses the headers",
-        f"{SRC}/asyncio/queue.py",
+        f"{SRC}/asyncio/message_queue.py",
         """        return await self._protocol.publisher.submit_many(
             messages,
             tenant=tenant,
@@ -162,7 +162,7 @@ MUTANTS = (
     ),
     Mutant(
         "a loop that is cancelled does not cancel its tasks",
-        f"{SRC}/asyncio/loop.py",
+        f"{SRC}/asyncio/run_loop.py",
         """        except asyncio.CancelledError:
             for worker in workers:
                 worker.cancel()
@@ -175,7 +175,7 @@ MUTANTS = (
     ),
     Mutant(
         "a handler that returns a future is not awaited before its message is acknowledged",
-        f"{SRC}/asyncio/queue.py",
+        f"{SRC}/asyncio/message_queue.py",
         "if inspect.isawaitable(result):",
         "if inspect.iscoroutine(result):",
         ("tests/contract/test_callback.py",),
