@@ -229,6 +229,21 @@ def test_changed_code_is_loaded(worker, queue, tmp_path: Path):
     assert process.returncode == ExitStatus.OK
 
 
+def test_an_edit_before_a_mistaken_process_has_ended_is_loaded(worker, queue, tmp_path: Path):
+    process = worker("handlers:note", "orders", "--reload")
+    said(process, "rmq worker")
+    slow_end = (
+        "import atexit, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\natexit.register(time.sleep, 2)\n"
+    )
+    (tmp_path / "handlers.py").write_text(slow_end + "note = None\n")
+    said(process, "waiting until the file is changed")
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    queue.publish("a")
+    assert until(lambda: handled(tmp_path) == ["a"])
+    stop(process)
+    assert process.returncode == ExitStatus.OK
+
+
 def test_totals_are_kept_when_a_process_crashes(worker, queue, tmp_path):
     """As far as it could report them."""
     queue.publish_many(["a", "b", "c"])

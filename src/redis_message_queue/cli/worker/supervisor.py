@@ -48,6 +48,7 @@ class Child:
     ready: bool = False
     finished: bool = False  # its loop has ended without an error
     reloading: bool = False  # it was told to end because its code has changed
+    has_mistake: bool = False  # its code cannot be used: an edit may mend it
     unread: bytes = b""
     heard_at: float = field(default_factory=time.monotonic)  # when its last report came
     facts: dict[str, Any] = field(default_factory=dict)  # what it reported last
@@ -313,9 +314,9 @@ class Supervisor:
         elif report["status"] == ExitStatus.USAGE and not (self._files is not None and self._is_announced):
             self._mistake = (report["error"], ExitStatus.USAGE)
         else:
-            child.reloading = report["status"] == ExitStatus.USAGE
+            child.has_mistake = report["status"] == ExitStatus.USAGE
             self._say(f"process {child.number}: {report['error']}", "error")
-            if child.reloading:
+            if child.has_mistake and not child.reloading:
                 self._say("waiting until the file is changed", "info")
 
     def _reap_children(self) -> None:
@@ -351,9 +352,10 @@ class Supervisor:
         if child.finished and status == 0 and self._settings.run["until_empty"]:
             return
         if child.reloading:
-            if status != ExitStatus.USAGE:  # a mistake in the code waits for the next change
-                self._start_at[child.number] = 0.0
+            self._start_at[child.number] = 0.0
             return
+        if child.has_mistake:
+            return  # until the next change
         if time.monotonic() - child.started >= _HEALTHY_SECONDS:
             self._crashes[child.number] = 0
         delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** min(self._crashes[child.number], 10))
