@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from redis_message_queue.options.declared import GatewayOptions, QueueOptions
 from redis_message_queue.protocol.consume.claim import Claim, ClaimResult, _read
 from redis_message_queue.protocol.consume.handoff import HandOff, HandOffTarget
-from redis_message_queue.protocol.consume.settle import SettleReason, TerminalList
+from redis_message_queue.protocol.consume.settle import Acks, SettleReason, TerminalKind, TerminalList
 from redis_message_queue.protocol.port import Command, finish
 from redis_message_queue.protocol.publish.sender import OutgoingMessage, Published, chunk_ids
 from redis_message_queue.protocol.queue import QueueProtocol
@@ -45,6 +45,7 @@ from tests.protocol.setup import CLAIMANT, payload_of
 NAME, OTHER = "orders", "refunds"  # a queue, and one that gets what the handlers of the first hand off
 OBJECTS = 2  # queue objects
 KEPT = ("completed", "failed", "dlq")
+KINDS: dict[str, TerminalKind] = {"completed": "completed", "failed": "failed", "dlq": "dead_letters"}
 KEPT_AT_MOST = 3
 MOST = 3  # messages in one call
 LEASE = {"message_visibility_timeout_seconds": 20.0}
@@ -146,8 +147,7 @@ class World:
             calls.release_slot(slot)
 
     def terminal(self, word: str, limit: int | None) -> TerminalList:
-        key = self.keys.dead_letter if word == "dlq" else getattr(self.keys, word)
-        return TerminalList(key, self.keys.records(word), limit)
+        return TerminalList(KINDS[word], limit)
 
     def waiting(self, tenant: str = "") -> list[bytes]:
         """The payloads of what waits, the next one first."""
@@ -188,8 +188,9 @@ class Sequences(RuleBasedStateMachine):
             raise self.world.error
         for word in KEPT:
             kept = self.world.terminal(word, None)
-            records = [json.loads(one) for one in self.world.memory.value(kept.records) or ()]
-            payloads = self.world.memory.value(kept.key) or ()
+            key, records_key = self.world.keys.terminal_lists[kept.kind]
+            records = [json.loads(one) for one in self.world.memory.value(records_key) or ()]
+            payloads = self.world.memory.value(key) or ()
             assert [(one["bytes"], one["sha1"]) for one in records] == [
                 (len(one), hashlib.sha1(one).hexdigest()) for one in payloads
             ]
@@ -284,11 +285,11 @@ class Sequences(RuleBasedStateMachine):
         """Send an ack along with a claim, as a loop does; if that gets no answer, the ack is sent alone."""
         claims = self._some(choice, beside, 1)
         store = self.world.stores[at]
-        ack, attempt = store.settler.attach(claims, None), store.claimer.attempt()
+        (ack,), attempt = store.settler.attach(claims, None), store.claimer.attempt()
 
         def work() -> ClaimResult:
             try:
-                result = finish(store.claimer.claim(attempt, CLAIMANT, 0, 1, ack))
+                result = finish(store.claimer.claim(attempt, CLAIMANT, 0, 1, Acks([ack], None)))
                 if result.claims:
                     attempt.apply("settle")
                 return result

@@ -348,7 +348,7 @@ def test_passing_on_a_wakeup_ends_at_the_limit_of_its_claim(seconds: float):
     """A claim with a time limit must be over then; a lost wake-up costs the others a slice."""
     setup = Setup(retry_budget_seconds=10.0)
     port = setup.port(dict.fromkeys(range(500), REQUEST))
-    claimer, started = setup.store(port).claimer, port.now()
+    claimer, started = setup.store(port).part.claimer, port.now()
     finish(claimer.notify(started + seconds))
     assert port.now() - started <= seconds + 0.01
 

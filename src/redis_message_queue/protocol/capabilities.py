@@ -64,8 +64,12 @@ class Capabilities:
     def require(self, capability: str) -> None:
         """Raise if the gateway lacks this capability."""
         if not getattr(self, capability):
-            what, instead = _ERRORS[capability]
-            raise GatewayContractError(
-                f"{what} is not part of the contract of a custom gateway ({self.gateway}); use {instead}, or give the "
-                "queue client= or a RedisGateway that overrides nothing"
-            )
+            raise self.lacks(capability)
+
+    def lacks(self, capability: str) -> GatewayContractError:
+        """Return the error for a capability that the gateway does not have."""
+        what, instead = _ERRORS[capability]
+        return GatewayContractError(
+            f"{what} is not part of the contract of a custom gateway ({self.gateway}); use {instead}, or give the "
+            "queue client= or a RedisGateway that overrides nothing"
+        )

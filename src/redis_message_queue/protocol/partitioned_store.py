@@ -106,8 +106,8 @@ class PartitionedStore(Store):
             first.options,
             first.decodes,
             first.sender,
-            PartitionedClaimer([one.claimer for one in partitions], [one.calls for one in partitions]),
-            PartitionedSettler([one.settler for one in partitions], [one.calls for one in partitions]),
+            PartitionedClaimer([one.part.claimer for one in partitions], [one.calls for one in partitions]),
+            PartitionedSettler([one.part.settler for one in partitions], [one.calls for one in partitions]),
             PartitionedCapabilities(),
         )
 

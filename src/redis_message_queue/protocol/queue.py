@@ -42,13 +42,12 @@ class QueueProtocol:
         self.port = store.port
         leased = store.options.message_visibility_timeout_seconds is not None
         self.emitter = EventEmitter(options.name, options.on_event, store.port, leased=leased)
-        keys = store.keys
         self.completed = self.failed = None
         if options.enable_completed_queue:
-            self.completed = TerminalList(keys.completed, keys.records("completed"), options.max_completed_length)
+            self.completed = TerminalList("completed", options.max_completed_length)
         if options.enable_failed_queue:
-            self.failed = TerminalList(keys.failed, keys.records("failed"), options.max_failed_length)
-        self.dead_letters = TerminalList(keys.dead_letter, keys.records("dlq"), store.options.max_dead_letter_length)
+            self.failed = TerminalList("failed", options.max_failed_length)
+        self.dead_letters = TerminalList("dead_letters", store.options.max_dead_letter_length)
         self.is_drained = False
         self.gate = DrainGate(store.port.process, options.interrupt)
         self.is_stopped = self.gate.is_stopped  # whether consumers should take no fresh work

@@ -252,6 +252,15 @@ class QueueKeys:
         words = {self.completed: "completed", self.failed: "failed", self.dead_letter: "dlq"}
         return self._sibling("records", words.get(list, list))
 
+    @property
+    def terminal_lists(self) -> dict[str, tuple[str, str]]:
+        """The lists of messages that have ended, by their kinds: the key of each, and that of its records."""
+        return {
+            "completed": (self.completed, self.records("completed")),
+            "failed": (self.failed, self.records("failed")),
+            "dead_letters": (self.dead_letter, self.records("dlq")),
+        }
+
     def deduplication(self, key: str, tenant: str | None = None) -> str:
         """The key that remembers a deduplication key, for messages of this tenant or of none."""
         if tenant is None:

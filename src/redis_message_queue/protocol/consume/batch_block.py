@@ -109,7 +109,8 @@ class BatchBlock:
         settling = self.consumer.settling
         ack = self._unanswered.get(claim)
         if ack is None:
-            ack = self._unanswered[claim] = settling.attach([claim])
+            (ack,) = settling.attach([claim])
+            self._unanswered[claim] = ack
         try:
             settled = await ack.send_alone(settling.cancellations)
         except Exception as trouble:

@@ -17,7 +17,7 @@ from redis_message_queue.stored.scripts import script
 from redis_message_queue.values.errors import RetryBudgetExhaustedError
 
 if TYPE_CHECKING:
-    from redis_message_queue.protocol.consume.settle import PiggybackedAck
+    from redis_message_queue.protocol.consume.settle import Acks, PiggybackedAck
 
 # An idle consumer sends a claim and a BLPOP in each slice: two commands a second. A lost wake-up costs one slice.
 _SLICE_SECONDS = 1.0
@@ -258,7 +258,7 @@ class Claimer:
         claimant: Claimant,
         wait_seconds: float,
         count: int = 1,
-        piggyback: PiggybackedAck | None = None,
+        acks: Acks | None = None,
         limit: float | None = None,
     ) -> ClaimResult:
         """Claim up to ``count`` messages, and wait for the first if there is none. The result may be empty.
@@ -280,9 +280,8 @@ class Claimer:
             attempt.call = slot.next_call()
             attempt.apply("send")
             request = (attempt.call, count, slice_us, origin)
-            result = await self.exchange(
-                attempt, request, claimant, piggyback, deadline if wait_seconds else None, limit
-            )
+            ack = None if acks is None else acks.parts[0]
+            result = await self.exchange(attempt, request, claimant, ack, deadline if wait_seconds else None, limit)
             if result.unconfirmed:
                 return result
             attempt.apply("receive" if result.claims else "receive_nothing")
@@ -293,9 +292,9 @@ class Claimer:
                 continue
             if left <= 0 or claimant.is_stopped():
                 break
-            if piggyback is not None and piggyback.is_answered:
-                await piggyback.confirmed()
-                piggyback = None
+            if acks is not None and acks.is_answered:
+                await acks.confirmed()
+                acks = None
             origin = WOKEN if result.wake_after is None else TIMER_OWNER
             owns_timer = result.wake_after is not None
             pause = min(left, self.slice_seconds if result.wake_after is None else result.wake_after)

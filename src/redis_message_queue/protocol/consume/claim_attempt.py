@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -76,6 +76,17 @@ class ClaimAttempt:
         if after is None:
             raise IllegalTransitionError(f"a claim attempt that is {self.state} cannot {transition}")
         self.state = after
+
+
+class Unconfirmed(Protocol):
+    """The unconfirmed claims of a queue: how many there are, and what a consumer does that stops to recover them."""
+
+    @property
+    def attempts(self) -> list[ClaimAttempt]: ...
+
+    def __len__(self) -> int: ...
+
+    def leave_to_others(self, consumer: object) -> None: ...
 
 
 class UnconfirmedClaims:

@@ -10,7 +10,7 @@ from redis_message_queue.protocol.consume.claim import PATIENCE_SECONDS, Claim, 
 from redis_message_queue.protocol.consume.claim_attempt import IDLE, ClaimAttempt
 from redis_message_queue.protocol.consume.holding import Holding
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
-from redis_message_queue.protocol.consume.settle import PiggybackedAck, SettleReason
+from redis_message_queue.protocol.consume.settle import Acks, SettleReason
 from redis_message_queue.protocol.consume.settling import Settling
 from redis_message_queue.protocol.port import unwrap
 from redis_message_queue.stored.codecs import Codec, decode_with
@@ -43,11 +43,9 @@ class Consumer(Claimant):
     )
 
     def __init__(self, queue: QueueProtocol, *, keeps_failures: bool = False, in_loop: bool = False) -> None:
+        super().__init__(queue.options.name)
         self.queue = queue
-        self.queue_name = queue.options.name
         self.has_time_limit = not in_loop  # nobody waits for a loop to end
-        self.has_one_attempt = self.needs_certainty = False
-        self.wait_ends_at = None
         self.watch: Callable[[int], bool] | None = None  # how a loop finds out when a partition answers again
         self.is_ended = False  # the loop that it works for has ended
         self.holding = Holding(queue)
@@ -64,8 +62,8 @@ class Consumer(Claimant):
 
     # -- claiming
 
-    async def claim(self, count: int, wait_seconds: float, ack: PiggybackedAck | None = None) -> list[ClaimedPayload]:
-        """Claim up to ``count`` messages that can be read, and send an ack along; others go to the dead letters.
+    async def claim(self, count: int, wait_seconds: float, acks: Acks | None = None) -> list[ClaimedPayload]:
+        """Claim up to ``count`` messages that can be read, and send acks along; others go to the dead letters.
 
         The messages can be recovered until their attempt is handed over.
         """
@@ -86,7 +84,7 @@ class Consumer(Claimant):
                         left = max(0.0, wait_seconds - (queue.port.now() - began))
                     if result is None:
                         self.attempt = claimer.attempt()
-                        result = await claimer.claim(self.attempt, self, left, count, ack, limit)
+                        result = await claimer.claim(self.attempt, self, left, count, acks, limit)
                         if result.again and not result.claims:  # a claim before this one can be recovered now
                             self.release()
                             left = max(0.0, wait_seconds - (queue.port.now() - began))

@@ -16,24 +16,24 @@ from redis_message_queue.protocol.consume.claim import (
     Claimer,
     ClaimResult,
 )
-from redis_message_queue.protocol.consume.claim_attempt import UNCONFIRMED, ClaimAttempt, UnconfirmedClaims
+from redis_message_queue.protocol.consume.claim_attempt import IDLE, UNCONFIRMED, ClaimAttempt, UnconfirmedClaims
 from redis_message_queue.values.errors import RetryBudgetExhaustedError
 
 if TYPE_CHECKING:
-    from redis_message_queue.protocol.consume.partitioned_settler import PartitionedAck
+    from redis_message_queue.protocol.consume.settle import Acks
 
 _LOOK_SECONDS = 0.5  # how long a loop waits at the most before it looks again at a partition that was away
 _FIRST_REST_SECONDS = 0.1  # how long a partition that failed is left alone at first, while others answer
 
 
-class PartitionedUnconfirmed(UnconfirmedClaims):
+class PartitionedUnconfirmed:
     """The unconfirmed claims of all partitions; each of them keeps its own."""
 
     def __init__(self, parts: Sequence[UnconfirmedClaims]) -> None:
         self._parts = parts
 
     @property
-    def attempts(self) -> list[ClaimAttempt]:  # type: ignore[override]  # nobody but the parts changes them
+    def attempts(self) -> list[ClaimAttempt]:
         return [attempt for part in self._parts for attempt in part.attempts]
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class _Visit(Claimant):
         await cast(Any, self._claimant).queue.scheduler.parts[self._number].publish_due(limit)
 
 
-class PartitionedClaimer(Claimer):
+class PartitionedClaimer:
     """Claims for all consumers of one queue object, with the claimer of each partition.
 
     A claim takes from one partition. The next one begins with the next partition, whatever the others have, so each is
@@ -155,7 +155,7 @@ class PartitionedClaimer(Claimer):
         claimant: Claimant,
         wait_seconds: float,
         count: int = 1,
-        piggyback: Any = None,
+        acks: Acks | None = None,
         limit: float | None = None,
     ) -> ClaimResult:
         """Claim up to ``count`` messages of one partition, and wait for the first if no partition has any."""
@@ -163,7 +163,7 @@ class PartitionedClaimer(Claimer):
         left, deadline = wait_seconds, port.now() + wait_seconds
         if limit is None and claimant.has_time_limit:
             limit, claimant.wait_ends_at = self.limit(deadline), port.now() + max(wait_seconds, PATIENCE_SECONDS)
-        round = _Round(self, attempt, claimant, count, cast("PartitionedAck | None", piggyback), limit)
+        round = _Round(self, attempt, claimant, count, acks, limit)
         round.deadline = deadline if wait_seconds else None
         first, woken = self._number_of(attempt), list[int]()
         while not claimant.is_stopped():
@@ -308,7 +308,7 @@ class _Round:
         attempt: ClaimAttempt,
         claimant: Claimant,
         count: int,
-        acks: PartitionedAck | None,
+        acks: Acks | None,
         limit: float | None,
     ) -> None:
         self._claimer = claimer
@@ -400,7 +400,7 @@ class _Round:
 
     def _attempt_in(self, number: int) -> ClaimAttempt:
         """An attempt in this partition; the consumer knows it before anything is sent."""
-        if self._claimer._number_of(self._attempt) != number or self._attempt.state != "idle":
+        if self._claimer._number_of(self._attempt) != number or self._attempt.state is not IDLE:
             self._claimer.release(self._attempt, self.claimant)
             self._attempt = self._claimer._claimers[number].attempt()
             cast(Any, self.claimant).attempt = self._attempt

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from redis_message_queue.protocol.calls import Calls, never_stop
@@ -50,66 +50,12 @@ def _reason_of(reason: SettleReason | None, places: Sequence[int]) -> SettleReas
     return replace(reason, handled=[reason.handled[at] for place in places for at in (2 * place, 2 * place + 1)])
 
 
-@dataclass(slots=True, eq=False)
-class PartitionedAck:
-    """Acknowledgements for messages of several partitions: an ordinary one for each. Used as a `PiggybackedAck` is."""
-
-    claims: Sequence[Claim]
-    parts: Sequence[tuple[Sequence[int], PiggybackedAck]]
-    shares_server: bool  # whether all partitions are on one server
-    on_confirmed: Callable[[PartitionedAck], Awaitable[None]] | None = None
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether there is an answer or an error for each."""
-        return all(ack.is_answered for _, ack in self.parts)
-
-    def split(self) -> Sequence[PiggybackedAck]:
-        """The ack of each partition."""
-        return [ack for _, ack in self.parts]
-
-    def part_for(self, partition: int) -> PiggybackedAck | None:
-        """An ack that was not sent yet, to go with a claim of this partition: its own, which that claim must see.
-
-        On one server it may also be another one's. On a cluster the claim must not wait for another node.
-        """
-        left = [ack for _, ack in self.parts if not ack.is_answered]
-        own = (ack for ack in left if ack.partition == partition)
-        return next(own, left[0] if left and self.shares_server else None)
-
-    async def confirmed(self) -> None:
-        """Pass the answers to the consumer that made it, once."""
-        on_confirmed, self.on_confirmed = self.on_confirmed, None
-        if on_confirmed is not None:
-            await on_confirmed(self)
-
-    async def send_alone(self, cancellations: Cancellations) -> Settled:
-        """Send those that were not answered together with a claim."""
-        return _merge([(places, await ack.send_alone(cancellations)) for places, ack in self.parts])
-
-    def close(self) -> None:
-        """Release the slots: they are not sent again."""
-        for _, ack in self.parts:
-            ack.close()
-
-
-class PartitionedSettler(Settler):
+class PartitionedSettler:
     """Settles and renews what a consumer of several partitions holds, with the settler of each partition."""
 
     def __init__(self, settlers: Sequence[Settler], calls: Sequence[Calls]) -> None:
         self._settlers = tuple(settlers)
         self._calls_of = tuple(calls)
-        self._keys = tuple(one.keys for one in calls)
-
-    def _list_in(self, number: int, terminal_list: TerminalList | None) -> TerminalList | None:
-        """The list of the same kind in another partition than the first."""
-        if terminal_list is None or number == 0:
-            return terminal_list
-        first, own = self._keys[0], self._keys[number]
-        key = {first.completed: own.completed, first.failed: own.failed, first.dead_letter: own.dead_letter}[
-            terminal_list.key
-        ]
-        return replace(terminal_list, key=key, records=own.records(key))
 
     async def settle(
         self,
@@ -120,21 +66,21 @@ class PartitionedSettler(Settler):
     ) -> Settled:
         parts = []
         for number, places, some in by_partition(claims):
-            kept, why = self._list_in(number, terminal_list), _reason_of(reason, places)
-            parts.append((places, await self._settlers[number].settle(some, kept, why, cancellations)))
+            why = _reason_of(reason, places)
+            parts.append((places, await self._settlers[number].settle(some, terminal_list, why, cancellations)))
         return _merge(parts)
 
     async def ack_plain(self, claim: Claim, cancellations: Cancellations) -> Settled:
         return await self._settlers[claim.partition].ack_plain(claim, cancellations)
 
-    def attach(  # type: ignore[override]  # used in the same way, without being one
+    def attach(
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
-    ) -> PartitionedAck:
-        parts = []
-        for number, places, some in by_partition(claims):
-            kept, why = self._list_in(number, terminal_list), _reason_of(reason, places)
-            parts.append((places, self._settlers[number].attach(some, kept, why)))
-        return PartitionedAck(claims, parts, not self._calls_of[0].port.is_cluster)
+    ) -> list[PiggybackedAck]:
+        return [
+            ack
+            for number, places, some in by_partition(claims)
+            for ack in self._settlers[number].attach(some, terminal_list, _reason_of(reason, places))
+        ]
 
     async def retry_later(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from redis_message_queue.process.identity import labelled
 from redis_message_queue.protocol.calls import Calls, ReplySlot, never_stop
@@ -17,13 +17,16 @@ from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.values.plain_values import error_text
 
 
+TerminalKind = Literal["completed", "failed", "dead_letters", "other"]
+
+
 @dataclass(frozen=True, slots=True)
 class TerminalList:
-    """The list that a payload goes to, the list of records beside it, and their longest length (None: any)."""
+    """A list for messages that have ended. Each part of a queue has one of each kind, with records beside it."""
 
-    key: str
-    records: str
-    limit: int | None
+    kind: TerminalKind
+    limit: int | None  # its longest length; None: any
+    other: tuple[str, str] = ("", "")  # the keys of a list that a gateway was told to move a message to
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,6 @@ class PiggybackedAck:
     plain: tuple[bytes, bytes] | None = None  # its number and its token, if it is the usual ack of one message
     settled: Settled | None = None  # what Redis answered
     failed: Exception | None = None  # why there is no answer
-    on_confirmed: Callable[[PiggybackedAck], Awaitable[None]] | None = None
 
     @property
     def is_answered(self) -> bool:
@@ -94,10 +96,6 @@ class PiggybackedAck:
     def partition(self) -> int:
         """Where its messages came from."""
         return self.claims[0].partition
-
-    def split(self) -> Sequence[PiggybackedAck]:
-        """The ack of each partition."""
-        return (self,)
 
     def joined_with(self, slot: ReplySlot, call: bytes, nonce: bytes) -> Call | None:
         """One call for this ack and for the usual claim on another slot of the same queue; None if it is not usual.
@@ -115,12 +113,6 @@ class PiggybackedAck:
         else:
             self.settled = _read(reply, len(self.claims))
 
-    async def confirmed(self) -> None:
-        """Pass the answer to the consumer that made it, once."""
-        on_confirmed, self.on_confirmed = self.on_confirmed, None
-        if on_confirmed is not None:
-            await on_confirmed(self)
-
     async def send_alone(self, cancellations: Cancellations) -> Settled:
         """Send it alone, unless it was answered together with a claim. Cancellations are noted and do not stop it."""
         if self.settled is None:
@@ -134,6 +126,39 @@ class PiggybackedAck:
         self.calls.release_slot(self.slot)
 
 
+@dataclass(slots=True, eq=False)
+class Acks:
+    """The acknowledgements that are sent with the next claim: one for each part that the messages came from."""
+
+    parts: Sequence[PiggybackedAck]
+    on_confirmed: Callable[[Sequence[PiggybackedAck]], Awaitable[None]] | None
+
+    @property
+    def shares_server(self) -> bool:
+        """Whether all parts are on one server."""
+        return not self.parts[0].calls.port.is_cluster
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether there is an answer or an error for each."""
+        return all(ack.is_answered for ack in self.parts)
+
+    def part_for(self, partition: int) -> PiggybackedAck | None:
+        """An ack that was not sent yet, to go with a claim of this partition: its own, which that claim must see.
+
+        On one server it may also be another one's. On a cluster the claim must not wait for another node.
+        """
+        left = [ack for ack in self.parts if not ack.is_answered]
+        own = (ack for ack in left if ack.partition == partition)
+        return next(own, left[0] if left and self.shares_server else None)
+
+    async def confirmed(self) -> None:
+        """Pass the answers to the consumer that made it, once."""
+        on_confirmed, self.on_confirmed = self.on_confirmed, None
+        if on_confirmed is not None:
+            await on_confirmed(self.parts)
+
+
 class Settler:
     """Settles and renews what a consumer of this queue object holds."""
 
@@ -141,6 +166,7 @@ class Settler:
         self._calls = calls
         lease_us = int((calls.options.message_visibility_timeout_seconds or 0) * 1_000_000)
         keys, renew = calls.keys, calls.script("renew")
+        self._lists = keys.terminal_lists
         prefixes = (keys.tenant_pending(""), keys.expired(""))
         self._renew = Command(renew, script_keys(keys, renew.keys), (lease_us, *prefixes))
 
@@ -188,15 +214,15 @@ class Settler:
 
     def attach(
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
-    ) -> PiggybackedAck:
-        """The same for at most a thousand messages, to be sent together with a claim."""
+    ) -> Sequence[PiggybackedAck]:
+        """The same for at most a thousand messages, to be sent together with a claim; an ack for each part."""
         slot = self._calls.acquire_slot()
         extra_keys, details = self._details(claims, terminal_list, reason)
         number, tokens = slot.next_call(), _tokens(claims)
         call = (slot.settle, extra_keys, (*details, number, tokens))
         is_usual = len(claims) == 1 and claims[0].is_plain and claims[0].envelope.stored[0] == PLAIN_FLAGS
         plain = (number, tokens) if is_usual and terminal_list is None and reason is None else None
-        return PiggybackedAck(claims, call, self._calls, slot, plain)
+        return (PiggybackedAck(claims, call, self._calls, slot, plain),)
 
     def _details(
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None
@@ -205,7 +231,7 @@ class Settler:
         if terminal_list is None:
             is_plain = reason is None or (reason.event is None and not reason.handled)
             return (), _KEEPS_NOTHING if reason is None or is_plain else (0, reason.as_json())
-        extra_keys, limit = (terminal_list.key, terminal_list.records), terminal_list.limit or 0
+        extra_keys, limit = self._lists.get(terminal_list.kind, terminal_list.other), terminal_list.limit or 0
         if reason is None:
             return extra_keys, (limit, "{}")
         # Whoever looks for the cause of a failure wants to know where; a success needs no more bytes.

@@ -84,8 +84,8 @@ class Settling:
         if settled is not SETTLED or queue.emitter.wanted:
             await self.acknowledged(claims, settled)
 
-    def attach(self, claims: Sequence[Claim]) -> PiggybackedAck:
-        """An ack that can be sent with a claim, or again if its answer did not come."""
+    def attach(self, claims: Sequence[Claim]) -> Sequence[PiggybackedAck]:
+        """Acks that can be sent with a claim, or again if their answers did not come; one for each part."""
         queue = self._queue
         handled = self._handled(claims)
         reason = None if queue.completed is None and not handled else self._completed(claims, handled)

@@ -13,19 +13,19 @@ from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.process.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.protocol.calls import never_stop
 from redis_message_queue.protocol.capabilities import Capabilities
-from redis_message_queue.protocol.consume.claim import Claim, Claimant, Claimer, ClaimResult
-from redis_message_queue.protocol.consume.claim_attempt import IDLE, ClaimAttempt, UnconfirmedClaims
+from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimResult
+from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt, UnconfirmedClaims
 from redis_message_queue.protocol.consume.settle import (
+    Acks,
     Cancellations,
     PiggybackedAck,
     Settled,
-    Settler,
     SettleReason,
     TerminalList,
 )
 from redis_message_queue.protocol.port import Answer, Runtime
 from redis_message_queue.protocol.publish.confirm import Sent
-from redis_message_queue.protocol.publish.sender import OutgoingMessage, Published, Sender
+from redis_message_queue.protocol.publish.sender import OutgoingMessage, Published
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.envelope import Envelope
@@ -79,16 +79,10 @@ class CustomGatewayClaim(Claim):
         return self.stored
 
 
-class CustomGatewayAttempt(ClaimAttempt):
-    """An attempt without a reply slot: it stays idle, and nothing can be recovered later."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        self.state = IDLE
+_NO_SLOT: Any = None  # an attempt has no reply slot here: it stays idle, and nothing can be recovered later
 
 
-class CustomGatewaySender(Sender):
+class CustomGatewaySender:
     """Publishes through `publish_message` and `add_message`, which take one message without any details."""
 
     def __init__(self, gateway: Any, runtime: Runtime, keys: QueueKeys, capabilities: Capabilities) -> None:
@@ -96,7 +90,10 @@ class CustomGatewaySender(Sender):
         self._runtime = runtime
         self._keys = keys
         self._capabilities = capabilities
-        self.needs_one_call = False
+
+    @property
+    def direct(self) -> None:
+        return None
 
     async def send(
         self,
@@ -119,11 +116,13 @@ class CustomGatewaySender(Sender):
         return replace(context.published or Published([]), accepted=[accepted])
 
     def find_sent(self, error: PublishNotConfirmedError, payloads: list[bytes]) -> Sent:
-        self._capabilities.require("repeats")
-        return super().find_sent(error, payloads)
+        raise self._capabilities.lacks("repeats")
+
+    async def send_again(self, sent: Sent) -> Published:
+        raise self._capabilities.lacks("repeats")
 
 
-class CustomGatewayClaimer(Claimer):
+class CustomGatewayClaimer:
     """Claims through `wait_for_message_and_move`, which waits as long as the gateway likes."""
 
     def __init__(self, gateway: Any, runtime: Runtime, keys: QueueKeys, *, leased: bool) -> None:
@@ -134,8 +133,11 @@ class CustomGatewayClaimer(Claimer):
         # It stays empty: a custom gateway itself recovers claims whose reply was lost.
         self.unconfirmed = UnconfirmedClaims(lambda slot: True, runtime.lock())
 
+    def is_silent(self) -> bool:
+        return False
+
     def attempt(self) -> ClaimAttempt:
-        return CustomGatewayAttempt()
+        return ClaimAttempt(_NO_SLOT)
 
     def offer(self, attempt: ClaimAttempt) -> None:
         return
@@ -146,13 +148,16 @@ class CustomGatewayClaimer(Claimer):
     def limit(self, deadline: float) -> float:
         return deadline
 
+    async def recover(self, claimant: Claimant, limit: float | None = None) -> None:
+        return None
+
     async def claim(
         self,
         attempt: ClaimAttempt,
         claimant: Claimant,
         wait_seconds: float,
         count: int = 1,
-        piggyback: PiggybackedAck | None = None,
+        acks: Acks | None = None,
         limit: float | None = None,
     ) -> ClaimResult:
         if claimant.is_stopped():
@@ -189,13 +194,14 @@ class CustomGatewayClaimer(Claimer):
         return CustomGatewayClaim(self._runtime.new_id(), stored, token, self._runtime.now())
 
 
-class CustomGatewaySettler(Settler):
+class CustomGatewaySettler:
     """Settles through `move_message`, `remove_message` and `trim_queue`; renews through `renew_message_lease`."""
 
-    def __init__(self, gateway: Any, runtime: Runtime, keys: QueueKeys) -> None:
+    def __init__(self, gateway: Any, runtime: Runtime, keys: QueueKeys, capabilities: Capabilities) -> None:
         self._gateway = gateway
         self._runtime = runtime
         self._keys = keys
+        self._capabilities = capabilities
 
     async def settle(
         self,
@@ -213,14 +219,13 @@ class CustomGatewaySettler(Settler):
             answer = await self._runtime.call_user_shielded(noted, remove, processing, stored)
             return Settled([_true_or_false(answer, gateway, "remove_message")])
         move = partial(gateway.move_message, lease_token=claim.lease_token)
-        answer = await self._runtime.call_user_shielded(noted, move, processing, terminal_list.key, stored)
+        key, _ = self._keys.terminal_lists[terminal_list.kind]
+        answer = await self._runtime.call_user_shielded(noted, move, processing, key, stored)
         if not _true_or_false(answer, gateway, "move_message"):
             return Settled([False])
         if terminal_list.limit is None:
             return Settled([True])
-        trimmed = await self._runtime.call_user_shielded(
-            noted, gateway.trim_queue, terminal_list.key, terminal_list.limit
-        )
+        trimmed = await self._runtime.call_user_shielded(noted, gateway.trim_queue, key, terminal_list.limit)
         return Settled([True], trim_error=None if trimmed.error is None else repr(trimmed.error))
 
     async def renew(
@@ -231,6 +236,34 @@ class CustomGatewaySettler(Settler):
         renew = partial(self._gateway.renew_message_lease, is_interrupted=_DeliveryEnd(is_over))
         answer = await self._runtime.call_user(renew, self._keys.processing, claim.stored, claim.lease_token)
         return [_true_or_false(answer, self._gateway, "renew_message_lease")]
+
+    async def ack_plain(self, claim: Claim, cancellations: Cancellations) -> Settled:
+        return await self.settle([claim], None, cancellations=cancellations)
+
+    def attach(
+        self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
+    ) -> Sequence[PiggybackedAck]:
+        raise self._capabilities.lacks("batches")
+
+    async def retry_later(
+        self,
+        claim: Claim,
+        delay_seconds: float,
+        error: Exception,
+        cancellations: Cancellations | None = None,
+        handled: Sequence[int] = (),
+    ) -> bool:
+        raise self._capabilities.lacks("retries")
+
+    async def requeue(
+        self,
+        claims: Sequence[Claim],
+        *,
+        forgiven: bool,
+        cancellations: Cancellations | None = None,
+        budget: float | None = None,
+    ) -> list[bool]:
+        raise self._capabilities.lacks("batches")
 
 
 class _DeliveryEnd(BaseGracefulInterruptHandler):
@@ -253,7 +286,7 @@ class CustomGatewayStore(Store):
             *(runtime, keys, options, False),
             sender=CustomGatewaySender(gateway, runtime, keys, capabilities),
             claimer=CustomGatewayClaimer(gateway, runtime, keys, leased=leased),
-            settler=CustomGatewaySettler(gateway, runtime, keys),
+            settler=CustomGatewaySettler(gateway, runtime, keys, capabilities),
             capabilities=capabilities,
         )
 

@@ -92,8 +92,7 @@ class Operations:
             try:
                 stored = claim.read(decode=store.decodes)
             except UnicodeDecodeError:
-                limit = self._options.max_dead_letter_length
-                dead_letters = TerminalList(store.keys.dead_letter, store.keys.records("dlq"), limit)
+                dead_letters = TerminalList("dead_letters", self._options.max_dead_letter_length)
                 await store.settler.settle([claim], dead_letters, SettleReason("undecodable", event="dead"))
                 continue
             token = claim.lease_token or ""
@@ -132,8 +131,8 @@ class Operations:
 
     async def move_message(self, from_queue: str, to_queue: str, message: str | bytes, lease_token: str | None) -> bool:
         from_queue, to_queue = _key("from_queue", from_queue), _key("to_queue", to_queue)
-        records = self._siblings(from_queue).records(to_queue)
-        return await self._settle(from_queue, message, lease_token, TerminalList(to_queue, records, None))
+        there = (to_queue, self._siblings(from_queue).records(to_queue))
+        return await self._settle(from_queue, message, lease_token, TerminalList("other", None, there))
 
     async def remove_message(self, queue: str, message: str | bytes, lease_token: str | None) -> bool:
         return await self._settle(_key("queue", queue), message, lease_token, None)

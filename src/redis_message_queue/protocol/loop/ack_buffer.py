@@ -9,7 +9,7 @@ from typing import Any
 
 from redis_message_queue.protocol.consume.claim import Claim
 from redis_message_queue.protocol.consume.consumer import Consumer
-from redis_message_queue.protocol.consume.settle import PiggybackedAck
+from redis_message_queue.protocol.consume.settle import Acks, PiggybackedAck
 from redis_message_queue.protocol.loop.late_settlements import LateSettlements
 from redis_message_queue.protocol.loop.run_options import RunSummary
 from redis_message_queue.stored.bounds import MAX_MESSAGES
@@ -74,8 +74,8 @@ class AckBuffer:
         with self._lock:
             return None if self._on_their_way else self._sent_alone
 
-    def attach(self) -> PiggybackedAck | None:
-        """One ack for all of them, or for the first thousand; None if there are none."""
+    def attach(self) -> Acks | None:
+        """The acks of all of them, or of the first thousand; None if there are none."""
         with self._lock:
             claims, self._claims = self._claims[:MAX_MESSAGES], self._claims[MAX_MESSAGES:]
             self._on_their_way += bool(claims)
@@ -83,37 +83,37 @@ class AckBuffer:
             return None
         # First, so that a heartbeat in between does not take them for lost.
         self._consumer.holding.lease_for([]).release(claims)
-        ack = self._consumer.settling.attach(claims)
+        acks = self._consumer.settling.attach(claims)
         with self._lock:
-            self._on_their_way += len(ack.split()) - 1
-        ack.on_confirmed = self._confirmed
-        return ack
+            self._on_their_way += len(acks) - 1
+        return Acks(acks, self._confirmed)
 
     async def flush(self) -> None:
         """Acknowledge all of them now."""
         if self._consumer.holding.is_forked:
             return
-        while (ack := self.attach()) is not None:
-            await ack.confirmed()
+        while (acks := self.attach()) is not None:
+            await acks.confirmed()
 
     async def flush_late(self, cancellations: list[BaseException]) -> None:
         """Acknowledge what has waited too long, beside the handlers."""
-        while self.is_late and (ack := self.attach()) is not None:
-            await self._confirm(ack, cancellations)
+        while self.is_late and (acks := self.attach()) is not None:
+            await self._confirm(acks.parts, cancellations)
 
-    async def _confirmed(self, ack: PiggybackedAck) -> None:
-        """A claim has brought the answer, or ended without it; a cancellation is raised when the ack is done."""
+    async def _confirmed(self, acks: Sequence[PiggybackedAck]) -> None:
+        """A claim has brought the answers, or ended without; a cancellation is raised when the acks are done."""
         settling = self._consumer.settling
-        await self._confirm(ack, settling.cancellations)
+        await self._confirm(acks, settling.cancellations)
         settling.raise_if_cancelled()
 
-    async def _confirm(self, ack: PiggybackedAck, cancellations: list[BaseException]) -> None:
-        """Report what came of an ack. Where no claim has brought an answer, it is sent by itself."""
-        self._consumer.holding.end_work_on(ack.claims)
+    async def _confirm(self, acks: Sequence[PiggybackedAck], cancellations: list[BaseException]) -> None:
+        """Report what came of the acks. Where no claim has brought an answer, they are sent by themselves."""
+        for ack in acks:
+            self._consumer.holding.end_work_on(ack.claims)
         refusals: list[CleanupFailedError] = []
-        for part in ack.split():
+        for ack in acks:
             try:
-                await self._late.settle(part.partition, self._deliver(part, cancellations))
+                await self._late.settle(ack.partition, self._deliver(ack, cancellations))
             except CleanupFailedError as error:
                 refusals.append(error)
         if refusals:

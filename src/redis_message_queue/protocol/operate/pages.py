@@ -65,11 +65,7 @@ class PageReader:
         self.keys = keys = calls.keys
         # Whether it is known that there are no partitions: one that reads the first alone would tell half of the truth.
         self._is_checked = calls.partitions > 1  # these are checked as a whole
-        self.lists = {  # the list of payloads, and the list of their records
-            "completed": (keys.completed, keys.records("completed")),
-            "failed": (keys.failed, keys.records("failed")),
-            "dead_letters": (keys.dead_letter, keys.records("dlq")),
-        }
+        self.lists = keys.terminal_lists
 
     async def send(self, *commands: tuple[Argument, ...]) -> list[Any]:
         """Return the replies to plain commands, which are sent together."""

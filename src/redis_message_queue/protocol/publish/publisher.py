@@ -63,11 +63,11 @@ class Publisher:
     ) -> bool:
         """Add a message to the queue. Returns True, or False if deduplication suppressed it."""
         gate, store, emitter = self._gate, self._store, self._emitter
-        entry, sender = gate.enter(), store.sender
+        entry, sender = gate.enter(), store.sender.direct
         try:
             if gate.is_shut:
                 gate.refuse_if_shut()
-            if repeat_of is not None or not sender.needs_one_call:
+            if repeat_of is not None or sender is None:
                 (accepted,) = await self._publish_chunks([message], tenant, delay_seconds, at, repeat_of, [], given)
                 return accepted
             is_bare = tenant is None and delay_seconds is None and at is None and given is None

@@ -57,8 +57,12 @@ class Sender:
         self._blocks = self._limited and options.pending_overload_policy == "block"
         self._window_ms = max(1, int(options.message_deduplication_log_ttl_seconds * 1000))
         self._confirmer = Confirmer(calls)
-        # Whether one script does it: nobody waits for room or for a confirmation.
-        self.needs_one_call = not (self._blocks or self._confirmer.wanted)
+        self._needs_one_call = not (self._blocks or self._confirmer.wanted)
+
+    @property
+    def direct(self) -> Sender | None:
+        """This sender, if one script does it: nobody waits for room or for a confirmation."""
+        return self if self._needs_one_call else None
 
     def choose_for_one(self, slot: ReplySlot, message_id: bytes, one: OutgoingMessage) -> Call:
         """Return the script that can send this message, its extra keys, and its arguments after the call number.
