@@ -12,30 +12,15 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from enum import Enum
-from typing import Any, Final
+from typing import Any
 
 from redis import exceptions
-from redis.credentials import StreamingCredentialProvider
 
-from redis_message_queue.redis_py.simple_reply import INCOMPLETE, INTEGER, NOT_SIMPLE, STRING, read_simple
+from redis_message_queue.redis_py import redis_internals
+from redis_message_queue.redis_py.redis_internals import idle_of, in_use_of, lock_of, reader_of, writer_of
+from redis_message_queue.redis_py.simple_reply import INCOMPLETE, INTEGER, NOT_SIMPLE, NOTHING_SENT, STRING, read_simple
 
-NOT_SENT: Final = object()
-"""Stands for the reply to a command that was not sent: redis-py must send it."""
-
-_NOTHING_SENT = [NOT_SENT]
 _CLOSED = "Connection closed by server."
-_NO_LOCK = asyncio.Lock()  # of the pools of redis-py 6 and 7: nobody acquires it
-
-
-class _State(Enum):
-    """Who gets the bytes that arrive."""
-
-    PASSING = "passing"  # redis-py's streams: nobody waits here, or the reply is not simple
-    COLLECTING = "collecting"  # the exchange that has sent a command
-
-
-_PASSING, _COLLECTING = _State.PASSING, _State.COLLECTING
 
 
 class _Tap(asyncio.Protocol):
@@ -43,16 +28,17 @@ class _Tap(asyncio.Protocol):
 
     def __init__(self, connection: Any, streams: asyncio.BaseProtocol, loop: asyncio.AbstractEventLoop) -> None:
         # The streams that redis-py has now: it makes new ones when it connects again.
-        self.reader, self.writer = connection._reader, connection._writer
+        self.reader, self.writer = reader_of(connection), writer_of(connection)
         self.transport = self.writer.transport
         self.loop = loop
         self.is_over = False  # the server has closed the connection, or it broke
         self._streams: Any = streams
-        self._state = _PASSING
         self._count = 0
         self._parts: list[bytes] = []
         self._size = 0
         self._wanted = 0  # how many bytes there must be before it is worth to look
+        # The exchange that gets the bytes that arrive. The streams get them if there is none, or if the reply is not
+        # simple.
         self._waiter: asyncio.Future[list[Any] | None] | None = None
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
@@ -60,7 +46,7 @@ class _Tap(asyncio.Protocol):
     def send(self, packed: bytes, count: int, deadline: float) -> asyncio.Future[list[Any] | None]:
         """Send commands; the future gets the list of their replies, or None if redis-py has to read them."""
         self._waiter = waiter = self.loop.create_future()
-        self._state, self._count, self._size, self._wanted, self._deadline = _COLLECTING, count, 0, 0, deadline
+        self._count, self._size, self._wanted, self._deadline = count, 0, 0, deadline
         if self._timer is None and deadline != math.inf:
             self._start_timer()
         self.transport.write(packed)
@@ -68,13 +54,13 @@ class _Tap(asyncio.Protocol):
 
     def stop(self) -> None:
         """Nobody waits for the reply any more: its connection is about to be closed."""
-        self._state, self._waiter = _PASSING, None
+        self._waiter = None
         self._parts.clear()
 
     # -- what the transport tells
 
     def data_received(self, data: bytes) -> None:
-        if self._state is _PASSING:
+        if self._waiter is None:
             self._streams.data_received(data)
             return
         self._size += len(data)
@@ -142,12 +128,12 @@ class _Tap(asyncio.Protocol):
             self._streams.data_received(data)
 
     def _end(self, replies: list[Any] | None) -> None:
-        waiter, self._waiter, self._state = self._waiter, None, _PASSING
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(replies)
 
     def _fail(self, error: Exception) -> None:
-        waiter, self._waiter, self._state = self._waiter, None, _PASSING
+        waiter, self._waiter = self._waiter, None
         self._parts.clear()
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
@@ -168,41 +154,26 @@ class _Tap(asyncio.Protocol):
             self._fail(exceptions.TimeoutError("no reply in time"))
 
 
-def _has_unread(connection: Any, tap: _Tap) -> bool:
-    """Return whether bytes, or the end of the connection, wait to be read by redis-py."""
-    if tap.is_over or tap.reader._buffer:
-        return True
-    parser = connection._parser
-    reader = getattr(parser, "_reader", None)
-    return bool(reader.has_data()) if reader is not None else bool(parser._buffer)
-
-
 def _tap_of(connection: Any) -> _Tap | None:
     """Return the tap of a connection, installed at its first use; None if redis-py must do the work."""
-    writer, loop = connection._writer, asyncio.get_running_loop()
+    reader, writer, loop = reader_of(connection), writer_of(connection), asyncio.get_running_loop()
     known: _Tap | None = connection.__dict__.get("_rmq_tap")
-    if known is not None and known.writer is writer and known.reader is connection._reader and known.loop is loop:
+    if known is not None and known.writer is writer and known.reader is reader and known.loop is loop:
         return None if known.transport.is_closing() else known
-    if writer is None or connection._reader is None:
-        return None
-    if getattr(connection._reader, "_loop", None) is not loop:
-        return None  # a connection of another event loop: redis-py knows what to do
+    if writer is None or reader is None or redis_internals.loop_of(connection) is not loop:
+        return None  # closed, or a connection of another event loop: redis-py knows what to do
     transport = writer.transport
     if transport.is_closing():
         return None
     streams = transport.get_protocol()
-    parser = getattr(connection, "_parser", None)
-    by_hiredis, by_python = getattr(parser, "_reader", None), getattr(parser, "_buffer", None)
     if (
         type(streams) is not asyncio.StreamReaderProtocol
-        or not isinstance(getattr(connection._reader, "_buffer", None), bytearray)
-        or not (hasattr(by_hiredis, "has_data") or isinstance(by_python, bytes))
-        or connection.health_check_interval
-        or isinstance(getattr(connection, "credential_provider", None), StreamingCredentialProvider)
+        or not redis_internals.has_known_streams(connection)
+        or redis_internals.needs_care(connection)
     ):
         return None
     connection._rmq_tap = tap = _Tap(connection, streams, loop)
-    tap.is_over = connection._reader.at_eof() or connection._reader.exception() is not None
+    tap.is_over = reader.at_eof() or reader.exception() is not None
     transport.set_protocol(tap)
     return tap
 
@@ -210,16 +181,9 @@ def _tap_of(connection: Any) -> _Tap | None:
 class DirectPool:
     """Exchanges commands and replies on the idle connections of an asyncio redis-py pool."""
 
-    @staticmethod
-    def fits(pool: Any) -> bool:
-        """Return whether we know how this pool keeps its connections."""
-        available, in_use = (getattr(pool, name, None) for name in ("_available_connections", "_in_use_connections"))
-        return isinstance(available, list) and isinstance(in_use, set)
-
     def __init__(self, pool: Any) -> None:
         self._pool = pool
-        # Whether redis-py is about to change the lists of the pool (redis-py 8).
-        self._is_locked: Callable[[], bool] = getattr(pool, "_lock", _NO_LOCK).locked
+        self._is_locked: Callable[[], bool] = lock_of(pool).locked  # whether redis-py is about to change the lists
 
     async def exchange(
         self,
@@ -235,27 +199,22 @@ class DirectPool:
         ``nudge``, and waits on. Raises ConnectionError and TimeoutError of redis-py.
         """
         pool = self._pool
-        if not pool._available_connections or self._is_locked() or "get_connection" in pool.__dict__:
-            return _NOTHING_SENT
-        connection = pool._available_connections[-1]
-        tap, about = _tap_of(connection), connection.__dict__
-        if tap is not None and _has_unread(connection, tap):
-            if connection._reader._buffer[:1] != b">":
+        if not idle_of(pool) or self._is_locked() or "get_connection" in pool.__dict__:
+            return NOTHING_SENT
+        connection = idle_of(pool)[-1]
+        tap = _tap_of(connection)
+        if tap is not None and (tap.is_over or redis_internals.has_unread(connection)):
+            if redis_internals.unread_of(connection)[:1] != b">":
                 # A reply that nobody read. If a server could send push messages, redis-py 8 would take it for its own.
                 await connection.disconnect(nowait=True)
             tap = None
-        if (
-            tap is None
-            or about.get("_should_reconnect")  # redis-py 8: its server announced that it moves
-            or "send_packed_command" in about  # somebody watches what is sent
-            or "read_response" in about
-        ):
-            return _NOTHING_SENT
+        if tap is None or redis_internals.is_set_apart(connection):
+            return NOTHING_SENT
         task: Any = asyncio.current_task()
         if task is not None and getattr(task, "_must_cancel", False):
             await asyncio.sleep(0)  # raises the cancellation before anything is sent
-        pool._available_connections.pop()
-        pool._in_use_connections.add(connection)
+        idle_of(pool).pop()
+        in_use_of(pool).add(connection)
         try:
             timeout = connection.socket_timeout
             deadline = until if not timeout else min(until, time.monotonic() + timeout)
@@ -277,17 +236,17 @@ class DirectPool:
         if self._is_locked():
             await self._put(connection)
         else:
-            pool._available_connections.append(connection)
-            pool._in_use_connections.discard(connection)
+            idle_of(pool).append(connection)
+            in_use_of(pool).discard(connection)
         return replies
 
     async def _put(self, connection: Any) -> None:
         pool = self._pool
         if self._is_locked():
             await pool.release(connection)
-        elif connection in pool._in_use_connections:
-            pool._available_connections.append(connection)
-            pool._in_use_connections.discard(connection)
+        elif connection in in_use_of(pool):
+            idle_of(pool).append(connection)
+            in_use_of(pool).discard(connection)
 
     async def _read_by_redis_py(self, connection: Any, count: int, until: float) -> list[Any]:
         """Let redis-py read the replies, and handle push messages as it does."""

@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 import redis.asyncio
 from redis import exceptions
 
-from redis_message_queue.asyncio.direct_pool import NOT_SENT, DirectPool
+from redis_message_queue.asyncio.direct_pool import DirectPool
 from redis_message_queue.asyncio.runtime import AsyncioRuntime
 from redis_message_queue.protocol.port import Argument, Call, Command, innermost_attempt_end
 from redis_message_queue.redis_py import wire
 from redis_message_queue.redis_py.attempt_limits import AttemptLimits
 from redis_message_queue.redis_py.client_port import ClientPort
+from redis_message_queue.redis_py.redis_internals import connections_of, fits, loop_of
+from redis_message_queue.redis_py.simple_reply import NOT_SENT
 from redis_message_queue.values.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -70,13 +72,9 @@ def _no_loop() -> asyncio.AbstractEventLoop | None:
 
 def open_loops(client: Any) -> Iterator[asyncio.AbstractEventLoop]:
     """Yield the loops that the open connections of a client belong to."""
-    if wire.is_cluster(client):
-        held = [getattr(node, "_connections", ()) for node in client.get_nodes()]
-    else:
-        pool = getattr(client, "connection_pool", None)
-        held = [getattr(pool, name, ()) for name in ("_available_connections", "_in_use_connections")]
-    for connection in [each for connections in held for each in connections]:
-        loop = getattr(getattr(connection, "_reader", None), "_loop", None)  # it has no reader unless it is open
+    pools = client.get_nodes() if wire.is_cluster(client) else [getattr(client, "connection_pool", None)]
+    for connection in [each for pool in pools for each in connections_of(pool)]:
+        loop = loop_of(connection)
         if loop is not None:
             yield loop
 
@@ -98,7 +96,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         pool = getattr(client, "connection_pool", None)
         # The user's own `Retry` repeats what redis-py does on a connection of its own.
         is_direct = self._packs_by_hand and not client_retries and type(pool) is redis.asyncio.ConnectionPool
-        self._direct = DirectPool(pool) if is_direct and DirectPool.fits(pool) else None
+        self._direct = DirectPool(pool) if is_direct and fits(pool) else None
         self._line = asyncio.Lock()  # of the callers that wait for a connection of a pool that is full
 
     def start_over(self) -> None:
@@ -451,12 +449,13 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
                 try:
                     answers.append(await connection.read_response(disable_decoding=True))
                 except exceptions.ResponseError as error:
-                    answers.append(error)
+                    answers.append(error.with_traceback(None))  # whose frames would hold the connection
 
         try:
             await (self._with_client_retry(connection, attempt) if self._client_retries else attempt())
             return answers
         finally:
+            # The next command would read a reply that is left unread, so such a connection must not go back open.
             if len(answers) < len(packed):
                 await connection.disconnect(nowait=True)
 

@@ -24,6 +24,8 @@ import redis.asyncio.retry
 import redis.connection
 import redis.retry
 
+from redis_message_queue.redis_py.redis_internals import connections_of, errors_of, socket_of
+
 _SHORTEST = 0.001  # seconds: a socket with a timeout of 0 would not block at all
 
 
@@ -79,7 +81,6 @@ class LimitedRetry:
     """Goes before a `Retry` class, sync or async: we retry our commands, not the client."""
 
     plain_class: ClassVar[type]
-    _supported_errors: tuple[type[Exception], ...]
 
     def get_retries(self) -> int:
         """Return how many times a command is retried; the cluster client uses the number and retries itself."""
@@ -104,7 +105,7 @@ class LimitedRetry:
             return self._once_awaited(do, fail, is_retryable, with_failure_count)
         try:
             return do()
-        except self._supported_errors as error:
+        except errors_of(self) as error:
             if is_retryable is None or is_retryable(error):
                 fail(error, 1) if with_failure_count else fail(error)
             raise
@@ -112,7 +113,7 @@ class LimitedRetry:
     async def _once_awaited(self, do: Any, fail: Any, is_retryable: Any, with_failure_count: bool) -> Any:
         try:
             return await do()
-        except self._supported_errors as error:
+        except errors_of(self) as error:
             if is_retryable is None or is_retryable(error):
                 await (fail(error, 1) if with_failure_count else fail(error))
             raise
@@ -139,16 +140,15 @@ class LimitedConnection:
     plain_class: ClassVar[type]
     socket_timeout: float | None
     socket_connect_timeout: float | None
-    _sock: Any
     _own_timeouts: tuple[float | None, float | None] | None = None  # while those above are shortened
 
     def connect(self) -> None:
-        if self._sock is None:  # a pool calls this each time, and redis-py would prepare a retry each time
+        if socket_of(self) is None:  # a pool calls this each time, and redis-py would prepare a retry each time
             super().connect()  # type: ignore[misc]  # of the class that this one goes before
 
     def connect_check_health(self, *arguments: Any, **options: Any) -> None:
         running = running_attempt()
-        if running is None or self._sock is not None:
+        if running is None or socket_of(self) is not None:
             super().connect_check_health(*arguments, **options)  # type: ignore[misc]  # of the class behind this one
             return
         # The new socket is never in a local variable here: a Ctrl-C would lose it.
@@ -170,8 +170,8 @@ class LimitedConnection:
             return
         self.socket_timeout, self.socket_connect_timeout = self._own_timeouts
         self._own_timeouts = None
-        if self._sock is not None:
-            self._sock.settimeout(self.socket_timeout)
+        if socket_of(self) is not None:
+            socket_of(self).settimeout(self.socket_timeout)
 
     def send_packed_command(self, *arguments: Any, **options: Any) -> Any:
         running = running_attempt()
@@ -188,7 +188,7 @@ class LimitedConnection:
             return super().read_response(*arguments, **options)  # type: ignore[misc]
 
     def _ending_in_time(self, running: AttemptLimits) -> contextlib.AbstractContextManager[None]:
-        left, sock = running.seconds_left(), self._sock
+        left, sock = running.seconds_left(), socket_of(self)
         if sock is None or (self.socket_timeout is not None and left >= self.socket_timeout):
             return _NO_LIMIT
         return self._shortened(sock, left)
@@ -199,7 +199,7 @@ class LimitedConnection:
         try:
             yield
         finally:
-            if self._sock is sock:  # else it was closed
+            if socket_of(self) is sock:  # else it was closed
                 sock.settimeout(self.socket_timeout)
 
 
@@ -245,10 +245,9 @@ def limit(client: Any) -> None:
         return
     if settings.get("retry") is not None:
         settings["retry"] = limited_retry(settings["retry"])
-    for held in ("_available_connections", "_in_use_connections", "_connections"):
-        for connection in list(getattr(pool, held, ())):  # made before we got the client
-            if hasattr(connection, "retry"):
-                connection.retry = limited_retry(connection.retry)
+    for connection in connections_of(pool):  # made before we got the client
+        if hasattr(connection, "retry"):
+            connection.retry = limited_retry(connection.retry)
     kind: Any = getattr(pool, "connection_class", None)
     if _is_subclass(kind, redis.connection.AbstractConnection) and not _is_subclass(kind, LimitedConnection):
         pool.connection_class = _before(LimitedConnection, kind)
@@ -263,7 +262,7 @@ def limit_nodes(client: Any) -> None:
         if pool is None or _is_subclass(pool.connection_class, LimitedConnection):
             continue
         limit(node.redis_connection)
-        for connection in [*pool._available_connections, *pool._in_use_connections]:
+        for connection in connections_of(pool):
             if type(connection) is plain_class(pool.connection_class):
                 connection.__class__ = pool.connection_class  # it has opened a socket that we want to keep
 

@@ -6,6 +6,11 @@ from typing import Any, Final
 
 INTEGER, STRING, _NULL = b":$_"  # the first bytes of replies
 
+NOT_SENT: Final = object()
+"""Stands for the reply to a command that was not sent: redis-py must send it."""
+
+NOTHING_SENT: Final = [NOT_SENT]
+
 NOT_SIMPLE: Final = object()
 """A reply of another kind, such as an error, a list or a push message, or the beginning of one."""
 

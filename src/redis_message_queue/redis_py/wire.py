@@ -21,6 +21,7 @@ from redis import exceptions
 from redis_message_queue.protocol.port import Argument, Command, StateMissingError
 from redis_message_queue.redis_py import server_errors
 from redis_message_queue.redis_py.attempt_limits import plain_class
+from redis_message_queue.redis_py.redis_internals import longest_pause_of, socket_of
 from redis_message_queue.stored.scripts import all_scripts
 from redis_message_queue.values.errors import (
     ConfigurationError,
@@ -262,9 +263,9 @@ def readable(connections: list[Any], seconds: float) -> list[Any]:
     """Return the open connections that have something to read, as soon as there is one, or none after this time."""
     with selectors.DefaultSelector() as selector:
         for connection in connections:
-            if connection._sock is None:  # another thread has closed it: reading says so
+            if socket_of(connection) is None:  # another thread has closed it: reading says so
                 return [connection]
-            selector.register(connection._sock, selectors.EVENT_READ, connection)
+            selector.register(socket_of(connection), selectors.EVENT_READ, connection)
         return [key.data for key, _ in selector.select(seconds)]
 
 
@@ -397,13 +398,12 @@ def _client_retries(settings: dict[str, Any], client: Any) -> tuple[int | None, 
         return int(bool(settings.get("retry_on_error") or settings.get("retry_on_timeout"))), 0.0
     if plain_class(type(retry)) not in _KNOWN_RETRIES:
         return None, None
-    retries, backoff = getattr(retry, "_retries", None), getattr(retry, "_backoff", None)
+    retries, longest = retry.get_retries(), longest_pause_of(retry)
     if not isinstance(retries, int) or retries < 0:
         return None, None
-    if not type(backoff).__module__.startswith("redis."):
+    if not _is_number(longest):
         return retries, None if retries else 0.0
-    longest = getattr(backoff, "_cap", getattr(backoff, "_backoff", None))
-    return retries, float(longest) if _is_number(longest) else None
+    return retries, float(longest)
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -440,7 +440,7 @@ def locks_of(client: Any) -> Iterator[Any]:
 
 def is_plain(client: Any, kind: Any, pools: tuple[type, ...], connections: tuple[type, ...]) -> bool:
     """Return whether we may pack commands ourselves: for a pooled client of redis-py that nothing instruments."""
-    if type(client) is not kind or getattr(client, "_single_connection_client", False):
+    if type(client) is not kind:
         return False
     execute = kind.execute_command
     if "execute_command" in vars(client) or hasattr(execute, "__wrapped__"):

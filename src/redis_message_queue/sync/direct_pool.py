@@ -11,28 +11,21 @@ reply that is not simple (an error, a list, a push message) is read by redis-py'
 
 from __future__ import annotations
 
-import io
 import math
-import os
 import select
 import socket
 import time
 import weakref
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
 from os import getpid
-from typing import Any, Final
+from typing import Any
 
 from redis import exceptions
-from redis.credentials import StreamingCredentialProvider
 
-from redis_message_queue.redis_py.simple_reply import INCOMPLETE, INTEGER, NOT_SIMPLE, STRING, read_simple
-
-NOT_SENT: Final = object()
-"""Stands for the reply to a command that was not sent: redis-py must send it."""
-
-_NOTHING_SENT = [NOT_SENT]
+from redis_message_queue.redis_py import redis_internals
+from redis_message_queue.redis_py.redis_internals import idle_of, in_use_of, lock_of, socket_of
+from redis_message_queue.redis_py.simple_reply import INCOMPLETE, INTEGER, NOT_SIMPLE, NOTHING_SENT, STRING, read_simple
 
 _READ_BYTES = 65_536
 _LONGEST_READ = 1_048_576
@@ -41,23 +34,12 @@ _CLOSED_HERE = "the client closed this connection while it was in use"
 _LOOK_AGAIN_SECONDS = 1.0  # longer than a consumer waits at a time, so that it costs nothing
 
 
-class _State(Enum):
-    """How far an exchange has come, which says what may be done with its connection."""
-
-    IDLE = "idle"  # as it was in the pool: it goes back
-    IN_EXCHANGE = "in exchange"  # a part of the command or of its reply may be on the way: it is closed first
-    ANSWERED = "answered"  # every byte of the reply was read: it goes back
-
-
-_IDLE, _IN_EXCHANGE, _ANSWERED = _State.IDLE, _State.IN_EXCHANGE, _State.ANSWERED
-
-
 class _OpenSocket:
     """An open connection that we can use directly."""
 
     __slots__ = ("_connection", "closer", "feed", "has_input", "has_unread", "sock", "waits_forever")
 
-    def __init__(self, connection: Any, sock: socket.socket, parser: _Parser) -> None:
+    def __init__(self, connection: Any, sock: socket.socket, parser: redis_internals.Parser) -> None:
         # The connection holds us. If we held it too, it would not be closed as soon as nobody uses it any more.
         self._connection = weakref.ref(connection)
         # A pool that nobody closed is collected as a cycle, in which the socket may come first and complain.
@@ -176,40 +158,17 @@ def _wait(sock: socket.socket, event: int, until: float) -> None:
             raise exceptions.ConnectionError(_CLOSED_HERE)
 
 
-_Parser = tuple[Callable[[], Any], Callable[[bytes], Any]]
-"""Of redis-py's parser: whether it has unread bytes (which may be lost by asking), and how to give it bytes."""
-
-
-def _parser_of(connection: Any) -> _Parser | None:
-    parser = getattr(connection, "_parser", None)
-    reader: Any = getattr(parser, "_reader", None)
-    if hasattr(reader, "feed") and hasattr(reader, "has_data"):  # hiredis
-        return reader.has_data, reader.feed
-    stream = getattr(getattr(parser, "_buffer", None), "_buffer", None)
-    if not isinstance(stream, io.BytesIO):
-        return None
-
-    def feed(data: bytes) -> None:
-        place = stream.tell()
-        stream.seek(0, os.SEEK_END)
-        stream.write(data)
-        stream.seek(place)
-
-    return partial(stream.read, 1), feed
-
-
 def _open_socket(connection: Any) -> _OpenSocket | None:
     """Return the open socket of a connection, and remember it there; None if redis-py must do the work."""
-    sock = connection._sock
+    sock = socket_of(connection)
     if (
         sock is None
         or type(sock).__module__ != "socket"  # TLS, or a library that replaces sockets
         or sock.gettimeout() == 0
-        or connection.health_check_interval
-        or isinstance(getattr(connection, "credential_provider", None), StreamingCredentialProvider)
+        or redis_internals.needs_care(connection)
     ):
         return None
-    parser = _parser_of(connection)
+    parser = redis_internals.parser_of(connection)
     if parser is None:
         return None
     if (before := connection.__dict__.get("_rmq_open_socket")) is not None:
@@ -224,8 +183,7 @@ class DirectPool:
     @staticmethod
     def fits(pool: Any) -> bool:
         """Return whether we know how this pool keeps its connections, and can watch a socket."""
-        parts = ("_lock", "_available_connections", "_in_use_connections", "pid")
-        return all(hasattr(pool, part) for part in parts) and hasattr(select, "poll")
+        return redis_internals.fits(pool) and hasattr(pool, "pid") and hasattr(select, "poll")
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -246,33 +204,27 @@ class DirectPool:
         """
         pool = self._pool
         if pool.pid != getpid() or "get_connection" in pool.__dict__:  # somebody watches what is sent
-            return _NOTHING_SENT
-        connection, state = None, _IDLE
+            return NOTHING_SENT
+        connection, is_sent = None, False
         try:
-            with pool._lock:
-                idle = pool._available_connections
+            with lock_of(pool):
+                idle = idle_of(pool)
                 if not idle:
-                    return _NOTHING_SENT
+                    return NOTHING_SENT
                 # A Ctrl-C can come after each call. A connection that is in both places does no harm.
                 connection = idle[-1]
-                pool._in_use_connections.add(connection)
+                in_use_of(pool).add(connection)
                 del idle[-1]
-            about = connection.__dict__
-            opened = about.get("_rmq_open_socket")
-            if opened is None or opened.sock is not connection._sock:
+            opened = connection.__dict__.get("_rmq_open_socket")
+            if opened is None or opened.sock is not socket_of(connection):
                 opened = _open_socket(connection)
             if opened is not None and opened.has_input():
                 opened.discard_unless_pushed()
                 opened = None
-            if (
-                opened is None
-                or about.get("_should_reconnect")  # redis-py 7 and 8: its server announced that it moves
-                or "send_packed_command" in about
-                or "read_response" in about
-            ):
+            if opened is None or redis_internals.is_set_apart(connection):
                 self._put(connection)
-                return _NOTHING_SENT
-            state = _IN_EXCHANGE
+                return NOTHING_SENT
+            is_sent = True  # a part of the command or of its reply may be on the way
             if opened.has_unread():
                 raise exceptions.ConnectionError("the connection had unread bytes")
             if opened.waits_forever:
@@ -295,15 +247,14 @@ class DirectPool:
                 replies = [data[end + 2 : -2]]
             else:
                 replies = opened.read_on(data, count, until)
-            state = _ANSWERED
-            with pool._lock:
-                pool._available_connections.append(connection)
-                pool._in_use_connections.discard(connection)
+            with lock_of(pool):
+                idle_of(pool).append(connection)
+                in_use_of(pool).discard(connection)
             return replies
         except BaseException as error:
-            was_closed = connection is not None and connection._sock is None  # by another thread
+            was_closed = connection is not None and socket_of(connection) is None  # by another thread
             if connection is not None:
-                if state is not _IDLE:
+                if is_sent:
                     connection.disconnect()
                 self._put(connection)
             if isinstance(error, TimeoutError):
@@ -319,7 +270,7 @@ class DirectPool:
         pool = self._pool
         if pool.pid != getpid():
             return  # this is a forked child: the connection is its parent's
-        with pool._lock:
-            if connection not in pool._available_connections:
-                pool._available_connections.append(connection)
-            pool._in_use_connections.discard(connection)
+        with lock_of(pool):
+            if connection not in idle_of(pool):
+                idle_of(pool).append(connection)
+            in_use_of(pool).discard(connection)

@@ -18,7 +18,8 @@ from redis_message_queue.protocol.port import Argument, Call, Command, innermost
 from redis_message_queue.redis_py import wire
 from redis_message_queue.redis_py.attempt_limits import AttemptLimits, limit_nodes
 from redis_message_queue.redis_py.client_port import ClientPort
-from redis_message_queue.sync.direct_pool import NOT_SENT, DirectPool
+from redis_message_queue.redis_py.simple_reply import NOT_SENT
+from redis_message_queue.sync.direct_pool import DirectPool
 from redis_message_queue.sync.runtime import BlockingRuntime
 
 T = TypeVar("T")
@@ -298,7 +299,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
                 try:
                     answers.append(connection.read_response(disable_decoding=True))
                 except exceptions.ResponseError as error:
-                    answers.append(error)
+                    answers.append(error.with_traceback(None))  # whose frames would hold the connection
 
         try:
             if self._client_retries:
@@ -311,6 +312,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
         except _CLOSED_MEANWHILE as error:
             raise self._closed_or_own(error) from error
         finally:
+            # The next command would read a reply that is left unread, so such a connection must not go back open.
             if len(answers) < len(packed):
                 connection.disconnect()
             pool.release(connection)
