@@ -24,7 +24,7 @@ define new_environment
 	@touch $(1)/.installed
 endef
 
-$(VENV)/.installed: PACKAGES = -c constraints.txt -e '.[test,lint,docs]'
+$(VENV)/.installed: PACKAGES = -c constraints.txt -e . --group test --group lint --group docs
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call new_environment,$(VENV))
 
@@ -38,7 +38,7 @@ busy: $(VENV)/.installed ## the same beside eight busy processes: no test may de
 	$(BIN)/python -m tests.run --server $(SERVER) --busy 8
 
 # selenium has an environment of its own: it brings trio, which changes how other tests run.
-.browser/.installed: PACKAGES = -c constraints.txt -e '.[browser]'
+.browser/.installed: PACKAGES = -c constraints.txt -e . --group browser
 .browser/.installed: pyproject.toml constraints.txt
 	$(call new_environment,.browser)
 
@@ -103,10 +103,10 @@ format: $(VENV)/.installed ## format the code with ruff
 
 docs: $(VENV)/.installed ## regenerate the reference pages and diagrams, and build the site into site/
 	$(BIN)/python -m docs.generate
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 docs-serve: $(VENV)/.installed ## show the site on this machine, and follow changes
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 package: $(VENV)/.installed ## build sdist and wheel, and run the install commands of the documentation
 	$(BIN)/python -m tests.package

