@@ -44,9 +44,9 @@ _WHY = """
   So a script that only stored the message and its reply would still cost one and a half `LPUSH`. A claim and an ack
   have fifteen `redis.call`s in two scripts: besides the same checks,
   they write the message to `processing` and its lease to a sorted set, and remove both. `LPUSH` is one command, and
-  `LMOVE` and `LREM` are two. This is the price of leases, fencing and calls that are safe to repeat. The usual claim
-  and the usual ack have [short scripts](../decisions/0022-short-scripts-for-the-usual-case.md), and `run()` has one for
-  both, with one round trip for each message.
+  `LMOVE` and `LREM` are two. This is the price of leases, fencing and calls that are safe to repeat. Claims
+  and acks have [short scripts](../decisions/notes-on-speed.md#22-short-scripts-for-the-fast-path-of-claim-and-ack) for
+  their fast path, and `run()` has one for both, with one round trip for each message.
 - **In the client.** It packs the command itself, takes an open connection out of redis-py's pool for one exchange,
   writes to its socket and reads the reply without redis-py's command layer, pool and parser. [Decision
   19](../decisions/0019-direct-exchanges.md) says how, and when redis-py does the work after all: with TLS (sync), a
@@ -55,8 +55,8 @@ _WHY = """
   the protocol: two dozen Python functions. With orjson (the extra `speed`), the check of the keys takes no time.
 - **In batches.** Encoding JSON is more than half of what `publish_many` costs in the client. So it can hardly be faster
   than the bare socket, which encodes the same messages. Of `process_messages` and its ack, the largest part is what the
-  server does for each message: a field of a hash, a lease in a sorted set, and a text that Lua passes on. The [same
-  decision](../decisions/0022-short-scripts-for-the-usual-case.md#batches) counts it.
+  server does for each message: a field of a hash, a lease in a sorted set, and a text that Lua passes on. The [notes on
+  speed](../decisions/notes-on-speed.md#batches) count it.
 
 `hiredis` makes raw redis-py faster, and this library hardly: it reads the usual replies itself.
 """

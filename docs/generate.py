@@ -1,7 +1,7 @@
 """Generates the reference pages and the diagrams, so that they cannot contradict the code.
 
-    python -m docs.generate            write docs/reference/*.md, the lists in docs/how-to/restrict-access.md, the
-                                       diagrams, and the figures of the README
+    python -m docs.generate            write docs/reference/*.md, docs/decisions/index.md, the lists in
+                                       docs/how-to/restrict-access.md, the diagrams, and the figures of the README
     python -m docs.generate --check    exit with 1 if a page is out of date
 
 The meaning of an option, a key or an error is written where it is defined. What only the reader of a page needs (which
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from docs.decision_index import INDEX, decision_index
 from docs.diagrams import DIAGRAMS
 from docs.figures import README, performance_plot, readme
 from docs.reference.api import api_page
@@ -46,6 +47,7 @@ ELSEWHERE: dict[Path, Callable[[], str]] = {
     HOW_TO: restrict_access_page,
     RECIPE: acl_recipe_page,
     README: readme,
+    INDEX: decision_index,
     DOCS / "explanation" / "performance.svg": performance_plot,
     **{DOCS / "explanation" / "diagrams" / name: draw for name, draw in DIAGRAMS.items()},
 }

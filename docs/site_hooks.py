@@ -59,13 +59,9 @@ def _section(nav: list[Any], title: str) -> list[Any]:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Make a page of each text outside of docs/, and a list of the decisions."""
+    """Make a page of each text outside of docs/."""
     for source, page in ELSEWHERE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    decisions = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
-    lines = [f"- [{path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}]({path.name})" for path in decisions]
-    text = "\n".join(["# Decisions", "", "Why the larger choices were made, with what was rejected.", "", *lines])
-    files.append(File.generated(config, "decisions/index.md", content=text))
     return files
 
 
