@@ -139,4 +139,4 @@ matrix-sample: $(VENV)/.installed ## test two of these: the lowest redis-py with
 	$(BIN)/python -m tests.matrix --sample --allow-missing
 
 clean: ## remove everything that the other commands made
-	rm -rf $(VENV) .matrix .bench .league .fuzz .simulate .browser build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .matrix .bench .league .fuzz .simulate .browser build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache docs/reference/contract.md

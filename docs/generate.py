@@ -2,7 +2,8 @@
 
     python -m docs.generate            write docs/reference/*.md, docs/decisions/index.md, the lists in
                                        docs/how-to/restrict-access.md, the diagrams, and the figures of the README
-    python -m docs.generate --check    exit with 1 if a page is out of date
+    python -m docs.generate --check    exit with 1 if a page is out of date; the contract, which git does not have, is
+                                       not checked
 
 The meaning of an option, a key or an error is written where it is defined. What only the reader of a page needs (which
 options belong together, when an event is emitted) is in a table of the page's module. A missing row is an error.
@@ -40,6 +41,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "contract.md": contract_page,
 }
+# 17,000 words that nearly every change touches: git ignores the page.
+IGNORED = REFERENCE / "contract.md"
 
 
 # What is generated elsewhere: whole pictures, and parts of pages that are written by hand.
@@ -59,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
     check = parser.parse_args(arguments).check
     stale = outdated()
+    if check:
+        stale.pop(IGNORED, None)
     for path, text in stale.items():
         name = f"docs/reference/{path.name}" if path.parent == REFERENCE else path.relative_to(DOCS.parent).as_posix()
         if check:

@@ -9,6 +9,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from docs.reference.contract import contract_page
+
 ROOT = Path(__file__).resolve().parents[1]
 # Where in the site a page of the repository goes that is not in docs/.
 ELSEWHERE = {
@@ -59,9 +61,12 @@ def _section(nav: list[Any], title: str) -> list[Any]:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Make a page of each text outside of docs/."""
+    """Make a page of each text outside of docs/, and of the contract."""
     for source, page in ELSEWHERE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    if written := files.get_file_from_path("reference/contract.md"):
+        files.remove(written)
+    files.append(File.generated(config, "reference/contract.md", content=contract_page()))
     return files
 
 
