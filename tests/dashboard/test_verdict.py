@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue.dashboard.rates import rates_of_journal, rates_of_records
-from redis_message_queue.dashboard.sample import GroupLag, Lease, Sample
+from redis_message_queue.dashboard.sample import GroupLag, HeldLease, Sample
 from redis_message_queue.dashboard.text import age, one_line, payload_views, points, rate
 from redis_message_queue.dashboard.verdict import Level, findings
 from redis_message_queue.values.messages import MessageRecord, QueueStats
@@ -20,8 +20,8 @@ def sample(at: float = NOW, *, oldest: float | None = None, **given) -> Sample:
     return Sample(at=at, stats=QueueStats(**counts | stats, oldest_pending_seconds=oldest), **given)
 
 
-def lease(number: int, ends_at: float) -> Lease:
-    return Lease(number.to_bytes(36, "big"), ends_at)
+def lease(number: int, ends_at: float) -> HeldLease:
+    return HeldLease(number.to_bytes(36, "big"), ends_at)
 
 
 def verdict(*samples: Sample) -> tuple[Level, str]:

@@ -16,7 +16,7 @@ from redis_message_queue.spark.jobs.archive import ArchiveOptions, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.conservation import JournalRange, balance, held_at_the_end
 from redis_message_queue.spark.jobs.figures import SPREADS, STATES
-from redis_message_queue.spark.jobs.inventory import Held
+from redis_message_queue.spark.jobs.inventory import HeldCount
 from redis_message_queue.spark.jobs.page import render_overview, render_page
 from redis_message_queue.spark.jobs.plots import (
     NARROW,
@@ -418,7 +418,7 @@ def test_the_verdict_is_balanced_only_where_nothing_is_missing_and_all_adds_up(g
 
 @pytest.mark.parametrize(("journal", "serial", "known"), [("a", 10, 3), ("a", 9, None), ("b", 10, None)])
 def test_an_inventory_of_another_moment_is_not_compared(journal, serial, known):
-    assert held_at_the_end([Held(journal, serial, 3)], [JournalRange("a", 0, 10, 0, [])]) == known
+    assert held_at_the_end([HeldCount(journal, serial, 3)], [JournalRange("a", 0, 10, 0, [])]) == known
 
 
 @pytest.mark.parametrize(("served", "index"), [([5, 5, 5], 1.0), ([9, 0, 0], 1 / 3), ([], None), ([0, 0], None)])

@@ -40,7 +40,7 @@ from redis_message_queue.dashboard.search import (
     messages_of,
 )
 from redis_message_queue.dashboard.verdict import Level
-from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, Pace, QueueWatch, Watch, Watches
+from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, QueueWatch, ReadThrottle, Watch, Watches
 from redis_message_queue.protocol.operate.growth import stored_partitions
 from redis_message_queue.redis_py import wire
 from redis_message_queue.stored.keys import QueueKeys
@@ -115,7 +115,7 @@ class Dashboard:
         self._access = Access(token, authenticated, allowed_hosts)
         self._watches = Watches(self._open)
         self._registered: dict[str, RegisteredQueue] = {}  # by the name that is shown
-        self._registry_pace, self._registry_lock = Pace(), asyncio.Lock()
+        self._registry_pace, self._registry_lock = ReadThrottle(), asyncio.Lock()
         self._streams = 0
         self._stopped = asyncio.Event()
         # Raises for a name that no queue can have.

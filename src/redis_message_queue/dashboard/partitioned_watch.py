@@ -12,8 +12,8 @@ from redis_message_queue.dashboard.sample import (
     LEASES,
     RECORDS,
     TENANTS_SHOWN,
-    Details,
     GroupLag,
+    QueueDetails,
     Sample,
     Sampler,
     TenantBacklog,
@@ -170,9 +170,9 @@ def _merged_groups(parts: Sequence[Sample]) -> tuple[GroupLag, ...]:
     return tuple(merged[name] for name in sorted(merged))
 
 
-def summed_details(parts: Sequence[Details]) -> Details:
+def summed_details(parts: Sequence[QueueDetails]) -> QueueDetails:
     """Return what only the page of the queue shows, for all partitions."""
-    return Details(
+    return QueueDetails(
         tenants=tuple(merged_tenants([part.tenants for part in parts])[:TENANTS_SHOWN]),
         tenants_read=sum(part.tenants_read for part in parts),
         rates=rates.summed([part.rates for part in parts]),

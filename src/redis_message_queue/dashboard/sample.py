@@ -34,7 +34,7 @@ _NOBODY = "nobody: it waits for its next attempt"
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class HeldLease:
     """A message in flight, the process that claimed it, and when its lease ends by the server's clock."""
 
     token: bytes
@@ -74,7 +74,7 @@ class GroupLag:
 
 
 @dataclass(frozen=True, slots=True)
-class Details:
+class QueueDetails:
     """What only the page of one queue shows."""
 
     tenants: tuple[TenantBacklog, ...] = ()
@@ -88,7 +88,7 @@ class Sample:
 
     at: float
     stats: QueueStats
-    leases: tuple[Lease, ...] = ()  # those that end first
+    leases: tuple[HeldLease, ...] = ()  # those that end first
     unleased: int = 0  # in processing without a lease, as far as that is known
     first_due_at: float | None = None
     dead_letters: tuple[MessageRecord, ...] = ()  # the newest
@@ -173,7 +173,7 @@ class Sampler:
         found = [(token, float(score) / 1e6) for token, score in members_with_scores(leases)]
         tokens = [(token, ends) for token, ends in found if len(token) == envelope.TOKEN_BYTES]
         names = await self.pages.consumers(envelope.process_of(token) for token, _ in tokens)
-        held = [Lease(token, ends, names.get(envelope.process_of(token), _NOBODY)) for token, ends in tokens]
+        held = [HeldLease(token, ends, names.get(envelope.process_of(token), _NOBODY)) for token, ends in tokens]
         claimed = {tenant_text(name): _number(count) for name, count in scanned_pairs(groups)}
         in_groups = claimed.pop("", 0)
         # Known only if all leases were read, and no tenant has messages whose lease ran out.
@@ -193,10 +193,10 @@ class Sampler:
             next_tick_at=float(members_with_scores(tick)[0][1]) / 1e6 if tick else None,
         )
 
-    async def details(self, before: Details, sample: Sample) -> Details:
+    async def details(self, before: QueueDetails, sample: Sample) -> QueueDetails:
         """Return the tenants and the throughput."""
         tenants = await self.tenants(sample) if sample.stats.tenants else []
-        return Details(
+        return QueueDetails(
             tenants=tuple(tenants[:TENANTS_SHOWN]),
             tenants_read=len(tenants),
             rates=await self._rates(before.rates, sample.at),

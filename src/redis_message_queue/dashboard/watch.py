@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from redis.exceptions import RedisError
 
 from redis_message_queue.asyncio import RedisMessageQueue
-from redis_message_queue.dashboard.sample import Details, Sample, Sampler, TenantBacklog
+from redis_message_queue.dashboard.sample import QueueDetails, Sample, Sampler, TenantBacklog
 from redis_message_queue.dashboard.verdict import Finding, findings, unreachable
 from redis_message_queue.values.errors import PartitionCountError, RedisMessageQueueError
 from redis_message_queue.values.plain_values import error_text
@@ -27,7 +27,7 @@ _KEPT_WATCHES = 2_000
 UNREADABLE = (RedisError, RedisMessageQueueError, OSError)
 
 
-class Pace:
+class ReadThrottle:
     """Says when something may be read again: not too often, and later if reading it takes long."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Watch:
         self.address = {"name": name}  # what links to its pages say
         self.queue = queue
         self.history: deque[Sample] = deque()
-        self.details = Details()
+        self.details = QueueDetails()
         self.error: str | None = None
         self.findings: list[Finding] = []  # the worst first
 
@@ -112,7 +112,7 @@ class QueueWatch(Watch):
         self.sampler = Sampler(queue)
         self._is_outdated = False
         self._lock = asyncio.Lock()
-        self._pace, self._oldest_pace, self._details_pace = Pace(), Pace(), Pace()
+        self._pace, self._oldest_pace, self._details_pace = ReadThrottle(), ReadThrottle(), ReadThrottle()
 
     async def look(self, seconds: float = INTERVAL_SECONDS, *, closely: bool = False) -> None:
         await self.read(seconds, closely=closely)

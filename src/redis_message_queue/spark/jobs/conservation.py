@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from redis_message_queue.spark.jobs.inventory import Held
+from redis_message_queue.spark.jobs.inventory import HeldCount
 from redis_message_queue.spark.jobs.report_rows import Row, in_utc
 from redis_message_queue.spark.jobs.times import Frame
 
@@ -116,7 +116,7 @@ def newest_of(journals: list[JournalRange]) -> list[JournalRange]:
     return list({(one.journal or "").partition("/")[2]: one for one in journals}.values())
 
 
-def held_at_the_end(held: list[Held], journals: list[JournalRange]) -> int | None:
+def held_at_the_end(held: list[HeldCount], journals: list[JournalRange]) -> int | None:
     """Return how many messages the queue held at the last archived entries, if that is known."""
     known = {(one.journal, one.serial): one.messages for one in held}
     found = [known.get((one.journal or "", one.last_serial)) for one in newest_of(journals)]

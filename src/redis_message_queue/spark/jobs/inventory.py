@@ -26,7 +26,7 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldCount:
     """How many messages a queue or a partition held when this was the last serial of its journal."""
 
     journal: str
@@ -86,10 +86,10 @@ def _ids(reader: TableReader, wanted: TableSlice) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([ids, *nothing], schema=_SCHEMA)
 
 
-def read_inventory(location: Location, queue: str) -> tuple[list[Held], pa.ChunkedArray]:
+def read_inventory(location: Location, queue: str) -> tuple[list[HeldCount], pa.ChunkedArray]:
     """Return what each partition held, and the ids that were found in the queue: null for what has none."""
     rows = inventory_table(location).read_locally(queue, _SCHEMA.names, lambda _: True)
     is_head = pc.is_valid(rows.column("serial"))
     heads = rows.filter(is_head).to_pylist()
-    held = [Held(one["journal"], one["serial"], sum(one[name] for name in _COUNTS[1:])) for one in heads]
+    held = [HeldCount(one["journal"], one["serial"], sum(one[name] for name in _COUNTS[1:])) for one in heads]
     return held, rows.filter(pc.invert(is_head)).column("id")

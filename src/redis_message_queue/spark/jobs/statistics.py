@@ -41,7 +41,7 @@ from redis_message_queue.spark.jobs.figures import (
     count_messages,
     hash_ids,
 )
-from redis_message_queue.spark.jobs.inventory import Held
+from redis_message_queue.spark.jobs.inventory import HeldCount
 from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
 from redis_message_queue.spark.jobs.kept_days import KeptDays
 from redis_message_queue.spark.jobs.report_rows import Row, in_utc
@@ -63,7 +63,7 @@ class ArchivedQueue:
     queue: str
     table: ArchiveTable  # of journals
     files: Sequence[DataFile]
-    held: list[Held]  # by each partition
+    held: list[HeldCount]  # by each partition
     contents: pa.ChunkedArray  # the ids that were found in the queue; null for what has none
     last_serial: Callable[[str], int]  # the last serial of a journal that was archived
     error_texts: Callable[[], ErrorTexts]
