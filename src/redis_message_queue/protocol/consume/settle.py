@@ -16,7 +16,6 @@ from redis_message_queue.stored.envelope import ID_BYTES, PLAIN_FLAGS, TIME_AT
 from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.values.plain_values import error_text
 
-
 TerminalKind = Literal["completed", "failed", "dead_letters", "other"]
 
 
