@@ -1,4 +1,4 @@
--- ack_and_take.lua: removes a message that the caller owns and leases it the next one, in the usual case of both.
+-- ack_and_take.lua: removes a message that the caller owns and leases it the next one, on the fast path of both.
 -- KEYS  pending | processing | leases | meta | reply | ack_reply: the slot of the ack, which has a number of its own
 -- ARGV  hold_ms: how long both answers are kept | lease_us (number): length of a lease
 --       call | nonce: 20 bytes that no other claim has, see claim.lua | ack_call | token: of the message to remove

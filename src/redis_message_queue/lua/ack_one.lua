@@ -1,4 +1,4 @@
--- ack_one.lua: removes a message that the caller owns in the usual case: it has a lease and was delivered once.
+-- ack_one.lua: removes a message that the caller owns on the fast path: it has a lease and was delivered once.
 -- KEYS  processing | leases | meta | reply
 -- ARGV  keep_ms | call | token
 -- Returns '1', or '' if this is another case, and nothing has changed: settle.lua knows them all.

@@ -75,7 +75,7 @@ local function lease_plain(key, messages)
   return ids
 end
 
--- The usual case, at half the price: nothing is due, and the messages at the head of one list are plain. A caller that
+-- The fast path, at half the price: nothing is due, and the messages at the head of one list are plain. A caller that
 -- was woken looks ahead: the wake-up may be that of a timer owner that left, and then somebody else must be awake soon.
 local SOON_US = 1000000
 local is_usual = wanted_now > 0 and woken < '2' and not answer and not journaled and not cancels

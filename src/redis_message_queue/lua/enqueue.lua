@@ -27,7 +27,7 @@ local count = #messages / (form == 'bare' and 1 or form == 'ready' and 2 or 3)
 if count > MAX_MESSAGES then error(TOO_MANY, 0) end
 
 if form == 'bare' and limit == 0 and not journaled then
-  -- The usual case: only payloads, and no limit.
+  -- The fast path: only payloads, and no limit.
   local silent = redis.call('LLEN', wakeup) == 0
   local stamp, pack = struct.pack('>I8', now), struct.pack
   local longest_body = 0

@@ -49,7 +49,7 @@ end
 
 --@include plain
 --@include emptied
--- The usual case: nothing is due, no tenant waits, there is no journal, and the head of `pending` is plain.
+-- The fast path: nothing is due, no tenant waits, there is no journal, and the head of `pending` is plain.
 if not journaled and not cancels and not redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then
   local plain, all_plain, _, largest_plain = read_plain(pending, 0x80, count)
   if #plain == 0 and all_plain then

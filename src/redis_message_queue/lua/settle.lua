@@ -10,7 +10,7 @@
 if answer then return answer end
 --@include state
 
--- The usual case: one message, delivered once, that leaves for good. (0x80 and 0x81: no entry, no extras.)
+-- The fast path: one message, delivered once, that leaves for good. (0x80 and 0x81: no entry, no extras.)
 -- Both fast paths begin with a write that a full server accepts: see rule 2 of README.md.
 if not kept and #tokens == 36 and not journaled then
   local field = leased and string.sub(tokens, 1, 16) or tokens

@@ -1,4 +1,4 @@
--- take.lua: leases the first message to the caller in the usual case: nothing is due, and the message is plain.
+-- take.lua: leases the first message to the caller on the fast path: nothing is due, and the message is plain.
 -- KEYS  pending | processing | leases | meta | reply
 -- ARGV  hold_ms: how long the answer is kept | lease_us (number): length of a lease
 --       call | nonce: 20 bytes that no other claim has, see claim.lua

@@ -1,7 +1,7 @@
--- lib/usual_state.lua: as lib/state.lua, for scripts that know the usual case alone.
+-- lib/usual_state.lua: as lib/state.lua, for scripts that know the fast path alone.
 -- Needs  meta, version_field
 -- Makes  journaled, paused, counts, cancels
--- A queue with one of these is not the usual case: such a script does nothing there, and needs no more of `meta`. Each
+-- A queue with one of these is not on the fast path: such a script does nothing, and needs no more of `meta`. Each
 -- field costs 0.2 µs, and a key 0.3.
 local journaled, paused, counts, cancels
 do
