@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.cli.doctor.finding import Level
+from redis_message_queue.cli.doctor.check_result import CheckLevel
 from redis_message_queue.cli.doctor.permission_checks import check_permissions
 from redis_message_queue.cli.doctor.queue_checks import check_key_types
 from redis_message_queue.cli.doctor.server_checks import CHECKS, ServerInfo, check_clock, check_latency, version
@@ -39,7 +39,7 @@ def doctor(rmq) -> Doctor:
 
 
 def told(ended: Ended, check: str) -> list[tuple[str, str, str]]:
-    """Level, finding and advice of one check."""
+    """CheckLevel, finding and advice of one check."""
     return [(row["level"], row["found"], row["change"]) for row in ended.documents if row["check"] == check]
 
 
@@ -320,8 +320,8 @@ def test_a_server_that_is_always_slow_is_noticed(client):
 def test_a_clock_that_is_apart_from_ours_is_noticed(client):
     """It is ours that is wrong here; that is the same."""
     found = {one.level: one for one in check_clock(client, now=lambda: time.time() - 90)}
-    assert found[Level.ADVICE].found == "+90.0 s from this machine's"
-    assert "at=" in str(found[Level.ADVICE].change)
+    assert found[CheckLevel.ADVICE].found == "+90.0 s from this machine's"
+    assert "at=" in str(found[CheckLevel.ADVICE].change)
 
 
 @pytest.mark.promise(

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.topic("Command line")
 
 
 def findings(rmq):
-    """Level, finding and what to change, of the check of partitions; whether there is any problem."""
+    """CheckLevel, finding and what to change, of the check of partitions; whether there is any problem."""
     ended = rmq("doctor", "orders", "--read-only", "--json")
     rows = [row for row in ended.documents if row["check"] == "partitions"]
     if any(row["level"] == "problem" for row in rows):

@@ -57,7 +57,7 @@ def doctor(
     A finding is `ok`, `advice` (it works, and could be safer) or `problem` (messages can be lost or doubled, or the
     queue does not work). The exit status is 1 if there is a problem.
     """
-    from redis_message_queue.cli.doctor.finding import Level
+    from redis_message_queue.cli.doctor.check_result import CheckLevel
 
     with server.client() as client:
         examination = _Examination(client, server, queues or [], key_separator, hash_tag, roles or [], user)
@@ -66,8 +66,8 @@ def doctor(
     several = len({one["server"] for one in found}) > 1
     output.table(found, columns=["server", *columns] if several else columns, title=server.shown_url)
     levels = [one["level"] for one in found]
-    output.say(f"problems: {levels.count(Level.PROBLEM)}, advice: {levels.count(Level.ADVICE)}")
-    return ExitStatus.FAILED if Level.PROBLEM in levels else None
+    output.say(f"problems: {levels.count(CheckLevel.PROBLEM)}, advice: {levels.count(CheckLevel.ADVICE)}")
+    return ExitStatus.FAILED if CheckLevel.PROBLEM in levels else None
 
 
 @dataclass(frozen=True, slots=True)

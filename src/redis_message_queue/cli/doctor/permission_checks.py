@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, ResponseError
 
 from redis_message_queue.cli.clients import node_of, text_of
-from redis_message_queue.cli.doctor.finding import Finding, advice, ok, problem, report_refusals
+from redis_message_queue.cli.doctor.check_result import CheckResult, advice, ok, problem, report_refusals
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.stored.permissions import ROLES, Role, example
 
@@ -45,7 +45,7 @@ class Denied:
 
 
 @report_refusals("permissions")
-def check_permissions(client: Any, keys: QueueKeys, roles: Sequence[str], user: str | None) -> Iterator[Finding]:
+def check_permissions(client: Any, keys: QueueKeys, roles: Sequence[str], user: str | None) -> Iterator[CheckResult]:
     """Yield a finding for each role. A missing permission is a problem for the named roles, or else the usual ones."""
     chosen = [ROLES[name] for name in roles or ROLES]
     denied = _denied(node_of(client, keys.pending), _questions(chosen, keys), user)
@@ -68,7 +68,7 @@ def _questions(roles: Sequence[Role], keys: QueueKeys) -> Questions:
     return asked | {key: example(_COMMON, key) for key in some}
 
 
-def _finding(role: Role, denied: Denied, keys: QueueKeys, *, must: bool) -> Finding:
+def _finding(role: Role, denied: Denied, keys: QueueKeys, *, must: bool) -> CheckResult:
     complain = problem if must else advice
     if denied.keys:
         return complain(

@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.clients import node_of, text_of
-from redis_message_queue.cli.doctor.finding import Finding, advice, ok, problem, report_refusals
+from redis_message_queue.cli.doctor.check_result import CheckResult, advice, ok, problem, report_refusals
 from redis_message_queue.options.declared import MOST_PARTITIONS
 from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.stored.keys import KEY_MAP, REGISTRY_KEY, QueueKeys, partition_keys, refuse_reserved_words
@@ -25,7 +25,7 @@ _RETRY_BUDGET_SECONDS = 3.0
 _SHOWN = 10  # tenants whose pauses differ
 
 
-def keys_of(name: str, separator: str, *, hash_tag: bool) -> QueueKeys | Finding:
+def keys_of(name: str, separator: str, *, hash_tag: bool) -> QueueKeys | CheckResult:
     """Return the keys of a queue, or why the name cannot be used."""
     check = "name"
     try:
@@ -37,7 +37,7 @@ def keys_of(name: str, separator: str, *, hash_tag: bool) -> QueueKeys | Finding
 
 
 @report_refusals("keys")
-def check_key_types(client: Any, keys: QueueKeys) -> Iterator[Finding]:
+def check_key_types(client: Any, keys: QueueKeys) -> Iterator[CheckResult]:
     """Check whether each key of the queue, and of its partitions, has the right type, or does not exist."""
     parts = _parts_of(client, keys)
     wrong = [one for part in parts for one in _wrong_types(client, part)]
@@ -45,7 +45,7 @@ def check_key_types(client: Any, keys: QueueKeys) -> Iterator[Finding]:
     yield from wrong or [ok("keys", f"the keys of {whole} have the right types")]
 
 
-def _wrong_types(client: Any, keys: QueueKeys) -> Iterator[Finding]:
+def _wrong_types(client: Any, keys: QueueKeys) -> Iterator[CheckResult]:
     node = node_of(client, keys.pending)
     for word, key in _single_keys(keys):
         wanted = next(kind.type for kind in KEY_MAP if kind.word == word).partition(",")[0].lower()
@@ -69,7 +69,7 @@ def _parts_of(client: Any, keys: QueueKeys) -> list[QueueKeys]:
 
 
 @report_refusals("partitions")
-def check_shared_state(client: Any, keys: QueueKeys) -> Iterator[Finding]:
+def check_shared_state(client: Any, keys: QueueKeys) -> Iterator[CheckResult]:
     """Check whether all partitions agree on what belongs to the whole queue: their number, pauses, journal, weights."""
     parts = _parts_of(client, keys)
     counts = {number: _count_of(client, part) for number, part in enumerate(parts)}
@@ -121,7 +121,7 @@ def _shared_state(client: Any, keys: QueueKeys) -> dict[str, Any]:
     return found
 
 
-def _disagreements(keys: QueueKeys, number: int, own: dict[str, Any], first: dict[str, Any]) -> Iterator[Finding]:
+def _disagreements(keys: QueueKeys, number: int, own: dict[str, Any], first: dict[str, Any]) -> Iterator[CheckResult]:
     """What a partition has otherwise than the first one. One that nobody has used yet gets it when it is used."""
     who, other = _named(keys, number), _named(keys, 0)
     if own["version"] is None or first["version"] is None:
@@ -170,7 +170,7 @@ def _single_keys(keys: QueueKeys) -> Iterator[tuple[str, str]]:
 
 
 @report_refusals("hash tag")
-def check_other_spelling(client: Any, name: str, separator: str, used: QueueKeys) -> Iterator[Finding]:
+def check_other_spelling(client: Any, name: str, separator: str, used: QueueKeys) -> Iterator[CheckResult]:
     """Look for messages under the same name with or without braces, as a move to a cluster leaves them."""
     with contextlib.suppress(ConfigurationError):
         tagged = QueueKeys.of(name, separator=separator, hash_tag=True)
@@ -187,7 +187,7 @@ def check_other_spelling(client: Any, name: str, separator: str, used: QueueKeys
             )
 
 
-def send_test_message(client: Any, name: str | None, separator: str, hash_tag: bool | None) -> Iterator[Finding]:
+def send_test_message(client: Any, name: str | None, separator: str, hash_tag: bool | None) -> Iterator[CheckResult]:
     """Publish, claim and acknowledge a message in a queue of our own."""
     whole = TEST_QUEUE if name is None else f"{name}{separator}{TEST_QUEUE}"
     begun = time.monotonic()
@@ -234,7 +234,7 @@ def _clear(queue: RedisMessageQueue, client: Any) -> None:
         client.srem(REGISTRY_KEY, key.registry_entry)
 
 
-def _failure(error: Exception, name: str) -> Finding:
+def _failure(error: Exception, name: str) -> CheckResult:
     said = " ".join(str(error).split())
     if isinstance(error, NoPermissionError) or any(word in said for word in _FORBIDDEN):
         return problem(

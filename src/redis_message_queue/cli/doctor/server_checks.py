@@ -13,7 +13,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from redis_message_queue.cli.clients import text_of, time_at
-from redis_message_queue.cli.doctor.finding import Finding, advice, ok, problem, report_refusals
+from redis_message_queue.cli.doctor.check_result import CheckResult, advice, ok, problem, report_refusals
 from redis_message_queue.redis_py import wire
 
 LEAST_VERSION = (6, 2)
@@ -67,7 +67,7 @@ class ServerInfo:
         return self.number("maxmemory")
 
 
-def version(server: ServerInfo) -> Iterator[Finding]:
+def version(server: ServerInfo) -> Iterator[CheckResult]:
     """Redis 6.2 is the first version with the commands that the scripts use."""
     flavour = "Valkey" if "valkey_version" in server.info else "Redis"
     number = str(server.info.get("valkey_version") or server.info.get("redis_version", "unknown"))
@@ -79,7 +79,7 @@ def version(server: ServerInfo) -> Iterator[Finding]:
         yield ok("version", f"{flavour} {number}")
 
 
-def settings(server: ServerInfo) -> Iterator[Finding]:
+def settings(server: ServerInfo) -> Iterator[CheckResult]:
     """Whether the settings could be read."""
     if server.settings is None:
         yield advice(
@@ -89,7 +89,7 @@ def settings(server: ServerInfo) -> Iterator[Finding]:
         )
 
 
-def persistence(server: ServerInfo) -> Iterator[Finding]:
+def persistence(server: ServerInfo) -> Iterator[CheckResult]:
     """What a restart of the server loses."""
     if server.info.get("rdb_last_bgsave_status", "ok") != "ok":
         yield problem(
@@ -114,7 +114,7 @@ def persistence(server: ServerInfo) -> Iterator[Finding]:
         )
 
 
-def _append_only(server: ServerInfo) -> Finding:
+def _append_only(server: ServerInfo) -> CheckResult:
     policy = server.setting("appendfsync", "unknown")
     if policy == "no":
         return advice(
@@ -127,7 +127,7 @@ def _append_only(server: ServerInfo) -> Finding:
     return ok("persistence", f"append-only file, appendfsync {policy}")
 
 
-def _snapshots(server: ServerInfo) -> Finding:
+def _snapshots(server: ServerInfo) -> CheckResult:
     if server.settings is None:
         return advice("persistence", "no append-only file; the settings could not be read", "set appendonly yes")
     if server.setting("save"):
@@ -139,7 +139,7 @@ def _snapshots(server: ServerInfo) -> Finding:
     return problem("persistence", "none: a restart loses every message", "set appendonly yes and appendfsync everysec")
 
 
-def eviction(server: ServerInfo) -> Iterator[Finding]:
+def eviction(server: ServerInfo) -> Iterator[CheckResult]:
     """A server that evicts keys loses messages, or the keys that prevent duplicates."""
     policy = str(server.info.get("maxmemory_policy", "unknown"))
     if policy == "noeviction":
@@ -151,7 +151,7 @@ def eviction(server: ServerInfo) -> Iterator[Finding]:
         yield problem("eviction", f"{policy}: a full server deletes {lost}", "set maxmemory-policy noeviction")
 
 
-def memory(server: ServerInfo) -> Iterator[Finding]:
+def memory(server: ServerInfo) -> Iterator[CheckResult]:
     """How much memory is left, and how much is wasted."""
     yield _headroom(server)
     used, resident = server.number("used_memory"), server.number("used_memory_rss")
@@ -163,7 +163,7 @@ def memory(server: ServerInfo) -> Iterator[Finding]:
         )
 
 
-def _headroom(server: ServerInfo) -> Finding:
+def _headroom(server: ServerInfo) -> CheckResult:
     used, limit = server.number("used_memory"), server.max_memory
     if not limit:
         machine = server.number("total_system_memory")
@@ -184,7 +184,7 @@ def _headroom(server: ServerInfo) -> Finding:
     return ok("memory", found)
 
 
-def replicas(server: ServerInfo) -> Iterator[Finding]:
+def replicas(server: ServerInfo) -> Iterator[CheckResult]:
     """Whether there are replicas, and whether the primary waits for them."""
     if server.info.get("role") != "master":
         yield problem("replicas", "this server is a replica: you cannot publish to it", "use the URL of its primary")
@@ -212,7 +212,7 @@ def _is_replica(name: str, value: object) -> bool:
     return name.startswith("slave") and name[5:].isdecimal() and isinstance(value, dict)
 
 
-def _lag(server: ServerInfo, copies: list[dict[str, object]]) -> Iterator[Finding]:
+def _lag(server: ServerInfo, copies: list[dict[str, object]]) -> Iterator[CheckResult]:
     longest = int(server.setting("min-replicas-max-lag", "10"))
     for copy in copies:
         name = f"{copy.get('ip')}:{copy.get('port')}"
@@ -228,7 +228,7 @@ def _lag(server: ServerInfo, copies: list[dict[str, object]]) -> Iterator[Findin
             )
 
 
-def connections(server: ServerInfo) -> Iterator[Finding]:
+def connections(server: ServerInfo) -> Iterator[CheckResult]:
     """Whether there are enough connections, and whether idle ones stay open."""
     clients, most = server.number("connected_clients"), int(server.setting("maxclients", "0"))
     found = f"{clients:,} connected" + (f" of {most:,}" if most else "")
@@ -251,12 +251,12 @@ def connections(server: ServerInfo) -> Iterator[Finding]:
         )
 
 
-CHECKS: tuple[Callable[[ServerInfo], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[ServerInfo], Iterator[CheckResult]], ...] = (
     *(version, settings, persistence, eviction, memory, replicas, connections),
 )
 
 
-def check_server(node: Any) -> Iterator[Finding]:
+def check_server(node: Any) -> Iterator[CheckResult]:
     """Run all checks of one server."""
     yield from _check_info(node)
     yield from check_clock(node)
@@ -264,7 +264,7 @@ def check_server(node: Any) -> Iterator[Finding]:
 
 
 @report_refusals("server")
-def _check_info(node: Any) -> Iterator[Finding]:
+def _check_info(node: Any) -> Iterator[CheckResult]:
     server = ServerInfo(node)
     for check in CHECKS:
         yield from check(server)
@@ -273,7 +273,7 @@ def _check_info(node: Any) -> Iterator[Finding]:
 @report_refusals("clock")
 def check_clock(
     node: Any, now: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Check the clock that leases and delays depend on. The round trip is the uncertainty of each sample."""
     offsets: list[float] = []
     drifts: list[tuple[float, float]] = []  # against our monotonic clock, which nobody adjusts; with the uncertainty
@@ -306,7 +306,7 @@ def check_clock(
 
 
 @report_refusals("latency")
-def check_latency(node: Any, steady: Callable[[], float] = time.monotonic) -> Iterator[Finding]:
+def check_latency(node: Any, steady: Callable[[], float] = time.monotonic) -> Iterator[CheckResult]:
     """Measure the round trip of a command."""
     trips: list[float] = []
     for _ in range(_SAMPLES):
@@ -333,7 +333,7 @@ def nodes_of(client: Any) -> list[tuple[str, Any]]:
 
 
 @report_refusals("cluster")
-def check_cluster(client: Any) -> Iterator[Finding]:
+def check_cluster(client: Any) -> Iterator[CheckResult]:
     """Ask every primary whether all slots are served."""
     nodes = nodes_of(client)
     if not nodes:
@@ -354,7 +354,7 @@ def check_cluster(client: Any) -> Iterator[Finding]:
         yield ok("cluster", "all slots are served; the keys of a queue share a hash tag, and so a slot")
 
 
-def check_timeouts(client: Any) -> Iterator[Finding]:
+def check_timeouts(client: Any) -> Iterator[CheckResult]:
     """A blocking read ends at 0.8 of a short socket timeout, and is sent again."""
     seconds = wire.connection_settings(client).get("socket_timeout")
     if seconds is not None and seconds < _SHORT_TIMEOUT_SECONDS:

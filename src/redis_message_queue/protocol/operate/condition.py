@@ -79,7 +79,7 @@ _MAX_LENGTH = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Part(ABC):
+class Expression(ABC):
     """A part of a condition: it has a kind, and a value for each record."""
 
     kind: Kind
@@ -91,7 +91,7 @@ class Part(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Field(Part):
+class Field(Expression):
     """A field of the record; `source` is its name."""
 
     def value(self, record: Any) -> Any:
@@ -102,7 +102,7 @@ class Field(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant(Part):
+class Constant(Expression):
     """A text, a number, a time, True, False, None, or a list of these."""
 
     constant: Any
@@ -112,10 +112,10 @@ class Constant(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Item(Part):
+class Item(Expression):
     """An item of JSON, by its name or its index."""
 
-    container: Part
+    container: Expression
     place: int | str
 
     def value(self, record: Any) -> Any:
@@ -126,12 +126,12 @@ class Item(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Method(Part):
+class Method(Expression):
     """`.lower()`, `.startswith('...')` or `.endswith('...')` of a text."""
 
     name: str
-    of: Part
-    arguments: tuple[Part, ...]
+    of: Expression
+    arguments: tuple[Expression, ...]
 
     def value(self, record: Any) -> Any:
         text, given = self.of.value(record), [one.value(record) for one in self.arguments]
@@ -141,44 +141,44 @@ class Method(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Together(Part):
+class Together(Expression):
     """`and` if ``every`` part must be true, else `or`."""
 
     every: bool
-    parts: tuple[Part, ...]
+    parts: tuple[Expression, ...]
 
     def value(self, record: Any) -> bool:
         return (all if self.every else any)(part.value(record) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
-class Negation(Part):
+class Negation(Expression):
     """`not`."""
 
-    part: Part
+    part: Expression
 
     def value(self, record: Any) -> bool:
         return not self.part.value(record)
 
 
 @dataclass(frozen=True, slots=True)
-class Equality(Part):
+class Equality(Expression):
     """`==`. None is equal only to None."""
 
-    left: Part
-    right: Part
+    left: Expression
+    right: Expression
 
     def value(self, record: Any) -> bool:
         return bool(self.left.value(record) == self.right.value(record))
 
 
 @dataclass(frozen=True, slots=True)
-class Order(Part):
+class Order(Expression):
     """`<`, `<=`, `>` or `>=`. It is false if a value is None, or if the values of JSON cannot be compared."""
 
-    left: Part
+    left: Expression
     sign: str
-    right: Part
+    right: Expression
 
     def value(self, record: Any) -> bool:
         try:
@@ -188,11 +188,11 @@ class Order(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Membership(Part):
+class Membership(Expression):
     """`in`: a text in a text, or a value in a list. It is false if the right side is None."""
 
-    left: Part
-    right: Part
+    left: Expression
+    right: Expression
 
     def value(self, record: Any) -> bool:
         try:
@@ -206,7 +206,7 @@ class Condition:
     """A condition: call it with a record to get True or False."""
 
     text: str  # normalised: two conditions with the same text select the same records
-    part: Part
+    part: Expression
 
     def __call__(self, record: Any) -> bool:
         return bool(self.part.value(record))
@@ -260,13 +260,13 @@ class _Reader:
     def __init__(self, fields: Mapping[str, Kind]) -> None:
         self._fields = fields
 
-    def truth(self, node: ast.expr) -> Part:
+    def truth(self, node: ast.expr) -> Expression:
         part = self.part(node)
         if part.kind is not Kind.TRUTH:
             raise _NotACondition(f"{part.source} is not a condition; compare it with a value")
         return part
 
-    def part(self, node: ast.expr) -> Part:
+    def part(self, node: ast.expr) -> Expression:
         source = ast.unparse(node)
         match node:
             case ast.BoolOp(op=op, values=values):
@@ -285,12 +285,12 @@ class _Reader:
                 return _method(self.part(of), name, tuple(self.part(one) for one in arguments), source)
         raise _NotACondition(f"{source} is not allowed in a condition; allowed are {ALLOWED}")
 
-    def _field(self, name: str) -> Part:
+    def _field(self, name: str) -> Expression:
         if name not in self._fields:
             raise _NotACondition(f"a record has no field {name!r}; its fields are {', '.join(sorted(self._fields))}")
         return Field(self._fields[name], name)
 
-    def _comparison(self, node: ast.Compare, source: str) -> Part:
+    def _comparison(self, node: ast.Compare, source: str) -> Expression:
         """A chain like `1 < delivery_count < 5` is true if each comparison is."""
         operands = [self.part(one) for one in (node.left, *node.comparators)]
         pairs = zip(node.ops, operands, operands[1:], strict=False)
@@ -330,13 +330,13 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _item(container: Part, place: int | str, source: str) -> Part:
+def _item(container: Expression, place: int | str, source: str) -> Expression:
     if container.kind is not Kind.ANY or isinstance(container, Constant):
         raise _NotACondition(f"{source}: only json and headers have items")
     return Item(Kind.ANY, source, container, place)
 
 
-def _method(of: Part, name: str, arguments: tuple[Part, ...], source: str) -> Part:
+def _method(of: Expression, name: str, arguments: tuple[Expression, ...], source: str) -> Expression:
     if any(one.kind not in (Kind.TEXT, Kind.ANY) for one in (of, *arguments)):
         raise _NotACondition(f"{source}: .{name}() works only on texts")
     if len(arguments) != _METHODS[name]:
@@ -344,7 +344,7 @@ def _method(of: Part, name: str, arguments: tuple[Part, ...], source: str) -> Pa
     return Method(Kind.TEXT if name == "lower" else Kind.TRUTH, source, name, of, arguments)
 
 
-def _comparison(op: ast.cmpop, left: Part, right: Part, source: str) -> Part:
+def _comparison(op: ast.cmpop, left: Expression, right: Expression, source: str) -> Expression:
     left, right = _as_times(left, right)
     if isinstance(op, ast.In | ast.NotIn):
         return _negated_if(isinstance(op, ast.NotIn), _membership(left, right, source))
@@ -357,25 +357,25 @@ def _comparison(op: ast.cmpop, left: Part, right: Part, source: str) -> Part:
     return Order(Kind.TRUTH, source, left, _ORDERS[type(op)], right)
 
 
-def _negated_if(negated: bool, part: Part) -> Part:
+def _negated_if(negated: bool, part: Expression) -> Expression:
     return Negation(Kind.TRUTH, part.source, part) if negated else part
 
 
-def _membership(left: Part, right: Part, source: str) -> Part:
+def _membership(left: Expression, right: Expression, source: str) -> Expression:
     texts = (Kind.TEXT, Kind.ANY)
     if right.kind not in (*texts, Kind.LIST) or (right.kind is Kind.TEXT and left.kind not in texts):
         raise _NotACondition(f"{left.source} cannot be in {right.source}; use a text in a text, or a value in a list")
     return Membership(Kind.TRUTH, source, left, right)
 
 
-def _check_kinds(left: Part, right: Part, fitting: set[Kind]) -> None:
+def _check_kinds(left: Expression, right: Expression, fitting: set[Kind]) -> None:
     if left.kind is not right.kind and not {left.kind, right.kind} & fitting:
         raise _NotACondition(
             f"{left.source} is a {left.kind} and {right.source} a {right.kind}; they cannot be compared"
         )
 
 
-def _as_times(left: Part, right: Part) -> tuple[Part, Part]:
+def _as_times(left: Expression, right: Expression) -> tuple[Expression, Expression]:
     """Turn a text that is compared with a time into a time, and the texts of a list that may contain a time."""
     if left.kind is Kind.TIME and right.kind in (Kind.TEXT, Kind.LIST):
         return left, _time(right)
@@ -384,7 +384,7 @@ def _as_times(left: Part, right: Part) -> tuple[Part, Part]:
     return left, right
 
 
-def _time(part: Part) -> Part:
+def _time(part: Expression) -> Expression:
     if not isinstance(part, Constant):
         raise _NotACondition(f"{part.source} is not a time")
     if part.kind is Kind.LIST:

@@ -15,6 +15,7 @@ from redis_message_queue.protocol.operate.condition import (
     Condition,
     Constant,
     Equality,
+    Expression,
     Field,
     Item,
     Kind,
@@ -22,7 +23,6 @@ from redis_message_queue.protocol.operate.condition import (
     Method,
     Negation,
     Order,
-    Part,
     Together,
 )
 
@@ -44,7 +44,7 @@ def columns_of(chosen: Condition) -> set[str]:
     return _columns(chosen.part)
 
 
-def _truth(part: Part) -> Column:
+def _truth(part: Expression) -> Column:
     match part:
         case Together(every=every, parts=parts):
             return functools.reduce(operator.and_ if every else operator.or_, [_truth(one) for one in parts])
@@ -55,7 +55,7 @@ def _truth(part: Part) -> Column:
     return _by_row(part)
 
 
-def _operands(part: Part) -> tuple[Part, ...]:
+def _operands(part: Expression) -> tuple[Expression, ...]:
     match part:
         case Equality(left=left, right=right) | Order(left=left, right=right) | Membership(left=left, right=right):
             return left, right
@@ -64,7 +64,7 @@ def _operands(part: Part) -> tuple[Part, ...]:
     raise AssertionError(f"{part!r} is neither true nor false")
 
 
-def _is_native(part: Part) -> bool:
+def _is_native(part: Expression) -> bool:
     """Return whether Spark has a value of the same type, and so compares as Python does."""
     if part.kind is Kind.LIST and isinstance(part, Constant):
         return not any(isinstance(one, bool) for one in part.constant)  # in Python these are numbers too
@@ -73,7 +73,7 @@ def _is_native(part: Part) -> bool:
     return part.kind in _NATIVE and isinstance(part, Field | Constant)
 
 
-def _native(part: Part) -> Column:
+def _native(part: Expression) -> Column:
     from pyspark.sql import functions as f
 
     match part:
@@ -101,7 +101,7 @@ def _known(column: Column) -> Column:
     return f.coalesce(column, f.lit(False))
 
 
-def _value(part: Part) -> Column:
+def _value(part: Expression) -> Column:
     from pyspark.sql import functions as f
 
     match part:
@@ -131,7 +131,7 @@ def _kind_of(value: object) -> Kind:
 # -- row by row
 
 
-def _by_row(part: Part) -> Column:
+def _by_row(part: Expression) -> Column:
     from pyspark.sql import functions as f
 
     names = sorted(_columns(part))
@@ -139,11 +139,11 @@ def _by_row(part: Part) -> Column:
     return answer(f.struct(*names) if names else f.struct(f.lit(True).alias("nothing")))
 
 
-def _columns(part: Part) -> set[str]:
+def _columns(part: Expression) -> set[str]:
     return {"payload" if one == "json" else one for one in _fields(part)}
 
 
-def _fields(part: Part) -> Iterator[str]:
+def _fields(part: Expression) -> Iterator[str]:
     match part:
         case Field(source=name):
             yield name

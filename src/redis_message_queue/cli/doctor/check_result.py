@@ -13,8 +13,8 @@ from redis.exceptions import NoPermissionError, ResponseError
 P = ParamSpec("P")
 
 
-class Level(StrEnum):
-    """How much a finding matters."""
+class CheckLevel(StrEnum):
+    """How much the result of a check matters."""
 
     OK = "ok"
     ADVICE = "advice"  # it works, and could be safer or faster
@@ -22,35 +22,35 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """One sentence about what was found, and one about what to change."""
 
-    level: Level
+    level: CheckLevel
     check: str
     found: str
     change: str | None = None
 
 
-def ok(check: str, found: str) -> Finding:
-    return Finding(level=Level.OK, check=check, found=found)
+def ok(check: str, found: str) -> CheckResult:
+    return CheckResult(level=CheckLevel.OK, check=check, found=found)
 
 
-def advice(check: str, found: str, change: str) -> Finding:
-    return Finding(level=Level.ADVICE, check=check, found=found, change=change)
+def advice(check: str, found: str, change: str) -> CheckResult:
+    return CheckResult(level=CheckLevel.ADVICE, check=check, found=found, change=change)
 
 
-def problem(check: str, found: str, change: str) -> Finding:
-    return Finding(level=Level.PROBLEM, check=check, found=found, change=change)
+def problem(check: str, found: str, change: str) -> CheckResult:
+    return CheckResult(level=CheckLevel.PROBLEM, check=check, found=found, change=change)
 
 
 def report_refusals(
     name: str,
-) -> Callable[[Callable[P, Iterator[Finding]]], Callable[P, Iterator[Finding]]]:
+) -> Callable[[Callable[P, Iterator[CheckResult]]], Callable[P, Iterator[CheckResult]]]:
     """Let a check that the server refuses end with a finding, so that the other checks go on."""
 
-    def decorate(check: Callable[P, Iterator[Finding]]) -> Callable[P, Iterator[Finding]]:
+    def decorate(check: Callable[P, Iterator[CheckResult]]) -> Callable[P, Iterator[CheckResult]]:
         @functools.wraps(check)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> Iterator[Finding]:
+        def checked(*args: P.args, **kwargs: P.kwargs) -> Iterator[CheckResult]:
             try:
                 yield from check(*args, **kwargs)
             except NoPermissionError as error:
