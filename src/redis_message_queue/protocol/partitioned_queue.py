@@ -11,12 +11,12 @@ from redis_message_queue.protocol.consume.received_message import ReceivedMessag
 from redis_message_queue.protocol.operate.growth import Grower, check_count, finish_growth
 from redis_message_queue.protocol.operate.operator import Operator
 from redis_message_queue.protocol.operate.partitioned_operator import PartitionedOperator
-from redis_message_queue.protocol.partitioned_scheduler import PartitionedScheduler
 from redis_message_queue.protocol.partitioned_store import PartitionedStore
 from redis_message_queue.protocol.publish.partitioned_publisher import PartitionedPublisher
 from redis_message_queue.protocol.publish.publisher import Publisher
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.protocol.schedules import Scheduler
+from redis_message_queue.protocol.scheduler import Scheduler
+from redis_message_queue.protocol.schedules import PartScheduler
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.errors import ConfigurationError
 
@@ -33,9 +33,9 @@ class PartitionedQueue(QueueProtocol):
         self._parts = tuple(QueueProtocol(options, one, message_class) for one in store.partitions)
         self._has_grown = False  # whether all partitions are known to have this number
         publishers = [Publisher(one.store, one.builder, self.emitter, self.gate) for one in self._parts]
-        self.scheduler = PartitionedScheduler(
+        self.scheduler = Scheduler(
             [
-                Scheduler(part.store, part.builder, publisher, self.gate)
+                PartScheduler(part.store, part.builder, publisher, self.gate)
                 for part, publisher in zip(self._parts, publishers, strict=True)
             ]
         )

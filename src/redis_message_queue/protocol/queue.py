@@ -15,8 +15,9 @@ from redis_message_queue.protocol.drain import DrainGate, drain
 from redis_message_queue.protocol.event_emitter import EventEmitter
 from redis_message_queue.protocol.operate.operator import Operator
 from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder
-from redis_message_queue.protocol.publish.publisher import Publisher
-from redis_message_queue.protocol.schedules import Scheduler
+from redis_message_queue.protocol.publish.publisher import Publisher, Publishes
+from redis_message_queue.protocol.scheduler import Scheduler
+from redis_message_queue.protocol.schedules import PartScheduler
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.stored.keys import QueueKeys
@@ -53,8 +54,9 @@ class QueueProtocol:
         self.is_stopped = self.gate.is_stopped  # whether consumers should take no fresh work
         self.builder = MessageBuilder(options, store)
         # It knows the parts, not the whole: a circle would keep the client's sockets open when the queue is gone.
-        self.publisher = Publisher(store, self.builder, self.emitter, self.gate)
-        self.scheduler = Scheduler(store, self.builder, self.publisher, self.gate)
+        publisher = Publisher(store, self.builder, self.emitter, self.gate)
+        self.publisher: Publishes = publisher
+        self.scheduler = Scheduler([PartScheduler(store, self.builder, publisher, self.gate)])
 
     @property
     def operator(self) -> Operator:

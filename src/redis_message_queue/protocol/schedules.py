@@ -97,8 +97,8 @@ class Details:
         return headers.encode(self.headers | about, "headers")
 
 
-class Scheduler:
-    """Defines and lists the schedules of a queue, and publishes their ticks."""
+class PartScheduler:
+    """Defines and lists the schedules of one part of a queue, and publishes their ticks."""
 
     def __init__(self, store: Store, builder: MessageBuilder, publisher: Publisher, gate: DrainGate) -> None:
         self._store = store

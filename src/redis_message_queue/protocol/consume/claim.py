@@ -179,8 +179,11 @@ class Claimant:
         """Report dead letters, and how their list was trimmed, at once: the claim may last much longer."""
         log_dead(self.queue_name, result.dead, result.cut)
 
-    async def on_tick(self, limit: float | None) -> None:
-        """A schedule has a tick that somebody should publish, before the ``limit``."""
+    def on_attempt(self, attempt: ClaimAttempt) -> None:
+        """The claim goes on with another attempt, in another part of the queue."""
+
+    async def on_tick(self, limit: float | None, part: int | None = None) -> None:
+        """A schedule of this part, or of any, has a tick that somebody should publish before the ``limit``."""
 
     def on_away(self, partition: int) -> bool:
         """A partition does not answer. Returns whether the claimant finds out when that changes."""

@@ -213,8 +213,11 @@ class Consumer(Claimant):
         if result.trim_error is not None:
             await self.settling.emit_trim_failed(result.trim_error)
 
-    async def on_tick(self, limit: float | None) -> None:
-        await self.queue.scheduler.publish_due(limit)
+    def on_attempt(self, attempt: ClaimAttempt) -> None:
+        self.attempt = attempt
+
+    async def on_tick(self, limit: float | None, part: int | None = None) -> None:
+        await self.queue.scheduler.publish_due(limit, part)
 
     def on_away(self, partition: int) -> bool:
         return self.watch is not None and self.watch(partition)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.consume.claim import (
@@ -64,9 +64,9 @@ class _Visit(Claimant):
     async def on_dead(self, result: ClaimResult) -> None:
         await self._claimant.on_dead(result)
 
-    async def on_tick(self, limit: float | None) -> None:
+    async def on_tick(self, limit: float | None, part: int | None = None) -> None:
         """Publish the ticks of this partition: the others have alarms of their own."""
-        await cast(Any, self._claimant).queue.scheduler.parts[self._number].publish_due(limit)
+        await self._claimant.on_tick(limit, self._number)
 
 
 class PartitionedClaimer:
@@ -351,8 +351,8 @@ class _Round:
         claimer = self._claimer
         if not self.claimant.has_time_limit and any(calls.has_connected for calls in claimer._calls_of):
             assert claimer._silent_since is not None
-            calls = next(calls for calls in claimer._calls_of if calls.away is not None)
-            error = cast(Exception, calls.away)
+            away = ((calls, calls.away) for calls in claimer._calls_of)
+            calls, error = next((calls, error) for calls, error in away if error is not None)
             raise calls.exhausted(error, "claim", max(claimer._failures), claimer._silent_since) from error
         for number, failures in enumerate(claimer._failures):
             if failures and not self.claimant.is_stopped():
@@ -403,7 +403,7 @@ class _Round:
         if self._claimer._number_of(self._attempt) != number or self._attempt.state is not IDLE:
             self._claimer.release(self._attempt, self.claimant)
             self._attempt = self._claimer._claimers[number].attempt()
-            cast(Any, self.claimant).attempt = self._attempt
+            self.claimant.on_attempt(self._attempt)
         return self._attempt
 
     async def _pass_on(self, taken_from: int, unused: Iterable[int]) -> None:

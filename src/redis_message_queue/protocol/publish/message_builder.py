@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis_message_queue.options.declared import QueueOptions
 from redis_message_queue.protocol.publish.sender import OutgoingMessage
@@ -29,6 +29,13 @@ Message = Any
 """A str or a dict, or what the codec of the queue encodes."""
 
 
+class RoutedMessage(NamedTuple):
+    """A message whose deduplication key has chosen its partition."""
+
+    payload: bytes
+    key: str
+
+
 @dataclass(frozen=True, slots=True)
 class PerCall:
     """What one publish says of its messages, instead of the options of the queue."""
@@ -37,7 +44,7 @@ class PerCall:
     deduplication_key: Any = None
     ttl_seconds: Any = None
     partition_key: Any = None
-    deduplication_keys: Sequence[str] | None = None  # of each message, where they are known already
+    routed: Sequence[RoutedMessage] | None = None  # each message, where its deduplication key has chosen a partition
 
 
 def per_call(headers: Any, deduplication_key: Any, ttl_seconds: Any, partition_key: Any = None) -> PerCall | None:
@@ -80,7 +87,8 @@ class MessageBuilder:
         """Return the message, ready to send."""
         ttl = None if given is None else self._checked(given)
         due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at, ttl)
-        outgoing = OutgoingMessage(self.encode(message))
+        routed = None if given is None or given.routed is None else given.routed[0]
+        outgoing = OutgoingMessage(self.encode(message) if routed is None else routed.payload)
         if tenant is not None:
             outgoing.tenant = tenant_name(tenant)
         outgoing.due = due
@@ -88,6 +96,8 @@ class MessageBuilder:
             outgoing.ttl_us = _microseconds(ttl)
             if given.deduplication_key is not None:
                 outgoing.marker = self._store.keys.deduplication(plain(given.deduplication_key), plain(tenant))
+        if routed is not None:
+            outgoing.marker = self._store.keys.deduplication(routed.key)
         if self._deduplicates and outgoing.marker is None:
             outgoing.marker = await self.marker(message, tenant, outgoing.payload)
         if self._get_headers is not None or given is not None:
@@ -129,8 +139,9 @@ class MessageBuilder:
         """
         ttl = None if given is None else self._checked(given)
         due, name = await self._due(delay_seconds, at, ttl), b"" if tenant is None else tenant_name(tenant)
-        encode = self.encode
-        outgoing = [OutgoingMessage(encode(one), None, name, due) for one in messages]
+        routed, encode = None if given is None else given.routed, self.encode
+        payloads = [encode(one) for one in messages] if routed is None else [one.payload for one in routed]
+        outgoing = [OutgoingMessage(payload, None, name, due) for payload in payloads]
         new = outgoing[repeated:]
         if ttl is not None:
             for one in outgoing:
@@ -138,9 +149,9 @@ class MessageBuilder:
         if given is not None and given.deduplication_key is not None:
             (only,) = outgoing  # `publish_many` takes no key
             only.marker = self._store.keys.deduplication(plain(given.deduplication_key), plain(tenant))
-        elif given is not None and given.deduplication_keys is not None:
-            for one, key in zip(new, given.deduplication_keys[repeated:], strict=True):
-                one.marker = self._store.keys.deduplication(key, plain(tenant))
+        elif routed is not None:
+            for one, known in zip(new, routed[repeated:], strict=True):
+                one.marker = self._store.keys.deduplication(known.key)
         elif self._deduplicates:
             for one, message in zip(new, messages[repeated:], strict=True):
                 one.marker = await self.marker(message, tenant, one.payload)
@@ -168,12 +179,15 @@ class MessageBuilder:
             ) from None
         return keys.deduplication(key, tenant)
 
-    async def deduplication_keys(self, messages: Sequence[Message]) -> list[str]:
-        """Return what names each message to the deduplication; raise if one of them cannot be published."""
+    async def route(self, messages: Sequence[Message]) -> list[RoutedMessage]:
+        """Return the payload and the deduplication key of each message; raise if one of them cannot be published."""
         payloads = [self.encode(one) for one in messages]
         prefix = self._store.keys.deduplication("")
         pairs = zip(messages, payloads, strict=True)
-        return [(await self.marker(one, None, payload)).removeprefix(prefix) for one, payload in pairs]
+        return [
+            RoutedMessage(payload, (await self.marker(one, None, payload)).removeprefix(prefix))
+            for one, payload in pairs
+        ]
 
     @staticmethod
     def _checked_key(key: Any) -> str:

@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from redis_message_queue.protocol.publish.confirm import Sent
-from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder, PerCall
+from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder, PerCall, RoutedMessage
 from redis_message_queue.protocol.publish.publisher import Publisher, listed
+from redis_message_queue.protocol.publish.sender import Published
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.stored.envelope import tenant_name
 from redis_message_queue.stored.partitioning import partition_of
@@ -32,7 +33,7 @@ class Part(NamedTuple):
     done_before: int  # how many messages of the call are certainly published if this part fails
 
 
-class PartitionedPublisher(Publisher):
+class PartitionedPublisher:
     """Publishes to one partition or another.
 
     The partition key decides; else the tenant, else the deduplication key; messages without any take turns.
@@ -89,9 +90,9 @@ class PartitionedPublisher(Publisher):
         if repeat_of is not None:
             number, _ = self._of_repeat(repeat_of)
         elif number is None and self._deduplicates:
-            (key,) = await self._builder.deduplication_keys([message])
-            number = partition_of(key, len(self._publishers))
-            given = replace(given or PerCall(), deduplication_key=key)
+            routed = await self._builder.route([message])
+            number = partition_of(routed[0].key, len(self._publishers))
+            given = replace(given or PerCall(), routed=routed)
         publisher = self._publishers[self._next() if number is None else number]
         return await publisher.publish(
             message, tenant=tenant, delay_seconds=delay_seconds, at=at, repeat_of=repeat_of, given=given
@@ -131,6 +132,10 @@ class PartitionedPublisher(Publisher):
 
         return await self._spread(submit, "receipts", listed(messages), tenant, repeat_of, given)
 
+    async def emit_published(self, ids: Sequence[bytes], published: Published, started: float) -> None:
+        """Emit an event for each message of a chunk: the partitions have one emitter."""
+        await self._publishers[0].emit_published(ids, published, started)
+
     async def _spread(
         self,
         send: Callable[..., Awaitable[list[T]]],
@@ -141,15 +146,15 @@ class PartitionedPublisher(Publisher):
         given: PerCall | None,
     ) -> list[T]:
         """Send each part to its partition. Returns the results in the order of the messages."""
-        number, keys = self._of_call(tenant, given), None
+        number, routed = self._of_call(tenant, given), None
         if number is None and self._deduplicates:
-            keys = await self._builder.deduplication_keys(messages)
+            routed = await self._builder.route(messages)
         found: dict[int, T] = {}
         deadline = self._port.now() + self._options.pending_overload_block_timeout_seconds
-        for part in self._parts(len(messages), number, keys, repeat_of):
+        for part in self._parts(len(messages), number, routed, repeat_of):
             own = given
-            if keys is not None:
-                own = replace(given or PerCall(), deduplication_keys=[keys[place] for place in part.places])
+            if routed is not None:
+                own = replace(given or PerCall(), routed=[routed[place] for place in part.places])
             some = [messages[place] for place in part.places]
             try:
                 results = await send(part.number, some, repeat_of=repeat_of, given=own, deadline=deadline)
@@ -164,7 +169,7 @@ class PartitionedPublisher(Publisher):
         self,
         count: int,
         number: int | None,
-        keys: Sequence[str] | None,
+        routed: Sequence[RoutedMessage] | None,
         repeat_of: PublishNotConfirmedError | None,
     ) -> Iterable[Part]:
         first = 0
@@ -177,15 +182,15 @@ class PartitionedPublisher(Publisher):
             return
         for start in range(first, count, _AT_ONCE):
             places = range(start, min(start + _AT_ONCE, count))
-            yield from [Part(self._next(), places, start)] if keys is None else self._grouped(places, keys)
+            yield from [Part(self._next(), places, start)] if routed is None else self._grouped(places, routed)
 
-    def _grouped(self, places: range, keys: Sequence[str]) -> Iterable[Part]:
+    def _grouped(self, places: range, routed: Sequence[RoutedMessage]) -> Iterable[Part]:
         """Group messages by the partitions of their keys.
 
         If a later group fails, the earlier ones are published again as duplicates. Only a publish that must be
         confirmed cannot be repeated so: then a part is a run of neighbours.
         """
-        numbers = [partition_of(keys[place], len(self._publishers)) for place in places]
+        numbers = [partition_of(routed[place].key, len(self._publishers)) for place in places]
         if self._options.confirm_replicas is not None or self._options.confirm_fsync:
             start = 0
             for at in range(1, len(places) + 1):

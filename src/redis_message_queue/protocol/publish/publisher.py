@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from redis_message_queue.protocol.drain import DrainGate
 from redis_message_queue.protocol.event_emitter import EventEmitter
@@ -39,6 +39,47 @@ class SentMessage(NamedTuple):
     id: bytes
     accepted: bool
     marker: str | None  # the Redis key that remembers its deduplication key
+
+
+class Publishes(Protocol):
+    """Publishes messages: `Publisher`, or what chooses a partition for each message."""
+
+    async def publish(
+        self,
+        message: Message,
+        *,
+        tenant: str | None = None,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+        repeat_of: PublishNotConfirmedError | None = None,
+        given: PerCall | None = None,
+    ) -> bool: ...
+
+    async def publish_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        tenant: str | None = None,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+        repeat_of: PublishNotConfirmedError | None = None,
+        given: PerCall | None = None,
+        deadline: float | None = None,
+    ) -> list[bool]: ...
+
+    async def submit_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        tenant: str | None = None,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+        repeat_of: PublishNotConfirmedError | None = None,
+        given: PerCall | None = None,
+        deadline: float | None = None,
+    ) -> list[Receipt]: ...
+
+    async def emit_published(self, ids: Sequence[bytes], published: Published, started: float) -> None: ...
 
 
 class Publisher:
