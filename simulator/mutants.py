@@ -333,7 +333,7 @@ MUTANTS = (
     ),
     Mutant(
         "the marks of a message that is found in another partition stay",
-        "protocol/operate/partitioned_operator.py",
+        "protocol/operate/operator.py",
         patch=_replaced(Canceller, "withdraw", _withdraw_nothing),
     ),
     Mutant(

@@ -10,6 +10,7 @@ from redis.exceptions import ResponseError
 
 from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard.text import age, clock, messages, one_line
+from redis_message_queue.protocol.operate.part_operator import PartOperator
 from redis_message_queue.values.messages import MessageRecord, TraceEntry, moment
 
 # Entries of the journal that one page reads: backwards from its end, or from the end of the message; and then forwards
@@ -68,7 +69,7 @@ async def history_of(queue: RedisMessageQueue, message_id: str, record: MessageR
 async def _journal_of(
     queue: RedisMessageQueue, message_id: str, record: MessageRecord | None
 ) -> tuple[list[TraceEntry], str]:
-    finder = queue._protocol.operator.finder
+    finder = PartOperator(queue._protocol).finder
     if not await finder.has_journal():
         return [], _NO_JOURNAL
     ended = record.finished_at if record else None

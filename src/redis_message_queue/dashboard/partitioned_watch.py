@@ -20,7 +20,7 @@ from redis_message_queue.dashboard.sample import (
 )
 from redis_message_queue.dashboard.verdict import Finding, Level, findings, unreachable
 from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, QueueWatch, Watch, urgency
-from redis_message_queue.protocol.operate.partitioned_operator import in_order, summed
+from redis_message_queue.protocol.operate.operator import in_order, summed
 
 _AT_ONCE = 4  # partitions that are read at the same time
 _SHOWN = 100  # partitions on the page of the queue

@@ -9,7 +9,7 @@ from typing import Literal
 from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard.sample import Sampler
 from redis_message_queue.protocol.operate.condition import RECORD, WAITING, condition
-from redis_message_queue.protocol.operate.partitioned_operator import in_order
+from redis_message_queue.protocol.operate.operator import in_order
 from redis_message_queue.protocol.operate.reader import PeekSource
 from redis_message_queue.protocol.operate.record_pairs import record_of_stored
 from redis_message_queue.values.messages import MessageRecord

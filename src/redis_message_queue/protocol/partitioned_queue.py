@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from redis_message_queue.options.declared import QueueOptions
 from redis_message_queue.protocol.consume.claim import Claim
 from redis_message_queue.protocol.consume.handoff import HandOff
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
-from redis_message_queue.protocol.operate.growth import Grower, check_count, finish_growth
-from redis_message_queue.protocol.operate.operator import Operator
-from redis_message_queue.protocol.operate.partitioned_operator import PartitionedOperator
+from redis_message_queue.protocol.operate.growth import check_count, finish_growth
 from redis_message_queue.protocol.partitioned_store import PartitionedStore
 from redis_message_queue.protocol.publish.partitioned_publisher import PartitionedPublisher
 from redis_message_queue.protocol.publish.publisher import Publisher
@@ -53,12 +49,6 @@ class PartitionedQueue(QueueProtocol):
             f"the queue {self.options.name!r} has {len(self._parts)} partitions, each with its own keys; use "
             f"queue.partition(number).key, with a number from 0 to {len(self._parts) - 1}"
         )
-
-    @property
-    def operator(self) -> Operator:
-        operators = [one.operator for one in self._parts]
-        grower = Grower(self._parts[0].store, is_whole=True)
-        return cast(Operator, PartitionedOperator(operators, self._check_count, grower))
 
     async def _check_count(self) -> None:
         """Raise if the queue has another number of partitions; bring along those that a growth has not come to."""

@@ -13,7 +13,9 @@ from redis_message_queue.protocol.consume.received_message import ReceivedMessag
 from redis_message_queue.protocol.consume.settle import TerminalList
 from redis_message_queue.protocol.drain import DrainGate, drain
 from redis_message_queue.protocol.event_emitter import EventEmitter
+from redis_message_queue.protocol.operate.growth import Grower
 from redis_message_queue.protocol.operate.operator import Operator
+from redis_message_queue.protocol.operate.part_operator import PartOperator
 from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder
 from redis_message_queue.protocol.publish.publisher import Publisher, Publishes
 from redis_message_queue.protocol.scheduler import Scheduler
@@ -61,11 +63,17 @@ class QueueProtocol:
     @property
     def operator(self) -> Operator:
         """What an operator does with this queue; custom gateways refuse it."""
-        return Operator(self)
+        operators = [PartOperator(one) for one in self.parts]
+        first = self.parts[0].store
+        grower = Grower(first, is_whole=len(self.parts) == first.calls.partitions)
+        return Operator(operators, self._check_count, grower)
+
+    async def _check_count(self) -> None:
+        """Raise if the queue has another number of parts; one part checks that when it reads."""
 
     async def count_behind_retries(self) -> int:
         """Return how many messages wait behind a retry of their tenant, in a queue that keeps their order."""
-        return sum([await part.operator.reader.behind_retries() for part in self.parts])
+        return sum([await PartOperator(part).reader.behind_retries() for part in self.parts])
 
     def hand_off_of(self, claim: Claim) -> HandOff:
         """How a handler settles this message and publishes its results in one step; custom gateways refuse it."""

@@ -1,34 +1,229 @@
-"""What operators do with a live queue."""
+"""What operators do with a live queue: the same in each of its parts, and one answer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
-from redis_message_queue.protocol.operate.cancel import Canceller
+from redis_message_queue.protocol.operate.cancel import CancelOutcome
 from redis_message_queue.protocol.operate.growth import Grower
-from redis_message_queue.protocol.operate.pages import PageReader
-from redis_message_queue.protocol.operate.pause import Pauser
-from redis_message_queue.protocol.operate.purge import Purger
-from redis_message_queue.protocol.operate.reader import QueueReader
-from redis_message_queue.protocol.operate.redrive import Redriver
-from redis_message_queue.protocol.operate.trace import MessageFinder
+from redis_message_queue.protocol.operate.part_operator import PartOperator
+from redis_message_queue.values.checks import whole_number
+from redis_message_queue.values.errors import JournalError, LuaScriptError, PartitionCountError
+from redis_message_queue.values.messages import MessageRecord, QueueStats, RedriveSummary, TraceEntry
 
-if TYPE_CHECKING:
-    from redis_message_queue.protocol.queue import QueueProtocol
+T = TypeVar("T")
+
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 class Operator:
-    """Reads and pauses a queue, removes and redrives messages; a custom gateway may not support it."""
+    """Asks all parts of a queue for what a `PartOperator` does with one, and checks their number first."""
 
-    def __init__(self, queue: QueueProtocol) -> None:
-        store = queue.store
-        store.capabilities.require("operators")
-        pages = PageReader(store.calls)
-        self.reader = QueueReader(store, pages)
-        leased = store.options.message_visibility_timeout_seconds is not None
-        self.finder = MessageFinder(pages, decode=store.decodes, leased=leased)
-        self.canceller = Canceller(store.calls, queue.emitter)
-        self.grower = Grower(store, is_whole=store.calls.partitions == 1)
-        self.pauser = Pauser(store.calls, pages)
-        self.purger = Purger(store.calls, pages)
-        self.redriver = Redriver(store, pages, queue.builder if queue.options.deduplication else None, queue.emitter)
+    def __init__(self, operators: Sequence[PartOperator], check: Callable[[], Awaitable[None]], grower: Grower) -> None:
+        self.grower = grower
+        self.reader = _Reader(operators, check)
+        self.finder = _Finder(operators, check)
+        self.canceller = _Canceller(operators, check)
+        self.pauser = _Pauser(operators, check, grower)
+        self.purger = _Purger(operators, check)
+        self.redriver = _Redriver(operators, check)
+
+
+class _EachPart:
+    def __init__(self, operators: Sequence[PartOperator], check: Callable[[], Awaitable[None]]) -> None:
+        self._operators = operators
+        self._check = check
+
+    async def _of_each(self, ask: Callable[[PartOperator], Awaitable[T]]) -> list[T]:
+        await self._check()
+        return [await ask(one) for one in self._operators]
+
+
+class _Reader(_EachPart):
+    async def stats(self, oldest: bool) -> QueueStats:
+        return summed(await self._of_each(lambda one: one.reader.stats(oldest)))
+
+    async def tenants(self, max_tenants: int) -> dict[str, int]:
+        """Return how many messages of each tenant wait, in turns of the partitions."""
+        parts = await self._of_each(lambda one: one.reader.tenants(max_tenants))
+        waiting: dict[str, int] = {}
+        for tenant, count in _in_turn([list(one.items()) for one in parts]):
+            waiting[tenant] = waiting.get(tenant, 0) + count
+        return dict(itertools.islice(waiting.items(), max_tenants))
+
+    async def tenant_length(self, tenant: str) -> int:
+        return sum(await self._of_each(lambda one: one.reader.tenant_length(tenant)))
+
+    async def records(self, source: str, count: int) -> list[MessageRecord]:
+        parts = await self._of_each(lambda one: one.reader.records(source, count))
+        return in_order(parts, source)[:count]
+
+    async def peek(self, count: int, source: str, tenant: str | None) -> list[MessageRecord]:
+        """Return the next messages: of waiting ones and those in flight, one of each partition in turn."""
+        return in_order(await self._of_each(lambda one: one.reader.peek(count, source, tenant)), source)[:count]
+
+
+class _Finder(_EachPart):
+    async def get(self, message_id: str, max_messages: int) -> MessageRecord | None:
+        await self._check()
+        for one in self._operators:
+            if (record := await one.finder.get(message_id, max_messages)) is not None:
+                return record
+        return None
+
+    async def trace(self, message_id: str, max_entries: int) -> list[TraceEntry]:
+        """Return what the journals say: a message has only ever been in one partition."""
+        await self._check()
+        missing: JournalError | None = None
+        without = 0
+        for one in self._operators:
+            try:
+                if entries := await one.finder.trace(message_id, max_entries):
+                    return entries
+            except JournalError as error:  # a partition that had no message yet has no journal either
+                missing, without = error, without + 1
+        if missing is not None and without == len(self._operators):
+            raise missing
+        return []
+
+
+class _Canceller(_EachPart):
+    async def cancel(self, message_id: str) -> CancelOutcome:
+        """Ask one partition after the other until one knows the message; it is marked where messages wait.
+
+        A message stays in its partition: if one knows it, the marks in others are withdrawn.
+        """
+        await self._check()
+        marked: list[PartOperator] = []
+        refusal: LuaScriptError | None = None
+        for one in self._operators:
+            try:
+                found = await one.canceller.cancel(message_id)
+            except LuaScriptError as error:  # no memory for a mark; the message may be delayed in another partition
+                refusal = refusal or error
+                continue
+            if found in ("cancelled", "in_flight"):
+                for other in marked:
+                    await other.canceller.withdraw(message_id)
+                return found
+            if found == "marked":
+                marked.append(one)
+        if refusal is not None:
+            raise refusal
+        return "marked" if marked else "unknown"
+
+
+class _Pauser(_EachPart):
+    def __init__(self, operators: Sequence[PartOperator], check: Callable[[], Awaitable[None]], grower: Grower) -> None:
+        super().__init__(operators, check)
+        self._grower = grower
+
+    async def pause(self, tenant: str | None = None) -> bool:
+        """Pause all partitions, or the tenant in all of them. Returns whether any was running."""
+        return await self._send(tenant, pauses=True)
+
+    async def resume(self, tenant: str | None = None) -> bool:
+        """Resume all partitions, or the tenant in all of them. Returns whether any was paused."""
+        return await self._send(tenant, pauses=False)
+
+    async def _send(self, tenant: str | None, *, pauses: bool) -> bool:
+        """Begin with the first partition, from which new ones get their pauses.
+
+        If the queue grows after that, go on with all partitions that it has then: a pause holds for all or for none.
+        """
+        await self._check()
+        first, *others = [one.pauser for one in self._operators]
+        has_changed = await first.send(tenant, pauses=pauses)
+        try:
+            changes = [await one.send(tenant, pauses=pauses) for one in others]
+        except PartitionCountError:
+            changes = [await one.send(tenant, pauses=pauses) for one in await self._grower.pausers()]
+        if has_changed or any(changes):
+            has_changed = True
+            self._operators[0].pauser.log_change(tenant, pauses=pauses)
+        return has_changed
+
+    async def is_paused(self, tenant: str | None = None) -> bool:
+        """Return whether all partitions are paused."""
+        return all(await self._of_each(lambda one: one.pauser.is_paused(tenant)))
+
+    async def paused_tenants(self, max_tenants: int) -> dict[str, datetime]:
+        """Return the tenants that are paused in any partition, and since when."""
+        found: dict[str, datetime] = {}
+        for part in await self._of_each(lambda one: one.pauser.paused_tenants(max_tenants)):
+            for tenant, since in part.items():
+                found[tenant] = min(since, found.get(tenant, since))
+        return dict(sorted(found.items())[:max_tenants])
+
+
+class _Purger(_EachPart):
+    async def purge(self, target: str) -> int:
+        return sum(await self._of_each(lambda one: one.purger.purge(target)))
+
+    async def delete_tenant_queue(self, tenant: str) -> int:
+        return sum(await self._of_each(lambda one: one.purger.delete_tenant_queue(tenant)))
+
+
+class _Redriver(_EachPart):
+    async def redrive(
+        self,
+        source: str,
+        max_messages: int | None,
+        where: Callable[[MessageRecord], Any] | None,
+        dry_run: bool,
+        respect_deduplication: bool,
+    ) -> RedriveSummary:
+        """Redrive partition by partition. A message stays in its partition."""
+        whole_number("max_messages", max_messages, optional=True)
+        await self._check()
+        matched = redriven = suppressed = 0
+        for one in self._operators:
+            left = None if max_messages is None else max_messages - matched
+            if left == 0:
+                break
+            done = await one.redriver.redrive(source, left, where, dry_run, respect_deduplication)
+            matched, redriven, suppressed = (
+                matched + done.matched,
+                redriven + done.redriven,
+                suppressed + done.suppressed,
+            )
+        return RedriveSummary(matched=matched, redriven=redriven, suppressed=suppressed)
+
+
+def summed(parts: Sequence[QueueStats]) -> QueueStats:
+    """Return the sums. A tenant with messages in two partitions counts twice; it is paused in all of them."""
+    fields = ("pending", "processing", "delayed", "completed", "failed", "dead_letters", "tenants")
+    ages = [one.oldest_pending_seconds for one in parts if one.oldest_pending_seconds is not None]
+    return QueueStats(
+        **{name: sum(getattr(one, name) for one in parts) for name in fields},
+        oldest_pending_seconds=max(ages, default=None),
+        paused=all(one.paused for one in parts),
+        paused_tenants=max(one.paused_tenants for one in parts),
+    )
+
+
+def in_order(parts: Sequence[Sequence[MessageRecord]], source: str) -> list[MessageRecord]:
+    """Return what each partition has of a source as one list: terminal lists newest first, else the next one first."""
+    if len(parts) == 1:
+        return list(parts[0])
+    if source in ("completed", "failed", "dead_letters"):
+        return _newest_first(parts)
+    if source == "delayed":
+        return sorted(itertools.chain(*parts), key=lambda one: one.due_at or _LONG_AGO)
+    return _in_turn(parts)
+
+
+def _newest_first(parts: Sequence[Sequence[MessageRecord]]) -> list[MessageRecord]:
+    return sorted(itertools.chain(*parts), key=lambda one: one.finished_at or _LONG_AGO, reverse=True)
+
+
+def _in_turn(parts: Sequence[Sequence[T]]) -> list[T]:
+    """Return the first of each part, then the second of each, and so on."""
+    rows = itertools.zip_longest(*parts, fillvalue=_MISSING)
+    return [one for row in rows for one in row if one is not _MISSING]
+
+
+_MISSING: Any = object()

@@ -26,20 +26,6 @@ class Pauser:
         self._calls = calls
         self._pages = pages
 
-    async def pause(self, tenant: str | None = None) -> bool:
-        """Let no consumer claim a message any more. Returns whether they could before."""
-        paused = await self.send(tenant, pauses=True)
-        if paused:
-            self.log_change(tenant, pauses=True)
-        return paused
-
-    async def resume(self, tenant: str | None = None) -> bool:
-        """Let consumers claim again, and wake them. Returns whether they were stopped."""
-        resumed = await self.send(tenant, pauses=False)
-        if resumed:
-            self.log_change(tenant, pauses=False)
-        return resumed
-
     async def is_paused(self, tenant: str | None = None) -> bool:
         """Return whether the queue, or the tenant, is paused."""
         field = _QUEUE if tenant is None else _TENANT + tenant_name(tenant)

@@ -25,7 +25,7 @@ T = TypeVar("T", bool, Receipt)
 _AT_ONCE = 1_000  # messages without a key that go to the same partition, and messages that are grouped by their keys
 
 
-class Part(NamedTuple):
+class Share(NamedTuple):
     """Messages of one call that go to the same partition, by their places in the call."""
 
     number: int
@@ -171,20 +171,20 @@ class PartitionedPublisher:
         number: int | None,
         routed: Sequence[RoutedMessage] | None,
         repeat_of: PublishNotConfirmedError | None,
-    ) -> Iterable[Part]:
+    ) -> Iterable[Share]:
         first = 0
         if repeat_of is not None:
             there, first = self._of_repeat(repeat_of)
-            yield Part(there, range(min(first, count)), 0)
+            yield Share(there, range(min(first, count)), 0)
         if number is not None:
             if first < count or count == 0:
-                yield Part(number, range(first, count), first)
+                yield Share(number, range(first, count), first)
             return
         for start in range(first, count, _AT_ONCE):
             places = range(start, min(start + _AT_ONCE, count))
-            yield from [Part(self._next(), places, start)] if routed is None else self._grouped(places, routed)
+            yield from [Share(self._next(), places, start)] if routed is None else self._grouped(places, routed)
 
-    def _grouped(self, places: range, routed: Sequence[RoutedMessage]) -> Iterable[Part]:
+    def _grouped(self, places: range, routed: Sequence[RoutedMessage]) -> Iterable[Share]:
         """Group messages by the partitions of their keys.
 
         If a later group fails, the earlier ones are published again as duplicates. Only a publish that must be
@@ -195,17 +195,17 @@ class PartitionedPublisher:
             start = 0
             for at in range(1, len(places) + 1):
                 if at == len(places) or numbers[at] != numbers[start]:
-                    yield Part(numbers[start], places[start:at], places[start])
+                    yield Share(numbers[start], places[start:at], places[start])
                     start = at
             return
         groups: dict[int, list[int]] = {}
         for place, number in zip(places, numbers, strict=True):
             groups.setdefault(number, []).append(place)
         for number, some in groups.items():
-            yield Part(number, some, places[0])
+            yield Share(number, some, places[0])
 
     @staticmethod
-    def _note(error: Exception, attribute: str, part: Part, found: dict[int, T], total: int) -> None:
+    def _note(error: Exception, attribute: str, part: Share, found: dict[int, T], total: int) -> None:
         """Let an error say which messages need not be published again: the first ones, without a gap."""
         results = [found[place] for place in range(part.done_before)]
         if list(part.places) == list(range(part.done_before, part.done_before + len(part.places))):
