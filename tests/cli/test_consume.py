@@ -226,6 +226,6 @@ def test_a_server_that_is_silent_for_a_while_is_not_taken_for_an_empty_queue(rmq
     with FaultyProxy(clean_server.port) as proxy:
         for name in ("claim", "take"):
             proxy.meet(name, PASS, BLACK_HOLE, BLACK_HOLE)
-        url = f"redis://127.0.0.1:{proxy.port}?socket_timeout=2"
+        url = f"redis://127.0.0.1:{proxy.port}?socket_timeout=4"
         ended = rmq("consume", "orders", "--batch-size", "1", "--url", url)
     assert (ended.status, ended.out) == (ExitStatus.OK, "one\ntwo\n"), ended.err
