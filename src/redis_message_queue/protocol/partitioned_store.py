@@ -36,6 +36,7 @@ class PartitionCalls(Calls):
         self._all: list[PartitionCalls] = [] if first is None else first._all
         self._all.append(self)
         self._answer_seconds = 0.0  # what the last answer to a claim took
+        self._has_opened = False  # whether it took longer, because the partition was opened meanwhile
         names = script("open_queue").keys
         self._open = Command(script("open_queue"), script_keys(keys, names, counted=keys.counted))
 
@@ -49,9 +50,12 @@ class PartitionCalls(Calls):
 
     def has_answered(self, seconds: float = 0.0) -> None:
         super().has_answered()
-        self._answer_seconds = seconds or self._answer_seconds
+        if seconds:
+            self._answer_seconds = 0.0 if self._has_opened else seconds
+            self._has_opened = False
 
     async def _open_queue(self, limit: float | None, drains: bool, field: str, weights: Sequence[Argument]) -> None:
+        self._has_opened = True
         if self._first is not None:
             if self._first.away is not None and self._first.watchers:
                 raise self._first.away  # a loop must not wait for it
