@@ -61,7 +61,14 @@ class PartitionCalls(Calls):
                 raise self._first.away  # a loop must not wait for it
             await self._first._open_queue(limit, drains, "", ())
             await self._follow_first(self._first, limit)
-        await super()._open_queue(limit, drains, field, weights)
+        try:
+            await super()._open_queue(limit, drains, field, weights)
+        except PartitionCountError:
+            if self._first is None:
+                raise
+            # A client that had asked the first partition before it grew has opened this one since then.
+            await self._follow_first(self._first, limit)
+            await super()._open_queue(limit, drains, field, weights)
 
     async def _follow_first(self, first: PartitionCalls, limit: float | None) -> None:
         """Bring a partition to the number and the shared state of the first one, which has the number of this client.
