@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from redis_message_queue.spark.job_options import parse_time
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.conservation import JournalRange, balance, held_at_the_end
@@ -41,6 +40,7 @@ from redis_message_queue.spark.jobs.report import (
     statistics_of,
 )
 from redis_message_queue.spark.jobs.statistics import ReportStatistics, jain
+from redis_message_queue.spark.time_options import parse_time
 from redis_message_queue.values.errors import ArchiveError, ConfigurationError
 from tests import tables
 from tests.depth import often
