@@ -328,7 +328,7 @@ MUTANTS = (
     Mutant(
         "a late repetition seals what a query has filled since",
         f"{LUA}/seal_batch.lua",
-        "if part < filled then return sealed end\n",
+        "if part < last_part then return sealed end\n",
         "",
         ("tests/lua/test_groups.py",),
     ),

@@ -8,7 +8,7 @@ from pyspark.sql import types as t
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.spark import consumer_group, tables
-from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.consumer_group import GroupPart
 from redis_message_queue.spark.options import SourceOptions, TableOptions
 from redis_message_queue.spark.table_reader import TableReader
 from redis_message_queue.spark.tables import table_schema
@@ -113,7 +113,7 @@ def test_many_that_are_due_at_the_same_time_are_all_there(queue, read, page):
 
 def claim_batch(client, group, count, *, seal=True, ack=False):
     """A batch of a query that does not run any more."""
-    query = ConsumerGroup(client, SourceOptions(url="redis://unused", queue="orders", consumer_group=group))
+    query = GroupPart(client, SourceOptions(url="redis://unused", queue="orders", consumer_group=group))
     query.acquire_group()
     query.recover()
     assert query.fill_batch(count) == count

@@ -17,7 +17,7 @@ from redis_message_queue.protocol.operate.record_pairs import RecordPair, pair, 
 from redis_message_queue.protocol.port import Argument
 from redis_message_queue.spark import journal
 from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader
-from redis_message_queue.spark.consumer_group import batch_length, page_size, split_members
+from redis_message_queue.spark.consumer_group import BatchSize, split_members
 from redis_message_queue.spark.options import TableOptions, split_names
 from redis_message_queue.spark.rows import message_columns, messages_schema, parse_stored, payload_type
 from redis_message_queue.spark.time_options import microseconds
@@ -235,10 +235,10 @@ class ClaimedTable(QueueTable):
         """Return the batches of a group: whether each is sealed, how much of it to read at once, and its length."""
         (found,) = reader.read(("HGETALL", reader.keys.group(group)))
         fields = found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
-        acked, sealed = (batch_length(fields.get(name)) for name in (b"acked", b"sealed"))
+        acked, sealed = (BatchSize.read(fields.get(name)).messages for name in (b"acked", b"sealed"))
         for number in sorted(int(name) for name in fields if name.isdigit() and int(name) > acked):
-            counts = fields[b"%d" % number]
-            yield group, number, number <= sealed, page_size(counts), batch_length(counts)
+            batch = BatchSize.read(fields[b"%d" % number])
+            yield group, number, number <= sealed, batch.page, batch.places
 
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
         ((group, number, is_sealed, size, start, stop),) = wanted.pieces
