@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from redis_message_queue.protocol.loop.prefetcher import Prefetcher
 from redis_message_queue.protocol.operate.cancel import Canceller
 from redis_message_queue.protocol.publish.partitioned_publisher import PartitionedPublisher
 from redis_message_queue.protocol.schedule_timing import Timing
-from redis_message_queue.spark.consumer_group import BatchSize, ConsumerGroup, GroupPart
 from redis_message_queue.stored.scripts import Script, all_names, script
 from simulator.oracle.invariants import INVARIANTS
 from simulator.plan import plan_of
@@ -78,30 +77,6 @@ def _replaced(target: Any, name: str, value: Any) -> Callable[[], AbstractContex
 
 
 # -- bugs in the protocol
-
-_seal_batches = ConsumerGroup.seal_batches
-_batch = GroupPart.batch
-
-
-def _remember_own_slices(self: ConsumerGroup) -> list[int]:
-    """A replay is cut by the options of its own run."""
-    for one in self.parts:
-        one.own_slices = self._min_slices  # type: ignore[attr-defined]
-    return _seal_batches(self)
-
-
-def _batch_in_own_slices(self: GroupPart, number: int) -> BatchSize | None:
-    found = _batch(self, number)
-    return found and found._replace(slices=min(found.places, getattr(self, "own_slices", found.slices)))
-
-
-@contextmanager
-def _in_own_slices() -> Iterator[None]:
-    with (
-        mock.patch.object(ConsumerGroup, "seal_batches", _remember_own_slices),
-        mock.patch.object(GroupPart, "batch", _batch_in_own_slices),
-    ):
-        yield
 
 
 async def _ack_before_the_handler(self: Any, work_item: Any) -> None:
@@ -266,11 +241,6 @@ MUTANTS = (
         "a batch whose handler raised is acknowledged",
         "protocol/consume/batch_block.py",
         patch=_replaced(BatchBlock, "leave", _leave_and_ack_everything),
-    ),
-    Mutant(
-        "a replay reads a batch in other slices than the run before",
-        "spark/consumer_group.py",
-        patch=_in_own_slices,
     ),
     Mutant(
         "requeued messages go to the back of their queue",
