@@ -17,6 +17,7 @@ from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.operator_methods import OperatorMethods
 from redis_message_queue.asyncio.redis_gateway import RedisGateway
 from redis_message_queue.asyncio.run_loop import Loop, wrapped
+from redis_message_queue.asyncio.tenant import Tenant
 from redis_message_queue.options import declared as options
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
@@ -374,6 +375,17 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             wait_for_retries=wait_for_retries,
         )
         return await Loop(self._protocol, options).run()
+
+    def tenant(self, name: str) -> Tenant[M]:
+        """Return one tenant's own queue.
+
+        Args:
+            name: The tenant.
+
+        Raises:
+            ConfigurationError: The name is empty or too long.
+        """
+        return Tenant[M](self, name)
 
     def current_message(self) -> ReceivedMessage[M] | None:
         """Return the message that the handler around this call is working on, or None outside of a handler.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Generic
 
-from redis_message_queue.asyncio.tenant import Tenant
 from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.operate.cancel import CancelOutcome
 from redis_message_queue.protocol.operate.purge import PurgeTarget
@@ -341,14 +340,3 @@ class OperatorMethods(Generic[M]):
             GatewayContractError: The queue has a custom gateway.
         """
         return await self._protocol.operator.reader.tenants(max_tenants)
-
-    def tenant(self, name: str) -> Tenant[M]:
-        """Return one tenant's own queue.
-
-        Args:
-            name: The tenant.
-
-        Raises:
-            ConfigurationError: The name is empty or too long.
-        """
-        return Tenant[M](self._protocol, name)

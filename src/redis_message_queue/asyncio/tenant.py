@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.received_message import M
-from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.stored.envelope import tenant_name
+
+if TYPE_CHECKING:
+    from redis_message_queue.asyncio.message_queue import RedisMessageQueue
 
 
 class Tenant(ProcessBound, Generic[M]):
     """One tenant's own queue within a shared queue."""
 
-    def __init__(self, protocol: QueueProtocol, name: str) -> None:
+    def __init__(self, queue: RedisMessageQueue[M], name: str) -> None:
         tenant_name(name)
         self.name = self._tenant = name
-        self._protocol = protocol
+        self._queue = queue
+        self._protocol = queue._protocol
 
     async def publish(self, message: M, *, delay_seconds: float | None = None, at: datetime | None = None) -> bool:
         """Add a message to this tenant's queue. Returns False if deduplication suppressed it.
@@ -31,8 +34,7 @@ class Tenant(ProcessBound, Generic[M]):
         Raises:
             Exception: What `RedisMessageQueue.publish` raises.
         """
-        publisher = self._protocol.publisher
-        return await publisher.publish(message, tenant=self.name, delay_seconds=delay_seconds, at=at)
+        return await self._queue.publish(message, tenant=self.name, delay_seconds=delay_seconds, at=at)
 
     async def publish_many(
         self,
@@ -51,8 +53,7 @@ class Tenant(ProcessBound, Generic[M]):
         Raises:
             Exception: What `RedisMessageQueue.publish_many` raises.
         """
-        publisher = self._protocol.publisher
-        return await publisher.publish_many(messages, tenant=self.name, delay_seconds=delay_seconds, at=at)
+        return await self._queue.publish_many(messages, tenant=self.name, delay_seconds=delay_seconds, at=at)
 
     async def length(self) -> int:
         """Return how many of its messages wait, without delayed ones and those in processing.
@@ -86,7 +87,7 @@ class Tenant(ProcessBound, Generic[M]):
         Raises:
             GatewayContractError: The queue has a custom gateway.
         """
-        return await self._protocol.operator.pauser.pause(self.name)
+        return await self._queue.pause(tenant=self.name)
 
     async def resume(self) -> bool:
         """Let consumers claim its messages again, and return whether it was paused.
@@ -94,12 +95,12 @@ class Tenant(ProcessBound, Generic[M]):
         Raises:
             GatewayContractError: The queue has a custom gateway.
         """
-        return await self._protocol.operator.pauser.resume(self.name)
+        return await self._queue.resume(tenant=self.name)
 
     async def is_paused(self) -> bool:
-        """Return whether it is paused. The whole queue may be paused nevertheless.
+        """Return whether this tenant is paused. The queue can be paused even if this is False.
 
         Raises:
             GatewayContractError: The queue has a custom gateway.
         """
-        return await self._protocol.operator.pauser.is_paused(self.name)
+        return await self._queue.is_paused(tenant=self.name)

@@ -29,6 +29,7 @@ from redis_message_queue.sync.message import ReceivedMessage
 from redis_message_queue.sync.operator_methods import OperatorMethods
 from redis_message_queue.sync.redis_gateway import RedisGateway
 from redis_message_queue.sync.run_loop import Loop, wrapped
+from redis_message_queue.sync.tenant import Tenant
 from redis_message_queue.values import checks
 from redis_message_queue.values.errors import PublishNotConfirmedError
 from redis_message_queue.values.messages import Receipt
@@ -390,6 +391,17 @@ class RedisMessageQueue(OperatorMethods[M], ProcessBound):
             wait_for_retries=wait_for_retries,
         )
         return Loop(self._protocol, options).run()
+
+    def tenant(self, name: str) -> Tenant[M]:
+        """Return one tenant's own queue.
+
+        Args:
+            name: The tenant.
+
+        Raises:
+            ConfigurationError: The name is empty or too long.
+        """
+        return Tenant[M](self, name)
 
     def current_message(self) -> ReceivedMessage[M] | None:
         """Return the message that the handler around this call is working on, or None outside of a handler.

@@ -13,7 +13,6 @@ from redis_message_queue.protocol.operate.reader import PeekSource, RecordSource
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.schedules import MissedTicks
-from redis_message_queue.sync.tenant import Tenant
 from redis_message_queue.values.messages import MessageRecord, QueueStats, RedriveSummary, Schedule, TraceEntry
 
 
@@ -342,14 +341,3 @@ class OperatorMethods(Generic[M]):
             GatewayContractError: The queue has a custom gateway.
         """
         return finish(self._protocol.operator.reader.tenants(max_tenants))
-
-    def tenant(self, name: str) -> Tenant[M]:
-        """Return one tenant's own queue.
-
-        Args:
-            name: The tenant.
-
-        Raises:
-            ConfigurationError: The name is empty or too long.
-        """
-        return Tenant[M](self._protocol, name)
