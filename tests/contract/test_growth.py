@@ -295,12 +295,21 @@ async def test_a_partition_that_is_opened_with_the_old_number_meanwhile_grows_as
     """An object with the old number asks the first partition before the growth, and opens another one during it."""
     await part(parted(shell, 2), 0).publish("first")
     has_asked, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        has_asked.set()
+        go.wait(LIMIT_SECONDS)
+
+    def go_on() -> None:
+        go.set()
+        publishing.result(LIMIT_SECONDS)
+
     with LossyRedis.from_url(shell.server.url) as client:
-        client.losses = Meanwhile(lambda: (has_asked.set(), go.wait(LIMIT_SECONDS)), nth=2, only="open_queue")
+        client.losses = Meanwhile(wait, nth=2, only="open_queue")
         slow = redis_message_queue.RedisMessageQueue("q", client=client, partitions=2)
         publishing = start(slow.partition(1).publish, "second")
         assert has_asked.wait(LIMIT_SECONDS)
-        losses = Meanwhile(lambda: (go.set(), publishing.result(LIMIT_SECONDS)), nth=2, only="open_queue")
+        losses = Meanwhile(go_on, nth=2, only="open_queue")
         assert await Awaited(parted(shell, 2, client=client_with(shell, losses))).grow_partitions(4) == 2
     assert losses.happened
     assert (await parted(shell, 4).run(shell.callback(lambda message: None), until_empty=True)).handled == 2
