@@ -37,7 +37,7 @@ from redis_message_queue.version import __version__
 
 @dataclass(frozen=True, kw_only=True)
 class QueueArguments(options.QueueArguments):
-    """What the constructor takes, with the types of this package."""
+    """The arguments of the constructor, with the types of this package."""
 
     client: redis.asyncio.Redis | redis.asyncio.RedisCluster | None = None
     gateway: AbstractRedisGateway | None = None

@@ -129,7 +129,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         if is_in_use or any(loop is not running for loop in open_loops(self._client)):
             raise ConfigurationError(
                 "this asyncio queue, or its client, was used on another event loop, and its connections belong to that "
-                "one; nothing was sent. Make the client and the queue in the loop that uses them, once for each "
+                "one; nothing was sent; make the client and the queue in the loop that uses them, once for each "
                 "asyncio.run()"
             )
         self._loop = weakref.ref(running)
@@ -173,8 +173,8 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         if packed is not None and self._direct is not None and not self._line.locked():
             if self.process() != self.owner_pid or self._loop() is not asyncio.get_running_loop():
                 self._our_client()
-            # The usual case: redis-py's own timeout is all that it needs.
-            is_timed = innermost_attempt_end() is not None or self._usual.is_timed
+            # The fast path: redis-py's own timeout is all that it needs.
+            is_timed = innermost_attempt_end() is not None or self._default_limits.is_timed
             (reply,) = await self._direct.exchange(packed, 1, self._attempt().ends_at() if is_timed else math.inf)
             if type(reply) in _ANSWERS:
                 return reply

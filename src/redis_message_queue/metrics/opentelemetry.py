@@ -20,7 +20,7 @@ try:
     from opentelemetry.trace import TracerProvider
 except ImportError as error:
     raise MissingExtraError(
-        "redis_message_queue.metrics.opentelemetry needs opentelemetry. Run: pip install 'redis-exact-queue[metrics]'"
+        "redis_message_queue.metrics.opentelemetry needs opentelemetry; run: pip install 'redis-exact-queue[metrics]'"
     ) from error
 
 from redis_message_queue.metrics.meter import QueueMeter

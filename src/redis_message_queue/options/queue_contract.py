@@ -1,4 +1,4 @@
-"""What the methods of a queue take, return and raise, described once for both shells.
+"""The methods of a queue, described once for both shells: arguments, results and errors.
 
 Each shell overrides every method, with its own types. `help()`, editors and the reference page find the text here.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class OperatorContract:
-    """What operators do with a queue, safe while others work on it."""
+    """The methods for operators, safe while others work on the queue."""
 
     def stats(self, *args: Any, **kwargs: Any) -> Any:
         """Count the messages of the queue, by where they are.
@@ -285,7 +285,7 @@ class OperatorContract:
 
 
 class QueueContract:
-    """What producers and consumers do with a queue."""
+    """The methods for producers and consumers."""
 
     @property
     def key(self) -> Any:
@@ -535,7 +535,7 @@ class QueueContract:
 
 
 class TenantContract:
-    """What can be done with one tenant's own queue."""
+    """The methods of one tenant's own queue."""
 
     def publish(self, *args: Any, **kwargs: Any) -> Any:
         """Add a message to this tenant's queue. Returns False if deduplication suppressed it.
@@ -607,7 +607,7 @@ class TenantContract:
 
 
 class BatchContract:
-    """What can be done with single messages of a batch."""
+    """The methods that settle single messages of a batch."""
 
     def ack(self, *args: Any, **kwargs: Any) -> Any:
         """Acknowledge this message now. Returns False if its lease was lost.

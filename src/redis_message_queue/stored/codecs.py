@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Codec(Protocol[T]):
-    """What a queue needs to turn its messages into payloads and back. Subclass nothing: two methods are enough."""
+    """Turns messages into payloads and back. Subclass nothing: two methods are enough."""
 
     def encode(self, message: T) -> bytes:
         """Return the payload of a message. Equal messages should have equal payloads.
@@ -173,7 +173,7 @@ class PydanticCodec(Generic[T]):
         try:
             from pydantic import TypeAdapter
         except ImportError:
-            raise MissingExtraError("PydanticCodec needs pydantic 2. Run: pip install 'pydantic>=2'") from None
+            raise MissingExtraError("PydanticCodec needs pydantic 2; run: pip install 'pydantic>=2'") from None
         self._kind = kind
         self._adapter: Any = TypeAdapter(kind)
 
@@ -203,7 +203,7 @@ class MsgspecCodec(Generic[T]):
         try:
             import msgspec
         except ImportError:
-            raise MissingExtraError("MsgspecCodec needs msgspec. Run: pip install msgspec") from None
+            raise MissingExtraError("MsgspecCodec needs msgspec; run: pip install msgspec") from None
         if format not in ("json", "msgpack"):
             raise ConfigurationTypeError(f"format must be 'json' or 'msgpack', not {format!r}")
         library: Any = getattr(msgspec, format)

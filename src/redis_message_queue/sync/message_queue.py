@@ -39,7 +39,7 @@ from redis_message_queue.version import __version__
 
 @dataclass(frozen=True, kw_only=True)
 class QueueArguments(options.QueueArguments):
-    """What the constructor takes, with the types of this package."""
+    """The arguments of the constructor, with the types of this package."""
 
     client: redis.Redis | redis.RedisCluster | None = None
     gateway: AbstractRedisGateway | None = None

@@ -1,4 +1,4 @@
-"""What operators ask of a queue, for the blocking shell."""
+"""The methods for operators, in the blocking shell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redis_message_queue.values.messages import MessageRecord, QueueStats, Redri
 
 
 class OperatorMethods(OperatorContract, Generic[M]):
-    """What operators do with a queue, safe while others work on it."""
+    """The methods for operators, safe while others work on the queue."""
 
     _protocol: QueueProtocol
 
