@@ -69,6 +69,22 @@ _BAD_REQUESTS = (ConfigurationError, PayloadTypeError, PayloadValueError)
 Page = Callable[[Request], Awaitable[Response]]
 
 
+def _environment() -> Environment:
+    """Return the templates with what all of them use."""
+    templates = Environment(
+        loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    templates.filters |= {name: getattr(text, name) for name in ("age", "clock", "count", "one_line", "rate")}
+    templates.globals |= {
+        "Level": Level,
+        "SOURCES": SOURCES,
+        "REDRIVEN": REDRIVEN,
+        "CANCELLED": CANCELLED,
+        "points": text.points,
+    }
+    return templates
+
+
 class Dashboard:
     """An ASGI application that shows queues to people on call. Run it with `rmq dashboard`, or mount it in your own."""
 
@@ -119,18 +135,12 @@ class Dashboard:
         self._stopped = asyncio.Event()
         # Raises for a name that no queue can have.
         self._named_keys = {self._open_named(name).key.pending for name in self._names}
-        self._templates = Environment(
-            loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-        )
-        self._templates.filters |= {name: getattr(text, name) for name in ("age", "clock", "count", "one_line", "rate")}
-        self._templates.globals |= {
-            "Level": Level,
-            "SOURCES": SOURCES,
-            "REDRIVEN": REDRIVEN,
-            "CANCELLED": CANCELLED,
-            "points": text.points,
-        }
-        self._app = Starlette(
+        self._templates = _environment()
+        self._app = self._starlette()
+
+    def _starlette(self) -> Starlette:
+        """Return the application behind the access checks."""
+        return Starlette(
             routes=[
                 Route("/", self._overview),
                 Route("/queue", self._queue),
