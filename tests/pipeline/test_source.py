@@ -268,6 +268,26 @@ def test_a_reader_that_waits_is_woken_by_a_publish(queue, reader, client):
     timer.join()
 
 
+@pytest.mark.promise("An idle streaming query sends Redis some ten commands a second, those in its scripts included.")
+@pytest.mark.parametrize("journal", [False, True], ids=["", "with a journal"])
+def test_an_idle_query_costs_few_commands(client, reader, monkeypatch, journal):
+    """Counted for each time that it has waited, which is a second. Its lease is renewed beside it, every 2.5 s."""
+    RedisMessageQueue(QUEUE, client=client, journal=journal).publish("message 0")
+    monkeypatch.setattr(consumer_group, "_WAIT_SECONDS", 0.02)
+    one = reader(lease_seconds=3_600)
+    end = one.latestOffset({"batch": 0}, TEN)
+    one.commit(end)
+    for _ in range(2):  # the first look after a batch does not wait before it
+        one.latestOffset(end, TEN)
+        one.reportLatestOffset()
+    client.config_resetstat()
+    for _ in range(20):
+        assert one.latestOffset(end, TEN) == end
+        assert one.reportLatestOffset() is not None
+    sent = sum(command["calls"] for command in client.info("commandstats").values())
+    assert sent <= 8 * 20 + 1  # and the reset
+
+
 @pytest.mark.promise("`AvailableNow` reads what is pending at its start and nothing later.")
 def test_available_now_stops_at_the_depth_noted_at_its_start(queue, reader):
     queue.publish_many(numbered(15))

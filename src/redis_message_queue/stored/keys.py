@@ -122,13 +122,14 @@ KEY_MAP = (
         "HASH",
         "The progress of a streaming query: its `epoch`, its `holder` and the `deadline` of that holder, the last "
         "claim numbers that are `sealed`, `acked`, `cleared` and `released`, and for each claim how many messages it "
-        "has, how many of them were delivered before, and the bytes of the largest. `part` and `dead` are the last "
-        "answer, in case the call is repeated.",
+        "has, how many were rejected, in how many slices it is read, how many were delivered before, and the bytes of "
+        "the largest. `part` and `dead` are the last answer, in case the call is repeated.",
     ),
     KeyKind(
         "group::<group>::<number>",
         "LIST",
-        "The messages of one claim of a streaming query, in order. A delivery count other than 1 precedes its message.",
+        "The messages of one claim of a streaming query, in order. A delivery count other than 1 precedes its message, "
+        "and a message that was rejected leaves a `-`.",
     ),
     KeyKind(
         "groups",
