@@ -448,12 +448,9 @@ def in_tasks(one: QueueStreamReader, start: dict[str, Any], end: dict[str, Any])
     return [[row[0] for batch in one.read(part) for row in batch] for part in one.partitions(start, end)]
 
 
-SAME_TASKS = pytest.mark.promise(
+@pytest.mark.promise(
     "A replay of a micro-batch reads the same rows in the same tasks, whatever the options are by then."
 )
-
-
-@SAME_TASKS
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_replay_reads_the_slices_of_the_run_before_with_another_min_partitions(client, reader, partitions):
     """The sink makes its keys from the number of the task: other slices would publish rows twice."""
@@ -472,7 +469,9 @@ def test_a_replay_reads_the_slices_of_the_run_before_with_another_min_partitions
     assert len(again.partitions(end, following)) >= 9, "the new option counts from the next batch"
 
 
-@SAME_TASKS
+@pytest.mark.promise(
+    "A replay of a micro-batch reads the same rows in the same tasks, whatever the options are by then."
+)
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_replay_without_invalid_payloads_has_every_other_row_in_its_slice(client, reader, partitions):
     queue = RedisMessageQueue(QUEUE, client=client, partitions=partitions, codec=bytes)
