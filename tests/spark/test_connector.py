@@ -2,14 +2,17 @@
 
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 from pyspark.errors import PySparkException
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.spark import register
+from redis_message_queue.spark import QueueListener, register, translate_errors
+from redis_message_queue.values.errors import CorruptMessageError, JobError, PayloadTypeError
 from tests.docs.pages import DOCS, blocks_of, keeps
 from tests.pipeline.test_connector import HERE
+from tests.spark.streaming_query import begun, wait_for
 
 pytestmark = pytest.mark.topic("Data pipeline")
 
@@ -55,12 +58,30 @@ def test_what_is_wrong_with_an_option_reaches_the_user(spark):
     assert "hush" not in str(caught.value)
 
 
-def test_what_is_wrong_with_a_row_reaches_the_user(spark, clean_server):
+@pytest.mark.promise("`translate_errors` raises an error of the source, the sink or a table as one line.")
+def test_what_is_wrong_with_a_row_reaches_the_user_in_one_line(spark, clean_server):
     register(spark)
     rows = spark.sql("select string(null) as payload")
-    with pytest.raises(PySparkException) as caught:
+    with pytest.raises(PayloadTypeError, match=r"^column payload is null in a row, .*$") as caught, translate_errors():
         rows.write.format("redis_message_queue").options(url=clean_server.url, queue="orders").mode("append").save()
-    assert "redis_message_queue.values.errors.PayloadTypeError: column payload is null in a row" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(JobError, match=r"^the query failed: \[\w+.*$"), translate_errors("the query"):
+        spark.sql("select nothing").collect()
+
+
+@pytest.mark.promise("`translate_errors` raises an error of the source, the sink or a table as one line.")
+def test_what_is_wrong_with_a_stream_reaches_the_user_in_one_line(spark, clean_server, client, tmp_path, caplog):
+    register(spark)
+    RedisMessageQueue("orders", client=client, codec=bytes).publish(b"\xff")
+    listener = QueueListener()
+    spark.streams.addListener(listener)
+    stream = spark.readStream.format("redis_message_queue").options(url=clean_server.url, queue="orders").load()
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    query = begun(writer)
+    with pytest.raises(CorruptMessageError, match=r"^a payload is not UTF-8\. Read all .*$"), translate_errors():
+        query.awaitTermination()
+    wait_for(lambda: f"the streaming query {query.id} failed: CorruptMessageError: a payload is not" in caplog.text)
+    spark.streams.removeListener(listener)
 
 
 def run_block(code, names):
@@ -90,7 +111,9 @@ def test_the_page_about_spark_does_what_it_says(spark, clean_server, client, tmp
         code = code.replace("s3://bucket/checkpoints/items", str(tmp_path))
         code = code.replace("start_http_server(9000", "start_http_server(0")  # 9000 may be taken
         code = code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()")
-        run_block(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
+        raises = pytest.raises(PayloadTypeError) if "with translate_errors" in code else nullcontext()
+        with raises:
+            run_block(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
         for line, promise in block.promises.items():
             assert keeps(promise, [said[line]])
     assert sorted(one.payload or "" for one in RedisMessageQueue("items", client=client).peek(10)) == [
