@@ -23,7 +23,7 @@ from redis_message_queue.protocol.consume.batch_block import BatchBlock
 from redis_message_queue.protocol.consume.partitioned_claimer import _Round
 from redis_message_queue.protocol.loop.prefetcher import Prefetcher
 from redis_message_queue.protocol.operate.cancel import Canceller
-from redis_message_queue.protocol.publish.partitioned_publisher import PartitionedPublisher
+from redis_message_queue.protocol.publish.publisher import Publisher
 from redis_message_queue.protocol.schedule_timing import Timing
 from redis_message_queue.stored.scripts import Script, all_names, script
 from simulator.oracle.invariants import INVARIANTS
@@ -480,8 +480,8 @@ MUTANTS = (
     ),
     Mutant(
         "a message without a tenant goes to the first partition, whatever its key is",
-        "protocol/publish/partitioned_publisher.py",
-        patch=_replaced(PartitionedPublisher, "_of_call", lambda self, tenant, given: None if tenant else 0),
+        "protocol/publish/publisher.py",
+        patch=_replaced(Publisher, "_part_of_call", lambda self, tenant, given: None if tenant else 0),
     ),
     Mutant(
         "an acknowledgement goes to the first partition",

@@ -130,8 +130,10 @@ class World:
     def publish(self, *payloads: bytes, **details: Any) -> None:
         """Publish each message with its own id."""
         for payload in payloads:
-            sent = self.stores[0].sender.send(
-                chunk_ids(payload * 16, 1), [OutgoingMessage(payload, **details)], lambda: False
+            sent = (
+                self.stores[0]
+                .senders[0]
+                .send(chunk_ids(payload * 16, 1), [OutgoingMessage(payload, **details)], lambda: False)
             )
             assert finish(sent).accepted == [True]
 
@@ -217,7 +219,7 @@ class Sequences(RuleBasedStateMachine):
     def publish_many(self, at: int, chunk: list["Draft"], loss: Loss | None) -> None:
         """Publish tenants, delays and duplicates in any mixture."""
         ids, outgoing = self._named(NAME, chunk)
-        sender = self.world.stores[at].sender
+        sender = self.world.stores[at].senders[0]
         self._compare(outgoing, self.attempt(at, loss, lambda: finish(sender.send(ids, outgoing, lambda: False))))
 
     def _compare(self, outgoing: list[OutgoingMessage], published: Published | None) -> None:
@@ -483,7 +485,7 @@ def test_no_more_messages_are_dropped_than_need_be(client: redis.Redis) -> None:
     world.publish(b"a", tenant=b"ann")
     world.publish(b"1", b"2", tenant=b"bob")
     chunk = [OutgoingMessage(b"b", tenant=b"ann"), OutgoingMessage(b"3", tenant=b"bob")]
-    published = finish(world.stores[0].sender.send(chunk_ids(b"chunk" * 4, 2), chunk, lambda: False))
+    published = finish(world.stores[0].senders[0].send(chunk_ids(b"chunk" * 4, 2), chunk, lambda: False))
     assert (published.accepted, len(published.dropped)) == ([True, True], 1)
     assert (world.waiting("ann"), world.waiting("bob")) == ([b"a", b"b"], [b"2", b"3"])
 

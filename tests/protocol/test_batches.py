@@ -213,7 +213,7 @@ def test_what_a_batch_has_lost_to_others_is_reported_message_by_message():
 def test_what_cannot_be_decoded_leaves_its_batch_for_the_dead_letters():
     for lost in losses(calls=3, kinds=(REQUEST, REPLY)):
         setup = Setup()
-        sender = setup.store().sender
+        sender = setup.store().senders[0]
         for payload in (b"0", b"\xff", b"2"):
             finish(sender.send([setup.port().new_id()], [OutgoingMessage(payload)], lambda: False))
         queue = setup.queue(setup.port(lost, decodes=True))

@@ -511,7 +511,7 @@ def test_two_threads_that_begin_a_repetition_together_free_one_slot():
     queue = setup.queue(port)
     error = unconfirmed(queue)
     port.followers.in_step = 1
-    begun = [queue.store.sender.send_again(queue.store.sender.find_sent(error, [b"a"])) for _ in range(2)]
+    begun = [queue.store.senders[0].send_again(queue.store.senders[0].find_sent(error, [b"a"])) for _ in range(2)]
     assert finish(begun[0]).accepted
     with suppress(ConfigurationError):
         finish(begun[1])

@@ -290,7 +290,7 @@ def test_what_cannot_be_decoded_is_dead_lettered_once_wherever_that_is_broken_of
     def setup() -> Setup:
         fresh = Setup(message_visibility_timeout_seconds=lease)
         for payload in (b"\xff", b"1"):
-            sender = fresh.store().sender
+            sender = fresh.store().senders[0]
             finish(sender.send([fresh.port().new_id()], [OutgoingMessage(payload)], lambda: False))
         return fresh
 

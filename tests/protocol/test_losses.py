@@ -348,7 +348,7 @@ def test_passing_on_a_wakeup_ends_at_the_limit_of_its_claim(seconds: float):
     """A claim with a time limit must be over then; a lost wake-up costs the others a slice."""
     setup = Setup(retry_budget_seconds=10.0)
     port = setup.port(dict.fromkeys(range(500), REQUEST))
-    claimer, started = setup.store(port).part.claimer, port.now()
+    claimer, started = setup.store(port).parts[0].claimer, port.now()
     finish(claimer.notify(started + seconds))
     assert port.now() - started <= seconds + 0.01
 
@@ -412,7 +412,7 @@ def test_a_deduplicated_publish_whose_reply_was_lost_is_not_its_own_duplicate():
 
 def test_a_dropped_message_is_reported_though_the_reply_was_lost():
     setup = Setup(max_pending_length=1, pending_overload_policy="drop_oldest", **RETRIES)
-    sender = setup.store(setup.port({1: REPLY})).sender
+    sender = setup.store(setup.port({1: REPLY})).senders[0]
     first, second = chunk_ids(b"1" * 16, 1), chunk_ids(b"2" * 16, 1)
     finish(sender.send(first, [OutgoingMessage(b"a")], lambda: False))
     published = finish(sender.send(second, [OutgoingMessage(b"b")], lambda: False))

@@ -30,7 +30,7 @@ def full(seconds: float = 1.0, **settings: object) -> Setup:
 
 
 def publish(setup: Setup, port: MemoryPort, *, stopped=lambda: False):
-    return finish(setup.store(port).sender.send([port.new_id()], [OutgoingMessage(b"second")], stopped))
+    return finish(setup.store(port).senders[0].send([port.new_id()], [OutgoingMessage(b"second")], stopped))
 
 
 def make_room(setup: Setup) -> None:
@@ -132,7 +132,7 @@ def test_a_duplicate_is_told_though_the_queue_is_full():
 
 def test_the_oldest_are_dropped_and_named():
     setup = Setup(max_pending_length=2, pending_overload_policy="drop_oldest")
-    sender = setup.store().sender
+    sender = setup.store().senders[0]
     ids = [chunk_ids(bytes([number]) * 16, 1)[0] for number in range(4)]
     dropped = [
         finish(sender.send([name], [OutgoingMessage(b"%d" % number)], lambda: False)).dropped
@@ -197,7 +197,7 @@ def test_a_chunk_is_there_once_whatever_is_lost():
     for lost in product(range(4), range(4)):
         for ways in product((REQUEST, REPLY, late(0), late(1)), repeat=2):
             setup = Setup()
-            sender = setup.store(setup.port(dict(zip(lost, ways, strict=True)))).sender
+            sender = setup.store(setup.port(dict(zip(lost, ways, strict=True)))).senders[0]
             marker = setup.keys.deduplication("red")
             chunk = [
                 OutgoingMessage(b"0", tenant=b"ann"),
@@ -265,7 +265,7 @@ def test_each_message_of_a_chunk_keeps_what_it_has(kinds: tuple[str, str]):
         for place, kind in enumerate(kinds)
     ]
     ids = chunk_ids(port.new_id(), 2)
-    assert finish(store.sender.send(ids, news, lambda: False)).accepted == [True, True]
+    assert finish(store.senders[0].send(ids, news, lambda: False)).accepted == [True, True]
     found = {"bare": setup.pending, "key": setup.pending, "tenant": setup.in_tenant_queues, "late": setup.delayed}
     assert all(one.payload in found[kind] for one, kind in zip(news, kinds, strict=True))
     assert len(setup.waiting) == 2

@@ -29,7 +29,7 @@ class Waiter(Listener):
     def __init__(self, setup: Setup, port: MemoryPort | None = None) -> None:
         self.port = port or setup.port()
         super().__init__()
-        self.claimer: Claimer = setup.store(self.port).part.claimer
+        self.claimer: Claimer = setup.store(self.port).parts[0].claimer
         self.attempt = self.claimer.attempt()
         self.retries: list[tuple[Exception, int]] = []
 
@@ -466,7 +466,7 @@ def test_a_timer_owner_that_only_ends_its_wait_notifies_as_well():
     assert setup.is_notified  # its sleep was too short to be on watch, but it may have had the wake-up of one that was
     setup.memory.take_token(setup.keys.wakeup)
     watcher = Waiter(setup)
-    setup.memory.at(0.1, lambda: finish(setup.store().part.claimer.notify()))
+    setup.memory.at(0.1, lambda: finish(setup.store().parts[0].claimer.notify()))
     stop_at = watcher.port.now() + 0.05
     assert not watcher.claim(0.5, lambda: watcher.port.now() > stop_at).claims
     assert setup.is_notified

@@ -8,8 +8,6 @@ from redis_message_queue.protocol.consume.handoff import HandOff
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.operate.growth import check_count, finish_growth
 from redis_message_queue.protocol.partitioned_store import PartitionedStore
-from redis_message_queue.protocol.publish.partitioned_publisher import PartitionedPublisher
-from redis_message_queue.protocol.publish.publisher import Publisher
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.scheduler import Scheduler
 from redis_message_queue.protocol.schedules import PartScheduler
@@ -28,15 +26,8 @@ class PartitionedQueue(QueueProtocol):
         super().__init__(options, store, message_class)
         self._parts = tuple(QueueProtocol(options, one, message_class) for one in store.partitions)
         self._has_grown = False  # whether all partitions are known to have this number
-        publishers = [Publisher(one.store, one.builder, self.emitter, self.gate) for one in self._parts]
         self.scheduler = Scheduler(
-            [
-                PartScheduler(part.store, part.builder, publisher, self.gate)
-                for part, publisher in zip(self._parts, publishers, strict=True)
-            ]
-        )
-        self.publisher = PartitionedPublisher(
-            publishers, store.partitions, self._parts[0].builder, deduplicates=options.deduplication
+            [PartScheduler(part.store, part.builder, self.publisher, self.gate) for part in self._parts]
         )
 
     @property

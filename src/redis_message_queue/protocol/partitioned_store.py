@@ -110,16 +110,17 @@ class PartitionedStore(Store):
 
     def __init__(self, port: Port, partitions: Sequence[RedisStore]) -> None:
         self.partitions = tuple(partitions)
-        first = self.partitions[0]
+        first, parts = self.partitions[0], tuple(part for one in partitions for part in one.parts)
         super().__init__(
             port,
             first.keys,
             first.options,
             first.decodes,
-            first.sender,
-            PartitionedClaimer([one.part.claimer for one in partitions], [one.calls for one in partitions]),
-            PartitionedSettler([one.part.settler for one in partitions], [one.calls for one in partitions]),
+            tuple(part.sender for part in parts),
+            PartitionedClaimer([part.claimer for part in parts], [part.calls for part in parts]),
+            PartitionedSettler([part.settler for part in parts], [part.calls for part in parts]),
             PartitionedCapabilities(),
+            parts,
         )
 
 

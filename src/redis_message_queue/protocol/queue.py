@@ -18,7 +18,7 @@ from redis_message_queue.protocol.operate.growth import Grower
 from redis_message_queue.protocol.operate.operator import Operator
 from redis_message_queue.protocol.operate.part_operator import PartOperator
 from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder
-from redis_message_queue.protocol.publish.publisher import Publisher, Publishes
+from redis_message_queue.protocol.publish.publisher import Publisher
 from redis_message_queue.protocol.scheduler import Scheduler
 from redis_message_queue.protocol.schedules import PartScheduler
 from redis_message_queue.protocol.store import Store
@@ -57,9 +57,8 @@ class QueueProtocol:
         self.is_stopped = self.gate.is_stopped  # whether consumers should take no fresh work
         self.builder = MessageBuilder(options, store)
         # It knows the parts, not the whole: a circle would keep the client's sockets open when the queue is gone.
-        publisher = Publisher(store, self.builder, self.emitter, self.gate)
-        self.publisher: Publishes = publisher
-        self.scheduler = Scheduler([PartScheduler(store, self.builder, publisher, self.gate)])
+        self.publisher = Publisher(store, self.builder, self.emitter, self.gate)
+        self.scheduler = Scheduler([PartScheduler(store, self.builder, self.publisher, self.gate)])
 
     def with_options(self, **changes: Any) -> Self:
         """Return the same queue with some options changed; it has the messages, but not the drain, of this one."""

@@ -9,17 +9,17 @@ from typing import Protocol
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.capabilities import Capabilities
-from redis_message_queue.protocol.consume.claim import Claim, Claimant, Claimer, ClaimResult
+from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimResult
 from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt, Unconfirmed
 from redis_message_queue.protocol.consume.settle import (
     Acks,
     Cancellations,
     PiggybackedAck,
     Settled,
-    Settler,
     SettleReason,
     TerminalList,
 )
+from redis_message_queue.protocol.parts import Part
 from redis_message_queue.protocol.port import Port, Runtime
 from redis_message_queue.protocol.publish.confirm import Sent
 from redis_message_queue.protocol.publish.sender import OutgoingMessage, Published, Sender
@@ -29,6 +29,9 @@ from redis_message_queue.values.errors import PublishNotConfirmedError
 
 class Sends(Protocol):
     """Sends messages: `Sender`, or a custom gateway."""
+
+    @property
+    def keys(self) -> QueueKeys: ...
 
     @property
     def direct(self) -> Sender | None: ...
@@ -123,27 +126,21 @@ class Store:
     keys: QueueKeys
     options: GatewayOptions
     decodes: bool  # whether the user wants text instead of bytes
-    sender: Sends
+    senders: tuple[Sends, ...]  # one for each part
     claimer: Claims
     settler: Settles
     capabilities: Capabilities = field(default_factory=Capabilities)
-    calls: Calls = field(init=False)  # not set behind a custom gateway: require a capability before you use them
+    parts: tuple[Part, ...] = ()  # none behind a custom gateway: require a capability before you use them
 
-
-class Part:
-    """One part of a queue in Redis: its calls, and what sends, claims and settles its messages by our scripts."""
-
-    def __init__(self, calls: Calls) -> None:
-        self.calls = calls
-        self.sender = Sender(calls)
-        self.claimer = Claimer(calls)
-        self.settler = Settler(calls)
+    @property
+    def calls(self) -> Calls:
+        """The calls of the first part."""
+        return self.parts[0].calls
 
 
 class RedisStore(Store):
     """Keeps messages in Redis, by our scripts."""
 
     def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions, calls: Calls | None = None) -> None:
-        self.calls = Calls(port, keys, options) if calls is None else calls
-        self.part = part = Part(self.calls)
-        super().__init__(port, keys, options, port.decodes, part.sender, part.claimer, part.settler)
+        part = Part(Calls(port, keys, options) if calls is None else calls)
+        super().__init__(port, keys, options, port.decodes, (part.sender,), part.claimer, part.settler, parts=(part,))

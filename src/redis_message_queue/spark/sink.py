@@ -298,7 +298,7 @@ class BulkPublisher:
     def _send(self, store: RedisStore, messages: Sequence[OutgoingMessage]) -> None:
         for chunk in chunks(messages, self._rules):
             ids = chunk_ids(new_id(), len(chunk))
-            accepted = finish(store.sender.send(ids, chunk, never_stop, self._block_seconds)).accepted
+            accepted = finish(store.parts[0].sender.send(ids, chunk, never_stop, self._block_seconds)).accepted
             self.count.published += sum(accepted)
             self.count.suppressed += len(accepted) - sum(accepted)
 

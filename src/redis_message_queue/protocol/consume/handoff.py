@@ -88,6 +88,7 @@ class HandOff:
                 queue.gate.refuse_if_shut()
                 await queue.store.calls.prepare()
                 outgoing = await queue.builder.build(message, **details)
+                outgoing.mark(queue.store.keys)
             except RedisMessageQueueError as error:
                 error.locate(queue.options.name, "complete")
                 raise

@@ -88,7 +88,7 @@ class CustomGatewaySender:
     def __init__(self, gateway: Any, runtime: Runtime, keys: QueueKeys, capabilities: Capabilities) -> None:
         self._gateway = gateway
         self._runtime = runtime
-        self._keys = keys
+        self.keys = keys
         self._capabilities = capabilities
 
     @property
@@ -108,10 +108,10 @@ class CustomGatewaySender:
         message, accepted = one.payload.decode(), True
         with in_override(stopped) as context:
             if one.marker is None:
-                answer = await self._runtime.call_user(gateway.add_message, self._keys.pending, message)
+                answer = await self._runtime.call_user(gateway.add_message, self.keys.pending, message)
                 _value(answer, gateway, "add_message")
             else:
-                answer = await self._runtime.call_user(gateway.publish_message, self._keys.pending, message, one.marker)
+                answer = await self._runtime.call_user(gateway.publish_message, self.keys.pending, message, one.marker)
                 accepted = _true_or_false(answer, gateway, "publish_message")
         return replace(context.published or Published([]), accepted=[accepted])
 
@@ -284,7 +284,7 @@ class CustomGatewayStore(Store):
         capabilities = Capabilities.of_custom(gateway, publishes=True, consumes=True, has_client=False)
         super().__init__(
             *(runtime, keys, options, False),
-            sender=CustomGatewaySender(gateway, runtime, keys, capabilities),
+            senders=(CustomGatewaySender(gateway, runtime, keys, capabilities),),
             claimer=CustomGatewayClaimer(gateway, runtime, keys, leased=leased),
             settler=CustomGatewaySettler(gateway, runtime, keys, capabilities),
             capabilities=capabilities,
@@ -296,7 +296,7 @@ def override_operations(store: Store, gateway: Any, *, publishes: bool, consumes
     custom = CustomGatewayStore(gateway, store.port, store.keys, store.options)
     store.capabilities = Capabilities.of_custom(gateway, publishes=publishes, consumes=consumes, has_client=True)
     if publishes:
-        store.sender = custom.sender
+        store.senders = custom.senders
     if consumes:
         store.claimer, store.settler = custom.claimer, custom.settler
 

@@ -74,7 +74,8 @@ class Operations:
         self._refuse_reserved_names(queue)
         ids, context = chunk_ids(self._port.new_id(), 1), override_context()
         outgoing = OutgoingMessage(payload, dedup_key)
-        published = await self._store_of_pending(queue).sender.send(ids, [outgoing], context.stopped)
+        (sender,) = self._store_of_pending(queue).senders
+        published = await sender.send(ids, [outgoing], context.stopped)
         context.published = replace(published, ids=ids)
         return published.accepted[0]
 

@@ -185,8 +185,9 @@ class Redriver:
             record, marker = one.pair.record or {}, 0
             published = self._published(one.payload)
             if respect_deduplication and self._builder is not None and published is not None:
-                key = await self._builder.marker(published, record.get("tenant"), one.payload)
-                marker = markers.setdefault(key, len(markers) + 1)
+                key = await self._builder.deduplication_key(published, one.payload)
+                marker_key = self._calls.keys.deduplication(key, record.get("tenant"))
+                marker = markers.setdefault(marker_key, len(markers) + 1)
             body = envelope.body(one.payload, tenant_bytes(record), headers.for_redrive(record))
             record_digest = "" if one.record is None else digest(one.record)
             details += [one.place, digest(one.payload), one.record_place, record_digest, marker, body]

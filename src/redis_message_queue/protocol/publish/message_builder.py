@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.options.declared import QueueOptions
 from redis_message_queue.protocol.publish.sender import OutgoingMessage
@@ -29,13 +29,6 @@ Message = Any
 """A str or a dict, or what the codec of the queue encodes."""
 
 
-class RoutedMessage(NamedTuple):
-    """A message whose deduplication key has chosen its partition."""
-
-    payload: bytes
-    key: str
-
-
 @dataclass(frozen=True, slots=True)
 class PerCall:
     """What one publish says of its messages, instead of the options of the queue."""
@@ -44,7 +37,6 @@ class PerCall:
     deduplication_key: Any = None
     ttl_seconds: Any = None
     partition_key: Any = None
-    routed: Sequence[RoutedMessage] | None = None  # each message, where its deduplication key has chosen a partition
 
 
 def per_call(headers: Any, deduplication_key: Any, ttl_seconds: Any, partition_key: Any = None) -> PerCall | None:
@@ -83,23 +75,21 @@ class MessageBuilder:
         delay_seconds: float | None = None,
         at: datetime | None = None,
         given: PerCall | None = None,
+        part: int = 0,
     ) -> OutgoingMessage:
-        """Return the message, ready to send."""
+        """Return the message, ready to be sent once it is marked for its part; if that is known, its clock counts."""
         ttl = None if given is None else self._checked(given)
-        due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at, ttl)
-        routed = None if given is None or given.routed is None else given.routed[0]
-        outgoing = OutgoingMessage(self.encode(message) if routed is None else routed.payload)
+        due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at, ttl, part)
+        outgoing = OutgoingMessage(self.encode(message))
         if tenant is not None:
             outgoing.tenant = tenant_name(tenant)
         outgoing.due = due
         if given is not None:
             outgoing.ttl_us = _microseconds(ttl)
             if given.deduplication_key is not None:
-                outgoing.marker = self._store.keys.deduplication(plain(given.deduplication_key), plain(tenant))
-        if routed is not None:
-            outgoing.marker = self._store.keys.deduplication(routed.key)
-        if self._deduplicates and outgoing.marker is None:
-            outgoing.marker = await self.marker(message, tenant, outgoing.payload)
+                outgoing.key = plain(given.deduplication_key)
+        if self._deduplicates and outgoing.key is None:
+            outgoing.key = await self.deduplication_key(message, outgoing.payload)
         if self._get_headers is not None or given is not None:
             outgoing.extras = await self._headers(given)
         return outgoing
@@ -132,43 +122,38 @@ class MessageBuilder:
         at: datetime | None,
         repeated: int,
         given: PerCall | None = None,
+        part: int = 0,
     ) -> list[OutgoingMessage]:
-        """Return the messages, ready to send; the first ``repeated`` of them go out as they did before.
+        """Return the messages, as `build` does; the first ``repeated`` of them go out as they did before.
 
         No function of the user's is called before all messages have been checked.
         """
         ttl = None if given is None else self._checked(given)
-        due, name = await self._due(delay_seconds, at, ttl), b"" if tenant is None else tenant_name(tenant)
-        routed, encode = None if given is None else given.routed, self.encode
-        payloads = [encode(one) for one in messages] if routed is None else [one.payload for one in routed]
-        outgoing = [OutgoingMessage(payload, None, name, due) for payload in payloads]
+        due, name = await self._due(delay_seconds, at, ttl, part), b"" if tenant is None else tenant_name(tenant)
+        encode = self.encode
+        outgoing = [OutgoingMessage(encode(one), None, name, due) for one in messages]
         new = outgoing[repeated:]
         if ttl is not None:
             for one in outgoing:
                 one.ttl_us = _microseconds(ttl)
         if given is not None and given.deduplication_key is not None:
             (only,) = outgoing  # `publish_many` takes no key
-            only.marker = self._store.keys.deduplication(plain(given.deduplication_key), plain(tenant))
-        elif routed is not None:
-            for one, known in zip(new, routed[repeated:], strict=True):
-                one.marker = self._store.keys.deduplication(known.key)
+            only.key = plain(given.deduplication_key)
         elif self._deduplicates:
             for one, message in zip(new, messages[repeated:], strict=True):
-                one.marker = await self.marker(message, tenant, one.payload)
+                one.key = await self.deduplication_key(message, one.payload)
         if (self._get_headers is not None or given is not None) and new:
             extras = await self._headers(given)
             for one in new:
                 one.extras = extras
         return outgoing
 
-    async def marker(self, message: Message, tenant: str | None, payload: bytes) -> str:
-        """Return the Redis key that remembers this message's deduplication key, among those of its tenant."""
-        keys, tenant = self._store.keys, None if tenant is None else plain(tenant)
+    async def deduplication_key(self, message: Message, payload: bytes) -> str:
+        """Return what makes this message a duplicate of another one, of the same tenant."""
         if self._get_key is None:
-            content = content_key(message) if self.codec is None else payload_key(payload)
-            return keys.deduplication(content, tenant)
+            return content_key(message) if self.codec is None else payload_key(payload)
         answer = await self._port.call_user(self._get_key, message)
-        key = answer.unwrap()
+        key: str = answer.unwrap()
         if type(key) is not str or not key:
             key = self._checked_key(plain(key))
         try:
@@ -177,17 +162,7 @@ class MessageBuilder:
             raise PayloadValueError(
                 f"get_deduplication_key returned a lone surrogate at position {error.start}, which UTF-8 cannot encode",
             ) from None
-        return keys.deduplication(key, tenant)
-
-    async def route(self, messages: Sequence[Message]) -> list[RoutedMessage]:
-        """Return the payload and the deduplication key of each message; raise if one of them cannot be published."""
-        payloads = [self.encode(one) for one in messages]
-        prefix = self._store.keys.deduplication("")
-        pairs = zip(messages, payloads, strict=True)
-        return [
-            RoutedMessage(payload, (await self.marker(one, None, payload)).removeprefix(prefix))
-            for one, payload in pairs
-        ]
+        return key
 
     @staticmethod
     def _checked_key(key: Any) -> str:
@@ -212,7 +187,7 @@ class MessageBuilder:
         extras = headers.encode(answer)
         return extras if own is None else headers.encode({**answer, **own}, "headers")
 
-    async def _due(self, delay_seconds: float | None, at: datetime | None, ttl: float | None = None) -> str:
+    async def _due(self, delay_seconds: float | None, at: datetime | None, ttl: float | None, part: int) -> str:
         """Return when messages may be delivered; raise if they would be too old to be delivered by then."""
         when, max_age = due_time(delay_seconds, at), self._store.options.message_ttl_seconds
         option = "message_ttl_seconds"
@@ -223,7 +198,7 @@ class MessageBuilder:
         if delay_seconds is not None:
             given, wait = f"delay_seconds={delay_seconds:g}", float(delay_seconds)
         else:
-            given, wait = f"at={at}", int(when) / 1_000_000 - await self._server_time()
+            given, wait = f"at={at}", int(when) / 1_000_000 - await self._server_time(part)
         if wait >= max_age:
             raise ConfigurationError(
                 f"{given} is not earlier than {option}={max_age:g} allows: the message would be too old "
@@ -232,10 +207,10 @@ class MessageBuilder:
             )
         return when
 
-    async def _server_time(self) -> float:
+    async def _server_time(self, part: int) -> float:
         """Return the seconds since 1970 by the clock that counts the age of messages."""
-        commands = (("TIME",),)
-        ((seconds, microseconds),) = await self._store.calls.pipeline(self._store.keys.pending, commands, "publish")
+        calls = self._store.parts[part].calls
+        ((seconds, microseconds),) = await calls.pipeline(calls.keys.pending, (("TIME",),), "publish")
         return int(seconds) + int(microseconds) / 1_000_000
 
 

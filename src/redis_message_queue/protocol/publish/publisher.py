@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from redis_message_queue.protocol.drain import DrainGate
 from redis_message_queue.protocol.event_emitter import EventEmitter
@@ -15,6 +16,7 @@ from redis_message_queue.protocol.publish.message_builder import Message, Messag
 from redis_message_queue.protocol.publish.sender import (
     ACCEPTED,
     NOTHING_PUBLISHED,
+    OutgoingMessage,
     Published,
     chunk_ids,
     chunks,
@@ -22,7 +24,9 @@ from redis_message_queue.protocol.publish.sender import (
 )
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.stored.bounds import MAX_MESSAGES
-from redis_message_queue.stored.envelope import ID_BYTES
+from redis_message_queue.stored.envelope import ID_BYTES, tenant_name
+from redis_message_queue.stored.partitioning import partition_of
+from redis_message_queue.values.checks import text
 from redis_message_queue.values.errors import (
     PayloadTypeError,
     PublishNotConfirmedError,
@@ -31,6 +35,9 @@ from redis_message_queue.values.errors import (
 )
 from redis_message_queue.values.events import EventOperation, EventOutcome
 from redis_message_queue.values.messages import Receipt
+from redis_message_queue.values.plain_values import plain
+
+_AT_ONCE = 1_000  # messages without a key that go to the same part, and messages that are grouped by their keys
 
 
 class SentMessage(NamedTuple):
@@ -39,58 +46,63 @@ class SentMessage(NamedTuple):
     id: bytes
     accepted: bool
     marker: str | None  # the Redis key that remembers its deduplication key
+    part: int
 
 
-class Publishes(Protocol):
-    """Publishes messages: `Publisher`, or what chooses a partition for each message."""
+class Share(NamedTuple):
+    """Messages of one call that go to the same part, by their places in the call."""
 
-    async def publish(
-        self,
-        message: Message,
-        *,
-        tenant: str | None = None,
-        delay_seconds: float | None = None,
-        at: datetime | None = None,
-        repeat_of: PublishNotConfirmedError | None = None,
-        given: PerCall | None = None,
-    ) -> bool: ...
+    part: int
+    places: Sequence[int]
 
-    async def publish_many(
-        self,
-        messages: Iterable[Message],
-        *,
-        tenant: str | None = None,
-        delay_seconds: float | None = None,
-        at: datetime | None = None,
-        repeat_of: PublishNotConfirmedError | None = None,
-        given: PerCall | None = None,
-        deadline: float | None = None,
-    ) -> list[bool]: ...
 
-    async def submit_many(
-        self,
-        messages: Iterable[Message],
-        *,
-        tenant: str | None = None,
-        delay_seconds: float | None = None,
-        at: datetime | None = None,
-        repeat_of: PublishNotConfirmedError | None = None,
-        given: PerCall | None = None,
-        deadline: float | None = None,
-    ) -> list[Receipt]: ...
+class Chunk(NamedTuple):
+    """Messages of a share that are sent in one script."""
 
-    async def emit_published(self, ids: Sequence[bytes], published: Published, started: float) -> None: ...
+    places: Sequence[int]
+    messages: Sequence[OutgoingMessage]
 
 
 class Publisher:
-    """Publishes messages, reports what happened as events, and lets a drain wait for it."""
+    """Publishes messages, reports what happened as events, and lets a drain wait for it.
+
+    The partition key of a message decides on its part; else its tenant, else its deduplication key. Messages without
+    any take turns.
+    """
 
     def __init__(self, store: Store, builder: MessageBuilder, emitter: EventEmitter, gate: DrainGate) -> None:
         self._store = store
+        self._senders = store.senders
         self._port = store.port
         self._builder = builder
         self._emitter = emitter
         self._gate = gate
+        self._has_one_part = len(self._senders) == 1
+        self._turn = 0 if self._has_one_part else int(self._port.random() * len(self._senders))
+
+    def _next_turn(self) -> int:
+        self._turn = turn = (self._turn + 1) % len(self._senders)
+        return turn
+
+    def _part_of_call(self, tenant: str | None, given: PerCall | None) -> int | None:
+        """Return the part that the arguments decide on; None if each message decides for itself."""
+        if self._has_one_part:
+            return 0
+        if given is not None and given.partition_key is not None:
+            text("partition_key", given.partition_key)
+            key = plain(given.partition_key)
+        elif tenant is not None:
+            key = tenant_name(tenant).decode()
+        elif given is not None and given.deduplication_key is not None:
+            text("deduplication_key", given.deduplication_key)
+            key = plain(given.deduplication_key)
+        else:
+            return None
+        return partition_of(key, len(self._senders))
+
+    def _part_of(self, outgoing: OutgoingMessage) -> int:
+        """Return the part of a message that decides for itself."""
+        return self._next_turn() if outgoing.key is None else partition_of(outgoing.key, len(self._senders))
 
     async def publish(
         self,
@@ -103,20 +115,25 @@ class Publisher:
         given: PerCall | None = None,
     ) -> bool:
         """Add a message to the queue. Returns True, or False if deduplication suppressed it."""
-        gate, store, emitter = self._gate, self._store, self._emitter
-        entry, sender = gate.enter(), store.sender.direct
+        gate, emitter = self._gate, self._emitter
+        entry = gate.enter()
         try:
             if gate.is_shut:
                 gate.refuse_if_shut()
-            if repeat_of is not None or sender is None:
-                (accepted,) = await self._publish_chunks([message], tenant, delay_seconds, at, repeat_of, [], given)
+            part = 0 if self._has_one_part else self._part_of_call(tenant, given)
+            if repeat_of is not None or self._senders[0].direct is None:
+                (accepted,) = await self._publish_all([message], tenant, delay_seconds, at, repeat_of, [], given)
                 return accepted
             is_bare = tenant is None and delay_seconds is None and at is None and given is None
             if is_bare and self._builder.is_plain:
                 outgoing = self._builder.build_plain(message)
             else:
-                outgoing = await self._builder.build(message, tenant, delay_seconds, at, given)
-            calls, message_id = store.calls, first_id(self._port.new_id())
+                outgoing = await self._builder.build(message, tenant, delay_seconds, at, given, part or 0)
+            sender = self._senders[self._part_of(outgoing) if part is None else part].direct
+            assert sender is not None
+            calls, message_id = sender.calls, first_id(self._port.new_id())
+            if outgoing.key is not None:
+                outgoing.mark(sender.keys)
             started = self._port.now() if emitter.wanted else 0.0
             try:
                 if not calls.is_prepared:
@@ -149,7 +166,6 @@ class Publisher:
         at: datetime | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
         given: PerCall | None = None,
-        deadline: float | None = None,
     ) -> list[bool]:
         """Add messages to the queue in their order. Returns for each what `publish` would return."""
         results: list[bool] = []
@@ -157,9 +173,7 @@ class Publisher:
         try:
             self._gate.refuse_if_shut()
             self._store.capabilities.require("chunks")
-            return await self._publish_chunks(
-                listed(messages), tenant, delay_seconds, at, repeat_of, results, given, deadline=deadline
-            )
+            return await self._publish_all(listed(messages), tenant, delay_seconds, at, repeat_of, results, given)
         except Exception as error:
             with suppress(AttributeError):  # a user's exception may not allow new attributes
                 error.results = results  # type: ignore[attr-defined]  # documented for all errors of this call
@@ -178,42 +192,42 @@ class Publisher:
         at: datetime | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
         given: PerCall | None = None,
-        deadline: float | None = None,
     ) -> list[Receipt]:
         """Add messages to the queue in their order. Returns a receipt for each."""
-        entry, sent, results = self._gate.enter(), list[SentMessage](), list[bool]()
+        entry, sent, results = self._gate.enter(), dict[int, SentMessage](), list[bool]()
         try:
             self._gate.refuse_if_shut()
             self._store.capabilities.require("receipts")
-            await self._publish_chunks(
-                *(listed(messages), tenant, delay_seconds, at, repeat_of, results, given),
-                sent_messages=sent,
-                deadline=deadline,
-            )
-            holders = await self._holders([one.marker for one in sent if not one.accepted and one.marker is not None])
-            return _receipts(sent, holders)
+            await self._publish_all(listed(messages), tenant, delay_seconds, at, repeat_of, results, given, sent)
+            receipts = [sent[place] for place in range(len(sent))]
+            return _receipts(receipts, await self._holders(receipts))
         except Exception as error:
             with suppress(AttributeError):
-                error.receipts = _receipts(sent, {})  # type: ignore[attr-defined]  # as `results` of `publish_many`
+                receipts = [sent[place] for place in range(len(results))]
+                error.receipts = _receipts(receipts, {})  # type: ignore[attr-defined]  # as `results` of `publish_many`
             if isinstance(error, RedisMessageQueueError):
                 error.locate(self._emitter.queue, "publish")
             raise
         finally:
             self._gate.leave(entry)
 
-    async def _holders(self, markers: Sequence[str]) -> dict[str, str | None]:
-        """Return the ids of the messages that hold these deduplication keys; None if the window of one has ended."""
+    async def _holders(self, sent: Sequence[SentMessage]) -> dict[str, str | None]:
+        """Return the ids of the messages that hold the keys of duplicates; None if the window of one has ended."""
         found: dict[str, str | None] = {}
-        unique = list(dict.fromkeys(markers))
-        for first in range(0, len(unique), MAX_MESSAGES):
-            some = unique[first : first + MAX_MESSAGES]
-            gets = tuple(("GET", marker) for marker in some)
-            answers = await self._store.calls.pipeline(self._store.keys.pending, gets, "submit")
-            ids = (answer if isinstance(answer, bytes) and len(answer) == ID_BYTES else None for answer in answers)
-            found.update((marker, None if one is None else one.hex()) for marker, one in zip(some, ids, strict=True))
+        markers: dict[int, dict[str, None]] = {}
+        for one in sent:
+            if not one.accepted and one.marker is not None:
+                markers.setdefault(one.part, {})[one.marker] = None
+        for part, unique in markers.items():
+            calls = self._store.parts[part].calls
+            for first in range(0, len(unique), MAX_MESSAGES):
+                some = list(unique)[first : first + MAX_MESSAGES]
+                answers = await calls.pipeline(calls.keys.pending, tuple(("GET", marker) for marker in some), "submit")
+                for marker, answer in zip(some, answers, strict=True):
+                    found[marker] = answer.hex() if isinstance(answer, bytes) and len(answer) == ID_BYTES else None
         return found
 
-    async def _publish_chunks(
+    async def _publish_all(
         self,
         messages: Sequence[Message],
         tenant: str | None,
@@ -221,39 +235,110 @@ class Publisher:
         at: datetime | None,
         repeat_of: PublishNotConfirmedError | None,
         results: list[bool],
-        given: PerCall | None = None,
-        sent_messages: list[SentMessage] | None = None,
-        deadline: float | None = None,
+        given: PerCall | None,
+        sent: dict[int, SentMessage] | None = None,
     ) -> list[bool]:
-        sender, options = self._store.sender, self._store.options
+        """Publish each share in its part, in chunks. Returns the results in the order of the messages.
+
+        After an error, ``results`` has those that need not be published again: the first ones, without a gap.
+        """
+        part, total = self._part_of_call(tenant, given), len(messages)
         earlier = getattr(repeat_of, "sent", None)  # `find_sent` refuses anything else
-        repeated = len(earlier.payloads) if isinstance(earlier, Sent) else 0
-        outgoing = await self._builder.build_all(messages, tenant, delay_seconds, at, repeated, given)
-        if deadline is None:
-            deadline = self._port.now() + options.pending_overload_block_timeout_seconds
-        first = [outgoing[:repeated]] if repeated else []
-        for chunk in (*first, *chunks(outgoing[repeated:], options)):
-            started = self._port.now()
-            if repeat_of is not None:
-                sent = sender.find_sent(repeat_of, [one.payload for one in chunk])
-                ids, sending, repeat_of = sent.ids, sender.send_again(sent), None
-            else:
-                ids = chunk_ids(self._port.new_id(), len(chunk))
-                sending = sender.send(ids, chunk, self._gate.is_stopped, max(0.0, deadline - started))
-            try:
-                published = await sending
-            except Exception as error:
-                if results:
-                    _say_how_many(error, results, len(outgoing))
-                await self._emit_failure(ids, error)
-                raise
-            results += published.accepted
-            if sent_messages is not None:
-                stored = zip(ids, published.accepted, chunk, strict=True)
-                sent_messages += [SentMessage(one, accepted, of.marker) for one, accepted, of in stored]
-            if self._emitter.wanted:
-                await self.emit_published(ids, published, started)
+        repeated = 0 if repeat_of is None else len(earlier.payloads) if isinstance(earlier, Sent) else 1
+        outgoing = await self._builder.build_all(messages, tenant, delay_seconds, at, repeated, given, part or 0)
+        deadline = self._port.now() + self._store.options.pending_overload_block_timeout_seconds
+        later: dict[int, bool] = {}  # results with gaps between them
+        for share in self._shares(outgoing, part, earlier, repeated):
+            for chunk in self._chunks(share, outgoing, is_repeated=repeat_of is not None):
+                ids, started, sending = self._begin(share.part, chunk.messages, repeat_of, deadline)
+                try:
+                    published = await sending
+                except Exception as error:
+                    if results:
+                        _say_how_many(error, results, total)
+                    await self._emit_failure(ids, error)
+                    raise
+                if isinstance(chunk.places, range):
+                    results += published.accepted
+                else:
+                    later.update(zip(chunk.places, published.accepted, strict=True))
+                    if max(later) < len(results) + len(later):  # without a gap
+                        results += [later[place] for place in sorted(later)]
+                        later.clear()
+                if sent is not None:
+                    stored = zip(chunk.places, ids, published.accepted, chunk.messages, strict=True)
+                    sent.update((at, SentMessage(id, ok, of.marker, share.part)) for at, id, ok, of in stored)
+                if self._emitter.wanted:
+                    await self.emit_published(ids, published, started)
+            repeat_of = None
         return results
+
+    def _begin(
+        self,
+        part: int,
+        messages: Sequence[OutgoingMessage],
+        repeat_of: PublishNotConfirmedError | None,
+        deadline: float,
+    ) -> tuple[Sequence[bytes], float, Awaitable[Published]]:
+        """Return the ids of a chunk, the time, and what sends it: for the first time, or once more."""
+        sender, now = self._senders[part], self._port.now()
+        if repeat_of is not None:
+            sent = sender.find_sent(repeat_of, [one.payload for one in messages])
+            return sent.ids, now, sender.send_again(sent)
+        ids = chunk_ids(self._port.new_id(), len(messages))
+        return ids, now, sender.send(ids, messages, self._gate.is_stopped, max(0.0, deadline - now))
+
+    def _shares(
+        self, outgoing: Sequence[OutgoingMessage], part: int | None, earlier: Any, repeated: int
+    ) -> Iterator[Share]:
+        """Yield the messages by the parts that they go to; first those that were sent before, to where they were."""
+        first, total = min(repeated, len(outgoing)), len(outgoing)
+        if first:
+            parts = () if self._has_one_part else self._store.parts
+            there = (at for at, one in enumerate(parts) if isinstance(earlier, Sent) and earlier.owner is one.calls)
+            yield Share(next(there, 0), range(first))
+        if part is not None:
+            yield Share(part, range(first, total))
+            return
+        for start in range(first, total, _AT_ONCE):
+            places = range(start, min(start + _AT_ONCE, total))
+            if outgoing[start].key is None:  # as all of them
+                yield Share(self._next_turn(), places)
+            else:
+                yield from self._by_key(places, outgoing)
+
+    def _by_key(self, places: range, outgoing: Sequence[OutgoingMessage]) -> Iterator[Share]:
+        """Group messages by the parts of their keys.
+
+        If a later group fails, the earlier ones are published again as duplicates. Only a publish that must be
+        confirmed cannot be repeated so: then a share is a run of neighbours.
+        """
+        options, part_of = self._store.options, {place: self._part_of(outgoing[place]) for place in places}
+        if options.confirm_replicas is not None or options.confirm_fsync:
+            for part, run in itertools.groupby(places, part_of.__getitem__):
+                first, *others = run
+                yield Share(part, range(first, first + 1 + len(others)))
+            return
+        groups: dict[int, list[int]] = {}
+        for place, part in part_of.items():
+            groups.setdefault(part, []).append(place)
+        for part, some in groups.items():
+            yield Share(part, some)
+
+    def _chunks(self, share: Share, outgoing: Sequence[OutgoingMessage], *, is_repeated: bool) -> Iterator[Chunk]:
+        """Yield pieces of a share that one script can take; what is repeated is one piece, as it was."""
+        places, keys = share.places, self._senders[share.part].keys
+        if isinstance(places, range):
+            messages = outgoing[places.start : places.stop]
+        else:
+            messages = [outgoing[place] for place in places]
+        if messages and messages[0].key is not None:
+            for one in messages:
+                one.mark(keys)
+        done = 0
+        for some in [messages] if is_repeated else chunks(messages, self._store.options):
+            yield Chunk(places[done : done + len(some)], some)
+            done += len(some)
 
     async def _emit_failure(self, ids: Sequence[bytes], error: Exception) -> None:
         if not self._emitter.wanted:

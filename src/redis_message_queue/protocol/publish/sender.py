@@ -12,6 +12,7 @@ from redis_message_queue.protocol.port import Argument, Call, Command, split
 from redis_message_queue.protocol.publish.confirm import FULL, Confirmer, Sent, dropped_ids
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
+from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.errors import PublishNotConfirmedError, QueueBackpressureError
 
 NOTHING_PUBLISHED = "nothing was published"  # `publish_many` replaces it by what was
@@ -23,16 +24,22 @@ class OutgoingMessage:
     """A message that is ready to be sent."""
 
     payload: bytes
-    marker: str | None = None  # the Redis key that remembers its deduplication key
+    marker: str | None = None  # the Redis key that remembers its deduplication key, in the part that it goes to
     tenant: bytes = b""
     due: str = ""  # microseconds of the server's clock, '+' and microseconds from now, or '' for immediately
     extras: bytes = b""  # its headers
     ttl_us: int = 0  # how long it may wait, 0 for any time
+    key: str | None = None  # its deduplication key
 
     @property
     def is_bare(self) -> bool:
         """Whether it is nothing but a payload, to be delivered as soon as possible."""
         return not (self.tenant or self.due or self.extras or self.ttl_us)
+
+    def mark(self, keys: QueueKeys) -> None:
+        """Set the marker: where its deduplication key is remembered in the part with these keys."""
+        if self.key is not None:
+            self.marker = keys.deduplication(self.key, self.tenant.decode() if self.tenant else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +58,18 @@ class Sender:
     """Sends chunks of messages under the queue's overload policy, and waits for their confirmation."""
 
     def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+        self.calls = calls
         self._options = options = calls.options
         self._limited = bool(options.max_pending_length or options.max_pending_per_tenant)
         self._blocks = self._limited and options.pending_overload_policy == "block"
         self._window_ms = max(1, int(options.message_deduplication_log_ttl_seconds * 1000))
         self._confirmer = Confirmer(calls)
         self._needs_one_call = not (self._blocks or self._confirmer.wanted)
+
+    @property
+    def keys(self) -> QueueKeys:
+        """The keys of the part that it sends to."""
+        return self.calls.keys
 
     @property
     def direct(self) -> Sender | None:
@@ -109,7 +121,7 @@ class Sender:
         wait_seconds: float | None = None,
     ) -> Published:
         """Add a chunk to the queue; when the queue is full raise, wait or drop the oldest, as its policy says."""
-        calls = self._calls
+        calls = self.calls
         await self._confirmer.refuse_if_impossible()
         await calls.prepare()
         slot = calls.acquire_slot()
@@ -146,7 +158,7 @@ class Sender:
             reply = await self._confirmer.confirm(sent)
         finally:
             sent.repeating = False
-        self._calls.release_slot(sent.slot)
+        self.calls.release_slot(sent.slot)
         published = self.read(reply, sent.ids)
         return replace(published, dropped=sent.new_dropped())
 
@@ -168,14 +180,14 @@ class Sender:
         wait_seconds: float | None,
     ) -> tuple[bytes, Any]:
         """Call until there is room, the time is up or the queue object is stopped; return the last number and reply."""
-        port = self._calls.port
+        port = self.calls.port
         if wait_seconds is None:
             wait_seconds = self._options.pending_overload_block_timeout_seconds
         deadline, pause = port.now() + wait_seconds, _FIRST_PAUSE_SECONDS
         stops: Callable[[], bool] | None = None  # being stopped ends the waiting, not the first call
         while True:
             number = slot.next_call()
-            reply = await self._calls.call(
+            reply = await self.calls.call(
                 command,
                 (number, *arguments),
                 extra_keys=extra_keys,
