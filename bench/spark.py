@@ -24,7 +24,8 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.process.identity import new_id
-from redis_message_queue.protocol.calls import STATE_VERSION, ReplySlot
+from redis_message_queue.protocol.calls import ReplySlot
+from redis_message_queue.protocol.shared_state import STATE_VERSION
 from redis_message_queue.stored.envelope import BASE_BYTES, preamble
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.stored.scripts import script

@@ -19,8 +19,7 @@ from redis_message_queue.asyncio.message_queue import RedisMessageQueue
 from redis_message_queue.options.declared import GatewayOptions, QueueOptions
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.operate.transfer import Importer, TransferredMessage
-from redis_message_queue.protocol.partitioned_queue import PartitionedQueue
-from redis_message_queue.protocol.partitioned_store import PartitionedStore, partition_stores
+from redis_message_queue.protocol.parts import Parts
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.spark.connection import WHOLE, RedisReader
@@ -75,11 +74,8 @@ def open_queue(
     if name == QUEUE:
         described = replace(described, on_event=on_event)
     keys, count = QueueKeys.of(name), world.partitions() if name == QUEUE else 1
-    if count > 1:
-        store = PartitionedStore(port, partition_stores(port, keys, options, count))
-        queue._protocol = PartitionedQueue(described, store, ReceivedMessage)
-    else:
-        queue._protocol = QueueProtocol(described, RedisStore(port, keys, options), ReceivedMessage)
+    store = RedisStore(port, keys, options, Parts.of(port, keys, options, count))
+    queue._protocol = QueueProtocol(described, store, ReceivedMessage)
     return queue
 
 

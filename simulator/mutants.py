@@ -18,11 +18,11 @@ from unittest import mock
 from redis_message_queue.asyncio.run_loop import Loop
 from redis_message_queue.protocol import queue as protocol_queue
 from redis_message_queue.protocol.calls import Calls
-from redis_message_queue.protocol.consume import partitioned_settler
 from redis_message_queue.protocol.consume.batch_block import BatchBlock
 from redis_message_queue.protocol.consume.partitioned_claimer import _Round
 from redis_message_queue.protocol.loop.prefetcher import Prefetcher
 from redis_message_queue.protocol.operate.cancel import Canceller
+from redis_message_queue.protocol.parts import Group, Parts
 from redis_message_queue.protocol.publish.publisher import Publisher
 from redis_message_queue.protocol.schedule_timing import Timing
 from redis_message_queue.stored.scripts import Script, all_names, script
@@ -485,8 +485,8 @@ MUTANTS = (
     ),
     Mutant(
         "an acknowledgement goes to the first partition",
-        "protocol/consume/partitioned_settler.py",
-        patch=_replaced(partitioned_settler, "by_partition", lambda claims: [(0, [*range(len(claims))], [*claims])]),
+        "protocol/parts.py",
+        patch=_replaced(Parts, "groups", lambda self, claims: [Group(self[0], range(len(claims)), claims)]),
     ),
     Mutant(
         "a consumer keeps the wake-ups of the partitions that it leaves alone",

@@ -256,7 +256,7 @@ class Sequences(RuleBasedStateMachine):
             if outgoing:
                 targets.append(HandOffTarget(to, ids[0]))
                 targets[-1].messages = outgoing
-        done = self.attempt(at, loss, lambda: finish(HandOff(queue).complete(claim, targets, [])))
+        done = self.attempt(at, loss, lambda: finish(HandOff(queue, claim).complete(claim, targets, [])))
         for target, published in zip(targets, done[0] if done else (), strict=False):
             self._compare(target.messages, published)
 
@@ -505,7 +505,7 @@ def test_a_delay_that_ends_earlier_than_others_has_a_consumer_that_waits_for_it(
 VERBS: dict[str, Callable[[World, Claim, Step], Any]] = {
     "settled": lambda world, claim, _: finish(world.stores[0].settler.settle([claim], None)),
     "kept": lambda world, claim, _: finish(world.stores[0].settler.settle([claim], world.terminal("failed", 3))),
-    "handed off": lambda world, claim, _: finish(HandOff(world.queues[0]).complete(claim, [], [])),
+    "handed off": lambda world, claim, _: finish(HandOff(world.queues[0], claim).complete(claim, [], [])),
     "requeued": lambda world, claim, _: finish(world.stores[0].settler.requeue([claim], forgiven=False)),
     "put off": lambda world, claim, _: finish(world.stores[0].settler.retry_later(claim, 100, ValueError())),
     "renewed": lambda world, claim, _: finish(world.stores[0].settler.renew([claim], 1.0)),

@@ -4,9 +4,10 @@ from typing import Any
 
 from redis_message_queue.options.declared import QueueOptions
 from redis_message_queue.protocol.consume.consumer import Consumer
-from redis_message_queue.protocol.partitioned_queue import PartitionedQueue
-from redis_message_queue.protocol.partitioned_store import PartitionedStore, partition_stores
+from redis_message_queue.protocol.parts import Parts
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.sync.message_queue import ProcessMessage
 from tests.protocol.port import REQUEST, MemoryPort
 from tests.protocol.setup import Setup, process_all
@@ -15,15 +16,15 @@ WAIT = 2.0
 SOCKET_TIMEOUT = 1.0
 
 
-def new_queue(socket_timeout: float, **options: Any) -> tuple[PartitionedQueue, MemoryPort]:
+def new_queue(socket_timeout: float, **options: Any) -> tuple[QueueProtocol, MemoryPort]:
     """A queue with three partitions. A rest may last longer than a claim."""
     setup = Setup(message_wait_interval_seconds=WAIT, retry_max_delay_seconds=60.0, **options)
     port = setup.port(socket_timeout=socket_timeout)
-    store = PartitionedStore(port, partition_stores(port, setup.keys, setup.settings, 3))
-    return PartitionedQueue(QueueOptions(name="orders"), store), port
+    store = RedisStore(port, setup.keys, setup.settings, Parts.of(port, setup.keys, setup.settings, 3))
+    return QueueProtocol(QueueOptions(name="orders"), store), port
 
 
-def open_queue() -> tuple[PartitionedQueue, MemoryPort]:
+def open_queue() -> tuple[QueueProtocol, MemoryPort]:
     """The same, and each partition has been reached once."""
     queue, port = new_queue(SOCKET_TIMEOUT)
     assert process_all(queue) == []

@@ -13,16 +13,16 @@ from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER, OFFERED, ClaimAttempt
 from redis_message_queue.protocol.port import Argument, AttemptEnd, Command, Port, StateMissingError
 from redis_message_queue.protocol.retry import RetryPlan
+from redis_message_queue.protocol.shared_state import STATE_VERSION, follow_first
 from redis_message_queue.stored.keys import REGISTRY_KEY, QueueKeys, script_keys
 from redis_message_queue.stored.scripts import Script, script, version_field
-from redis_message_queue.values.errors import RetryBudgetExhaustedError
+from redis_message_queue.values.errors import PartitionCountError, RetryBudgetExhaustedError
 from redis_message_queue.values.plain_values import described
 
 T = TypeVar("T")
 
 log = logging.getLogger("redis_message_queue")
 
-STATE_VERSION = 1  # of everything that is stored; lua/lib/state.lua compares it
 MISSED_STATES = 2  # how often a call writes the state of its queue before it gives up
 _DAY_MS = 86_400_000
 _UNREAD = 10  # how many times its length a journal may have, while an archive has not read it
@@ -35,6 +35,10 @@ _SHORTEST_CONNECT_SECONDS = 0.25  # so that the last attempt still gets an error
 _LISTENING_SECONDS = 5.0  # how long to wait for one reply, if the port has no timeout
 FEWEST_ATTEMPTS = 4  # of a call that must not wait: a connection may have been closed, and a reply may be lost
 _PROBE_SECONDS = 1.0  # how long to wait for the reply to a probe
+# How long a loop waits for one node of a cluster while it could serve others; less while another node is away, which
+# may have this part, too. A node that answers slowly gets more.
+_PATIENCE_SECONDS, _LITTLE_PATIENCE_SECONDS = 0.5, 0.15
+_SLOWER = 4  # times what the last answer took
 _STEPS_ASIDE = object()
 
 
@@ -164,14 +168,24 @@ def never_stop() -> bool:
 
 
 class Calls:
-    """The calls of one queue object: their slots, and how long each of them is retried."""
+    """The calls to one part of a queue: their slots, and how long each of them is retried.
 
-    partitions = 1  # how many the queue has
+    The state of a part is written only if the queue has as many ``partitions`` as this client says, which the
+    ``first`` of them knows.
+    """
 
-    def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions) -> None:
+    def __init__(
+        self, port: Port, keys: QueueKeys, options: GatewayOptions, partitions: int = 1, first: Calls | None = None
+    ) -> None:
         self.port = port
         self.keys = keys
         self.options = options
+        self.partitions = partitions
+        self._first = first  # None in the first part itself
+        self._all: list[Calls] = [] if first is None else first._all  # of all parts
+        self._all.append(self)
+        self._answer_seconds = 0.0  # what the last answer to a claim took
+        self._has_opened = False  # whether it took longer, because the part was opened meanwhile
         self.plan = RetryPlan(
             options.retry_budget_seconds, options.retry_initial_delay_seconds, options.retry_max_delay_seconds
         )
@@ -183,7 +197,8 @@ class Calls:
             self.plan.budget_seconds == 0
         )  # whether Redis was ever reached; without retries it does not matter
         self.version_field = _version_field(options)
-        self._open = Command(script("open_queue"), script_keys(keys, script("open_queue").keys))
+        counted = {"counted": keys.counted} if partitions > 1 else {}
+        self._open = Command(script("open_queue"), script_keys(keys, script("open_queue").keys, **counted))
         # Whether the journal and the weights of these options, if any, have been written.
         self.is_prepared = not (options.journal or options.tenant_weights)
         self._has_called = False  # whether a call was answered before
@@ -196,8 +211,12 @@ class Calls:
 
     @property
     def patience(self) -> float | None:
-        """How long a loop waits for an answer while it could serve other partitions; None if there are none."""
-        return None
+        """How long a loop waits for an answer while other parts could answer; None if none could."""
+        if self.partitions == 1 or not self.port.is_cluster:  # one server has all parts
+            return None
+        is_one_away = any(one.away is not None for one in self._all if one is not self)
+        patience = _LITTLE_PATIENCE_SECONDS if is_one_away else _PATIENCE_SECONDS
+        return min(self.listening_seconds, max(patience, _SLOWER * self._answer_seconds))
 
     def has_failed(self, error: Exception) -> None:
         """Note that Redis did not answer."""
@@ -208,6 +227,9 @@ class Calls:
     def has_answered(self, seconds: float = 0.0) -> None:
         """Note that Redis has answered, after this long."""
         self.away = None
+        if seconds:
+            self._answer_seconds = 0.0 if self._has_opened else seconds
+            self._has_opened = False
 
     async def probe(self) -> bool:
         """Ask whether Redis answers again. Any answer will do, also that this user may not ask."""
@@ -255,8 +277,11 @@ class Calls:
         await self._register(limit)
 
     async def _register(self, limit: float | None) -> None:
-        """Add the queue to the registry of the server, if that works: nothing but a list for people depends on it."""
-        entry = (("SADD", REGISTRY_KEY, self.keys.registry_entry),)
+        """Add the queue to the registry of the server, if that works: nothing but a list for people depends on it.
+
+        The registry has one entry for all parts, that of the first.
+        """
+        entry = (("SADD", REGISTRY_KEY, (self._first or self).keys.registry_entry),)
         try:
             (answer,) = await self.until(limit, lambda: self.port.pipeline(REGISTRY_KEY, entry))
         except Exception as error:
@@ -265,6 +290,23 @@ class Calls:
             log.debug("%s was not added to the registry of queues: %s", self.keys.prefix, type(answer).__name__)
 
     async def _open_queue(self, limit: float | None, drains: bool, field: str, weights: Sequence[Argument]) -> None:
+        """Open this part, after the first one: with its number and what they share."""
+        self._has_opened, first = True, self._first
+        if first is None:
+            await self._write(limit, drains, field, weights)
+            return
+        if first.away is not None and first.watchers:
+            raise first.away  # a loop must not wait for it
+        await first._open_queue(limit, drains, "", ())
+        await follow_first(self, first.keys, limit)
+        try:
+            await self._write(limit, drains, field, weights)
+        except PartitionCountError:
+            # A client that had asked the first partition before it grew has opened this one since then.
+            await follow_first(self, first.keys, limit)
+            await self._write(limit, drains, field, weights)
+
+    async def _write(self, limit: float | None, drains: bool, field: str, weights: Sequence[Argument]) -> None:
         soft = self.options.max_journal_length
         journal: tuple[Argument, ...] = ("", "")
         if self.options.journal:

@@ -7,14 +7,12 @@ from typing import Any, Self
 
 from redis_message_queue.options.declared import QueueOptions
 from redis_message_queue.protocol.consume.batch_block import BatchBlock
-from redis_message_queue.protocol.consume.claim import Claim
-from redis_message_queue.protocol.consume.handoff import HandOff
 from redis_message_queue.protocol.consume.message_block import MessageBlock
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.consume.settle import TerminalList
 from redis_message_queue.protocol.drain import DrainGate, drain
 from redis_message_queue.protocol.event_emitter import EventEmitter
-from redis_message_queue.protocol.operate.growth import Grower
+from redis_message_queue.protocol.operate.growth import Grower, check_count, finish_growth
 from redis_message_queue.protocol.operate.operator import Operator
 from redis_message_queue.protocol.operate.part_operator import PartOperator
 from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder
@@ -58,7 +56,11 @@ class QueueProtocol:
         self.builder = MessageBuilder(options, store)
         # It knows the parts, not the whole: a circle would keep the client's sockets open when the queue is gone.
         self.publisher = Publisher(store, self.builder, self.emitter, self.gate)
-        self.scheduler = Scheduler([PartScheduler(store, self.builder, self.publisher, self.gate)])
+        parts = store.parts if len(store.parts) > 1 else ()
+        self._partitions = tuple(QueueProtocol(options, store.only(part), message_class) for part in parts)
+        self._has_grown = False  # whether all partitions are known to have this number
+        stores = [part.store for part in self._partitions] or [store]
+        self.scheduler = Scheduler([PartScheduler(one, self.builder, self.publisher, self.gate) for one in stores])
 
     def with_options(self, **changes: Any) -> Self:
         """Return the same queue with some options changed; it has the messages, but not the drain, of this one."""
@@ -73,20 +75,26 @@ class QueueProtocol:
         return Operator(operators, self._check_count, grower)
 
     async def _check_count(self) -> None:
-        """Raise if the queue has another number of parts; one part checks that when it reads."""
+        """Raise if the queue has another number of parts; bring along those that a growth has not come to.
+
+        One part alone checks the number when it reads.
+        """
+        if not self._partitions:
+            return
+        first, *others = [part.calls for part in self.store.parts]
+        await check_count(first, len(self.store.parts))
+        if not self._has_grown:
+            await finish_growth(others)
+            self._has_grown = True
 
     async def count_behind_retries(self) -> int:
         """Return how many messages wait behind a retry of their tenant, in a queue that keeps their order."""
         return sum([await PartOperator(part).reader.behind_retries() for part in self.parts])
 
-    def hand_off_of(self, claim: Claim) -> HandOff:
-        """How a handler settles this message and publishes its results in one step; custom gateways refuse it."""
-        return HandOff(self)
-
     @property
     def parts(self) -> tuple[QueueProtocol, ...]:
-        """The partitions; a queue without partitions is its own only part."""
-        return (self,)
+        """A queue for each part; a queue without partitions is its own only part."""
+        return self._partitions or (self,)
 
     def partition(self, number: Any) -> QueueProtocol:
         """Return one of the partitions."""
@@ -99,6 +107,11 @@ class QueueProtocol:
     @property
     def keys(self) -> QueueKeys:
         """The names of the Redis keys; each partition has its own."""
+        if self._partitions:
+            raise ConfigurationError(
+                f"the queue {self.options.name!r} has {len(self.parts)} partitions, each with its own keys; use "
+                f"queue.partition(number).key, with a number from 0 to {len(self.parts) - 1}"
+            )
         return self.store.keys
 
     def message_block(self) -> MessageBlock:

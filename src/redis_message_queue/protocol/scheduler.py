@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from redis_message_queue.protocol.parts import Part
 from redis_message_queue.protocol.schedules import MissedTicks, PartScheduler, checked_name
 from redis_message_queue.stored.envelope import tenant_name
 from redis_message_queue.stored.partitioning import partition_of
@@ -52,7 +53,8 @@ class Scheduler:
         found = [schedule for one in self._parts for schedule in await one.list()]
         return sorted(found, key=lambda schedule: schedule.next_tick or _NEVER)
 
-    async def publish_due(self, limit: float | None, part: int | None = None) -> None:
-        """Publish the ticks that are due: those of one part, or of all if the number of the part is None."""
-        for one in self._parts if part is None else (self._parts[part],):
-            await one.publish_due(limit)
+    async def publish_due(self, limit: float | None, part: Part | None = None) -> None:
+        """Publish the ticks that are due: those of one part, or of all if that is None."""
+        for one in self._parts:
+            if part is None or one.is_of(part):
+                await one.publish_due(limit)

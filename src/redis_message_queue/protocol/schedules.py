@@ -30,6 +30,7 @@ from redis_message_queue.values.plain_values import decoded, described, plain
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.drain import DrainGate
+    from redis_message_queue.protocol.parts import Part
     from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder
     from redis_message_queue.protocol.publish.publisher import Publisher
     from redis_message_queue.protocol.store import Store
@@ -113,6 +114,10 @@ class PartScheduler:
         return self._store.calls
 
     # -- what the user asks
+
+    def is_of(self, part: Part) -> bool:
+        """Return whether its schedules are in this part."""
+        return part in self._store.parts
 
     async def define(
         self,

@@ -6,14 +6,19 @@ a growth. A pause reaches the first partition first. So a copy has the pause alr
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from redis_message_queue.protocol.calls import STATE_VERSION, Calls
 from redis_message_queue.protocol.port import Argument, Command
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.stored.scripts import script
+from redis_message_queue.values.errors import PartitionCountError
 
+if TYPE_CHECKING:
+    from redis_message_queue.protocol.calls import Calls
+
+STATE_VERSION = 1  # of everything that is stored; lua/lib/state.lua compares it
 _A_SCRIPT = 3_000  # arguments: three for each change
 _PLACES = ("meta", "weights")
 
@@ -60,6 +65,21 @@ async def share_state(calls: Calls, first: QueueKeys, limit: float | None = None
     command = Command(script("share_state"), (calls.keys.meta, calls.keys.weights))
     for at in range(0, len(changes), _A_SCRIPT):
         await _send(calls, command, (calls.port.new_id().hex(), *changes[at : at + _A_SCRIPT]), limit)
+
+
+async def follow_first(calls: Calls, first: QueueKeys, limit: float | None) -> None:
+    """Bring a partition to the number and the shared state of the first one, which has the number of this client.
+
+    A growth that is under way, or was interrupted, has not come to it yet.
+    """
+    while True:
+        own = await read_shared_state(calls, calls.keys, limit, fields=False)
+        if own.partitions is None or own.partitions >= calls.partitions:
+            break
+        with suppress(PartitionCountError):  # another client was faster
+            await grow_partition(calls, own.partitions, limit)
+    if not own.is_open:
+        await share_state(calls, first, limit)
 
 
 async def grow_partition(calls: Calls, found: int, limit: float | None = None) -> None:

@@ -11,6 +11,7 @@ from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.capabilities import Capabilities
 from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimResult
 from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt, Unconfirmed
+from redis_message_queue.protocol.consume.partitioned_claimer import PartitionedClaimer
 from redis_message_queue.protocol.consume.settle import (
     Acks,
     Cancellations,
@@ -19,7 +20,7 @@ from redis_message_queue.protocol.consume.settle import (
     SettleReason,
     TerminalList,
 )
-from redis_message_queue.protocol.parts import Part
+from redis_message_queue.protocol.parts import Part, Parts
 from redis_message_queue.protocol.port import Port, Runtime
 from redis_message_queue.protocol.publish.confirm import Sent
 from redis_message_queue.protocol.publish.sender import OutgoingMessage, Published, Sender
@@ -50,7 +51,7 @@ class Sends(Protocol):
 
 
 class Claims(Protocol):
-    """Claims messages: `Claimer`, the claimer of several parts, or a custom gateway."""
+    """Claims messages: `Claimer`, or a custom gateway."""
 
     @property
     def unconfirmed(self) -> Unconfirmed: ...
@@ -81,7 +82,7 @@ class Claims(Protocol):
 
 
 class Settles(Protocol):
-    """Settles messages: `Settler`, the settler of several parts, or a custom gateway."""
+    """Settles messages: `Parts`, or a custom gateway."""
 
     async def settle(
         self,
@@ -130,17 +131,25 @@ class Store:
     claimer: Claims
     settler: Settles
     capabilities: Capabilities = field(default_factory=Capabilities)
-    parts: tuple[Part, ...] = ()  # none behind a custom gateway: require a capability before you use them
+    parts: Parts = field(default_factory=Parts)  # none behind a custom gateway: require a capability first
 
     @property
     def calls(self) -> Calls:
         """The calls of the first part."""
         return self.parts[0].calls
 
+    def only(self, part: Part) -> Store:
+        """Return the store of one of the parts."""
+        return RedisStore(part.calls.port, part.keys, self.options, Parts([part]))
+
 
 class RedisStore(Store):
-    """Keeps messages in Redis, by our scripts."""
+    """Keeps messages in Redis, by our scripts, in one part or in several."""
 
-    def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions, calls: Calls | None = None) -> None:
-        part = Part(Calls(port, keys, options) if calls is None else calls)
-        super().__init__(port, keys, options, port.decodes, (part.sender,), part.claimer, part.settler, parts=(part,))
+    def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions, parts: Parts | None = None) -> None:
+        parts = parts or Parts.of(port, keys, options)
+        claimer: Claims = parts[0].claimer
+        if len(parts) > 1:
+            claimer = PartitionedClaimer(parts)
+        senders = tuple(part.sender for part in parts)
+        super().__init__(port, parts[0].keys, options, port.decodes, senders, claimer, parts, parts=parts)

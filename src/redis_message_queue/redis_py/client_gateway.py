@@ -20,8 +20,7 @@ from redis_message_queue.protocol.gateway.gateway_contract import (
     refuse_another_queue,
 )
 from redis_message_queue.protocol.gateway.operations import Operations
-from redis_message_queue.protocol.partitioned_queue import PartitionedQueue
-from redis_message_queue.protocol.partitioned_store import PartitionedStore, partition_stores
+from redis_message_queue.protocol.parts import Parts
 from redis_message_queue.protocol.port import Port
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore, Store
@@ -52,8 +51,7 @@ class ClientGateway(ProcessBound, GatewayContract):
         # With a retry budget we repeat what fails; without one the client's own Retry does.
         self._port: Port = self._port_class(client, client_retries=settings.retry_budget_seconds == 0)
         self._client = client
-        self._stores: dict[tuple[str, str], RedisStore] = {}
-        self._partitioned: dict[tuple[str, str, int], PartitionedStore] = {}
+        self._stores: dict[tuple[str, str, int], RedisStore] = {}
 
     @property
     def is_redis_cluster(self) -> bool:
@@ -97,8 +95,8 @@ class ClientGateway(ProcessBound, GatewayContract):
         tagged = self.is_redis_cluster if settings.hash_tag is None else settings.hash_tag
         return QueueKeys.of(name, separator=separator, dead_letter=settings.dead_letter_queue, hash_tag=tagged)
 
-    def _partitioned_store(self, name: str, separator: str, count: int, kind: type[ClientGateway]) -> PartitionedStore:
-        """Return the store of a queue with partitions, shared by all queue objects of a name."""
+    def _refuse_partitions(self, name: str, separator: str, count: int, kind: type[ClientGateway]) -> None:
+        """Raise if a queue on this gateway cannot have partitions."""
         settings = self._settings
         if overridden(self, kind):
             raise ConfigurationError(
@@ -110,19 +108,19 @@ class ClientGateway(ProcessBound, GatewayContract):
                 f"partitions={count} cannot be combined with dead_letter_queue: each partition has its own dead "
                 "letters, queue.partition(number).key.dead_letter; leave dead_letter_queue out"
             )
-        keys = self._keys(name, separator)
         if self.is_redis_cluster:
-            refuse_one_slot(keys.prefix)
-        made = PartitionedStore(self._port, partition_stores(self._port, keys, settings, count))
-        return self._partitioned.setdefault((name, separator, count), made)
+            refuse_one_slot(self._keys(name, separator).prefix)
 
-    def _store(self, name: str, separator: str, kind: type[ClientGateway]) -> Store:
+    def _store(self, name: str, separator: str, count: int, kind: type[ClientGateway]) -> Store:
         """Return the store of one queue, which calls the operations that a subclass has overridden."""
+        if count > 1:
+            self._refuse_partitions(name, separator, count, kind)
         settings, keys = self._settings, self._keys(name, separator)
         changed = overridden(self, kind)
         if not changed:
             # Shared by all queue objects of a name: each of them finds a claim whose reply another one lost.
-            return self._stores.setdefault((name, separator), RedisStore(self._port, keys, settings))
+            made = RedisStore(self._port, keys, settings, Parts.of(self._port, keys, settings, count))
+            return self._stores.setdefault((name, separator, count), made)
         store = RedisStore(self._port, keys, settings)
         check_operations(self, awaits=self._asynchronous)
         self._operations.register(keys)
@@ -144,17 +142,13 @@ def open_queue(asked: QueueArguments, kind: type[ClientGateway]) -> QueueProtoco
             )
         asked.refuse_beside_gateway()
     refuse_another_queue(gateway, asked.name)
-    if asked.partitions > 1:
-        if not isinstance(gateway, kind):
-            raise ConfigurationError(
-                f"partitions={asked.partitions} cannot be combined with a custom gateway ({type(gateway).__name__}); "
-                "give the queue client= or a RedisGateway that overrides nothing"
-            )
-        partitioned = gateway._partitioned_store(asked.name, asked.key_separator, asked.partitions, kind)
-        note_queue(gateway, asked.name)
-        return PartitionedQueue(asked, partitioned, kind._message_class)
     if isinstance(gateway, kind):
-        store = gateway._store(asked.name, asked.key_separator, kind)
+        store = gateway._store(asked.name, asked.key_separator, asked.partitions, kind)
+    elif asked.partitions > 1:
+        raise ConfigurationError(
+            f"partitions={asked.partitions} cannot be combined with a custom gateway ({type(gateway).__name__}); "
+            "give the queue client= or a RedisGateway that overrides nothing"
+        )
     else:
         runtime = kind._runtime_class()
         store = custom_gateway_store(gateway, runtime, asked.name, asked.key_separator, awaits=kind._asynchronous)

@@ -22,7 +22,6 @@ from redis.exceptions import (
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.operate.growth import check_count, stored_partitions
-from redis_message_queue.protocol.partitioned_store import PartitionCalls
 from redis_message_queue.protocol.port import Argument, Port, finish
 from redis_message_queue.redis_py import wire
 from redis_message_queue.stored.keys import QueueKeys, partition_keys, refuse_one_slot
@@ -183,8 +182,8 @@ def _calls(port: Port, keys: QueueKeys, partition: Partition) -> Calls:
     options, number, count = GatewayOptions(), partition.number, partition.count
     if count == 1:
         return Calls(port, keys, options)
-    first = PartitionCalls(port, partition_keys(keys, 0, count), options, count, None)
-    return PartitionCalls(port, partition_keys(keys, number, count), options, count, first) if number else first
+    first = Calls(port, partition_keys(keys, 0, count), options, count)
+    return Calls(port, partition_keys(keys, number, count), options, count, first) if number else first
 
 
 def open_partitions(client: Any, address: QueueAddress, usual: int = 1) -> list[RedisReader]:

@@ -22,10 +22,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.process.identity import new_id
 from redis_message_queue.protocol.calls import never_stop
-from redis_message_queue.protocol.partitioned_store import partition_stores
+from redis_message_queue.protocol.parts import Part, Parts
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.publish.sender import OutgoingMessage, chunk_ids, chunks
-from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.spark.connection import open_partitions
 from redis_message_queue.spark.options import PublishOptions, SinkOptions, spark_name
 from redis_message_queue.stored import headers
@@ -238,16 +237,14 @@ class BulkPublisher:
         self._turn = randrange(len(self._partitions))  # tasks that start together do not all begin with the same
         self.count = PublishCount()  # of all messages so far
 
-    def _open(self, options: PublishOptions) -> Sequence[RedisStore]:
+    def _open(self, options: PublishOptions) -> Parts:
         try:
             count = len(open_partitions(self._client, options))
         except BaseException:
             self._client.close()
             raise
         port = BlockingPort(self._client)
-        if count == 1:
-            return [RedisStore(port, options.keys, self._rules)]
-        return partition_stores(port, options.keys, self._rules, count)
+        return Parts.of(port, options.keys, self._rules, count)
 
     def __enter__(self) -> BulkPublisher:
         return self
@@ -295,10 +292,10 @@ class BulkPublisher:
             found.setdefault(partition_of(key, count) if key else self._turn, []).append(place)
         return {**found}
 
-    def _send(self, store: RedisStore, messages: Sequence[OutgoingMessage]) -> None:
+    def _send(self, part: Part, messages: Sequence[OutgoingMessage]) -> None:
         for chunk in chunks(messages, self._rules):
             ids = chunk_ids(new_id(), len(chunk))
-            accepted = finish(store.parts[0].sender.send(ids, chunk, never_stop, self._block_seconds)).accepted
+            accepted = finish(part.sender.send(ids, chunk, never_stop, self._block_seconds)).accepted
             self.count.published += sum(accepted)
             self.count.suppressed += len(accepted) - sum(accepted)
 

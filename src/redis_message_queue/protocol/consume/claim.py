@@ -18,6 +18,7 @@ from redis_message_queue.values.errors import RetryBudgetExhaustedError
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.consume.settle import Acks, PiggybackedAck
+    from redis_message_queue.protocol.parts import Part
 
 # An idle consumer sends a claim and a BLPOP in each slice: two commands a second. A lost wake-up costs one slice.
 _SLICE_SECONDS = 1.0
@@ -51,7 +52,7 @@ class Claim:
     reclaimed: bool = False
     failures: int = 0  # how many of its attempts have failed under a retry policy
     is_plain: bool = False  # whether it has a lease and was never delivered before, in a queue without a journal
-    partition: int = field(default=0, init=False, repr=False)  # where it came from
+    part: Part | None = field(default=None, repr=False)  # where it came from, if that is a part of ours
 
     @property
     def id(self) -> bytes:
@@ -182,11 +183,11 @@ class Claimant:
     def on_attempt(self, attempt: ClaimAttempt) -> None:
         """The claim goes on with another attempt, in another part of the queue."""
 
-    async def on_tick(self, limit: float | None, part: int | None = None) -> None:
+    async def on_tick(self, limit: float | None, part: Part | None = None) -> None:
         """A schedule of this part, or of any, has a tick that somebody should publish before the ``limit``."""
 
-    def on_away(self, partition: int) -> bool:
-        """A partition does not answer. Returns whether the claimant finds out when that changes."""
+    def on_away(self, part: Part) -> bool:
+        """A part does not answer. Returns whether the claimant finds out when that changes."""
         return False
 
     def on_wait(self, waiting: bool) -> None:

@@ -26,6 +26,7 @@ from redis_message_queue.values.plain_values import described
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.drain import Entry
+    from redis_message_queue.protocol.parts import Part
     from redis_message_queue.protocol.queue import QueueProtocol
 
 _ONE_ATTEMPT_SECONDS = 0.5  # how long a claim may take while other queues wait for it
@@ -46,7 +47,7 @@ class Consumer(Claimant):
         super().__init__(queue.options.name)
         self.queue = queue
         self.has_time_limit = not in_loop  # nobody waits for a loop to end
-        self.watch: Callable[[int], bool] | None = None  # how a loop finds out when a partition answers again
+        self.watch: Callable[[Part], bool] | None = None  # how a loop finds out when a part answers again
         self.is_ended = False  # the loop that it works for has ended
         self.holding = Holding(queue)
         self.settling = Settling(queue, keeps_failures=keeps_failures, in_loop=in_loop)
@@ -216,11 +217,11 @@ class Consumer(Claimant):
     def on_attempt(self, attempt: ClaimAttempt) -> None:
         self.attempt = attempt
 
-    async def on_tick(self, limit: float | None, part: int | None = None) -> None:
+    async def on_tick(self, limit: float | None, part: Part | None = None) -> None:
         await self.queue.scheduler.publish_due(limit, part)
 
-    def on_away(self, partition: int) -> bool:
-        return self.watch is not None and self.watch(partition)
+    def on_away(self, part: Part) -> bool:
+        return self.watch is not None and self.watch(part)
 
     def on_wait(self, waiting: bool) -> None:
         if self._entry is not None:

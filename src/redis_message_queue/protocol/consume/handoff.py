@@ -67,12 +67,12 @@ class HandOffTarget:
 
 
 class HandOff:
-    """Hands off the messages of one queue."""
+    """Hands off a message of one part of a queue."""
 
-    def __init__(self, queue: QueueProtocol) -> None:
+    def __init__(self, queue: QueueProtocol, claim: Claim) -> None:
         queue.store.capabilities.require("hand_off")
         self._queue = queue
-        self._calls = queue.store.calls
+        self._calls = (claim.part or queue.store.parts[0]).calls
         self._command = Command(self._calls.script("hand_off"), ())
 
     async def targets(self, publish: Sequence[Any]) -> list[HandOffTarget]:
@@ -102,12 +102,17 @@ class HandOff:
     async def _refuse_elsewhere(self, target: QueueProtocol) -> None:
         """Raise for a target that one script cannot reach: it runs on one node of one server."""
         target.store.capabilities.require("hand_off_target")
+        if len(target.store.parts) > 1:
+            raise ConfigurationError(
+                "a queue with partitions cannot be a target of complete(): one script reaches one partition only; hand "
+                "off to queue.partition(number), to a queue without partitions, or publish() before the handler returns"
+            )
         if target.message_class is not self._queue.message_class:
             raise ConfigurationTypeError(
                 f"the queues {self._queue.options.name!r} and {target.options.name!r} are not both sync or both async; "
                 "hand off to a queue of the same package"
             )
-        here, there = self._queue.store.keys.pending, target.store.keys.pending
+        here, there = self._calls.keys.pending, target.store.keys.pending
         if self._calls.port.is_cluster and (hash_tag_of(here) is None or hash_tag_of(here) != hash_tag_of(there)):
             raise ConfigurationError(
                 f"on a cluster a hand-off needs queues that share a hash tag; name them for example "
@@ -159,7 +164,7 @@ class HandOff:
 
         Returns what each target accepted, and the error of trimming the completed list.
         """
-        queue, keys, terminal_list = self._queue, self._queue.store.keys, self._queue.completed
+        queue, keys, terminal_list = self._queue, self._calls.keys, self._queue.completed
         leased = int(queue.store.options.message_visibility_timeout_seconds is not None)
         reason = SettleReason("completed", None, queue.port.now() - claim.claimed_at, handled=handled)
         if not targets:  # a plain ack, which works on a server without free memory, too

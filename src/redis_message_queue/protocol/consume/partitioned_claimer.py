@@ -13,7 +13,6 @@ from redis_message_queue.protocol.consume.claim import (
     TIMER_OWNER,
     WOKEN,
     Claimant,
-    Claimer,
     ClaimResult,
 )
 from redis_message_queue.protocol.consume.claim_attempt import IDLE, UNCONFIRMED, ClaimAttempt, UnconfirmedClaims
@@ -21,6 +20,7 @@ from redis_message_queue.values.errors import RetryBudgetExhaustedError
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.consume.settle import Acks
+    from redis_message_queue.protocol.parts import Part, Parts
 
 _LOOK_SECONDS = 0.5  # how long a loop waits at the most before it looks again at a partition that was away
 _FIRST_REST_SECONDS = 0.1  # how long a partition that failed is left alone at first, while others answer
@@ -47,13 +47,13 @@ class PartitionedUnconfirmed:
 class _Visit(Claimant):
     """A consumer during a claim in one partition: it does not wait for a node that does not answer."""
 
-    __slots__ = ("_claimant", "_number")
+    __slots__ = ("_claimant", "_part")
 
-    def __init__(self, claimant: Claimant, number: int) -> None:
+    def __init__(self, claimant: Claimant, part: Part) -> None:
         super().__init__(claimant.queue_name)
         self.has_one_attempt = True
         self._claimant = claimant
-        self._number = number
+        self._part = part
 
     def is_stopped(self) -> bool:
         return self._claimant.is_stopped()
@@ -64,9 +64,9 @@ class _Visit(Claimant):
     async def on_dead(self, result: ClaimResult) -> None:
         await self._claimant.on_dead(result)
 
-    async def on_tick(self, limit: float | None, part: int | None = None) -> None:
+    async def on_tick(self, limit: float | None, part: Part | None = None) -> None:
         """Publish the ticks of this partition: the others have alarms of their own."""
-        await self._claimant.on_tick(limit, self._number)
+        await self._claimant.on_tick(limit, self._part)
 
 
 class PartitionedClaimer:
@@ -77,9 +77,10 @@ class PartitionedClaimer:
     while, as long as others do. A loop leaves it alone until it is known to answer again.
     """
 
-    def __init__(self, claimers: Sequence[Claimer], calls: Sequence[Calls]) -> None:
-        self._claimers = tuple(claimers)
-        self._calls_of = tuple(calls)
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._claimers = claimers = tuple(part.claimer for part in parts)
+        self._calls_of = calls = tuple(part.calls for part in parts)
         self._port = calls[0].port
         self._wakeups = {one.keys.wakeup: number for number, one in enumerate(calls)}
         self._numbers = {one.keys.prefix: number for number, one in enumerate(calls)}
@@ -125,7 +126,7 @@ class PartitionedClaimer:
                     self._has_failed(number, claimant)
                     claimer.release(attempt, claimant)
                     continue
-                _mark(result, number)
+                _mark(result, self._parts[number])
                 return recovered
         return None
 
@@ -138,7 +139,8 @@ class PartitionedClaimer:
         if attempt is None:
             return None
         try:
-            result = await claimer.exchange(attempt, (attempt.call, 0, 0, FRESH), _Visit(claimant, number), limit=limit)
+            visit = _Visit(claimant, self._parts[number])
+            result = await claimer.exchange(attempt, (attempt.call, 0, 0, FRESH), visit, limit=limit)
         except BaseException:
             claimer.unconfirmed.leave_to_others(claimant)
             raise
@@ -290,7 +292,7 @@ class PartitionedClaimer:
         pause = min(longest, _FIRST_REST_SECONDS * 2.0 ** min(self._failures[number] - 1, 60))
         self._rests_until[number] = self._port.now() + pause
         if self._calls_of[number].patience is not None:
-            claimant.on_away(number)
+            claimant.on_away(self._parts[number])
 
     def _has_answered(self, number: int, result: ClaimResult, seconds: float = 0.0) -> None:
         self._calls_of[number].has_answered(seconds)
@@ -332,7 +334,7 @@ class _Round:
                 break
             unused.pop(number, None)
             began, limit = self._claimer._port.now(), self._claimer._visit_limit(number, self.limit)
-            result = await self._claim_in(number, _Visit(self.claimant, number), limit)
+            result = await self._claim_in(number, _Visit(self.claimant, self._claimer._parts[number]), limit)
             if result.unconfirmed and not self.claimant.is_stopped():
                 self._claimer._has_failed(number, self.claimant)
                 continue
@@ -374,14 +376,14 @@ class _Round:
             attempt.call = attempt.slot.next_call()
             attempt.apply("send")
             request = (attempt.call, self._count, self.slice_us, origin)
-            ack = None if self._acks is None else self._acks.part_for(number)
+            ack = None if self._acks is None else self._acks.part_for(self._claimer._parts[number])
             result = await claimer.exchange(attempt, request, claimant, ack, self.deadline, limit)
             if result.unconfirmed:
                 return result
             attempt.apply("receive" if result.claims else "receive_nothing")
             if result.claims or not result.again or claimant.is_stopped():
                 break
-        _mark(result, number)
+        _mark(result, self._claimer._parts[number])
         if result.wake_after is not None:
             self.timers[number] = calls.port.now() + result.wake_after
         return result
@@ -417,7 +419,7 @@ class _Round:
             if self._claimer._is_resting(number):
                 continue
             # With a count of 0 it takes nothing; it says that we are gone, and wakes another consumer.
-            attempt, visit = claimers[number].attempt(), _Visit(self.claimant, number)
+            attempt, visit = claimers[number].attempt(), _Visit(self.claimant, self._claimer._parts[number])
             attempt.call = attempt.slot.next_call()
             attempt.apply("send")
             limit = self._claimer._visit_limit(number, self.limit)
@@ -436,7 +438,7 @@ class _Round:
             self._acks = None
 
 
-def _mark(result: ClaimResult, number: int) -> None:
+def _mark(result: ClaimResult, part: Part) -> None:
     """Note where messages came from: they are settled there."""
     for claim in result.claims:
-        claim.partition = number
+        claim.part = part

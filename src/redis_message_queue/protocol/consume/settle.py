@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from redis_message_queue.process.identity import labelled
 from redis_message_queue.protocol.calls import Calls, ReplySlot, never_stop
@@ -15,6 +15,9 @@ from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.envelope import ID_BYTES, PLAIN_FLAGS, TIME_AT
 from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.values.plain_values import error_text
+
+if TYPE_CHECKING:
+    from redis_message_queue.protocol.parts import Part
 
 TerminalKind = Literal["completed", "failed", "dead_letters", "other"]
 
@@ -92,9 +95,9 @@ class PiggybackedAck:
         return self.settled is not None and self.failed is None
 
     @property
-    def partition(self) -> int:
+    def part(self) -> Part | None:
         """Where its messages came from."""
-        return self.claims[0].partition
+        return self.claims[0].part
 
     def joined_with(self, slot: ReplySlot, call: bytes, nonce: bytes) -> Call | None:
         """One call for this ack and for the usual claim on another slot of the same queue; None if it is not usual.
@@ -142,13 +145,13 @@ class Acks:
         """Whether there is an answer or an error for each."""
         return all(ack.is_answered for ack in self.parts)
 
-    def part_for(self, partition: int) -> PiggybackedAck | None:
-        """An ack that was not sent yet, to go with a claim of this partition: its own, which that claim must see.
+    def part_for(self, part: Part) -> PiggybackedAck | None:
+        """An ack that was not sent yet, to go with a claim of this part: its own, which that claim must see.
 
         On one server it may also be another one's. On a cluster the claim must not wait for another node.
         """
         left = [ack for ack in self.parts if not ack.is_answered]
-        own = (ack for ack in left if ack.partition == partition)
+        own = (ack for ack in left if ack.part is part)
         return next(own, left[0] if left and self.shares_server else None)
 
     async def confirmed(self) -> None:
@@ -158,8 +161,8 @@ class Acks:
             await on_confirmed(self.parts)
 
 
-class Settler:
-    """Settles and renews what a consumer of this queue object holds."""
+class SettleScripts:
+    """The scripts that settle and renew the messages of one part."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -213,15 +216,15 @@ class Settler:
 
     def attach(
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
-    ) -> Sequence[PiggybackedAck]:
-        """The same for at most a thousand messages, to be sent together with a claim; an ack for each part."""
+    ) -> PiggybackedAck:
+        """The same for at most a thousand messages, to be sent together with a claim."""
         slot = self._calls.acquire_slot()
         extra_keys, details = self._details(claims, terminal_list, reason)
         number, tokens = slot.next_call(), _tokens(claims)
         call = (slot.settle, extra_keys, (*details, number, tokens))
         is_usual = len(claims) == 1 and claims[0].is_plain and claims[0].envelope.stored[0] == PLAIN_FLAGS
         plain = (number, tokens) if is_usual and terminal_list is None and reason is None else None
-        return (PiggybackedAck(claims, call, self._calls, slot, plain),)
+        return PiggybackedAck(claims, call, self._calls, slot, plain)
 
     def _details(
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None
@@ -258,7 +261,6 @@ class Settler:
     async def requeue(
         self,
         claims: Sequence[Claim],
-        *,
         forgiven: bool,
         cancellations: Cancellations | None = None,
         budget: float | None = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.protocol.calls import LoopCancellations
 from redis_message_queue.protocol.consume.claim import DEAD_LETTERS_ARE_FULL, Claim, log_cut
+from redis_message_queue.protocol.consume.handoff import HandOff
 from redis_message_queue.protocol.consume.lease import Lease
 from redis_message_queue.protocol.consume.settle import SETTLED, PiggybackedAck, Settled, SettleReason, TerminalList
 from redis_message_queue.protocol.event_emitter import log, named
@@ -138,7 +139,7 @@ class Settling:
 
     async def complete(self, claim: Claim, publish: Sequence[Any], lease: Lease, completed: set[Claim]) -> None:
         """Acknowledge a message and publish what it has led to in one step."""
-        hand_off, started = self._queue.hand_off_of(claim), self._queue.port.now()
+        hand_off, started = HandOff(self._queue, claim), self._queue.port.now()
         try:
             targets = await hand_off.targets(publish)
         except Exception as error:

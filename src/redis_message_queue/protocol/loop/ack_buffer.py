@@ -113,7 +113,7 @@ class AckBuffer:
         refusals: list[CleanupFailedError] = []
         for ack in acks:
             try:
-                await self._late.settle(ack.partition, self._deliver(ack, cancellations))
+                await self._late.settle(ack.part, self._deliver(ack, cancellations))
             except CleanupFailedError as error:
                 refusals.append(error)
         if refusals:

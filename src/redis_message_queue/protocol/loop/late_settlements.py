@@ -9,12 +9,13 @@ from functools import partial
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from redis_message_queue.protocol.calls import Calls, UntilItStepsAside
+from redis_message_queue.protocol.calls import UntilItStepsAside
 from redis_message_queue.protocol.event_emitter import log, named
 from redis_message_queue.protocol.port import BackgroundTask, Pause
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.drain import Work
+    from redis_message_queue.protocol.parts import Part
     from redis_message_queue.protocol.queue import QueueProtocol
 
 _LOOK_SECONDS = 0.2  # between two probes: a replica that was promoted is served within a second
@@ -46,67 +47,64 @@ class LateSettlements:
         self._lock = lock
         self._is_over = is_over  # whether nobody waits for the loop any more
         self._on_trouble = on_trouble  # called with what Redis refused
-        self._waiting: dict[int, deque[_Late]] = {}
-        self._tasks: dict[int, BackgroundTask | None] = {}
-        self._returned = 0  # how often a partition has answered again
+        self._waiting: dict[Part, deque[_Late]] = {}
+        self._tasks: dict[Part, BackgroundTask | None] = {}
+        self._returned = 0  # how often a part has answered again
         self._is_closing = False
 
     def __len__(self) -> int:
         return sum(map(len, list(self._waiting.values())))
 
-    async def settle(self, partition: int, work: Coroutine[Any, Any, None]) -> None:
+    async def settle(self, part: Part | None, work: Coroutine[Any, Any, None]) -> None:
         """Run the settlement, until it has to be retried at the longest: the rest of it happens beside the loop."""
         if await UntilItStepsAside(work):
             return
-        calls = self._calls(partition)
-        late = _Late(work, self._queue.port.now() + calls.plan.budget_seconds, self._queue.gate.add())
+        part = part or self._queue.store.parts[0]
+        late = _Late(work, self._queue.port.now() + part.calls.plan.budget_seconds, self._queue.gate.add())
         with self._lock:
-            self._waiting.setdefault(partition, deque()).append(late)
-        self.watch(partition, calls)
+            self._waiting.setdefault(part, deque()).append(late)
+        self.watch(part)
 
-    def watch(self, partition: int, calls: Calls | None = None) -> bool:
-        """Find out beside the loop when a partition answers again. Returns whether somebody does."""
-        calls = calls or self._calls(partition)
+    def watch(self, part: Part) -> bool:
+        """Find out beside the loop when a part answers again. Returns whether somebody does."""
         with self._lock:
-            if partition in self._tasks:
+            if part in self._tasks:
                 return True
-            if self._is_closing and not self._waiting.get(partition):
+            if self._is_closing and not self._waiting.get(part):
                 return False
-            calls.watchers += 1
-            self._tasks[partition] = None
-            task = self._queue.port.spawn(partial(self._serve, partition, calls))
-            if partition in self._tasks:  # else it has ended already
-                self._tasks[partition] = task
-        why = "" if calls.away is None else f" ({named(calls.away)})"
-        self._log(WARNING, partition, calls, f"does not answer{why}; its settlements are retried beside the loop")
+            part.calls.watchers += 1
+            self._tasks[part] = None
+            task = self._queue.port.spawn(partial(self._serve, part))
+            if part in self._tasks:  # else it has ended already
+                self._tasks[part] = task
+        why = "" if part.calls.away is None else f" ({named(part.calls.away)})"
+        self._log(WARNING, part, f"does not answer{why}; its settlements are retried beside the loop")
         return True
 
-    def _calls(self, partition: int) -> Calls:
-        return self._queue.parts[partition].store.calls
-
-    async def _serve(self, partition: int, calls: Calls, pause: Pause) -> None:
-        """Continue the settlements of one partition when it is back, until there are none."""
+    async def _serve(self, part: Part, pause: Pause) -> None:
+        """Continue the settlements of one part when it is back, until there are none."""
+        calls = part.calls
         try:
             while True:
                 await self._rest()
                 if calls.away is not None and await calls.probe():
                     self._returned += 1
-                    self._log(INFO, partition, calls, "answers again")
-                await self._continue(partition, calls)
+                    self._log(INFO, part, "answers again")
+                await self._continue(part)
                 with self._lock:
-                    is_done = not self._waiting.get(partition) and (calls.away is None or self._is_closing)
+                    is_done = not self._waiting.get(part) and (calls.away is None or self._is_closing)
                     if is_done or self._is_over():
-                        self._leave(partition, calls)
+                        self._leave(part)
                         return
         except BaseException:
-            self._leave(partition, calls)
+            self._leave(part)
             raise
 
-    def _leave(self, partition: int, calls: Calls) -> None:
+    def _leave(self, part: Part) -> None:
         """The background task ends. What it leaves behind after a Ctrl-C is for the leases."""
-        calls.watchers -= 1
-        self._tasks.pop(partition, None)
-        for late in self._waiting.pop(partition, ()):
+        part.calls.watchers -= 1
+        self._tasks.pop(part, None)
+        for late in self._waiting.pop(part, ()):
             self._queue.gate.discard(late.under_way)
 
     async def _rest(self) -> None:
@@ -121,10 +119,10 @@ class LateSettlements:
             if returned != self._returned:
                 return
 
-    async def _continue(self, partition: int, calls: Calls) -> None:
+    async def _continue(self, part: Part) -> None:
         """Continue settlements for as long as Redis answers, and end those whose time is over."""
-        waiting, now = self._waiting.get(partition) or deque(), self._queue.port.now
-        while waiting and (calls.away is None or now() >= min(waiting[0].ends_at, self._queue.gate.give_up_at())):
+        waiting, now = self._waiting.get(part) or deque(), self._queue.port.now
+        while waiting and (part.calls.away is None or now() >= min(waiting[0].ends_at, self._queue.gate.give_up_at())):
             try:
                 if not await UntilItStepsAside(waiting[0].work):
                     return
@@ -139,8 +137,8 @@ class LateSettlements:
             for task in tasks:
                 await task.end()
 
-    def _log(self, level: int, partition: int, calls: Calls, text: str) -> None:
-        name, count = self._queue.options.name, len(self._queue.parts)
-        what = f"partition {partition}" if count > 1 else "Redis"
-        extra = {"queue": name, "address": calls.port.address}
+    def _log(self, level: int, part: Part, text: str) -> None:
+        name = self._queue.options.name
+        what = f"partition {part.number}" if len(self._queue.store.parts) > 1 else "Redis"
+        extra = {"queue": name, "address": part.calls.port.address}
         log.log(level, "%s: %s %s", name, what, text, extra=extra)

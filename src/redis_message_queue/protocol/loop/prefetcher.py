@@ -12,7 +12,6 @@ from redis_message_queue.protocol.calls import LoopCancellations
 from redis_message_queue.protocol.consume.claim import Claim
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consume.consumer import ClaimedPayload, Consumer
-from redis_message_queue.protocol.consume.partitioned_settler import by_partition
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.consume.settling import Ending
 from redis_message_queue.protocol.loop.ack_buffer import AckBuffer
@@ -167,9 +166,9 @@ class Prefetcher:
         await self._requeue(claims, None, counts=counts)
 
     async def _requeue(self, claims: Sequence[Claim], error: Exception | None, *, counts: bool) -> None:
-        """Requeue messages, in each partition by itself; without an ``error`` as if never claimed."""
-        for number, _, some in by_partition(claims):
-            await self._late.settle(number, self._requeue_in_one(some, error, counts))
+        """Requeue messages, in each part by itself; without an ``error`` as if never claimed."""
+        for part, _, some in self._queue.store.parts.groups(claims):
+            await self._late.settle(part, self._requeue_in_one(some, error, counts))
 
     async def _requeue_in_one(self, claims: Sequence[Claim], error: Exception | None, counts: bool) -> None:
         is_fresh = error is None
@@ -489,7 +488,7 @@ class Prefetcher:
         try:
             if self._options.batch_size is None or takes_each:
                 for claim in claims:
-                    await self._late.settle(claim.partition, self._fail(claim, error))
+                    await self._late.settle(claim.part, self._fail(claim, error))
             elif claims:
                 await self._requeue_failed_batch(claims, error)
         except CleanupFailedError as refused:

@@ -10,9 +10,9 @@ from redis_message_queue.options.declared import check_partitions
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.operate.pages import PageReader, refuse_other_count
 from redis_message_queue.protocol.operate.pause import Pauser
-from redis_message_queue.protocol.partitioned_store import partition_stores
+from redis_message_queue.protocol.parts import Parts
 from redis_message_queue.protocol.shared_state import grow_partition, share_state
-from redis_message_queue.protocol.store import RedisStore, Store
+from redis_message_queue.protocol.store import Store
 from redis_message_queue.stored.keys import QueueKeys, partition_keys, refuse_one_slot
 from redis_message_queue.values.errors import ConfigurationError, PartitionCountError
 
@@ -63,14 +63,14 @@ class Grower:
         self._refuse(before, count)
         if before is None or count == 1:
             return 1
-        stores = self._stores(count)
+        parts = self._parts(count)
         first = self._own if before == 1 else partition_keys(self._own, 0, before)
         try:
-            for store in stores[before:]:
-                await share_state(store.calls, first)
-            await _grow_first(stores[0].calls)
-            for store in stores[1:]:
-                await store.calls.write_state()
+            for part in parts[before:]:
+                await share_state(part.calls, first)
+            await _grow_first(parts[0].calls)
+            for part in parts[1:]:
+                await part.calls.write_state()
         except PartitionCountError:
             self._refuse(await self._largest(), count)  # another operator has given it more
             raise
@@ -83,10 +83,10 @@ class Grower:
 
     async def pausers(self) -> list[Pauser]:
         """Return what pauses each partition of a queue that has grown meanwhile."""
-        return [Pauser(one.calls, PageReader(one.calls)) for one in self._stores(await self._largest() or 1)]
+        return [Pauser(one.calls, PageReader(one.calls)) for one in self._parts(await self._largest() or 1)]
 
-    def _stores(self, count: int) -> list[RedisStore]:
-        return partition_stores(self._store.calls.port, self._own, self._store.options, count)
+    def _parts(self, count: int) -> Parts:
+        return Parts.of(self._store.calls.port, self._own, self._store.options, count)
 
     async def _largest(self) -> int | None:
         """Return how many partitions the queue has: the largest number that any of them knows.
