@@ -19,7 +19,7 @@ from redis_message_queue.asyncio.run_loop import Loop
 from redis_message_queue.protocol import queue as protocol_queue
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.consume.batch_block import BatchBlock
-from redis_message_queue.protocol.consume.partitioned_claimer import _Round
+from redis_message_queue.protocol.consume.claimer import ClaimRound
 from redis_message_queue.protocol.loop.prefetcher import Prefetcher
 from redis_message_queue.protocol.operate.cancel import Canceller
 from redis_message_queue.protocol.parts import Group, Parts
@@ -122,9 +122,9 @@ def _due_early(self: Any, after_us: int, now_us: int) -> list[int]:
     return _due(self, after_us, now_us + 1_000_000)
 
 
-async def _keep_wakeups(self: Any, taken_from: int, unused: Any) -> None:
-    """As `_Round._pass_on`, without telling anybody."""
-    self.timers.clear()
+async def _keep_wakeups(self: Any, taken_from: Any, unused: Any) -> None:
+    """As `ClaimRound._pass_on`, without telling anybody."""
+    self._timers.clear()
 
 
 async def _withdraw_nothing(self: Any, message_id: str) -> None:
@@ -490,8 +490,8 @@ MUTANTS = (
     ),
     Mutant(
         "a consumer keeps the wake-ups of the partitions that it leaves alone",
-        "protocol/consume/partitioned_claimer.py",
-        patch=_replaced(_Round, "_pass_on", _keep_wakeups),
+        "protocol/consume/claimer.py",
+        patch=_replaced(ClaimRound, "_pass_on", _keep_wakeups),
     ),
     # -- the journal
     Mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from redis_message_queue.protocol.consume.claim import _read
+from redis_message_queue.protocol.consume.claim import read_reply
 from redis_message_queue.protocol.port import Call
 from simulator.loop import Process
 from simulator.oracle.invariants import fail
@@ -74,11 +74,11 @@ class Clients(Turns):
             given = by_name(command.script, (*command.settings, *arguments))
             nonce = given["holder"] + int(given["call"]).to_bytes(5, "big")
             lease = given["lease_us"] / 1_000_000 or math.inf
-            for claim in _read(answer, 0.0, nonce).claims:
+            for claim in read_reply(answer, 0.0, nonce).claims:
                 self._leases_known[process.name, name_of(claim.envelope.stored)] = (claim.token, sent_at + lease)
         elif name in ("take", "ack_and_take"):
             given = by_name(command.script, (*command.settings, *arguments))
-            for claim in _read(answer, 0.0, given["nonce"]).claims if isinstance(answer, bytes) else ():
+            for claim in read_reply(answer, 0.0, given["nonce"]).claims if isinstance(answer, bytes) else ():
                 known = (claim.token, sent_at + given["lease_us"] / 1_000_000)
                 self._leases_known[process.name, name_of(claim.envelope.stored)] = known
             if name == "ack_and_take" and isinstance(answer, bytes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from redis_message_queue.protocol.consume.claim import Claim, ClaimResult, _read
+from redis_message_queue.protocol.consume.claim import Claim, ClaimResult, read_reply
 from simulator.lua import as_bytes
 from simulator.oracle.account import NOBODY, Owner
 from simulator.oracle.book import Moved
@@ -26,11 +26,11 @@ class Consuming(Turns, Sequence):
     def _after_claim(self, step: Step, moved: Moved) -> None:
         given = named_arguments(step)
         nonce = given["holder"] + int(given["call"]).to_bytes(5, "big")
-        self._check_claims(step, _read(step.reply, 0.0, nonce), moved)
+        self._check_claims(step, read_reply(step.reply, 0.0, nonce), moved)
 
     def _after_take(self, step: Step, moved: Moved) -> None:
         if isinstance(step.reply, bytes):
-            self._check_claims(step, _read(step.reply, 0.0, named_arguments(step)["nonce"]), moved)
+            self._check_claims(step, read_reply(step.reply, 0.0, named_arguments(step)["nonce"]), moved)
         else:
             self._check_untouched(step, moved)
 

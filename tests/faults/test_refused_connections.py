@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from redis_message_queue.protocol.consume.claim import PATIENCE_SECONDS
+from redis_message_queue.protocol.consume.claimer import PATIENCE_SECONDS
 from tests.faults.shells import WAYS
 
 pytestmark = pytest.mark.topic("Retries of Redis calls")

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from redis_message_queue.options.declared import GatewayOptions, QueueOptions
-from redis_message_queue.protocol.consume.claim import Claim, ClaimResult, _read
+from redis_message_queue.protocol.consume.claim import Claim, ClaimResult, read_reply
 from redis_message_queue.protocol.consume.handoff import HandOff, HandOffTarget
 from redis_message_queue.protocol.consume.settle import Acks, SettleReason, TerminalKind, TerminalList
 from redis_message_queue.protocol.port import Command, finish
@@ -144,7 +144,7 @@ class World:
         number = slot.next_call()
         try:
             answer = finish(self.ports[at].call(slot.claim, (), (number, wanted, slice_us, woken)))
-            return _read(answer, 0.0, slot.nonce_of(number), self.is_leased)
+            return read_reply(answer, 0.0, slot.nonce_of(number), self.is_leased)
         finally:
             calls.release_slot(slot)
 

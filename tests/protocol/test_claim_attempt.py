@@ -110,15 +110,15 @@ def test_what_may_hold_messages_is_left_to_others_under_its_slot_and_number(stat
 def test_releasing_twice_is_releasing_once(state):
     unconfirmed, attempt = Unconfirmed(), attempt_in(state)
     assert unconfirmed.release(attempt, "consumer") is (state is IDLE)
-    before = (len(unconfirmed), attempt.state)
+    before = (len(unconfirmed.ours()), attempt.state)
     assert unconfirmed.release(attempt, "consumer") is False
-    assert (len(unconfirmed), attempt.state) == before
+    assert (len(unconfirmed.ours()), attempt.state) == before
 
 
 def test_an_idle_attempt_frees_its_slot_once():
     unconfirmed, attempt = Unconfirmed(), attempt_in(IDLE)
     assert [unconfirmed.release(attempt, "consumer") for _ in range(3)] == [True, False, False]
-    assert (attempt.state, len(unconfirmed)) == (CLOSED, 0)
+    assert (attempt.state, len(unconfirmed.ours())) == (CLOSED, 0)
 
 
 # Recovering
@@ -139,7 +139,7 @@ def test_an_attempt_is_recovered_by_one_consumer_at_a_time():
 def test_a_recovery_that_is_broken_off_leaves_the_attempt_to_the_next(state):
     unconfirmed = Unconfirmed()
     attempt = unconfirmed.holding(state)
-    assert len(unconfirmed) == 1
+    assert len(unconfirmed.ours()) == 1
     unconfirmed.leave_to_others("a consumer")
     assert unconfirmed.recover_next("another") is attempt
 
@@ -159,7 +159,7 @@ def test_an_attempt_that_was_offered_and_is_still_on_the_list_is_there_once():
     attempt = unconfirmed.holding(RECOVERED)
     attempt.apply("offer")
     unconfirmed.release(attempt, "a consumer")
-    assert len(unconfirmed) == 1
+    assert len(unconfirmed.ours()) == 1
     assert unconfirmed.recover_next("another").slot is attempt.slot
 
 
@@ -167,12 +167,12 @@ def test_what_holds_nothing_leaves_the_list():
     unconfirmed = Unconfirmed()
     attempt = unconfirmed.holding(IDLE)
     assert unconfirmed.release(attempt, "a consumer") is True
-    assert (len(unconfirmed), attempt.state) == (0, CLOSED)
+    assert (len(unconfirmed.ours()), attempt.state) == (0, CLOSED)
 
 
 def test_a_forked_child_recovers_nothing_of_its_parent():
     unconfirmed = Unconfirmed()
     unconfirmed.holding()
     unconfirmed.is_parent = False
-    assert len(unconfirmed) == 0
+    assert len(unconfirmed.ours()) == 0
     assert unconfirmed.recover_next("child") is None

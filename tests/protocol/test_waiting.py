@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue.protocol.calls import never_stop
-from redis_message_queue.protocol.consume.claim import Claimer, ClaimResult
+from redis_message_queue.protocol.consume.claim import ClaimResult
 from redis_message_queue.protocol.consume.claim_attempt import IDLE, SENT
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.values.errors import RetryBudgetExhaustedError
@@ -29,7 +29,7 @@ class Waiter(Listener):
     def __init__(self, setup: Setup, port: MemoryPort | None = None) -> None:
         self.port = port or setup.port()
         super().__init__()
-        self.claimer: Claimer = setup.store(self.port).parts[0].claimer
+        self.claimer = setup.store(self.port).claimer
         self.attempt = self.claimer.attempt()
         self.retries: list[tuple[Exception, int]] = []
 

@@ -169,6 +169,6 @@ async def _requeue_one(queue: QueueProtocol, store: Store, deadline: float | Non
             return False
         raise
     finally:
-        claimer.unconfirmed.leave_to_others(claimant)
+        claimer.leave_to_others(claimant)
         queue.gate.leave(entry)
     return True

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, never_stop
-from redis_message_queue.protocol.consume.claim import Claim, Claimer
+from redis_message_queue.protocol.consume.claim import Claim
 from redis_message_queue.protocol.consume.lease import PartlyRenewedError
+from redis_message_queue.protocol.consume.part_claimer import PartClaimer
 from redis_message_queue.protocol.consume.settle import (
     Cancellations,
     PiggybackedAck,
@@ -33,7 +34,7 @@ class Part:
         self.calls = calls
         self.keys = calls.keys
         self.sender = Sender(calls)
-        self.claimer = Claimer(calls)
+        self.claimer = PartClaimer(calls)
         self.scripts = SettleScripts(calls)
 
 

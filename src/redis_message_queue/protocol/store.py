@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.capabilities import Capabilities
 from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimResult
-from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt, Unconfirmed
-from redis_message_queue.protocol.consume.partitioned_claimer import PartitionedClaimer
+from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt
+from redis_message_queue.protocol.consume.claimer import Claimer
 from redis_message_queue.protocol.consume.settle import (
     Acks,
     Cancellations,
@@ -54,7 +54,9 @@ class Claims(Protocol):
     """Claims messages: `Claimer`, or a custom gateway."""
 
     @property
-    def unconfirmed(self) -> Unconfirmed: ...
+    def unconfirmed(self) -> Sequence[ClaimAttempt]: ...
+
+    def leave_to_others(self, claimant: object) -> None: ...
 
     def is_silent(self) -> bool: ...
 
@@ -70,7 +72,7 @@ class Claims(Protocol):
         self, claimant: Claimant, limit: float | None = None
     ) -> tuple[ClaimAttempt, ClaimResult] | None: ...
 
-    async def claim(
+    def claim(
         self,
         attempt: ClaimAttempt,
         claimant: Claimant,
@@ -78,7 +80,7 @@ class Claims(Protocol):
         count: int = 1,
         acks: Acks | None = None,
         limit: float | None = None,
-    ) -> ClaimResult: ...
+    ) -> Coroutine[Any, Any, ClaimResult]: ...
 
 
 class Settles(Protocol):
@@ -148,8 +150,5 @@ class RedisStore(Store):
 
     def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions, parts: Parts | None = None) -> None:
         parts = parts or Parts.of(port, keys, options)
-        claimer: Claims = parts[0].claimer
-        if len(parts) > 1:
-            claimer = PartitionedClaimer(parts)
         senders = tuple(part.sender for part in parts)
-        super().__init__(port, parts[0].keys, options, port.decodes, senders, claimer, parts, parts=parts)
+        super().__init__(port, parts[0].keys, options, port.decodes, senders, Claimer(parts), parts, parts=parts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -78,17 +78,6 @@ class ClaimAttempt:
         self.state = after
 
 
-class Unconfirmed(Protocol):
-    """The unconfirmed claims of a queue: how many there are, and what a consumer does that stops to recover them."""
-
-    @property
-    def attempts(self) -> list[ClaimAttempt]: ...
-
-    def __len__(self) -> int: ...
-
-    def leave_to_others(self, consumer: object) -> None: ...
-
-
 class UnconfirmedClaims:
     """The attempts whose messages no handler has got: the next claim or a drain asks Redis what they took.
 
@@ -100,8 +89,9 @@ class UnconfirmedClaims:
         self.attempts: list[ClaimAttempt] = []  # those of a parent process among them
         self._lock = lock
 
-    def __len__(self) -> int:
-        return sum(self._is_ours(attempt.slot) for attempt in self.attempts)
+    def ours(self) -> list[ClaimAttempt]:
+        """Return the attempts of this process."""
+        return [attempt for attempt in self.attempts if self._is_ours(attempt.slot)]
 
     def release(self, attempt: ClaimAttempt, consumer: object) -> bool:
         """End a consumer's part in an attempt; True if its slot is free now. Nothing happens the second time."""
@@ -134,7 +124,7 @@ class UnconfirmedClaims:
     def recover_next(self, consumer: object) -> ClaimAttempt | None:
         """An attempt for this consumer to recover; None if there is none that nobody else recovers."""
         with self._lock:
-            self.attempts = [attempt for attempt in self.attempts if self._is_ours(attempt.slot)]
+            self.attempts = self.ours()
             for attempt in self.attempts:
                 if attempt.state is UNCONFIRMED:
                     attempt.recovered_by = consumer

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
-from redis_message_queue.protocol.consume.claim import PATIENCE_SECONDS, Claim, Claimant, ClaimResult
+from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimResult
 from redis_message_queue.protocol.consume.claim_attempt import IDLE, ClaimAttempt
+from redis_message_queue.protocol.consume.claimer import PATIENCE_SECONDS
 from redis_message_queue.protocol.consume.holding import Holding
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.consume.settle import Acks, SettleReason
@@ -80,7 +81,7 @@ class Consumer(Claimant):
                 self._entry = entry = queue.gate.enter()
                 try:
                     started, result = queue.port.now() if queue.emitter.wanted else 0.0, None
-                    if claimer.unconfirmed.attempts:
+                    if claimer.unconfirmed:
                         result = await self._recover(count, limit)
                         left = max(0.0, wait_seconds - (queue.port.now() - began))
                     if result is None:
@@ -197,7 +198,7 @@ class Consumer(Claimant):
     def abandon(self) -> None:
         """Claiming was interrupted; the next claim or a drain recovers what was claimed."""
         self.release()
-        self.queue.store.claimer.unconfirmed.leave_to_others(self)
+        self.queue.store.claimer.leave_to_others(self)
         self.holding.abandon()
 
     # -- what a claim reports
@@ -217,7 +218,7 @@ class Consumer(Claimant):
     def on_attempt(self, attempt: ClaimAttempt) -> None:
         self.attempt = attempt
 
-    async def on_tick(self, limit: float | None, part: Part | None = None) -> None:
+    async def on_tick(self, limit: float | None, part: Part) -> None:
         await self.queue.scheduler.publish_due(limit, part)
 
     def on_away(self, part: Part) -> bool:

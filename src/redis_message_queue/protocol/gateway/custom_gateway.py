@@ -14,7 +14,7 @@ from redis_message_queue.process.interrupt import BaseGracefulInterruptHandler
 from redis_message_queue.protocol.calls import never_stop
 from redis_message_queue.protocol.capabilities import Capabilities
 from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimResult
-from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt, UnconfirmedClaims
+from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt
 from redis_message_queue.protocol.consume.settle import (
     Acks,
     Cancellations,
@@ -130,8 +130,7 @@ class CustomGatewayClaimer:
         self._runtime = runtime
         self._keys = keys
         self._leased = leased
-        # It stays empty: a custom gateway itself recovers claims whose reply was lost.
-        self.unconfirmed = UnconfirmedClaims(lambda slot: True, runtime.lock())
+        self.unconfirmed: Sequence[ClaimAttempt] = ()  # the gateway itself recovers claims whose reply was lost
 
     def is_silent(self) -> bool:
         return False
@@ -147,6 +146,9 @@ class CustomGatewayClaimer:
 
     def limit(self, deadline: float) -> float:
         return deadline
+
+    def leave_to_others(self, claimant: object) -> None:
+        return
 
     async def recover(self, claimant: Claimant, limit: float | None = None) -> None:
         return None

@@ -528,7 +528,7 @@ class Prefetcher:
             return
         self._consumer.release()
         self.summary.dead_lettered = self._consumer.dead_lettered
-        self._queue.store.claimer.unconfirmed.leave_to_others(self._consumer)
+        self._queue.store.claimer.leave_to_others(self._consumer)
         if self._helper is not None:
             await self._settling.undisturbed(self._helper.end())
         try:
