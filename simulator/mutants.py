@@ -95,7 +95,7 @@ async def _leave_and_ack_everything(self: Any, error: BaseException | None) -> N
     unsettled, self._unsettled = self._unsettled, {}
     self.consumer.holding.end_lease()
     if unsettled:
-        await self.consumer.settling.ack(list(unsettled.values()))
+        await self.consumer.delivery.ack(list(unsettled.values()))
 
 
 async def _drain_and_forget(queue: Any, timeout: float | None) -> bool:
@@ -481,7 +481,7 @@ MUTANTS = (
     Mutant(
         "a message without a tenant goes to the first partition, whatever its key is",
         "protocol/publish/publisher.py",
-        patch=_replaced(Publisher, "_part_of_call", lambda self, tenant, given: None if tenant else 0),
+        patch=_replaced(Publisher, "_part_of_call", lambda self, tenant, overrides: None if tenant else 0),
     ),
     Mutant(
         "an acknowledgement goes to the first partition",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redis_message_queue.protocol.consume import claim
+from redis_message_queue.protocol.consume import part_claimer
 from tests.contract.shells import (
     LIMIT_SECONDS,
     Shell,
@@ -27,7 +27,7 @@ class BlockedConsumer:
     def __init__(self, shell: Shell, name: str = "q", **options: Any) -> None:
         self._shell = shell
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(claim, "_SLICE_SECONDS", self.SLICE_SECONDS)
+            patch.setattr(part_claimer, "_SLICE_SECONDS", self.SLICE_SECONDS)
             client = shell.new_client(socket_timeout=3 * self.SLICE_SECONDS)  # a shorter one would end the wait
             self.queue = shell.queue(name, client=client, **{"wait": self.SLICE_SECONDS} | options)
         assert self.queue.queue._protocol.store.claimer.slice_seconds == self.SLICE_SECONDS

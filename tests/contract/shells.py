@@ -20,7 +20,7 @@ import redis.asyncio
 
 import redis_message_queue
 import redis_message_queue.asyncio
-import redis_message_queue.protocol.consume.claim
+import redis_message_queue.protocol.consume.part_claimer
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.stored.envelope import TOKEN_BYTES
 from redis_message_queue.stored.keys import REGISTRY_KEY
@@ -644,7 +644,7 @@ def only_woken(shell: Shell, name: str = "q", *, connections: int = 100, **optio
     """A queue whose consumers would look for themselves long after the test has given up: they have to be woken."""
     seconds = 3 * LIMIT_SECONDS
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redis_message_queue.protocol.consume.claim, "_SLICE_SECONDS", seconds)
+        patch.setattr(redis_message_queue.protocol.consume.part_claimer, "_SLICE_SECONDS", seconds)
         # A shorter timeout would end the sleep, and so would none at all: our reads then end after five seconds.
         client = shell.new_client(socket_timeout=3 * seconds, max_connections=connections)
         return shell.queue(name, client=client, **{"wait": seconds} | options)

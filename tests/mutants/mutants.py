@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "a retry policy allows one attempt too many",
-        f"{SRC}/protocol/consume/settling.py",
+        f"{SRC}/protocol/consume/delivery.py",
         "if policy is not None and policy.tries_again(error, claim.failures + 1):",
         "if policy is not None and policy.tries_again(error, claim.failures):",
         ("tests/contract/test_retry_policy.py", "tests/contract/test_retry.py"),
@@ -148,7 +148,7 @@ MUTANTS = (
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            given=per_call(headers, None, ttl_seconds, partition_key),
+            overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
 """,
         """        return await self._protocol.publisher.submit_many(
             messages,
@@ -156,7 +156,7 @@ MUTANTS = (
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            given=per_call(None, None, ttl_seconds, partition_key),
+            overrides=publish_overrides(None, None, ttl_seconds, partition_key),
 """,
         ("tests/contract/test_receipts.py",),
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from redis_message_queue.options.declared import GatewayOptions, QueueOptions
 from redis_message_queue.options.retry_policy import RetryPolicy
-from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimResult, DeadLetter
+from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimResult, DroppedMessage
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.stored.envelope import Envelope
@@ -144,7 +144,7 @@ class Listener(Claimant):
 
     def __init__(self) -> None:
         super().__init__("orders")
-        self.dead: list[DeadLetter] = []
+        self.dead: list[DroppedMessage] = []
 
     async def on_dead(self, result: ClaimResult) -> None:
         self.dead += result.dead

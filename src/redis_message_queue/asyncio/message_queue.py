@@ -25,7 +25,7 @@ from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consume.message_block import MessageBlock, current_message
 from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.loop.run_options import Middleware, RunOptions, RunSummary
-from redis_message_queue.protocol.publish.message_builder import per_call
+from redis_message_queue.protocol.publish.message_builder import publish_overrides
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.redis_py.client_gateway import open_queue
 from redis_message_queue.stored.keys import QueueKeys
@@ -90,7 +90,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            given=per_call(headers, deduplication_key, ttl_seconds, partition_key),
+            overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
         )
 
     async def publish_many(
@@ -112,7 +112,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            given=per_call(headers, None, ttl_seconds, partition_key),
+            overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
         )
 
     async def submit(
@@ -134,7 +134,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            given=per_call(headers, deduplication_key, ttl_seconds, partition_key),
+            overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
         )
         return receipt
 
@@ -156,7 +156,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            given=per_call(headers, None, ttl_seconds, partition_key),
+            overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
         )
 
     def process_message(self) -> ProcessMessage:

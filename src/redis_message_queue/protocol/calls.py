@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER, OFFERED, ClaimAttempt
-from redis_message_queue.protocol.port import Argument, AttemptEnd, Command, Port, StateMissingError
+from redis_message_queue.protocol.port import Argument, AttemptEnd, Call, Command, Port, StateMissingError
 from redis_message_queue.protocol.retry import RetryPlan
 from redis_message_queue.protocol.shared_state import STATE_VERSION, follow_first
 from redis_message_queue.stored.keys import REGISTRY_KEY, QueueKeys, script_keys
@@ -261,8 +261,7 @@ class Calls:
         await self._write_state(limit, drains)
         if self._has_called:
             log.warning(
-                "the state of %s is gone from Redis, which was flushed or restored; its version, journal and weights "
-                "were written again",
+                "%s: Redis lost this queue's state (flushed or restored); rewrote version, journal and weights",
                 self.keys.prefix,
                 extra={"queue": self.keys.prefix, "address": self.port.address},
             )
@@ -369,6 +368,28 @@ class Calls:
         end = started + min(_FIRST_CONTACT_SECONDS, self.plan.budget_seconds)
         await self.until(max(end, self.port.now() + _SHORTEST_CONNECT_SECONDS), self.port.connect)
         self.has_connected = True
+
+    def command(self, name: str, slot: ReplySlot, *settings: Argument, **keys: str) -> Command:
+        """Return a numbered script for this slot; its first setting is how long Redis remembers the reply."""
+        one = self.script(name)
+        return Command(one, script_keys(self.keys, one.keys, reply=slot.key, **keys), (self._keep_ms, *settings))
+
+    async def numbered(
+        self,
+        build: Callable[[ReplySlot], Call],
+        *,
+        budget: float | None = None,
+        cancellations: list[BaseException] | None = None,
+    ) -> Any:
+        """Run the script that ``build`` returns for a slot, which is this call's until it ends; see `call`."""
+        slot = self.acquire_slot()
+        try:
+            command, extra_keys, arguments = build(slot)
+            return await self.call(
+                command, arguments, extra_keys=extra_keys, budget=budget, cancellations=cancellations
+            )
+        finally:
+            self.release_slot(slot)
 
     async def call(
         self,

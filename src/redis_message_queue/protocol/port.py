@@ -46,7 +46,7 @@ _attempt_end: ContextVar[ref[AttemptEnd] | None] = ContextVar("redis_message_que
 
 
 innermost_attempt_end = _attempt_end.get
-"""Returns None unless there is a block around the caller: quicker than `attempt_ends_at`, for the usual case."""
+"""Returns None unless there is a block around the caller: quicker than `attempt_ends_at`, for the fast path."""
 
 
 def attempt_ends_at() -> float | None:
@@ -226,7 +226,7 @@ class Port(Runtime, Protocol):
     async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
         """Wait for a wake-up. Returns whether one came.
 
-        ``punctual``: somebody is due at the end, and it must not be missed by as much as a server's timer is late.
+        ``punctual``: return within 2 ms of the end instead of up to 100 ms later.
         """
 
     async def wait_any(self, wakeups: tuple[str, ...], seconds: float, *, punctual: bool = False) -> list[str]:
@@ -238,7 +238,7 @@ class Port(Runtime, Protocol):
 
 def split(items: Sequence[T], sizes: Sequence[int], most: int, most_bytes: int) -> Iterator[Sequence[T]]:
     """Yield pieces for one script each: within the limits of items and bytes, or one item that is larger."""
-    if 0 < len(items) <= most and sum(sizes) <= most_bytes:  # the usual case, without a loop in Python
+    if 0 < len(items) <= most and sum(sizes) <= most_bytes:  # the fast path, without a loop in Python
         yield items
         return
     start = total = 0

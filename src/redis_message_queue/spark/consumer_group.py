@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 
 import redis
 
-from redis_message_queue.protocol.consume.claim import DeadLetter, log_dead, read_dead, read_trimming
+from redis_message_queue.protocol.consume.claim import DroppedMessage, log_dead, read_dead, read_trimming
 from redis_message_queue.protocol.port import Argument, Command, Port, finish, split
 from redis_message_queue.spark.connection import RedisReader, not_a_single_server, open_partitions
 from redis_message_queue.spark.options import SourceOptions
@@ -296,7 +296,7 @@ class GroupPart:
                 break
         return int(length)
 
-    def _report_dead(self, dead: list[DeadLetter], trimming: bytes) -> None:
+    def _report_dead(self, dead: list[DroppedMessage], trimming: bytes) -> None:
         """Log the messages that could not be delivered, as a consumer does, and how their list was trimmed."""
         trim_error, cut = read_trimming(trimming)
         log_dead(self.queue, dead, cut)
@@ -334,7 +334,7 @@ class GroupPart:
             places = [part for at, message, _ in some for part in (at, message)]
             _, trimming = self._send(self._reject, self.epoch, number, _NO_TEXT, *places, batch=number)
             self.counts.rejected += len(some)
-            dead = [DeadLetter(message.hex(), 1, _NO_TEXT) for _, message, _ in some]
+            dead = [DroppedMessage(message.hex(), 1, _NO_TEXT) for _, message, _ in some]
             self._report_dead(dead, trimming)
 
     def batch(self, number: int) -> BatchSize | None:

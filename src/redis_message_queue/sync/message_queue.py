@@ -19,7 +19,7 @@ from redis_message_queue.protocol.consume.message_block import MessageBlock, cur
 from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.loop.run_options import Middleware, RunOptions, RunSummary
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.protocol.publish.message_builder import per_call
+from redis_message_queue.protocol.publish.message_builder import publish_overrides
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.redis_py.client_gateway import open_queue
 from redis_message_queue.stored.keys import QueueKeys
@@ -97,7 +97,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                given=per_call(headers, deduplication_key, ttl_seconds, partition_key),
+                overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
             )
         )
 
@@ -121,7 +121,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                given=per_call(headers, None, ttl_seconds, partition_key),
+                overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
             )
         )
 
@@ -145,7 +145,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                given=per_call(headers, deduplication_key, ttl_seconds, partition_key),
+                overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
             )
         )
         return receipt
@@ -169,7 +169,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                given=per_call(headers, None, ttl_seconds, partition_key),
+                overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
             )
         )
 

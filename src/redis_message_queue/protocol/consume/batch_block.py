@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from redis_message_queue.protocol.consume.claim import Claim
 from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt
 from redis_message_queue.protocol.consume.consumer import ClaimedPayload, Consumer
+from redis_message_queue.protocol.consume.delivery import NOT_ACKNOWLEDGED, append_to_context
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.consume.settle import PiggybackedAck
-from redis_message_queue.protocol.consume.settling import NOT_ACKNOWLEDGED, append_to_context
 from redis_message_queue.stored.envelope import TIME_AT
 from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError
 
@@ -69,7 +69,7 @@ class BatchBlock:
         claim = self._take(message, "ack")
         with self._settling(claim):
             owned = await self._ack_one(claim, _ACK_AGAIN)
-        self.consumer.settling.raise_if_cancelled()
+        self.consumer.delivery.raise_if_cancelled()
         return owned
 
     async def fail(self, message: ReceivedMessage, error: Exception) -> bool:
@@ -78,8 +78,8 @@ class BatchBlock:
             raise ConfigurationTypeError(f"error must be an Exception, not {type(error).__name__}")
         claim = self._take(message, "fail")
         with self._settling(claim):
-            ending = await self.consumer.settling.fail(claim, error)
-        self.consumer.settling.raise_if_cancelled()
+            ending = await self.consumer.delivery.fail(claim, error)
+        self.consumer.delivery.raise_if_cancelled()
         return ending.was_ours
 
     def _take(self, message: ReceivedMessage, operation: str) -> Claim:
@@ -106,24 +106,24 @@ class BatchBlock:
 
     async def _ack_one(self, claim: Claim, advice: str = NOT_ACKNOWLEDGED) -> bool:
         """Send an ack, or once more the one whose answer did not come: Redis counts both as one."""
-        settling = self.consumer.settling
+        delivery = self.consumer.delivery
         ack = self._unanswered.get(claim)
         if ack is None:
-            (ack,) = settling.attach([claim])
+            (ack,) = delivery.attach([claim])
             self._unanswered[claim] = ack
         try:
-            settled = await ack.send_alone(settling.cancellations)
+            settled = await ack.send_alone(delivery.cancellations)
         except Exception as trouble:
-            raise await settling.not_acknowledged([claim], trouble, advice) from trouble
+            raise await delivery.not_acknowledged([claim], trouble, advice) from trouble
         del self._unanswered[claim]
         ack.close()
-        await settling.acknowledged([claim], settled)
+        await delivery.acknowledged([claim], settled)
         return settled.owned[0]
 
     async def leave(self, error: BaseException | None) -> None:
         """Acknowledge the rest, or requeue it if the handler raised; an exit that is no `Exception` touches nothing."""
         unsettled, self._unsettled = self._unsettled, {}
-        holding, settling = self.consumer.holding, self.consumer.settling
+        holding, delivery = self.consumer.holding, self.consumer.delivery
         claims = self._claims  # in their order
         if len(unsettled) < len(claims):
             claims = [claim for claim in claims if claim.id in unsettled]
@@ -133,27 +133,27 @@ class BatchBlock:
         holding.end_lease()
         if holding.is_forked:
             return
-        await settling.undisturbed(holding.stop_heartbeat())
+        await delivery.undisturbed(holding.stop_heartbeat())
         try:
             if claims and error is None:
                 await self._ack_rest(claims)
             elif claims and isinstance(error, Exception):
                 # It counts as a delivery: one of them may be the poison.
-                await settling.requeue(claims, error, forgiven=False)
+                await delivery.requeue(claims, error, forgiven=False)
         finally:
             for ack in self._unanswered.values():
                 ack.close()
             self._unanswered = {}
         if error is None:
-            settling.raise_if_cancelled()
-        elif isinstance(error, Exception) and settling.cancellations:
-            append_to_context(error, settling.cancellations[0])
+            delivery.raise_if_cancelled()
+        elif isinstance(error, Exception) and delivery.cancellations:
+            append_to_context(error, delivery.cancellations[0])
 
     async def _ack_rest(self, claims: list[Claim]) -> None:
         """In one round trip, and one more for each ack that was sent before and went unanswered."""
         fresh = [claim for claim in claims if claim not in self._unanswered] if self._unanswered else claims
         if fresh:
-            await self.consumer.settling.ack(fresh)
+            await self.consumer.delivery.ack(fresh)
         for claim in claims if self._unanswered else ():
             if claim in self._unanswered:
                 await self._ack_one(claim)

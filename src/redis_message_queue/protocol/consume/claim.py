@@ -66,7 +66,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DroppedMessage:
     """A message that a claim moved to the dead letters; without an id it was not ours to begin with.
 
     A cancelled message is reported in the same way, but it is gone.
@@ -86,7 +86,7 @@ class ClaimResult:
     """What a claim brought."""
 
     claims: list[Claim] = field(default_factory=list)
-    dead: list[DeadLetter] = field(default_factory=list)
+    dead: list[DroppedMessage] = field(default_factory=list)
     trim_error: str | None = None
     cut: int = 0  # older dead letters that the list had no room for any more
     again: bool = False
@@ -96,10 +96,10 @@ class ClaimResult:
     unconfirmed: bool = False  # it ended without an answer, at its time limit or because its consumer should stop
 
 
-def read_dead(said: list[Any]) -> list[DeadLetter]:
+def read_dead(said: list[Any]) -> list[DroppedMessage]:
     """What a script says of dead letters: id, delivery count and reason of each."""
     triples = zip(said[::3], said[1::3], said[2::3], strict=True)
-    return [DeadLetter(id.hex() or None, int(count), reason.decode()) for id, count, reason in triples]
+    return [DroppedMessage(id.hex() or None, int(count), reason.decode()) for id, count, reason in triples]
 
 
 def read_trimming(said: bytes) -> tuple[str | None, int]:
@@ -124,7 +124,7 @@ def log_cancelled(queue_name: str, message_id: str | None) -> None:
     log.info("%s: message %s was cancelled, and nobody has handled it", queue_name, message_id)
 
 
-def log_dead(queue_name: str, dead: list[DeadLetter], cut: int) -> None:
+def log_dead(queue_name: str, dead: list[DroppedMessage], cut: int) -> None:
     """Say which messages went to the dead letters, and how many older ones were deleted to stay within the limit."""
     for one in dead:
         if one.is_cancelled:

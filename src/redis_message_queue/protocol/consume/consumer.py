@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimResult
 from redis_message_queue.protocol.consume.claim_attempt import IDLE, ClaimAttempt
 from redis_message_queue.protocol.consume.claimer import PATIENCE_SECONDS
+from redis_message_queue.protocol.consume.delivery import Delivery
 from redis_message_queue.protocol.consume.holding import Holding
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.consume.settle import Acks, SettleReason
-from redis_message_queue.protocol.consume.settling import Settling
 from redis_message_queue.protocol.port import unwrap
 from redis_message_queue.stored.codecs import Codec, decode_with
 from redis_message_queue.values.errors import (
@@ -38,10 +38,10 @@ ClaimedPayload = tuple[Claim, Any]
 
 
 class Consumer(Claimant):
-    """One consumer of a queue. It claims messages; `holding` has their leases, `settling` ends their delivery."""
+    """One consumer of a queue. It claims messages; `holding` has their leases, `delivery` ends their delivery."""
 
     __slots__ = (
-        *("_entry", "attempt", "completed", "dead_lettered", "holding", "is_ended", "queue", "settling", "watch"),
+        *("_entry", "attempt", "completed", "dead_lettered", "holding", "is_ended", "queue", "delivery", "watch"),
     )
 
     def __init__(self, queue: QueueProtocol, *, keeps_failures: bool = False, in_loop: bool = False) -> None:
@@ -51,7 +51,7 @@ class Consumer(Claimant):
         self.watch: Callable[[Part], bool] | None = None  # how a loop finds out when a part answers again
         self.is_ended = False  # the loop that it works for has ended
         self.holding = Holding(queue)
-        self.settling = Settling(queue, keeps_failures=keeps_failures, in_loop=in_loop)
+        self.delivery = Delivery(queue, keeps_failures=keeps_failures, in_loop=in_loop)
         self.attempt: ClaimAttempt | None = None
         self.completed: set[Claim] = set()  # what the handler has settled itself
         self.dead_lettered = 0  # how many messages its claims moved there
@@ -181,7 +181,7 @@ class Consumer(Claimant):
         if settled.owned[0]:
             self.dead_lettered += 1
             await queue.emitter.emit(EventOperation.DLQ, claim=claim, error=error)
-        await self.settling.report_trimming(settled, queue.dead_letters, claim)
+        await self.delivery.report_trimming(settled, queue.dead_letters, claim)
 
     def offer(self) -> ClaimAttempt:
         """The handler is about to get the messages; the code that returns them marks the attempt as handed over."""
@@ -213,7 +213,7 @@ class Consumer(Claimant):
             operation = EventOperation.CANCELLED if dead.is_cancelled else EventOperation.DLQ
             await self.queue.emitter.emit(operation, message_id=dead.message_id, delivery_count=dead.delivery_count)
         if result.trim_error is not None:
-            await self.settling.emit_trim_failed(result.trim_error)
+            await self.delivery.emit_trim_failed(result.trim_error)
 
     def on_attempt(self, attempt: ClaimAttempt) -> None:
         self.attempt = attempt
@@ -266,4 +266,4 @@ class Consumer(Claimant):
         self.holding.refuse_forked(claim.message_id, "complete")
         if claim in self.completed:
             raise ConfigurationError("this message was completed already", message_id=claim.message_id)
-        await self.settling.complete(claim, publish, self.holding.lease_for([claim]), self.completed)
+        await self.delivery.complete(claim, publish, self.holding.lease_for([claim]), self.completed)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from redis_message_queue.protocol.consume.claim import Claim
 from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt
 from redis_message_queue.protocol.consume.consumer import ClaimedPayload, Consumer
+from redis_message_queue.protocol.consume.delivery import Ending, append_to_context
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
-from redis_message_queue.protocol.consume.settling import Ending, append_to_context
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -112,27 +112,27 @@ class MessageBlock:
 
         Returns whether that was all: an outcome that the handler raised and Redis confirmed goes no further.
         """
-        claim, holding, settling = self.claimed, self.consumer.holding, self.consumer.settling
+        claim, holding, delivery = self.claimed, self.consumer.holding, self.consumer.delivery
         if claim is None:
             return False
         self._close()
         if holding.is_forked:
             return False
         if self.queue.options.heartbeat_interval_seconds is not None:
-            await settling.undisturbed(holding.stop_heartbeat())
+            await delivery.undisturbed(holding.stop_heartbeat())
         if self.is_left_alone or claim in self.consumer.completed:
             return False
         if error is None:
-            await settling.ack([claim])
-            if settling.cancellations:
-                settling.raise_if_cancelled()
+            await delivery.ack([claim])
+            if delivery.cancellations:
+                delivery.raise_if_cancelled()
         elif isinstance(error, Exception):
-            ending = await settling.handler_raised(claim, error)
-            if settling.can_apply(error) and ending is not Ending.UNCONFIRMED:
-                settling.raise_if_cancelled()
+            ending = await delivery.handler_raised(claim, error)
+            if delivery.can_apply(error) and ending is not Ending.UNCONFIRMED:
+                delivery.raise_if_cancelled()
                 return True
-            if settling.cancellations:
-                append_to_context(error, settling.cancellations[0])
+            if delivery.cancellations:
+                append_to_context(error, delivery.cancellations[0])
         return False
 
     def _close(self) -> None:

@@ -80,7 +80,7 @@ class PiggybackedAck:
     call: Call
     calls: Calls
     slot: ReplySlot
-    plain: tuple[bytes, bytes] | None = None  # its number and its token, if it is the usual ack of one message
+    plain: tuple[bytes, bytes] | None = None  # its number and token, if it is on the fast path
     settled: Settled | None = None  # what Redis answered
     failed: Exception | None = None  # why there is no answer
 
@@ -100,7 +100,7 @@ class PiggybackedAck:
         return self.claims[0].part
 
     def joined_with(self, slot: ReplySlot, call: bytes, nonce: bytes) -> Call | None:
-        """One call for this ack and for the usual claim on another slot of the same queue; None if it is not usual.
+        """One call for this ack and a claim on another slot of the same part; None if it is not on the fast path.
 
         The ack keeps its number: whether that was executed can be asked by sending it alone.
         """
@@ -184,14 +184,11 @@ class SettleScripts:
         owned: list[bool] = []
         trim_error, cut = None, 0
         for some in _chunks(claims):
-            slot = self._calls.acquire_slot()
-            try:
-                arguments = (*details, slot.next_call(), _tokens(some))
-                reply = await self._calls.call(
-                    slot.settle, arguments, extra_keys=extra_keys, cancellations=cancellations
-                )
-            finally:
-                self._calls.release_slot(slot)
+
+            def settle(slot: ReplySlot, tokens: bytes = _tokens(some)) -> Call:
+                return slot.settle, extra_keys, (*details, slot.next_call(), tokens)
+
+            reply = await self._calls.numbered(settle, cancellations=cancellations)
             if reply == b"1" and len(claims) == 1:
                 return SETTLED
             piece = _read(reply, len(some))
@@ -222,8 +219,8 @@ class SettleScripts:
         extra_keys, details = self._details(claims, terminal_list, reason)
         number, tokens = slot.next_call(), _tokens(claims)
         call = (slot.settle, extra_keys, (*details, number, tokens))
-        is_usual = len(claims) == 1 and claims[0].is_plain and claims[0].envelope.stored[0] == PLAIN_FLAGS
-        plain = (number, tokens) if is_usual and terminal_list is None and reason is None else None
+        is_fast_path = len(claims) == 1 and claims[0].is_plain and claims[0].envelope.stored[0] == PLAIN_FLAGS
+        plain = (number, tokens) if is_fast_path and terminal_list is None and reason is None else None
         return PiggybackedAck(claims, call, self._calls, slot, plain)
 
     def _details(
@@ -250,13 +247,12 @@ class SettleScripts:
         handled: Sequence[int] = (),
     ) -> bool:
         """Delay the message until its next attempt. Returns whether it was still ours."""
-        slot = self._calls.acquire_slot()
-        try:
-            delay_us, name = int(delay_seconds * 1_000_000), type(error).__name__
-            arguments = (delay_us, name, " ".join(map(str, handled)), slot.next_call(), claim.token)
-            return bool(await self._calls.call(slot.retry_later, arguments, cancellations=cancellations) == b"1")
-        finally:
-            self._calls.release_slot(slot)
+        details = (int(delay_seconds * 1_000_000), type(error).__name__, " ".join(map(str, handled)))
+
+        def retry_later(slot: ReplySlot) -> Call:
+            return slot.retry_later, (), (*details, slot.next_call(), claim.token)
+
+        return bool(await self._calls.numbered(retry_later, cancellations=cancellations) == b"1")
 
     async def requeue(
         self,
@@ -269,12 +265,11 @@ class SettleScripts:
         owned: list[bool] = []
         # The last first: each chunk goes before what is there already.
         for some in reversed(list(_chunks(claims))):
-            slot = self._calls.acquire_slot()
-            try:
-                arguments = (int(forgiven), slot.next_call(), _tokens(some))
-                reply = await self._calls.call(slot.requeue, arguments, cancellations=cancellations, budget=budget)
-            finally:
-                self._calls.release_slot(slot)
+
+            def requeue(slot: ReplySlot, tokens: bytes = _tokens(some)) -> Call:
+                return slot.requeue, (), (int(forgiven), slot.next_call(), tokens)
+
+            reply = await self._calls.numbered(requeue, cancellations=cancellations, budget=budget)
             owned = _flags(reply, len(some)) + owned
         return owned
 

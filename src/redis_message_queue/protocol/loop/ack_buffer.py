@@ -83,7 +83,7 @@ class AckBuffer:
             return None
         # First, so that a heartbeat in between does not take them for lost.
         self._consumer.holding.lease_for([]).release(claims)
-        acks = self._consumer.settling.attach(claims)
+        acks = self._consumer.delivery.attach(claims)
         with self._lock:
             self._on_their_way += len(acks) - 1
         return Acks(acks, self._confirmed)
@@ -102,9 +102,9 @@ class AckBuffer:
 
     async def _confirmed(self, acks: Sequence[PiggybackedAck]) -> None:
         """A claim has brought the answers, or ended without; a cancellation is raised when the acks are done."""
-        settling = self._consumer.settling
-        await self._confirm(acks, settling.cancellations)
-        settling.raise_if_cancelled()
+        delivery = self._consumer.delivery
+        await self._confirm(acks, delivery.cancellations)
+        delivery.raise_if_cancelled()
 
     async def _confirm(self, acks: Sequence[PiggybackedAck], cancellations: list[BaseException]) -> None:
         """Report what came of the acks. Where no claim has brought an answer, they are sent by themselves."""
@@ -120,15 +120,15 @@ class AckBuffer:
             raise refusals[0]
 
     async def _deliver(self, ack: PiggybackedAck, cancellations: list[BaseException]) -> None:
-        settling, is_alone = self._consumer.settling, not ack.was_seen
+        delivery, is_alone = self._consumer.delivery, not ack.was_seen
         try:
             settled = await ack.send_alone(cancellations)
         except Exception as trouble:
-            if not settling.has_no_answer(trouble):
-                raise await settling.not_acknowledged(ack.claims, trouble) from trouble
+            if not delivery.has_no_answer(trouble):
+                raise await delivery.not_acknowledged(ack.claims, trouble) from trouble
             with self._lock:
                 self._summary.unsettled += len(ack.claims)
-            await settling.leave_to_leases(ack.claims, trouble)
+            await delivery.leave_to_leases(ack.claims, trouble)
             return
         finally:
             ack.close()
@@ -137,4 +137,4 @@ class AckBuffer:
                 self._sent_alone += is_alone
         with self._lock:
             self._summary.handled += sum(settled.owned)
-        await settling.acknowledged(ack.claims, settled)
+        await delivery.acknowledged(ack.claims, settled)

@@ -12,12 +12,12 @@ from redis_message_queue.protocol.calls import LoopCancellations
 from redis_message_queue.protocol.consume.claim import Claim
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consume.consumer import ClaimedPayload, Consumer
+from redis_message_queue.protocol.consume.delivery import Ending
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
-from redis_message_queue.protocol.consume.settling import Ending
 from redis_message_queue.protocol.loop.ack_buffer import AckBuffer
 from redis_message_queue.protocol.loop.handler_times import HandlerTimes
 from redis_message_queue.protocol.loop.late_settlements import LateSettlements
-from redis_message_queue.protocol.loop.pace import Pace
+from redis_message_queue.protocol.loop.prefetch_policy import PrefetchPolicy
 from redis_message_queue.protocol.loop.run_options import RunOptions, RunSummary
 from redis_message_queue.protocol.port import BackgroundTask, Pause
 from redis_message_queue.values.errors import CleanupFailedError
@@ -62,24 +62,24 @@ class Prefetcher:
         options.check_beside(lease=lease, has_heartbeat=has_heartbeat)
         self._queue = queue
         self._options = options
-        self._pace = Pace(
+        self._policy = PrefetchPolicy(
             *(queue.options.name, options.batch_size or options.prefetch, options.concurrency),
             lease=lease,
             has_heartbeat=has_heartbeat,
             in_batches=options.batch_size is not None,
         )
         self._consumer = Consumer(queue, keeps_failures=True, in_loop=True)
-        self.holding, self._settling = self._consumer.holding, self._consumer.settling
+        self.holding, self._delivery = self._consumer.holding, self._consumer.delivery
         if options.wait_for_retries:
-            self._settling.retries = {}
+            self._delivery.retries = {}
         self._lease = self.holding.lease_for([])
         self._times = HandlerTimes(queue.port.now) if queue.store.options.journal else None
-        self._settling.times = self._times
+        self._delivery.times = self._times
         self._lock = queue.port.lock()  # of the work items, of the acks, and of the sums
         self.summary = RunSummary()
         self._late = LateSettlements(queue, self._lock, lambda: self._lease.over, self._meet)
         self._consumer.watch = self._late.watch
-        self.acks = AckBuffer(self._consumer, self._late, self._pace.flush_seconds, self._lock, self.summary)
+        self.acks = AckBuffer(self._consumer, self._late, self._policy.flush_seconds, self._lock, self.summary)
         self._times_handlers = queue.options.max_processing_seconds is not None
         self._filling: list[tuple[Claim, ReceivedMessage]] = []  # the next batch
         # What handlers are called with. A worker takes one and steps to the next. They leave this list when they begin,
@@ -128,21 +128,21 @@ class Prefetcher:
 
     def _next_look(self) -> float:
         if not self.acks:
-            return self._pace.look_seconds
-        return min(self._pace.look_seconds, max(0.01, self.acks.due_in))
+            return self._policy.look_seconds
+        return min(self._policy.look_seconds, max(0.01, self.acks.due_in))
 
     async def _requeue_unreachable(self) -> None:
         """Without heartbeats: requeue what no handler will start before its lease expires, as if never delivered."""
-        if not self._pace.counts_time or self._next == len(self._work_items):
+        if not self._policy.counts_time or self._next == len(self._work_items):
             return
         with self._lock:
             running_seconds = self._queue.port.now() - self._last_taken_at
             left = [self._left(work_item) for work_item in self._work_items[self._next :]]
-            reachable = self._next + self._pace.reachable(left, running_seconds)
+            reachable = self._next + self._policy.reachable(left, running_seconds)
             unreachable = self._work_items[reachable:]
             del self._work_items[reachable:]
             self._requeueing += bool(unreachable)
-        self._pace.warn_if_too_slow(running_seconds)
+        self._policy.warn_if_too_slow(running_seconds)
         if unreachable:
             await self._requeue_items(unreachable)
 
@@ -172,7 +172,7 @@ class Prefetcher:
 
     async def _requeue_in_one(self, claims: Sequence[Claim], error: Exception | None, counts: bool) -> None:
         is_fresh = error is None
-        requeued = await self._settling.requeue(claims, error, forgiven=is_fresh, begun=not is_fresh)
+        requeued = await self._delivery.requeue(claims, error, forgiven=is_fresh, begun=not is_fresh)
         with self._lock:
             self._requeued += 1
             self.summary.requeued += (requeued or 0) if counts else 0
@@ -198,7 +198,8 @@ class Prefetcher:
                 return None  # `next_item` requeues it
             self._next += 1
             work_item.taken_at = self._last_taken_at = now
-            if self._helper is None and (self.acks or (self._pace.counts_time and self._next < len(self._work_items))):
+            is_waited_for = self._policy.counts_time and self._next < len(self._work_items)
+            if self._helper is None and (self.acks or is_waited_for):
                 self._helper = self._queue.port.spawn(self._help)
         if self._times_handlers:
             self._lease.begin(work_item.claims)
@@ -208,9 +209,9 @@ class Prefetcher:
 
     def _is_short_of_time(self, work_item: WorkItem, now: float) -> bool:
         """Whether its lease is lost or about to end: no handler starts with such a message."""
-        if now + self._pace.reserve < work_item.expires_at and not self._lease.has_losses:
+        if now + self._policy.reserve < work_item.expires_at and not self._lease.has_losses:
             return False
-        return self._left(work_item) <= self._pace.reserve
+        return self._left(work_item) <= self._policy.reserve
 
     async def next_item(self, *, waits: bool = True) -> WorkItem | None:
         """Return what to work on next; None when the loop should end. Only one caller at a time.
@@ -269,7 +270,7 @@ class Prefetcher:
             self._next = len(self._work_items)
             self._requeueing += 1
         await self._requeue_items(unbegun)
-        self._settling.raise_if_cancelled()
+        self._delivery.raise_if_cancelled()
 
     def live_summary(self) -> RunSummary:
         """What the loop has done so far."""
@@ -283,20 +284,20 @@ class Prefetcher:
     def _next_retry_in(self, now: float) -> float:
         """How long to wait for the next of this loop's own retries; 0 if there are none, or nobody asked for that."""
         with self._lock:
-            return max(0.0, min((self._settling.retries or {}).values(), default=now) - now)
+            return max(0.0, min((self._delivery.retries or {}).values(), default=now) - now)
 
     def _is_retry_left(self, began: float) -> bool:
         """Whether a retry is still to come. One that was due before an empty claim began is another consumer's now."""
-        if not self._settling.retries:
+        if not self._delivery.retries:
             return False
         with self._lock:
-            for message_id, due in list(self._settling.retries.items()):
+            for message_id, due in list(self._delivery.retries.items()):
                 if due < began:
-                    del self._settling.retries[message_id]
-            return bool(self._settling.retries)
+                    del self._delivery.retries[message_id]
+            return bool(self._delivery.retries)
 
     def _claim_size(self) -> int:
-        return self._pace.claim_size(is_careful=bool(self._redelivered))
+        return self._policy.claim_size(is_careful=bool(self._redelivered))
 
     def _is_one_alone(self) -> bool:
         """Whether a message is at hand that may crash the process, so that nothing else should begin."""
@@ -318,7 +319,7 @@ class Prefetcher:
         text = "and %d others are requeued and not started: their leases have ended or are about to"
         self._queue.emitter.log(WARNING, lost[0].claims[0], text, len(lost) - 1)
         await self._requeue_items(lost)
-        self._settling.raise_if_cancelled()
+        self._delivery.raise_if_cancelled()
         return True
 
     async def _fill_batch(self) -> None:
@@ -329,7 +330,7 @@ class Prefetcher:
             wanted = self._claim_size() - len(self._filling)
             # A message that came again has a new lease, so the first one need not be the one that ends first.
             shortest = min(self._lease.left(claim) for claim, _ in self._filling)
-            left = min(deadline - port.now(), self._pace.longest_wait(shortest))
+            left = min(deadline - port.now(), self._policy.longest_wait(shortest))
             if wanted <= 0 or left <= 0 or not await self._refill(wanted, left):
                 break
         if self._consumer.is_stopped():
@@ -339,10 +340,10 @@ class Prefetcher:
             claims, messages = zip(*self._filling, strict=True)
             self._enqueue([WorkItem(claims, messages)])
             self._filling = []
-        self._settling.raise_if_cancelled()
+        self._delivery.raise_if_cancelled()
 
     async def _drop_lost_from_batch(self) -> None:
-        lost = [claim for claim, _ in self._filling if self._lease.left(claim) <= self._pace.reserve]
+        lost = [claim for claim, _ in self._filling if self._lease.left(claim) <= self._policy.reserve]
         if lost:
             await self._requeue_unbegun(lost)
             dropped = set(lost)
@@ -355,22 +356,22 @@ class Prefetcher:
         ack = self.acks.attach()
         try:
             taken = await self._consumer.claim(count, wait_seconds, ack)
-            if self._settling.retries:
+            if self._delivery.retries:
                 with self._lock:
                     for claim, _ in taken:
-                        self._settling.retries.pop(claim.id, None)
+                        self._delivery.retries.pop(claim.id, None)
             if taken:
                 self._keep(await self._choose(taken))
         finally:
             if ack is not None:
                 await ack.confirmed()
-        self._settling.raise_if_cancelled()
+        self._delivery.raise_if_cancelled()
         return bool(taken)
 
     async def _choose(self, taken: list[ClaimedPayload]) -> list[ClaimedPayload]:
         """Keep new messages, or one that was delivered before, alone. The rest is requeued."""
         redelivered = any((claim.delivery_count or 0) > 1 for claim, _ in taken)
-        self._pace.after_claim(redelivered=redelivered)
+        self._policy.after_claim(redelivered=redelivered)
         if not redelivered:
             return taken
         taken = self._without_what_is_held(taken)
@@ -426,7 +427,7 @@ class Prefetcher:
         if _was_delivered_before(first.claims[0]):  # then it is the only one
             first.alone_until = self._alone_until(first.claims[0].delivery_count or 0)
             self._redelivered.add(first)
-        if (lease := self._pace.lease) is not None:
+        if (lease := self._policy.lease) is not None:
             for work_item in work_items:
                 work_item.expires_at = min(claim.claimed_at for claim in work_item.claims) + lease
         with self._lock:
@@ -451,12 +452,12 @@ class Prefetcher:
         if self._times is not None:
             self._times.ended(claims)
         is_urgent = False
-        if self._pace.counts_time:
+        if self._policy.counts_time:
             now = self._queue.port.now()
-            if now - work_item.taken_at > self._pace.notable_seconds:
-                self._pace.handled_in(now - work_item.taken_at)
+            if now - work_item.taken_at > self._policy.notable_seconds:
+                self._policy.handled_in(now - work_item.taken_at)
             is_urgent = (
-                work_item.expires_at - now < 2 * self._pace.flush_seconds
+                work_item.expires_at - now < 2 * self._policy.flush_seconds
             )  # its lease ends before the next claim
         self.acks.add(claims, is_urgent=is_urgent)
         if self._redelivered:
@@ -481,10 +482,10 @@ class Prefetcher:
         claims = self._not_completed(work_item)
         with self._lock:
             self.summary.attempts += len(claims)
-        if self._pace.counts_time:
-            self._pace.handled_in(self._queue.port.now() - work_item.taken_at)
+        if self._policy.counts_time:
+            self._policy.handled_in(self._queue.port.now() - work_item.taken_at)
         self._let_go(work_item.claims)
-        takes_each = self._settling.can_apply(error) or self._queue.options.retry_policy is not None
+        takes_each = self._delivery.can_apply(error) or self._queue.options.retry_policy is not None
         try:
             if self._options.batch_size is None or takes_each:
                 for claim in claims:
@@ -495,11 +496,11 @@ class Prefetcher:
             self._meet(refused)  # it tells more than what the claim of another worker meets for the same reason
             raise
         self._redelivered.discard(work_item)
-        self._settling.raise_if_cancelled()
+        self._delivery.raise_if_cancelled()
 
     async def _fail(self, claim: Claim, error: Exception) -> None:
         """End a delivery whose handler raised, and count it."""
-        ending, summary = await self._settling.handler_raised(claim, error), self.summary
+        ending, summary = await self._delivery.handler_raised(claim, error), self.summary
         with self._lock:
             summary.failed += ending is Ending.FAILED
             summary.retried += ending is Ending.RETRIED
@@ -512,7 +513,7 @@ class Prefetcher:
         self._queue.emitter.log(WARNING, claims[0], text, *described, handler_error=error)
         if self._times is not None:
             self._times.forget(claims)
-        self._pace.after_claim(redelivered=True)  # they come next, each alone
+        self._policy.after_claim(redelivered=True)  # they come next, each alone
         await self._requeue(claims, error, counts=True)
 
     def leave_alone(self, work_item: WorkItem) -> None:
@@ -530,7 +531,7 @@ class Prefetcher:
         self.summary.dead_lettered = self._consumer.dead_lettered
         self._queue.store.claimer.leave_to_others(self._consumer)
         if self._helper is not None:
-            await self._settling.undisturbed(self._helper.end())
+            await self._delivery.undisturbed(self._helper.end())
         try:
             await self.acks.flush()
         finally:
@@ -539,10 +540,10 @@ class Prefetcher:
             self._filling, self._work_items, self._next = [], [], 0
             if unbegun:
                 await self._requeue_unbegun(unbegun, counts=True)
-            await self._settling.undisturbed(self._late.close())
+            await self._delivery.undisturbed(self._late.close())
             self.holding.end_lease()
-            await self._settling.undisturbed(self.holding.stop_heartbeat())
-        self._settling.raise_if_cancelled()
+            await self._delivery.undisturbed(self.holding.stop_heartbeat())
+        self._delivery.raise_if_cancelled()
         if self._trouble is not None:
             raise self._trouble
         if self._found_nothing and self._queue.store.options.ordered_tenants:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.calls import Calls, ReplySlot
 from redis_message_queue.protocol.consume.claim import log_cancelled
 from redis_message_queue.protocol.event_emitter import EventEmitter
 from redis_message_queue.protocol.operate.trace import check_id
-from redis_message_queue.protocol.port import Command
-from redis_message_queue.stored.keys import script_keys
+from redis_message_queue.protocol.port import Call
 from redis_message_queue.values.events import EventOperation
 
 CancelOutcome = Literal["cancelled", "marked", "in_flight", "unknown"]
@@ -41,13 +40,10 @@ class Canceller:
 
     async def _send(self, wanted: bytes, *, withdraws: bool) -> CancelOutcome:
         calls = self._calls
-        slot = calls.acquire_slot()
-        try:
-            script = calls.script("cancel")
-            keys = script_keys(calls.keys, script.keys, reply=slot.key)
-            leased = int(calls.options.message_visibility_timeout_seconds is not None)
-            settings = (int(calls.keep_seconds * 1000), leased, MARK_SECONDS * 1000, int(withdraws))
-            reply = await calls.call(Command(script, keys, settings), (slot.next_call(), wanted))
-        finally:
-            calls.release_slot(slot)
-        return cast(CancelOutcome, reply.decode())
+        leased = int(calls.options.message_visibility_timeout_seconds is not None)
+
+        def cancel(slot: ReplySlot) -> Call:
+            command = calls.command("cancel", slot, leased, MARK_SECONDS * 1000, int(withdraws))
+            return command, (), (slot.next_call(), wanted)
+
+        return cast(CancelOutcome, (await calls.numbered(cancel)).decode())

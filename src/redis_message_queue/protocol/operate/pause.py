@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from datetime import datetime
 
-from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.calls import Calls, ReplySlot
 from redis_message_queue.protocol.operate.pages import PAGE, PageReader, check_count, scanned_pairs
-from redis_message_queue.protocol.port import Command
+from redis_message_queue.protocol.port import Call
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.envelope import tenant_name
-from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.values.messages import moment
 
 log = logging.getLogger("redis_message_queue")
@@ -51,15 +50,12 @@ class Pauser:
         """Pause or resume without a log line. Returns whether that changed anything."""
         calls, keys = self._calls, self._calls.keys
         name = b"" if tenant is None else tenant_name(tenant)
-        slot = calls.acquire_slot()
-        try:
-            script = calls.script("pause")
-            settings = (int(calls.keep_seconds * 1000), keys.tenant_pending(""), keys.expired(""))
-            command = Command(script, script_keys(keys, script.keys, reply=slot.key), settings)
-            changed: bytes = await calls.call(command, (slot.next_call(), int(pauses), name))
-        finally:
-            calls.release_slot(slot)
-        return changed == b"1"
+
+        def pause(slot: ReplySlot) -> Call:
+            command = calls.command("pause", slot, keys.tenant_pending(""), keys.expired(""))
+            return command, (), (slot.next_call(), int(pauses), name)
+
+        return bool(await calls.numbered(pause) == b"1")
 
     def log_change(self, tenant: str | None, *, pauses: bool) -> None:
         """Say that the queue or one of its tenants is paused, or resumed."""

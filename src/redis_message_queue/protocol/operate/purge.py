@@ -17,11 +17,10 @@ from redis_message_queue.protocol.operate.pages import (
     check_choice,
     scanned_pairs,
 )
-from redis_message_queue.protocol.port import Argument, Command
+from redis_message_queue.protocol.port import Argument
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.envelope import tenant_name
-from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.values.errors import ConfigurationError
 from redis_message_queue.values.plain_values import is_text
 
@@ -122,10 +121,7 @@ class Purger:
 
         Returns how many messages were removed, and what the script says about the next step.
         """
-        sweep = self._calls.script("sweep")
-        keys = script_keys(self._keys, sweep.keys, reply=slot.key)
-        settings = (int(self._calls.keep_seconds * 1000), self._keys.tenant_pending(""), self._keys.expired(""))
-        command = Command(sweep, keys, settings)
+        command = self._calls.command("sweep", slot, self._keys.tenant_pending(""), self._keys.expired(""))
         reply = await self._calls.call(command, (slot.next_call(), *arguments), extra_keys=lists)
         count, _, more_to_do = reply.partition(b" ")
         return int(count), more_to_do

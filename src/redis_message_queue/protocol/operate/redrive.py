@@ -12,7 +12,7 @@ from redis_message_queue.protocol.calls import ReplySlot, publishing_rules
 from redis_message_queue.protocol.event_emitter import EventEmitter
 from redis_message_queue.protocol.operate.pages import PAGE, READ_PAGE, PageReader
 from redis_message_queue.protocol.operate.record_pairs import RecordPair, digest, pair, record_of, tenant_bytes
-from redis_message_queue.protocol.port import Argument, Command, split
+from redis_message_queue.protocol.port import Argument, Call, split
 from redis_message_queue.protocol.publish.confirm import FULL
 from redis_message_queue.protocol.publish.message_builder import MessageBuilder
 from redis_message_queue.protocol.publish.sender import chunk_ids
@@ -20,7 +20,6 @@ from redis_message_queue.protocol.store import Store
 from redis_message_queue.stored import envelope, headers
 from redis_message_queue.stored.bounds import MAX_BYTES
 from redis_message_queue.stored.codecs import decode_with
-from redis_message_queue.stored.keys import script_keys
 from redis_message_queue.values.checks import flag, required_function, whole_number
 from redis_message_queue.values.errors import QueueBackpressureError
 from redis_message_queue.values.events import EventOperation
@@ -136,16 +135,17 @@ class Redriver:
         return marks
 
     async def _call(self, source: str, chosen: list[_Chosen], respect_deduplication: bool) -> str:
-        slot = self._calls.acquire_slot()
-        try:
-            markers, details = await self._details(chosen, respect_deduplication)
-            new_id = self._calls.port.new_id()
-            *rules, _ = publishing_rules(self._calls.options)  # a full queue refuses, whatever its policy is
-            settings = (int(self._calls.keep_seconds * 1000), self._calls.keys.tenant_pending(""), *rules)
-            arguments = (*settings, slot.next_call(), new_id[: envelope.BASE_BYTES], *details)
-            reply: bytes = await self._calls.call(self._command(source, slot), arguments, extra_keys=markers)
-        finally:
-            self._calls.release_slot(slot)
+        calls, new_id = self._calls, self._calls.port.new_id()
+        markers, details = await self._details(chosen, respect_deduplication)
+        *rules, _ = publishing_rules(calls.options)  # a full queue refuses, whatever its policy is
+        messages, records = self._pages.lists[source]
+
+        def redrive(slot: ReplySlot) -> Call:
+            settings = (calls.keys.tenant_pending(""), *rules)
+            command = calls.command("redrive", slot, *settings, dlq=messages, records=records)
+            return command, markers, (slot.next_call(), new_id[: envelope.BASE_BYTES], *details)
+
+        reply: bytes = await calls.numbered(redrive)
         if reply == FULL:
             raise QueueBackpressureError(
                 "the queue is full, and these messages stay where they are; try again when consumers have "
@@ -158,12 +158,6 @@ class Redriver:
             if mark == "1":
                 await self._emitter.emit(EventOperation.REDRIVEN, message_id=message_id.hex())
         return marks
-
-    def _command(self, source: str, slot: ReplySlot) -> Command:
-        messages, records = self._pages.lists[source]
-        redrive = self._calls.script("redrive")
-        keys = script_keys(self._calls.keys, redrive.keys, dlq=messages, records=records, reply=slot.key)
-        return Command(redrive, keys)
 
     def _published(self, payload: bytes) -> Any:
         """Return what was given to `publish`, None if it was never a message of ours."""

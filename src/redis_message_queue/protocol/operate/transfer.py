@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.calls import Calls, ReplySlot
 from redis_message_queue.protocol.operate.cancel import MARK_SECONDS
 from redis_message_queue.protocol.operate.pages import PAGE, ListPart, PageReader, members_with_scores, scanned_pairs
 from redis_message_queue.protocol.operate.record_pairs import pair
-from redis_message_queue.protocol.port import Argument, Command
+from redis_message_queue.protocol.port import Argument, Call
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.envelope import (
     HAS_ENTRY,
@@ -21,7 +21,6 @@ from redis_message_queue.stored.envelope import (
     TIME_AT,
     TTL_BYTES,
 )
-from redis_message_queue.stored.keys import script_keys
 
 # In the order of an export: what is in flight comes first again, before what waits behind it.
 TransferSource = Literal["processing", "pending", "delayed", "failed", "dead_letters", "completed"]
@@ -246,14 +245,10 @@ class Importer:
     ) -> list[bool]:
         calls = self._calls
         await calls.prepare()
-        slot = calls.acquire_slot()
-        try:
-            script = calls.script(name)
-            command = Command(script, script_keys(calls.keys, script.keys, reply=slot.key, **given))
-            markers = tuple(calls.keys.deduplication(f"imported:{key}") for key in keys)
+        markers = tuple(calls.keys.deduplication(f"imported:{key}") for key in keys)
+
+        def store(slot: ReplySlot) -> Call:
             holder = (slot.holder,) if name == "restore" else ()
-            arguments = (int(calls.keep_seconds * 1000), *settings, *holder, slot.next_call(), *details)
-            reply = await calls.call(command, arguments, extra_keys=markers)
-        finally:
-            calls.release_slot(slot)
-        return [mark == _NEW for mark in reply]
+            return calls.command(name, slot, *settings, *holder, **given), markers, (slot.next_call(), *details)
+
+        return [mark == _NEW for mark in await calls.numbered(store)]

@@ -99,7 +99,7 @@ class Confirmer:
         if sent.payloads != payloads:
             raise ConfigurationError("repeat_of is the error of another message; pass the one that it was raised for")
         if sent.repeating:
-            raise ConfigurationError("repeat_of is being repeated at this moment; wait for that")
+            raise ConfigurationError("another thread is already repeating this publish; wait for it to finish")
         if sent.settled:
             raise ConfigurationError("repeat_of was repeated and confirmed already; there is nothing left to do")
         age, longest = calls.port.now() - sent.at, calls.keep_seconds / 2
@@ -114,7 +114,7 @@ class Confirmer:
         """Let only one of two threads repeat it at the same time: both would release its slot."""
         with self._lock:
             if sent.repeating or sent.settled:
-                raise ConfigurationError("repeat_of is being repeated at this moment; wait for that")
+                raise ConfigurationError("another thread is already repeating this publish; wait for it to finish")
             sent.repeating = True
 
     async def _send_and_wait(self, sent: Sent, left: float) -> tuple[Any, Any]:

@@ -30,7 +30,7 @@ Message = Any
 
 
 @dataclass(frozen=True, slots=True)
-class PerCall:
+class PublishOverrides:
     """What one publish says of its messages, instead of the options of the queue."""
 
     headers: Any = None
@@ -39,11 +39,13 @@ class PerCall:
     partition_key: Any = None
 
 
-def per_call(headers: Any, deduplication_key: Any, ttl_seconds: Any, partition_key: Any = None) -> PerCall | None:
-    """Return what was given, None if that is nothing."""
+def publish_overrides(
+    headers: Any, deduplication_key: Any, ttl_seconds: Any, partition_key: Any = None
+) -> PublishOverrides | None:
+    """Return what one publish says of its messages, None if that is nothing."""
     if headers is None and deduplication_key is None and ttl_seconds is None and partition_key is None:
         return None
-    return PerCall(headers, deduplication_key, ttl_seconds, partition_key)
+    return PublishOverrides(headers, deduplication_key, ttl_seconds, partition_key)
 
 
 class MessageBuilder:
@@ -74,37 +76,37 @@ class MessageBuilder:
         tenant: str | None = None,
         delay_seconds: float | None = None,
         at: datetime | None = None,
-        given: PerCall | None = None,
+        overrides: PublishOverrides | None = None,
         part: int = 0,
     ) -> OutgoingMessage:
         """Return the message, ready to be sent once it is marked for its part; if that is known, its clock counts."""
-        ttl = None if given is None else self._checked(given)
+        ttl = None if overrides is None else self._checked(overrides)
         due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at, ttl, part)
         outgoing = OutgoingMessage(self.encode(message))
         if tenant is not None:
             outgoing.tenant = tenant_name(tenant)
         outgoing.due = due
-        if given is not None:
+        if overrides is not None:
             outgoing.ttl_us = _microseconds(ttl)
-            if given.deduplication_key is not None:
-                outgoing.key = plain(given.deduplication_key)
+            if overrides.deduplication_key is not None:
+                outgoing.key = plain(overrides.deduplication_key)
         if self._deduplicates and outgoing.key is None:
             outgoing.key = await self.deduplication_key(message, outgoing.payload)
-        if self._get_headers is not None or given is not None:
-            outgoing.extras = await self._headers(given)
+        if self._get_headers is not None or overrides is not None:
+            outgoing.extras = await self._headers(overrides)
         return outgoing
 
-    def _checked(self, given: PerCall) -> float | None:
+    def _checked(self, overrides: PublishOverrides) -> float | None:
         """Raise for what cannot be used, before any function of the user's is called. Returns the time to live."""
-        capabilities, key = self._store.capabilities, given.deduplication_key
-        if given.headers is not None:
+        capabilities, key = self._store.capabilities, overrides.deduplication_key
+        if overrides.headers is not None:
             capabilities.require("headers")
-            headers.encode(given.headers, "headers")
-        if given.ttl_seconds is not None:
+            headers.encode(overrides.headers, "headers")
+        if overrides.ttl_seconds is not None:
             capabilities.require("chunks")
-            number("ttl_seconds", given.ttl_seconds, least=MILLISECOND)
-        if given.partition_key is not None:
-            text("partition_key", given.partition_key)
+            number("ttl_seconds", overrides.ttl_seconds, least=MILLISECOND)
+        if overrides.partition_key is not None:
+            text("partition_key", overrides.partition_key)
         if key is not None:
             text("deduplication_key", key)
             if self._store.options.pending_overload_policy == "drop_oldest":
@@ -112,7 +114,7 @@ class MessageBuilder:
                     "deduplication_key cannot be combined with pending_overload_policy='drop_oldest': the key of a "
                     "dropped message would remain and suppress the same message when it is published again"
                 )
-        return None if given.ttl_seconds is None else float(plain(given.ttl_seconds))
+        return None if overrides.ttl_seconds is None else float(plain(overrides.ttl_seconds))
 
     async def build_all(
         self,
@@ -121,14 +123,14 @@ class MessageBuilder:
         delay_seconds: float | None,
         at: datetime | None,
         repeated: int,
-        given: PerCall | None = None,
+        overrides: PublishOverrides | None = None,
         part: int = 0,
     ) -> list[OutgoingMessage]:
         """Return the messages, as `build` does; the first ``repeated`` of them go out as they did before.
 
         No function of the user's is called before all messages have been checked.
         """
-        ttl = None if given is None else self._checked(given)
+        ttl = None if overrides is None else self._checked(overrides)
         due, name = await self._due(delay_seconds, at, ttl, part), b"" if tenant is None else tenant_name(tenant)
         encode = self.encode
         outgoing = [OutgoingMessage(encode(one), None, name, due) for one in messages]
@@ -136,14 +138,14 @@ class MessageBuilder:
         if ttl is not None:
             for one in outgoing:
                 one.ttl_us = _microseconds(ttl)
-        if given is not None and given.deduplication_key is not None:
+        if overrides is not None and overrides.deduplication_key is not None:
             (only,) = outgoing  # `publish_many` takes no key
-            only.key = plain(given.deduplication_key)
+            only.key = plain(overrides.deduplication_key)
         elif self._deduplicates:
             for one, message in zip(new, messages[repeated:], strict=True):
                 one.key = await self.deduplication_key(message, one.payload)
-        if (self._get_headers is not None or given is not None) and new:
-            extras = await self._headers(given)
+        if (self._get_headers is not None or overrides is not None) and new:
+            extras = await self._headers(overrides)
             for one in new:
                 one.extras = extras
         return outgoing
@@ -178,9 +180,9 @@ class MessageBuilder:
             )
         return key
 
-    async def _headers(self, given: PerCall | None = None) -> bytes:
+    async def _headers(self, overrides: PublishOverrides | None = None) -> bytes:
         """Return the extras: what ``get_headers`` returns, and the headers of this call, which win."""
-        own = None if given is None else given.headers
+        own = None if overrides is None else overrides.headers
         if self._get_headers is None:
             return b"" if own is None else headers.encode(own, "headers")
         answer = (await self._port.call_user(self._get_headers)).unwrap()

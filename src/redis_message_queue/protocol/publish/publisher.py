@@ -12,7 +12,7 @@ from redis_message_queue.protocol.drain import DrainGate
 from redis_message_queue.protocol.event_emitter import EventEmitter
 from redis_message_queue.protocol.port import unwrap
 from redis_message_queue.protocol.publish.confirm import Sent
-from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder, PerCall
+from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder, PublishOverrides
 from redis_message_queue.protocol.publish.sender import (
     ACCEPTED,
     NOTHING_PUBLISHED,
@@ -84,18 +84,18 @@ class Publisher:
         self._turn = turn = (self._turn + 1) % len(self._senders)
         return turn
 
-    def _part_of_call(self, tenant: str | None, given: PerCall | None) -> int | None:
+    def _part_of_call(self, tenant: str | None, overrides: PublishOverrides | None) -> int | None:
         """Return the part that the arguments decide on; None if each message decides for itself."""
         if self._has_one_part:
             return 0
-        if given is not None and given.partition_key is not None:
-            text("partition_key", given.partition_key)
-            key = plain(given.partition_key)
+        if overrides is not None and overrides.partition_key is not None:
+            text("partition_key", overrides.partition_key)
+            key = plain(overrides.partition_key)
         elif tenant is not None:
             key = tenant_name(tenant).decode()
-        elif given is not None and given.deduplication_key is not None:
-            text("deduplication_key", given.deduplication_key)
-            key = plain(given.deduplication_key)
+        elif overrides is not None and overrides.deduplication_key is not None:
+            text("deduplication_key", overrides.deduplication_key)
+            key = plain(overrides.deduplication_key)
         else:
             return None
         return partition_of(key, len(self._senders))
@@ -112,7 +112,7 @@ class Publisher:
         delay_seconds: float | None = None,
         at: datetime | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
-        given: PerCall | None = None,
+        overrides: PublishOverrides | None = None,
     ) -> bool:
         """Add a message to the queue. Returns True, or False if deduplication suppressed it."""
         gate, emitter = self._gate, self._emitter
@@ -120,15 +120,15 @@ class Publisher:
         try:
             if gate.is_shut:
                 gate.refuse_if_shut()
-            part = 0 if self._has_one_part else self._part_of_call(tenant, given)
+            part = 0 if self._has_one_part else self._part_of_call(tenant, overrides)
             if repeat_of is not None or self._senders[0].direct is None:
-                (accepted,) = await self._publish_all([message], tenant, delay_seconds, at, repeat_of, [], given)
+                (accepted,) = await self._publish_all([message], tenant, delay_seconds, at, repeat_of, [], overrides)
                 return accepted
-            is_bare = tenant is None and delay_seconds is None and at is None and given is None
+            is_bare = tenant is None and delay_seconds is None and at is None and overrides is None
             if is_bare and self._builder.is_plain:
                 outgoing = self._builder.build_plain(message)
             else:
-                outgoing = await self._builder.build(message, tenant, delay_seconds, at, given, part or 0)
+                outgoing = await self._builder.build(message, tenant, delay_seconds, at, overrides, part or 0)
             sender = self._senders[self._part_of(outgoing) if part is None else part].direct
             assert sender is not None
             calls, message_id = sender.calls, first_id(self._port.new_id())
@@ -165,7 +165,7 @@ class Publisher:
         delay_seconds: float | None = None,
         at: datetime | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
-        given: PerCall | None = None,
+        overrides: PublishOverrides | None = None,
     ) -> list[bool]:
         """Add messages to the queue in their order. Returns for each what `publish` would return."""
         results: list[bool] = []
@@ -173,7 +173,7 @@ class Publisher:
         try:
             self._gate.refuse_if_shut()
             self._store.capabilities.require("chunks")
-            return await self._publish_all(listed(messages), tenant, delay_seconds, at, repeat_of, results, given)
+            return await self._publish_all(listed(messages), tenant, delay_seconds, at, repeat_of, results, overrides)
         except Exception as error:
             with suppress(AttributeError):  # a user's exception may not allow new attributes
                 error.results = results  # type: ignore[attr-defined]  # documented for all errors of this call
@@ -191,14 +191,14 @@ class Publisher:
         delay_seconds: float | None = None,
         at: datetime | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
-        given: PerCall | None = None,
+        overrides: PublishOverrides | None = None,
     ) -> list[Receipt]:
         """Add messages to the queue in their order. Returns a receipt for each."""
         entry, sent, results = self._gate.enter(), dict[int, SentMessage](), list[bool]()
         try:
             self._gate.refuse_if_shut()
             self._store.capabilities.require("receipts")
-            await self._publish_all(listed(messages), tenant, delay_seconds, at, repeat_of, results, given, sent)
+            await self._publish_all(listed(messages), tenant, delay_seconds, at, repeat_of, results, overrides, sent)
             receipts = [sent[place] for place in range(len(sent))]
             return _receipts(receipts, await self._holders(receipts))
         except Exception as error:
@@ -235,17 +235,17 @@ class Publisher:
         at: datetime | None,
         repeat_of: PublishNotConfirmedError | None,
         results: list[bool],
-        given: PerCall | None,
+        overrides: PublishOverrides | None,
         sent: dict[int, SentMessage] | None = None,
     ) -> list[bool]:
         """Publish each share in its part, in chunks. Returns the results in the order of the messages.
 
         After an error, ``results`` has those that need not be published again: the first ones, without a gap.
         """
-        part, total = self._part_of_call(tenant, given), len(messages)
+        part, total = self._part_of_call(tenant, overrides), len(messages)
         earlier = getattr(repeat_of, "sent", None)  # `find_sent` refuses anything else
         repeated = 0 if repeat_of is None else len(earlier.payloads) if isinstance(earlier, Sent) else 1
-        outgoing = await self._builder.build_all(messages, tenant, delay_seconds, at, repeated, given, part or 0)
+        outgoing = await self._builder.build_all(messages, tenant, delay_seconds, at, repeated, overrides, part or 0)
         deadline = self._port.now() + self._store.options.pending_overload_block_timeout_seconds
         later: dict[int, bool] = {}  # results with gaps between them
         for share in self._shares(outgoing, part, earlier, repeated):

@@ -52,7 +52,7 @@ class Ending(Enum):
         return self not in (Ending.LOST, Ending.UNCONFIRMED)
 
 
-class Settling:
+class Delivery:
     """Settles the messages of one consumer. Cancellations are noted and do not stop it."""
 
     __slots__ = ("_in_loop", "_keeps_failures", "_queue", "cancellations", "retries", "times")

@@ -11,7 +11,7 @@ _FLUSH_SECONDS = 0.5  # how long a handled message waits for a claim that its ac
 _SMOOTHING = 0.3  # the weight of the latest handler in the average
 
 
-class Pace:
+class PrefetchPolicy:
     """What a loop knows of the time that its handlers need and that its leases leave them.
 
     Only a queue without heartbeats has to care: there a message that waits in the loop uses up its lease.
