@@ -162,6 +162,29 @@ def test_content_keys_do_not_depend_on_the_order_of_rows(sink, client):
     assert Counter(waiting(client)) == Counter(rows)
 
 
+@pytest.mark.promise("A stream publishes each row once, also if Spark runs a second copy of a slow task.")
+def test_two_copies_of_a_task_at_the_same_time_publish_each_row_once(sink, client):
+    """As speculative execution runs them: one beside the other, each with its own order of rows.
+
+    Without Spark, which never starts a copy on the machine of the first attempt.
+    """
+    rows, meet, counts = [f"row {number % 700}" for number in range(2_000)], threading.Barrier(2), []
+
+    def run_copy(seed):
+        mine = random.Random(seed).sample(rows, len(rows))
+        meet.wait(timeout=60)
+        counts.append(sink({"payload": mine}, ContentKeys("query:0:0"), rows_a_batch=50))
+
+    copies = [threading.Thread(target=run_copy, args=(seed,)) for seed in range(2)]
+    for one in copies:
+        one.start()
+    for one in copies:
+        one.join()
+    assert Counter(waiting(client)) == Counter(rows)
+    assert sum(one.published for one in counts) == sum(one.suppressed for one in counts) == len(rows)
+    assert all(one.published for one in counts), "the copies did not run beside each other"
+
+
 def test_headers_travel_with_a_row(sink, queue):
     texts = pa.array([[("trace", "1"), ("b", "ü")], None, []], pa.map_(pa.string(), pa.string()))
     sink({"payload": ["a", "b", "c"], "texts": texts}, headersColumn="texts")
