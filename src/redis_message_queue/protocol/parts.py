@@ -101,6 +101,8 @@ class Parts(tuple[Part, ...]):
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
     ) -> list[PiggybackedAck]:
         """The same for at most a thousand messages, to be sent together with a claim; an ack for each part."""
+        if len(self) == 1:
+            return [self[0].scripts.attach(claims, terminal_list, reason)]
         return [
             group.part.scripts.attach(group.claims, terminal_list, group.reason(reason))
             for group in self.groups(claims)

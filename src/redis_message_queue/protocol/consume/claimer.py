@@ -133,8 +133,6 @@ class Claimer:
 
         Those that rest are left out, unless all of them do.
         """
-        if self.is_alone:
-            return self.parts
         at = self.parts.index(first)
         around = (*self.parts[at + 1 :], *self.parts[:at])
         with_some = [part for part in around if part.claimer.has_some]
@@ -256,7 +254,10 @@ class ClaimRound:
         first, woken = claimer.part_of(self._attempt), list["Part"]()
         while not claimant.is_stopped():
             self._slice_us = int((left if left < claimer.slice_seconds else claimer.slice_seconds) * 1_000_000)
-            result = await self._visit_all(claimer.order(first, woken), woken)
+            if claimer.is_alone:
+                result = await self._visit_only(first)
+            else:
+                result = await self._visit_all(claimer.order(first, woken), woken)
             woken = []
             if result is None and claimer.is_given_up():
                 result = await self._retry_failed_parts()
@@ -279,6 +280,12 @@ class ClaimRound:
             await part.claimer.notify(self._limit)
         return ClaimResult()
 
+    async def _visit_only(self, part: Part) -> ClaimResult | None:
+        """Look at the only part. Returns its messages, None without any."""
+        result = await self._claim_in(part, self._limit, has_one_attempt=self._claimant.has_one_attempt)
+        self._answered, self._has_waited = 1, True
+        return result if result.claims or result.unconfirmed else None
+
     async def _visit_all(self, parts: Iterable[Part], woken: Sequence[Part]) -> ClaimResult | None:
         """Look at one part after the other. Returns the first messages, None without any."""
         claimer, claimant = self._claimer, self._claimant
@@ -288,12 +295,6 @@ class ClaimRound:
             if claimant.is_stopped():
                 break
             unused.pop(part, None)
-            if claimer.is_alone:
-                result = await self._claim_in(part, self._limit, has_one_attempt=claimant.has_one_attempt)
-                if result.unconfirmed or result.claims:
-                    return result
-                self._answered = 1
-                continue
             began = claimer.port.now()
             result = await self._claim_in(part, claimer.visit_limit(part, self._limit), has_one_attempt=True)
             if result.unconfirmed and not claimant.is_stopped():
@@ -328,7 +329,9 @@ class ClaimRound:
 
     async def _claim_in(self, part: Part, limit: float | None, *, has_one_attempt: bool) -> ClaimResult:
         """Claim in one part, until its script has nothing more to do."""
-        claimant, attempt = self._claimant, self._attempt_in(part)
+        claimant, attempt = self._claimant, self._attempt
+        if attempt.state is not IDLE or not self._claimer.is_alone:
+            attempt = self._attempt_in(part)
         if not part.calls.is_prepared and not await self._prepare(part, limit):
             return ClaimResult(unconfirmed=True)
         origin = WOKEN if self._has_waited else FRESH

@@ -150,6 +150,9 @@ class Acks:
 
         On one server it may also be another one's. On a cluster the claim must not wait for another node.
         """
+        if len(self.parts) == 1 and self.parts[0].part is part:  # the fast path
+            (ack,) = self.parts
+            return None if ack.is_answered else ack
         left = [ack for ack in self.parts if not ack.is_answered]
         own = (ack for ack in left if ack.part is part)
         return next(own, left[0] if left and self.shares_server else None)

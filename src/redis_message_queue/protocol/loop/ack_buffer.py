@@ -20,6 +20,11 @@ class AckBuffer:
     """The messages of one loop that are handled and not yet acknowledged.
 
     Their leases are renewed until their acks are sent, so a crash repeats them and loses nothing.
+
+    The path of an ack: `add` keeps a handled message. `attach` makes one numbered ack for the messages of each part,
+    and the next claim takes them along, in the same script or the same round trip (`PartClaimer.exchange`). After the
+    claim `_confirm` counts and reports the answers. An ack without an answer is sent alone, under its old number; if
+    Redis does not answer that either, the rest happens beside the loop (`LateSettlements`).
     """
 
     def __init__(
