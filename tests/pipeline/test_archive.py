@@ -27,7 +27,7 @@ from redis_message_queue.spark.journal import JournalReader, StreamId
 from redis_message_queue.values.errors import ArchiveConflictError, ArchiveError, ConfigurationError, JournalError
 from tests.depth import often
 from tests.pipeline.journal_samples import MINUTE, START, Events, JournalSample, write_journal
-from tests.pipeline.plain_archiver import NO_SESSION, archive_plainly, archived, run_mortal
+from tests.pipeline.plain_archiver import NO_SESSION, archive_at_once, archive_plainly, archived, run_mortal
 
 pytestmark = pytest.mark.topic("Data pipeline")
 
@@ -262,7 +262,7 @@ def test_of_two_runs_at_once_one_is_told_to_run_again(client, options, moment):
             others.append("runs")
             archive_plainly(options)
 
-    with pytest.raises(ArchiveConflictError, match=r"another run has archived 'orders' meanwhile"):
+    with pytest.raises(ArchiveConflictError, match=r"another run has changed the journal of 'orders' .*; run this one again"):
         archive_plainly(options, another_was_faster)
     assert serials(options.path) == list(range(1, len(story.events) + 1))
 
@@ -278,10 +278,20 @@ def test_of_two_commits_at_the_same_moment_one_fails(client, options, monkeypatc
         return commit(self, *args, **kwargs)
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", overtaken)
-    with pytest.raises(ArchiveConflictError, match="another run has changed the archive"):
+    with pytest.raises(ArchiveConflictError, match="another run has changed the journal of 'orders'"):
         archive_plainly(options)
     found = serials(options.path)
     assert found == list(range(1, len(found) + 1))
+
+
+@pytest.mark.promise("Archives of different queues run at once into one path, and none of them fails.")
+def test_archives_of_different_queues_never_conflict(server, client, options):
+    """Each process archives its own queue, run after run, into the tables that they share."""
+    queues = [f"orders {number}" for number in range(4)]
+    runs = often(3, 25)
+    assert archive_at_once(server, options.path, queues, runs) == [0] * len(queues)
+    for queue in queues:
+        assert [row["serial"] for row in archived(options.path, queue)] == list(range(1, runs + 1))
 
 
 def test_a_compaction_at_the_same_time_does_no_harm(client, options):

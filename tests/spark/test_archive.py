@@ -73,7 +73,7 @@ def test_spark_reads_the_rows_of_a_queue_with_an_odd_name(spark, server, client,
 
 def test_tasks_archive_a_journal_and_spark_reads_it(spark, client, options, monkeypatch):
     """The driver does little itself."""
-    monkeypatch.setattr(archive_job, "LITTLE", -1)
+    monkeypatch.setattr(archive_job, "DRIVER_ROW_LIMIT", -1)
     written = write_journal(client, options, JournalSample(14, minutes=5).story(150), lost=(range(40, 44),))
     split = ArchiveOptions(url=options.url, queue="orders", path=options.path, segment_rows=200, partition_rows=60)
     heard, before = [], jobs_so_far(spark)
@@ -93,7 +93,7 @@ def test_tasks_archive_a_journal_and_spark_reads_it(spark, client, options, monk
 
 
 def test_tasks_name_an_entry_of_another_program(spark, client, options, monkeypatch):
-    monkeypatch.setattr(archive_job, "LITTLE", -1)
+    monkeypatch.setattr(archive_job, "DRIVER_ROW_LIMIT", -1)
     foreign = write_a_foreign_entry(client, options)
     with pytest.raises(JournalError, match=rf"^the entry {foreign} .* a foreign value in 'at': .* with XDEL\.$"):
         archive(spark, options)
@@ -116,7 +116,7 @@ def test_a_spark_driver_killed_while_it_writes_leaves_nothing_doubled_and_nothin
         from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
         from redis_message_queue.spark.driver import QUICK_START
 
-        archive_job.LITTLE = -1  # so that tasks do it
+        archive_job.DRIVER_ROW_LIMIT = -1  # so that tasks do it
 
         url, path = sys.argv[1:]
         spark = session("mortal", "local[2]", **QUICK_START)

@@ -14,7 +14,7 @@ __all__ = ["options", "storage"]  # fixtures
 
 @pytest.mark.promise("An archive may be on an object store, with one set of storage options.")
 def test_tasks_write_an_archive_on_s3_and_spark_reads_it(spark, client, options, storage, monkeypatch):
-    monkeypatch.setattr(archive_job, "LITTLE", -1)
+    monkeypatch.setattr(archive_job, "DRIVER_ROW_LIMIT", -1)
     events = write_journal(client, options, JournalSample(41).story(100))
     archive(spark, options)
     found = read_archive(spark, options.path, "orders", storage).select("serial").orderBy("serial").collect()

@@ -97,6 +97,15 @@ class CompactOptions(CheckedOptions):
     ] = 7 * _DAY_SECONDS
 
 
+@dataclass(frozen=True, kw_only=True)
+class RefreshOptions(CheckedOptions):
+    """The options of `refresh`."""
+
+    path: _ArchivePath
+    queue: _ArchivedQueue
+    storage_options: _StorageOptions = field(default_factory=dict, repr=False)
+
+
 _AGO = re.compile(r"(\d+) ?(m|h|d)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 

@@ -22,12 +22,12 @@ import pyarrow as pa
 from redis_message_queue.spark.connection import WHOLE, Partition
 from redis_message_queue.spark.job_options import ArchiveOptions, CompactOptions
 from redis_message_queue.spark.jobs.archive_tables import (
-    LITTLE,
+    DRIVER_ROW_LIMIT,
     ArchiveTable,
     DataFile,
     Location,
     TaskRunner,
-    clear_storage_errors,
+    translate_storage_errors,
     in_driver,
     in_tasks,
     location_of,
@@ -37,7 +37,7 @@ from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
     OnProgress,
-    clear_errors,
+    translate_errors,
     ignore_progress,
     require_classic,
 )
@@ -111,7 +111,7 @@ class JournalFile:
 
 def journal_table(archive: Location) -> ArchiveTable:
     """Return the table of an archive that has the entries of journals."""
-    return ArchiveTable(archive, "journal", _FILE_SCHEMA)
+    return ArchiveTable(archive, "journal", _FILE_SCHEMA, ("serial", "journal", "at", "id"))
 
 
 def journal_of(identity: str, partition: int) -> str:
@@ -135,14 +135,14 @@ def archive(spark: "SparkSession", options: ArchiveOptions, on_progress: OnProgr
     """
     require_classic(spark, "archiving")
     location = location_of(options.path, options.storage_options, spark)
-    with clear_errors("archiving"):
-        run_tasks = in_driver if _is_little(location, options) else in_tasks(spark)
+    with translate_errors("archiving"):
+        run_tasks = in_driver if fits_in_driver(location, options) else in_tasks(spark)
         result = archive_journals(location, run_tasks, options, on_progress)
         records = RecordArchiver(spark, location, options, on_progress).run()
     return dataclasses.replace(result, records=records)
 
 
-def _is_little(location: Location, options: ArchiveOptions) -> bool:
+def fits_in_driver(location: Location, options: ArchiveOptions) -> bool:
     """Return whether the queue has few messages, and its journals few entries that are not archived."""
     table = journal_table(location).open()
     entries = messages = 0
@@ -153,7 +153,7 @@ def _is_little(location: Location, options: ArchiveOptions) -> bool:
             known = None if table is None else table.transaction_version(application_of(options.queue, identity))
             entries += end.serial - (known or 0)
             messages += (end.pending or 0) + (end.processing or 0) + (end.delayed or 0)
-    return entries <= LITTLE and messages <= LITTLE
+    return entries <= DRIVER_ROW_LIMIT and messages <= DRIVER_ROW_LIMIT
 
 
 def archive_journals(
@@ -296,12 +296,11 @@ def write_range(
     rows: int = 10_000,
 ) -> JournalFile | None:
     """Write the entries of a range into a file. Returns None if they were trimmed meanwhile."""
-    serials, events = SerialTracker(), set[str]()
+    serials = SerialTracker()
 
     def batches(reader: JournalReader) -> Iterator[pa.RecordBatch]:
         for batch in reader.batches(wanted, rows):
             serials.add(batch)
-            events.update(batch.column("event").unique().to_pylist())
             columns = [*batch.columns, pa.repeat(pa.scalar(journal), batch.num_rows)]
             yield pa.RecordBatch.from_arrays(columns, schema=_FILE_SCHEMA)
 
@@ -309,18 +308,7 @@ def write_range(
         file = journal_table(location).write_file(options.queue, wanted.first.date, batches(reader))
     if file is None:
         return None
-    statistics = {
-        "serial": (serials.first, serials.last),
-        "journal": (journal, journal),
-        "event": (min(events), max(events)),
-    }
-    return JournalFile(
-        dataclasses.replace(file, statistics=statistics),
-        serials.first,
-        serials.last,
-        serials.last_id,
-        tuple(serials.holes),
-    )
+    return JournalFile(file, serials.first, serials.last, serials.last_id, tuple(serials.holes))
 
 
 class SerialTracker:
@@ -358,7 +346,7 @@ def compact(options: CompactOptions, on_progress: OnProgress = ignore_progress) 
     deleted = removed = 0
     tables = (journal_table(location), records_table(location), inventory_table(location))
     for place, one in enumerate(tables, 1):
-        with clear_storage_errors(one.location.uri, options.queue):
+        with translate_storage_errors(one.location.uri, options.queue):
             gone, unused = _compact_table(one, options)
         deleted, removed = deleted + gone, removed + unused
         on_progress(JobProgress("compacted", place, len(tables), one.name))

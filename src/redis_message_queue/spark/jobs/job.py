@@ -62,7 +62,7 @@ def require_classic(spark: Any, job: str) -> None:
 
 
 @contextmanager
-def clear_errors(job: str) -> Iterator[None]:
+def translate_errors(job: str) -> Iterator[None]:
     """Raise the error of our task, or Spark's own reason, instead of the dozens of lines that Spark wraps around it."""
     try:
         yield

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from redis_message_queue.protocol.operate.reader import RecordSource
 from redis_message_queue.spark.jobs.archive_tables import (
-    LITTLE,
+    DRIVER_ROW_LIMIT,
     ArchiveTable,
     DataFile,
     Location,
@@ -67,7 +67,7 @@ class RecordArchiver:
         slices = self._slices()
         if not slices:
             return 0
-        files = self._add_here(slices) if self._is_little(slices) else self._add_in_tasks(slices)
+        files = self._add_here(slices) if self.fits_in_driver(slices) else self._add_in_tasks(slices)
         if not files:
             return 0
         self._table.commit(files, self._address.queue, self._application, known, (known or 0) + 1)
@@ -83,10 +83,10 @@ class RecordArchiver:
         }
         return [(name, reader, one) for name, reader in readers.items() for one in reader.partitions() if one.pieces]
 
-    def _is_little(self, slices: Sequence[_Slice]) -> bool:
+    def fits_in_driver(self, slices: Sequence[_Slice]) -> bool:
         """Return whether the driver does it itself: the first job of Spark would take longer."""
         records: int = sum(stop - start for _, _, one in slices for start, stop in one.pieces)
-        return records <= LITTLE and sum(one.rows for one in self._table.files(self._address.queue)) <= 50 * LITTLE
+        return records <= DRIVER_ROW_LIMIT and sum(one.rows for one in self._table.files(self._address.queue)) <= 50 * DRIVER_ROW_LIMIT
 
     def _add_here(self, slices: Sequence[_Slice]) -> list[DataFile]:
         queue, schema = self._address.queue, to_arrow_schema(_SCHEMA, timezone="UTC")

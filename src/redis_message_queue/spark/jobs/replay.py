@@ -12,7 +12,7 @@ from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
     OnProgress,
-    clear_errors,
+    translate_errors,
     ignore_progress,
     reason,
     require_classic,
@@ -57,7 +57,7 @@ def replay(spark: "SparkSession", options: ReplayOptions, on_progress: OnProgres
         QueueBackpressureError: The queue stayed full. Run the job again.
     """
     require_classic(spark, "the replay")
-    with clear_errors("the replay"):
+    with translate_errors("the replay"):
         found = dead_letters(spark, options) if options.archive is None else archived_messages(spark, options)
         rows = _rows(select(found, options), options)
         if options.dry_run:

@@ -20,7 +20,7 @@ from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
     OnProgress,
-    clear_errors,
+    translate_errors,
     ignore_progress,
     require_classic,
 )
@@ -177,7 +177,7 @@ def _report(spark: "SparkSession", options: ReportOptions, window: Window, on_pr
     files = location_of(options.output, options.storage_options)
     journal_files(location_of(options.path, options.storage_options, spark), options.queue)
     files.create()  # before minutes of work
-    with clear_errors("the report"):
+    with translate_errors("the report"):
         found = _statistics(spark, options, window, files.below("kept"), on_progress)
     files.write("report.html", render_page(found, datetime.now(UTC)).encode())
     as_json = json.dumps(found.as_dict(), default=_as_json, indent=1)
