@@ -262,7 +262,9 @@ def test_of_two_runs_at_once_one_is_told_to_run_again(client, options, moment):
             others.append("runs")
             archive_plainly(options)
 
-    with pytest.raises(ArchiveConflictError, match=r"another run has changed the journal of 'orders' .*; run this one again"):
+    with pytest.raises(
+        ArchiveConflictError, match=r"another run has changed the journal of 'orders' .*; run this one again"
+    ):
         archive_plainly(options, another_was_faster)
     assert serials(options.path) == list(range(1, len(story.events) + 1))
 

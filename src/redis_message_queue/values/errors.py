@@ -181,7 +181,7 @@ class ArchiveError(JobError):
 
 
 class ArchiveConflictError(ArchiveError):
-    """Another run changed the same queue in the archive at the same time. Run this one again: it goes on where it was."""
+    """Another run changed the same queue of the archive at the same time. Run this one again: it goes on."""
 
 
 class SelectionError(JobError, ValueError):

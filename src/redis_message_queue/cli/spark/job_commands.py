@@ -1,4 +1,4 @@
-"""rmq spark archive, compact, report, overview, replay and backfill: each runs one job in its own Spark session."""
+"""The commands of rmq spark that run a job, each in its own Spark session."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from redis_message_queue.cli.spark.spark_options import (
     storage_of,
 )
 from redis_message_queue.spark.job_options import (
+    AcknowledgeOptions,
     ArchiveOptions,
     BackfillOptions,
     CompactOptions,
     FileFormat,
     OverviewOptions,
+    RefreshOptions,
     ReplayOptions,
     ReportOptions,
 )
@@ -113,6 +115,40 @@ def compact(
     output.document(run(options).as_dict())
 
 
+def refresh(
+    name: ArchivedQueue, path: ArchivePath, spark: SessionOptions, output: Output, storage: StorageOptions = None
+) -> None:
+    """Bring the tables `messages`, `open_messages` and counts of an archive up to its journal.
+
+    `report`, `overview` and `replay` begin with it. Run it by itself if other programs read these tables.
+    """
+    from redis_message_queue.spark.jobs.refresh import refresh as run
+
+    options = RefreshOptions(path=path, queue=name, storage_options=storage_of(storage))
+    output.document(_run(run, options, spark, output).as_dict())
+
+
+def acknowledge(
+    name: ArchivedQueue,
+    path: ArchivePath,
+    spark: SessionOptions,
+    output: Output,
+    reason: Annotated[str, job_option(AcknowledgeOptions, "reason", "TEXT")],
+    storage: StorageOptions = None,
+) -> ExitStatus | None:
+    """Account for what a report calls unbalanced or unknown, such as messages that a flush has lost.
+
+    Later reports are about what happens from here on, and show the reason. The exit status is 1 if the verdict is not
+    `balanced` afterwards.
+    """
+    from redis_message_queue.spark.jobs.report import acknowledge as run
+
+    options = AcknowledgeOptions(path=path, queue=name, storage_options=storage_of(storage), reason=reason)
+    result = _run(run, options, spark, output)
+    output.document(result.as_dict())
+    return None if result.verdict == "balanced" else ExitStatus.FAILED
+
+
 def report(
     name: ArchivedQueue,
     path: ArchivePath,
@@ -172,6 +208,8 @@ def replay(
     where: Where = None,
     archive: Annotated[str | None, job_option(ReplayOptions, "archive", "PATH")] = None,
     storage: StorageOptions = None,
+    since: Annotated[str | None, job_option(ReplayOptions, "since", "TIME")] = None,
+    until: Annotated[str | None, job_option(ReplayOptions, "until", "TIME")] = None,
     into: Annotated[str | None, job_option(ReplayOptions, "into", "QUEUE")] = None,
     again: Annotated[bool, job_option(ReplayOptions, "again", None, "--again")] = False,
     repetition: Annotated[str | None, job_option(ReplayOptions, "name", "NAME", "--name")] = None,
@@ -194,6 +232,8 @@ def replay(
         **asdict(publishing),
         archive=archive,
         storage_options=storage_of(storage),
+        since=since,
+        until=until,
         where=where,
         again=again,
         name=repetition,

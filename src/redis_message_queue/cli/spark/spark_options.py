@@ -110,7 +110,7 @@ class ReportingOptions:
     ] = None
     since: Annotated[str | None, job_option(ReportOptions, "since", "TIME")] = None
     until: Annotated[str | None, job_option(ReportOptions, "until", "TIME")] = None
-    fresh: Annotated[bool, job_option(ReportOptions, "fresh", None, "--fresh")] = False
+    timezone: Annotated[str | None, job_option(ReportOptions, "timezone", "ZONE")] = None
     storage: StorageOptions = None
 
     def job_options(self, path: str) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class ReportingOptions:
         return {
             "output": self.into or f"{path.rstrip('/')}-report",
             "storage_options": storage_of(self.storage),
-            **{name: getattr(self, name) for name in ("since", "until", "fresh")},
+            **{name: getattr(self, name) for name in ("since", "until", "timezone")},
         }
 
 

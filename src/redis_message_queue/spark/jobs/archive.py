@@ -7,6 +7,8 @@ transaction, so a serial is committed once, and the next run starts after it.
     <path>/journal      every state change
     <path>/records      settled messages, with the text of their error
     <path>/inventory    what the queue held when it was archived last
+
+`refresh` makes the tables of messages and counts from the journal.
 """
 
 import dataclasses
@@ -27,20 +29,21 @@ from redis_message_queue.spark.jobs.archive_tables import (
     DataFile,
     Location,
     TaskRunner,
-    translate_storage_errors,
     in_driver,
     in_tasks,
     location_of,
+    translate_storage_errors,
 )
 from redis_message_queue.spark.jobs.inventory import Inventory, inventory_table
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
     OnProgress,
-    translate_errors,
     ignore_progress,
     require_classic,
+    translate_errors,
 )
+from redis_message_queue.spark.jobs.lake import Lake
 from redis_message_queue.spark.jobs.records import RecordArchiver, records_table
 from redis_message_queue.spark.journal import (
     BEGINNING,
@@ -344,10 +347,15 @@ def compact(options: CompactOptions, on_progress: OnProgress = ignore_progress) 
     location = location_of(options.path, options.storage_options)
     before = journal_files(location, options.queue)
     deleted = removed = 0
-    tables = (journal_table(location), records_table(location), inventory_table(location))
+    lake = Lake(location, options.queue)
+    with_history = (journal_table(location), records_table(location), *lake.with_history)
+    tables = (*with_history, inventory_table(location), *lake.current)
     for place, one in enumerate(tables, 1):
         with translate_storage_errors(one.location.uri, options.queue):
-            gone, unused = _compact_table(one, options)
+            gone, unused = _compact_table(one, options, options.keep_days if one in with_history else None)
+        if gone and one is with_history[0]:  # so that no report calls these entries missing
+            common = {"at": datetime.now(UTC), "refresh": lake.version(lake.incidents)}
+            lake.add_incidents([{**common, "kind": "retention", "messages": gone}])
         deleted, removed = deleted + gone, removed + unused
         on_progress(JobProgress("compacted", place, len(tables), one.name))
     return CompactResult(
@@ -360,14 +368,14 @@ def compact(options: CompactOptions, on_progress: OnProgress = ignore_progress) 
     )
 
 
-def _compact_table(archived: ArchiveTable, options: CompactOptions) -> tuple[int, int]:
+def _compact_table(archived: ArchiveTable, options: CompactOptions, keep_days: int | None) -> tuple[int, int]:
     """Returns how many rows were deleted, and how many files."""
     table = archived.open()
     if table is None:
         return 0, 0
     deleted = 0
-    if options.keep_days is not None:
-        oldest = (datetime.now(UTC) - timedelta(days=options.keep_days)).date().isoformat()
+    if keep_days is not None:
+        oldest = (datetime.now(UTC) - timedelta(days=keep_days)).date().isoformat()
         name = options.queue.replace("'", "''")
         deleted = table.delete(f"queue = '{name}' and date < '{oldest}'")["num_deleted_rows"] or 0
     archived.verify(_to_merge(archived.files(options.queue), options.target_bytes))
@@ -410,7 +418,7 @@ def journal_files(location: Location, queue: str) -> list[DataFile]:
     """Return the files with the journal of a queue, or raise an error that names the queues that are archived here."""
     found = journal_table(location).files()
     own = [one for one in found if one.queue == queue]
-    if not own:
+    if not own and not Lake(location, queue).refreshes.files(queue):  # all of it may be too old to be kept
         archived = ", ".join(repr(name) for name in sorted({one.queue for one in found})) or "none"
         raise ArchiveError(
             f"there is no archive of the queue {queue!r} at {location.uri}; archived there: {archived}. Run archive "

@@ -551,7 +551,11 @@ def _data_file(action: Mapping[str, Any]) -> DataFile:
         action["partition.queue"],
         action["partition.date"].isoformat(),
         {
-            name: (_stored_value(action[f"min.{name}"]), _stored_value(action[f"max.{name}"]), action[f"null_count.{name}"])
+            name: (
+                _stored_value(action[f"min.{name}"]),
+                _stored_value(action[f"max.{name}"]),
+                action[f"null_count.{name}"],
+            )
             for name in names
         },
     )

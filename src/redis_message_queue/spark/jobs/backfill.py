@@ -18,10 +18,10 @@ from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
     OnProgress,
-    translate_errors,
     ignore_progress,
     reason,
     require_classic,
+    translate_errors,
 )
 from redis_message_queue.spark.jobs.lines import BadLine, LineReader
 from redis_message_queue.spark.jobs.publishing import RowCount, messages_of, publish_rows, sum_of_tasks

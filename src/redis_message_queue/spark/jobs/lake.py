@@ -11,6 +11,7 @@ Each commit has the number of its refresh as the version of an application trans
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -35,7 +36,9 @@ COUNTERS = (
     *("served", "withdrawn", "unserved"),  # deliveries that were the first, and messages that left before any
     *(f"removed_{state}" for state in STATES),
     *(f"{state}_change" for state in STATES),
+    "unserved_delayed_change",  # of delayed messages that nobody has had
 )
+BACKLOG_CHANGE = " + ".join(f"{state}_change" for state in STATES)
 
 _TEXT, _COUNT, _TIME, _NUMBER = pa.string(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.float64()
 
@@ -165,9 +168,19 @@ class Lake:
     def _application(self, table: ArchiveTable) -> str:
         return f"redis-exact-queue/{table.name}/{self.queue}"
 
+    def add_incidents(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add incidents that no refresh has found: what operators do to the archive."""
+        application = f"redis-exact-queue/operators/{self.queue}"
+        known = self.incidents.open_or_create().transaction_version(application)
+        files = self.write_rows(self.incidents, datetime.now(UTC).date().isoformat(), rows)
+        self.incidents.commit(files, self.queue, application, known, (known or 0) + 1)
+
     def rows(self, table: ArchiveTable) -> list[dict[str, Any]]:
         """Return all rows of a small table."""
-        return table.read_locally(self.queue, table.file_schema.names, lambda _: True).to_pylist()
+        found: list[dict[str, Any]] = table.read_locally(
+            self.queue, table.file_schema.names, lambda _: True
+        ).to_pylist()
+        return found
 
     def write_rows(self, table: ArchiveTable, date: str, rows: Sequence[Mapping[str, Any]]) -> list[DataFile]:
         """Write a few rows into a file that is not committed."""
@@ -218,4 +231,7 @@ def read_messages(
         ArchiveError: Files of the tables are missing or were changed.
     """
     lake = Lake(location_of(path, storage_options, spark), queue)
-    return lake.messages.read(spark, queue).unionByName(lake.open_messages.read(spark, queue))
+    ended, still = lake.messages.read(spark, queue), lake.open_messages.read(spark, queue)
+    if lake.version(lake.messages) != lake.version(lake.open_messages):  # a refresh is under way, or has died
+        still = still.join(ended.select("id"), "id", "left_anti")
+    return ended.unionByName(still)

@@ -17,6 +17,7 @@ from redis_message_queue.protocol.operate.reader import RecordSource
 from redis_message_queue.spark.jobs.archive_tables import (
     DRIVER_ROW_LIMIT,
     ArchiveTable,
+    ColumnStatistics,
     DataFile,
     Location,
     grouped,
@@ -44,7 +45,7 @@ def records_table(archive: Location) -> ArchiveTable:
     stored = [
         one for one in to_arrow_schema(_SCHEMA, timezone="UTC") if one.name != "queue"
     ]  # the queue is a partition
-    return ArchiveTable(archive, "records", pa.schema(stored))
+    return ArchiveTable(archive, "records", pa.schema(stored), ("id", "finished_at"))
 
 
 class RecordArchiver:
@@ -67,7 +68,7 @@ class RecordArchiver:
         slices = self._slices()
         if not slices:
             return 0
-        files = self._add_here(slices) if self.fits_in_driver(slices) else self._add_in_tasks(slices)
+        files = self._add_here(slices) if self._fits_in_driver(slices) else self._add_in_tasks(slices)
         if not files:
             return 0
         self._table.commit(files, self._address.queue, self._application, known, (known or 0) + 1)
@@ -83,15 +84,21 @@ class RecordArchiver:
         }
         return [(name, reader, one) for name, reader in readers.items() for one in reader.partitions() if one.pieces]
 
-    def fits_in_driver(self, slices: Sequence[_Slice]) -> bool:
+    def _fits_in_driver(self, slices: Sequence[_Slice]) -> bool:
         """Return whether the driver does it itself: the first job of Spark would take longer."""
         records: int = sum(stop - start for _, _, one in slices for start, stop in one.pieces)
-        return records <= DRIVER_ROW_LIMIT and sum(one.rows for one in self._table.files(self._address.queue)) <= 50 * DRIVER_ROW_LIMIT
+        return records <= DRIVER_ROW_LIMIT
 
     def _add_here(self, slices: Sequence[_Slice]) -> list[DataFile]:
         queue, schema = self._address.queue, to_arrow_schema(_SCHEMA, timezone="UTC")
         found = pa.Table.from_batches([batch.cast(schema) for one in slices for batch in _read_slice(one)], schema)
-        archived = self._table.read_locally(queue, _IDENTITY, lambda _: True).select(_IDENTITY)
+        # A record that was archived before has the same times, so only files that may have them are read.
+        times = ColumnStatistics(("finished_at",))
+        times.add(found)
+        first, last, _ = times.values()["finished_at"]
+        archived = self._table.read_locally(
+            queue, _IDENTITY, lambda one: first is not None and one.may_lie_within("finished_at", first, last)
+        ).select(_IDENTITY)
         archived = archived.filter(pc.is_in(archived.column("id"), value_set=found.column("id")))
         known, new = set(_identities(archived)), []
         for place, identity in enumerate(_identities(found)):
@@ -165,10 +172,12 @@ def read_records(
 _ERROR = ("error_type", "reason", "finished_at", "error")
 
 
-def newest_error_texts(spark: "SparkSession", location: Location, queue: str) -> dict[tuple[str, str], tuple[int, str]]:
-    """Return the newest text of each error by type and reason, with its time. Each task reads its files."""
+def newest_error_texts(
+    spark: "SparkSession", location: Location, queue: str, since: str = ""
+) -> dict[tuple[str, str], tuple[int, str]]:
+    """Return the newest text of each error from a date on, by type and reason, with its time."""
     table = records_table(location)
-    files = table.files(queue)
+    files = [one for one in table.files(queue) if one.date >= since]
     table.check(files, queue)
     read = table.reader(_ERROR)
 

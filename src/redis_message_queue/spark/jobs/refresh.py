@@ -5,15 +5,18 @@ new. It first commits up to which entry of each journal it goes. A run that dies
 the next one, and each table takes the rows of a refresh once.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.functions import expr
+
 from redis_message_queue.spark.job_options import RefreshOptions
 from redis_message_queue.spark.jobs.archive import application_of, journal_files, journal_table
-from redis_message_queue.spark.jobs.archive_tables import DataFile, Location, location_of
+from redis_message_queue.spark.jobs.archive_tables import DataFile, location_of
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
@@ -23,6 +26,7 @@ from redis_message_queue.spark.jobs.job import (
     translate_errors,
 )
 from redis_message_queue.spark.jobs.lake import (
+    BACKLOG_CHANGE,
     CLAIMS,
     COUNTERS,
     ENTERING,
@@ -76,15 +80,14 @@ def refresh_tables(spark: "SparkSession", lake: Lake, on_progress: OnProgress = 
     result = RefreshResult(queue=lake.queue, path=lake.location.uri, entries=0, ended=0, open=0, number=0)
     while (plan := Plan.find(lake)) is not None:
         step = Refresh(spark, lake, plan, on_progress).run()
-        result = RefreshResult(
-            queue=lake.queue,
-            path=lake.location.uri,
-            entries=result.entries + step.entries,
-            ended=result.ended + step.ended,
-            open=step.open,
-            number=step.number,
-        )
+        result = replace(step, entries=result.entries + step.entries, ended=result.ended + step.ended)
     return result
+
+
+def seconds_of(spark: "SparkSession", lake: Lake) -> "DataFrame":
+    """Return the counts of a short journal by second, which are not kept."""
+    files = journal_table(lake.location).files(lake.queue)
+    return Refresh(spark, lake, Plan(0, {}, _targets(lake, {}, files), files)).counts("second")
 
 
 # -- the plan
@@ -185,7 +188,9 @@ def _microseconds(later: str, earlier: str) -> str:
     return f"greatest(0L, unix_micros({later}) - unix_micros({earlier}))"
 
 
-_OUTCOME = f"({_in('acked', 'handed_off', 'failed', 'retried', 'discarded')} or event = 'dead' and error_type is not null)"
+_OUTCOME = (
+    f"({_in('acked', 'handed_off', 'failed', 'retried', 'discarded')} or event = 'dead' and error_type is not null)"
+)
 _IS_CLAIM, _ENTERS, _LEAVES = _in(*CLAIMS), _in(*ENTERING), _in(*LEAVING)
 _ENTRY = (
     *("journal", "serial", "at", "event", "id", "tenant", "due", "count", "failures", "error_type", "reason"),
@@ -199,7 +204,8 @@ _LEVEL = (
 _AVAILABLE = (
     f"case when {_in(*ENTERING, 'requeued')} then at when {_in('delayed', 'retried')} then due end as available"
 )
-_BEFORE = "over (partition by key order by serial rows between unbounded preceding and 1 preceding)"
+_ROWS_BEFORE = "rows between unbounded preceding and 1 preceding"
+_BEFORE = f"over (partition by key order by serial {_ROWS_BEFORE})"
 _PREVIOUS = "lag(struct(level, available, claimed, by)) over (partition by key order by serial) as previous"
 _DELIVERED_BEFORE = (
     f"coalesce(max(if(event = 'carried', was.deliveries, int({_IS_CLAIM}))) {_BEFORE}, 0) > 0 as delivered_before"
@@ -237,7 +243,6 @@ _CHANGES = {
     f"- bigint(coalesce({_LEFT_LEVEL} = '{state}', false)) - {_REMOVED[state]})"
     for state in STATES
 }
-_BACKLOG_CHANGE = " + ".join(f"{state}_change" for state in STATES)
 
 
 @dataclass
@@ -251,29 +256,36 @@ class Refresh:
     _persisted: list["DataFrame"] = field(default_factory=list)
 
     def run(self) -> RefreshResult:
-        """Commit messages, counts, incidents and, when all else is there, the open messages."""
+        """Commit incidents, messages, counts and, when all else is there, the open messages."""
         lake, number = self.lake, self.plan.number
         self.on_progress(JobProgress("refreshing", 0, self.plan.expected))
         try:
             entries, incidents = self._journals()
             messages = self._messages(incidents)
-            ended = lake.write(lake.messages, messages.where("finished_at is not null"))
-            self._commit(lake.messages, ended)
-            minutes = self._keep(self._minutes())
-            for table, counts in ((lake.minutes, minutes), (lake.hours, _hours(minutes))):
-                self._commit(table, lake.write(table, counts.selectExpr("*", "string(date(start)) as date").coalesce(2)))
             rows = [{"refresh": number, **one} for one in (*incidents, *self._purges())]
             today = datetime.now(UTC).date().isoformat()
+            # Before the messages: those that a dead run has committed look like messages that have ended before.
             self._commit(lake.incidents, lake.write_rows(lake.incidents, today, rows))
+            ended = lake.write(lake.messages, messages.where("finished_at is not null"))
+            self._commit(lake.messages, ended)
+            minutes = self._keep(self.counts())
+            for table, counts in ((lake.minutes, minutes), (lake.hours, _hours(minutes))):
+                self._commit(
+                    table, lake.write(table, counts.selectExpr("*", "string(date(start)) as date").coalesce(2))
+                )
             still = lake.write(lake.open_messages, messages.where("finished_at is null"))
             self._commit(lake.open_messages, still, replace=True)
         finally:
             for one in self._persisted:
                 one.unpersist()
-        counts = [sum(one.rows for one in files) for files in (ended, still)]
         self.on_progress(JobProgress("refreshed", entries, self.plan.expected))
         return RefreshResult(
-            queue=lake.queue, path=lake.location.uri, entries=entries, ended=counts[0], open=counts[1], number=number
+            queue=lake.queue,
+            path=lake.location.uri,
+            entries=entries,
+            ended=sum(one.rows for one in ended),
+            open=sum(one.rows for one in still),
+            number=number,
         )
 
     def _commit(self, table: Any, files: list[DataFile], *, replace: bool = False) -> None:
@@ -293,6 +305,8 @@ class Refresh:
             *_ENTRY, _LEVEL, _AVAILABLE, f"if({_IS_CLAIM}, at, null) as claimed"
         )
         open_messages = self.lake.open_messages.read(self.spark, self.lake.queue, MESSAGE.names)
+        if not self.plan.covered:  # from the first entry on
+            open_messages = open_messages.limit(0)
         carried = open_messages.selectExpr(
             *("journal", "0L as serial", "'carried' as event", "id", "state as level"),
             "available_at as available",
@@ -312,7 +326,7 @@ class Refresh:
         found = (
             self._facts.where("event <> 'carried'")
             .groupBy("journal")
-            .agg(*map(_expr, ("count(*) as rows", "sum(serial) as sum", "bit_xor(serial) as xor", "min(at) as began")))
+            .agg(*map(expr, ("count(*) as rows", "sum(serial) as sum", "bit_xor(serial) as xor", "min(at) as began")))
             .collect()
         )
         incidents: list[Incident] = []
@@ -329,7 +343,12 @@ class Refresh:
         """Return the serials that are missing, and how many entries are there twice."""
         runs = (
             self._facts.where(f"event <> 'carried' and journal = {_quoted(journal)}")
-            .selectExpr("serial", "at", "lag(serial) over (order by serial) as before", "lag(at) over (order by serial) as after_at")
+            .selectExpr(
+                "serial",
+                "at",
+                "lag(serial) over (order by serial) as before",
+                "lag(at) over (order by serial) as after_at",
+            )
             .where(f"serial <> coalesce(before, {first - 1}) + 1")
             .orderBy("serial")
             .collect()
@@ -344,7 +363,9 @@ class Refresh:
                 gap = {"first_serial": known + 1, "messages": row.serial - known - 1}
                 times = {"after_at": _utc(row.after_at), "before_at": _utc(row.at)}
                 yield {"at": now, "kind": "missing", "journal": journal, **gap, **times}
-        end = self._facts.where(f"event <> 'carried' and journal = {_quoted(journal)}").selectExpr("max(serial)", "max(at)")
+        end = self._facts.where(f"event <> 'carried' and journal = {_quoted(journal)}").selectExpr(
+            "max(serial)", "max(at)"
+        )
         (greatest, at) = end.collect()[0]
         known = first - 1 if greatest is None else greatest
         if known < last:
@@ -358,7 +379,7 @@ class Refresh:
             .selectExpr("journal", "tenant", "at", "coalesce(count, 0L) as messages", f"{_state_of('target')} as state")
             .where("state is not null and messages > 0")
             .groupBy("journal", "tenant", "state")
-            .agg(_expr("max(at) as at"), _expr("sum(messages) as messages"))
+            .agg(expr("max(at) as at"), expr("sum(messages) as messages"))
         )
         return [{"kind": "purged", **row.asDict(), "at": _utc(row.at)} for row in removed.collect()]
 
@@ -397,7 +418,8 @@ class Refresh:
             self.spark, self.lake.queue, ("id", "error", "headers", "finished_at"), lambda one: one.date >= oldest
         )
         newest = records.groupBy("id").agg(
-            _expr("max_by(nullif(error, ''), finished_at) as error"), _expr("max_by(headers, finished_at) as record_headers")
+            expr("max_by(nullif(error, ''), finished_at) as error"),
+            expr("max_by(headers, finished_at) as record_headers"),
         )
         joined = rows.join(newest, "id", "left")
         return joined.selectExpr("* except (headers, record_headers)", "coalesce(headers, record_headers) as headers")
@@ -407,7 +429,9 @@ class Refresh:
         wanted = rows.where("payload is null and replay_of is not null").selectExpr("replay_of as id").distinct()
         columns = ("id", "payload", "headers")
         first = self._look_up(wanted, columns).unionByName(rows.select(*columns).join(wanted, "id", "left_semi"))
-        first = first.groupBy("id").agg(_expr("max(payload) as first_payload"), _expr("first(headers, true) as first_headers"))
+        first = first.groupBy("id").agg(
+            expr("max(payload) as first_payload"), expr("first(headers, true) as first_headers")
+        )
         joined = rows.join(first.withColumnRenamed("id", "replay_of"), "replay_of", "left")
         return joined.selectExpr(
             "* except (payload, headers, first_payload, first_headers)",
@@ -418,17 +442,10 @@ class Refresh:
     def _look_up(self, ids: "DataFrame", columns: tuple[str, ...]) -> "DataFrame":
         """Return the ended messages of earlier refreshes with these ids."""
         span = ids.selectExpr("min(id)", "max(id)").collect()[0]
-        names = {one.path for one in self._earlier_messages if one.may_lie_within("id", span[0] or "", span[1] or "")}
-        known = self.lake.messages.read(self.spark, self.lake.queue, columns, lambda one: one.path in names)
+        known = self.lake.messages.read(
+            self.spark, self.lake.queue, columns, lambda one: one.may_lie_within("id", span[0] or "", span[1] or "")
+        )
         return known.join(ids, "id", "left_semi")
-
-    @cached_property
-    def _earlier_messages(self) -> list[DataFile]:
-        """The files of earlier refreshes: a run that has died may have committed those of this one."""
-        table = self.lake.messages
-        if self.lake.version(table) < self.plan.number:
-            return table.files(self.lake.queue)
-        return [one for one in table.files(self.lake.queue) if one.path not in self.lake.added_by(table, self.plan.number)]
 
     def _incidents(self, kind: str, count: int, rows: "DataFrame") -> list[Incident]:
         if not count:
@@ -437,48 +454,53 @@ class Refresh:
         return [{"at": datetime.now(UTC), "kind": kind, "messages": count, "ids": ids}]
 
     def _lost_messages(self, rows: "DataFrame") -> list[Incident]:
-        if not self._lost:
+        """Return how many messages ended with their journal, without those that an operator had removed."""
+        known = self.lake.rows(self.lake.incidents) if self._lost else []
+        ended = {one["journal"] for one in known if one["kind"] == "lost" and one["refresh"] < self.plan.number}
+        fresh = {name: at for name, at in self._lost.items() if name not in ended}
+        if not fresh:
             return []
-        lost = rows.where("state = 'lost'").groupBy("journal").agg(_expr("count(*) as messages"), _expr("min(finished_at) as at"))
-        purged = {
-            row["journal"]: row["messages"] for row in self.lake.rows(self.lake.incidents) if row["kind"] == "purged"
-        }
-        found = [
-            {"kind": "lost", "journal": row.journal, "at": _utc(row.at), "messages": row.messages - purged.get(row.journal, 0)}
-            for row in lost.collect()
+        lost = {row.journal: row["count"] for row in rows.where("state = 'lost'").groupBy("journal").count().collect()}
+        purged = Counter[str]()
+        for one in (*known, *self._purges()):
+            purged[one["journal"]] += one["messages"] if one["kind"] == "purged" else 0
+        return [
+            {"kind": "lost", "journal": name, "at": at, "messages": max(0, lost.get(name, 0) - purged[name])}
+            for name, at in fresh.items()
         ]
-        return [one for one in found if one["messages"] > 0]
 
     # -- counts
 
-    def _minutes(self) -> "DataFrame":
-        """Return the counts by minute: of each tenant, of the queue, and of each consumer and error."""
+    def counts(self, unit: str = "minute") -> "DataFrame":
+        """Return the counts by minute or second: of each tenant, of the queue, and of each consumer and error."""
         facts = self._facts.where("event <> 'carried' and at is not null")
-        due = facts.where(_IS_DUE).selectExpr("previous.available as at", "'due' as event", "tenant", "journal", "serial")
+        same = ("tenant", "journal", "serial", "delivered_before")
+        due = facts.where(_IS_DUE).selectExpr("previous.available as at", "'due' as event", *same)
         facts = facts.unionByName(due, allowMissingColumns=True).selectExpr(
             *("at", "serial", "journal", "id", "event", "tenant", "error_type", "reason"),
             "coalesce(by, previous.by) as consumer",
-            "date_trunc('minute', at) as start",
+            f"date_trunc('{unit}', at) as start",
             *(f"{name}_us" for name in SPREADS),
             *(f"bigint(coalesce({rule}, false)) as n_{name}" for name, rule in _COUNTED.items()),
             *(f"{rule} as n_removed_{state}" for state, rule in _REMOVED.items()),
             *(f"{rule} as n_{state}_change" for state, rule in _CHANGES.items()),
+            f"if(delivered_before, 0L, {_CHANGES['delayed']} + {_REMOVED['delayed']}) as n_unserved_delayed_change",
         )
         sums = [f"sum(n_{name}) as {name}" for name in COUNTERS]
         sums += ["min(if(event = 'due', null, at)) as first_at", "max(if(event = 'due', null, at)) as last_at"]
         sketches = [f"kll_sketch_agg_bigint({name}_us, {_SKETCH_SIZE}) as {name}_sketch" for name in SPREADS]
-        tenants = facts.groupBy("start", _expr("coalesce(tenant, '') as name")).agg(*map(_expr, sums + sketches))
-        queue = tenants.groupBy("start").agg(*map(_expr, _merged()))
+        tenants = facts.groupBy("start", expr("coalesce(tenant, '') as name")).agg(*map(expr, sums + sketches))
+        queue = tenants.groupBy("start").agg(*map(expr, _merged()))
         queue = queue.join(_peaks(facts), "start", "left").selectExpr("*", "'queue' as scope", "'' as name")
-        consumers = facts.where("consumer is not null").groupBy("start", _expr("consumer as name")).agg(*map(_expr, sums))
+        consumers = facts.where("consumer is not null").groupBy("start", expr("consumer as name")).agg(*map(expr, sums))
         errors = (
             facts.where(f"event = 'dead' or {_in('failed', 'retried')} and error_type is not null")
-            .groupBy("start", _expr("coalesce(error_type, '') as name"), _expr("coalesce(reason, '') as reason"))
+            .groupBy("start", expr("coalesce(error_type, '') as name"), expr("coalesce(reason, '') as reason"))
             .agg(
-                *map(_expr, sums),
-                _expr("max_by(id, at) filter (where event = 'dead') as newest_id"),
-                _expr("hll_sketch_agg(id) as messages_sketch"),
-                _expr("hll_sketch_agg(coalesce(tenant, '')) filter (where event = 'dead') as tenants_sketch"),
+                *map(expr, sums),
+                expr("max_by(id, at) filter (where event = 'dead') as newest_id"),
+                expr("hll_sketch_agg(id) as messages_sketch"),
+                expr("hll_sketch_agg(coalesce(tenant, '')) filter (where event = 'dead') as tenants_sketch"),
             )
         )
         cells = queue.unionByName(tenants.selectExpr("*", "'tenant' as scope"), allowMissingColumns=True)
@@ -489,11 +511,11 @@ class Refresh:
 
 def _peaks(facts: "DataFrame") -> "DataFrame":
     """Return by how much the backlog rises in each minute above that at its start."""
-    changes = facts.selectExpr("start", "at", "journal", "serial", _BACKLOG_CHANGE.replace("waiting_", "n_waiting_").replace("in_flight_", "n_in_flight_").replace("delayed_", "n_delayed_") + " as change")
-    running = changes.where("change <> 0").selectExpr(
-        "start", "sum(change) over (partition by start order by at, journal, serial) as level"
+    change = " + ".join(f"n_{state}_change" for state in STATES)
+    running = facts.where(f"{change} <> 0").selectExpr(
+        "start", f"sum({change}) over (partition by start order by at, journal, serial) as level"
     )
-    return running.groupBy("start").agg(_expr("greatest(0L, max(level)) as peak"))
+    return running.groupBy("start").agg(expr("greatest(0L, max(level)) as peak"))
 
 
 def _merged() -> list[str]:
@@ -505,64 +527,54 @@ def _merged() -> list[str]:
 
 def _hours(minutes: "DataFrame") -> "DataFrame":
     """Return the counts by hour."""
-    earlier = "over (partition by scope, name, reason, date_trunc('hour', start) order by start rows between unbounded preceding and 1 preceding)"
-    crests = minutes.selectExpr("*", f"peak + coalesce(sum({_BACKLOG_CHANGE}) {earlier}, 0L) as crest")
-    return crests.groupBy(_expr("date_trunc('hour', start) as start"), "scope", "name", "reason", "refresh").agg(
-        *map(_expr, _merged()),
-        _expr("max(crest) as peak"),
-        _expr("max_by(newest_id, last_at) filter (where newest_id is not null) as newest_id"),
-        _expr("hll_union_agg(messages_sketch) as messages_sketch"),
-        _expr("hll_union_agg(tenants_sketch) as tenants_sketch"),
+    hour = "date_trunc('hour', start)"
+    earlier = f"over (partition by scope, name, reason, {hour} order by start {_ROWS_BEFORE})"
+    crests = minutes.selectExpr("*", f"peak + coalesce(sum({BACKLOG_CHANGE}) {earlier}, 0L) as crest")
+    return crests.groupBy(expr(f"{hour} as start"), "scope", "name", "reason", "refresh").agg(
+        *map(expr, _merged()),
+        expr("max(crest) as peak"),
+        expr("max_by(newest_id, last_at) filter (where newest_id is not null) as newest_id"),
+        expr("hll_union_agg(messages_sketch) as messages_sketch"),
+        expr("hll_union_agg(tenants_sketch) as tenants_sketch"),
     )
 
 
 def _message_columns() -> list[Any]:
     """The columns of a message, from its row as an open message and its new entries."""
-    is_new = "filter (where event <> 'carried')"
+    was, is_new = "first(was, true)", "event <> 'carried'"
 
     def newest(column: str, name: str = "") -> str:
-        name = name or column
-        return f"coalesce(max_by({column}, serial) filter (where event <> 'carried' and {column} is not null), first(was, true).{name}) as {name}"
-
-    def earliest(rule: str, name: str) -> str:
-        return f"coalesce(first(was, true).{name}, min(at) filter (where {rule})) as {name}"
-
-    def latest(rule: str, name: str) -> str:
-        return f"coalesce(max(at) filter (where {rule}), first(was, true).{name}) as {name}"
-
-    def total(name: str, column: str) -> str:
-        return f"coalesce(first(was, true).{name}, 0) + coalesce(sum({column}), 0) / 1000000D as {name}"
+        found = f"max_by({column}, serial) filter (where {is_new} and {column} is not null)"
+        return f"coalesce({found}, {was}.{name or column}) as {name or column}"
 
     def number(name: str, rule: str) -> str:
-        return f"coalesce(first(was, true).{name}, 0L) + count_if(coalesce({rule}, false)) as {name}"
+        return f"coalesce({was}.{name}, 0L) + count_if(coalesce({rule}, false)) as {name}"
 
-    last = f"max_by(struct(event, level, available, at, journal, serial), serial) {is_new}"
-    entered, left = f"count_if({_ENTERS})", f"count_if({_LEAVES})"
-    was_there = "count(was) > 0"
+    last = f"max_by(struct(event, level, available, journal, serial), serial) filter (where {is_new})"
+    entered, left = f"(count_if({_ENTERS}) + count(was))", f"count_if({_LEAVES})"
     columns = (
         *(newest(name) for name in ("tenant", "reason", "error_type", "replay_of", "headers", "payload")),
         newest("due", "due_at"),
         newest("by", "consumer"),
-        earliest(_ENTERS, "published_at"),
-        earliest(_IS_CLAIM, "first_claimed_at"),
-        latest(_IS_CLAIM, "last_claimed_at"),
-        f"greatest(max(count) {is_new}, first(was, true).delivery_count) as delivery_count",
-        f"greatest(max(failures) {is_new}, first(was, true).failures) as failures",
+        f"coalesce({was}.published_at, min(at) filter (where {_ENTERS})) as published_at",
+        f"coalesce({was}.first_claimed_at, min(at) filter (where {_IS_CLAIM})) as first_claimed_at",
+        f"coalesce(max(at) filter (where {_IS_CLAIM}), {was}.last_claimed_at) as last_claimed_at",
+        f"greatest(max(count) filter (where {is_new}), {was}.delivery_count) as delivery_count",
+        f"greatest(max(failures) filter (where {is_new}), {was}.failures) as failures",
         number("deliveries", _IS_CLAIM),
         number("attempts", _OUTCOME),
-        total("waiting", "waiting_us"),
-        total("handling", "handler_us"),
-        total("prefetch", "prefetch_us"),
+        *(
+            f"coalesce({was}.{name}, 0) + coalesce(sum({spread}_us), 0) / 1000000D as {name}"
+            for name, spread in {"waiting": "waiting", "handling": "handler", "prefetch": "prefetch"}.items()
+        ),
         f"{last} as last",
         f"max_by(event, serial) filter (where {_LEAVES}) as ending",
         f"min(at) filter (where {_LEAVES}) as ended_at",
-        "first(was, true) as was",
-        f"({was_there} or {entered} > 0) as is_known",
-        f"({entered} + int({was_there}) > 1 or {left} > 1 or {left} = 1 and not last.event in {LEAVING}) as odd".replace(
-            "last.event", f"({last}).event"
-        ),
+        f"{was} as was",
+        f"{entered} > 0 as is_known",
+        f"({entered} > 1 or {left} > 1 or {left} = 1 and {last}.level is not null) as odd",
     )
-    return [_expr(one) for one in columns]
+    return [expr(one) for one in columns]
 
 
 def _finished(lost: Mapping[str, datetime]) -> list[str]:
@@ -603,7 +615,7 @@ def _replaced(found: Any, names: set[str]) -> Iterator[tuple[str, datetime]]:
     for name in names:
         now = newest.get(name.partition("/")[2])
         if now is not None and now.journal != name:
-            yield name, _utc(now.began)
+            yield name, now.began.astimezone(UTC)
 
 
 def _state_of(column: str) -> str:
@@ -614,9 +626,3 @@ def _state_of(column: str) -> str:
 def _utc(time: datetime | None) -> datetime | None:
     """Return a time that Spark has given, in the zone of this machine, with its zone."""
     return None if time is None else time.astimezone(UTC)
-
-
-def _expr(text: str) -> Any:
-    from pyspark.sql.functions import expr
-
-    return expr(text)
