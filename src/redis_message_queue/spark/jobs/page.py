@@ -167,7 +167,7 @@ class _Buckets:
     """The rows of a report as lines over all buckets of time, also over those in which nothing happened."""
 
     def __init__(self, statistics: ReportStatistics, rows: Sequence[Row]) -> None:
-        self._unit = statistics.summary["unit"]
+        self._unit = "second" if statistics.summary["unit"] == "second" else "minute"  # of rates
         self._step = timedelta(seconds=rows[0]["seconds"])
         first, last = rows[0]["start"], rows[-1]["start"]
         self._times = [first + self._step * place for place in range((last - first) // self._step + 1)]

@@ -258,7 +258,7 @@ class Refresh:
     def run(self) -> RefreshResult:
         """Commit incidents, messages, counts and, when all else is there, the open messages."""
         lake, number = self.lake, self.plan.number
-        self.on_progress(JobProgress("refreshing", 0, self.plan.expected))
+        self.on_progress(JobProgress("planned", 0, self.plan.expected))
         try:
             entries, incidents = self._journals()
             messages = self._messages(incidents)
