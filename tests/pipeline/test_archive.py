@@ -22,7 +22,6 @@ from redis_message_queue.spark.jobs.archive import (
 )
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.job import JobProgress
-from redis_message_queue.spark.jobs.report import ReportOptions, report
 from redis_message_queue.spark.journal import JournalReader, StreamId
 from redis_message_queue.values.errors import ArchiveConflictError, ArchiveError, ConfigurationError, JournalError
 from tests.depth import often
@@ -418,18 +417,6 @@ def test_what_is_read_from_a_changed_footer_is_an_error_that_names_the_file(clie
             named += 1
         file.write_bytes(content)
     assert named
-
-
-@pytest.mark.promise("If files of an archive are missing or damaged, every job that reads it says which.")
-def test_a_report_names_the_file_in_which_a_byte_was_changed(client, options):
-    write_journal(client, options, JournalSample(14).story(50))
-    archive_plainly(options)
-    file = max(files_of(options.path), key=lambda one: one.stat().st_size)
-    for place in column_pages(file, "id"):
-        change(file, place)
-    said = rf"the archive at .* is damaged: queue=orders/date=[\d-]+/{file.name} .* Restore these files"
-    with pytest.raises(ArchiveError, match=said):
-        report(NO_SESSION, ReportOptions(path=options.path, queue="orders", output=f"{options.path}-report"))
 
 
 @pytest.mark.promise("If files of an archive are missing or damaged, every job that reads it says which.")

@@ -20,6 +20,7 @@ from redis_message_queue.spark.jobs.archive import (
     read_archive,
 )
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
+from redis_message_queue.spark.jobs.report import ReportOptions, report
 from redis_message_queue.values.errors import ArchiveError, JournalError
 from tests.depth import often
 from tests.pipeline.journal_samples import JournalSample, write_journal
@@ -41,9 +42,8 @@ pytestmark = pytest.mark.topic("Data pipeline")
 __all__ = ["options"]  # a fixture
 
 
-@pytest.mark.in_full
 @pytest.mark.promise("If files of an archive are missing or damaged, every job that reads it says which.")
-def test_a_replay_names_the_file_in_which_a_byte_was_changed(spark, server, client, options):
+def test_a_replay_and_a_report_name_the_file_in_which_a_byte_was_changed(spark, server, client, options):
     write_journal(client, options, JournalSample(14, payloads=True).story(50))
     archive_plainly(options)
     file = max(files_of(options.path), key=lambda one: one.stat().st_size)
@@ -52,6 +52,8 @@ def test_a_replay_names_the_file_in_which_a_byte_was_changed(spark, server, clie
     said = rf"the archive at .* is damaged: queue=orders/date=[\d-]+/{file.name} .* Restore these files"
     with pytest.raises(ArchiveError, match=said):
         replay(spark, ReplayOptions(url=server.url, queue="orders", archive=options.path, where="delivery_count > 0"))
+    with pytest.raises(ArchiveError, match=said):
+        report(spark, ReportOptions(path=options.path, queue="orders", output=f"{options.path}-report"))
 
 
 @pytest.mark.parametrize("odd", ODD_NAMES[: often(1, len(ODD_NAMES))])

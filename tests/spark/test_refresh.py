@@ -1,6 +1,8 @@
 """The tables of messages and counts follow the journal: nothing twice, nothing lost, whenever a run dies."""
 
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from tests.pipeline.plain_archiver import archive_plainly
 
 pytestmark = pytest.mark.topic("Data pipeline")
 
+ROOT = Path(__file__).parents[2]
 DAY = 1440 * MINUTE
 COMMITS = ("planned", "incidents", "messages", "minutes", "hours", "open_messages")
 
@@ -151,6 +154,23 @@ def test_a_refresh_reads_only_what_is_new(spark, client, options, monkeypatch):
     assert bring_up(spark, options).entries == len(events)
     assert {date for name, date in read if name == "journal"} == {"2026-09-24"}
     assert [date for name, date in read if name == "messages"] == []
+
+
+def test_the_notebook_reads_the_tables(spark, client, options, monkeypatch):
+    """Without Spark, as any reader of Delta tables."""
+    story = JournalSample(61, minutes=3).story(60)
+    add(client, options, story.events)
+    bring_up(spark, options)
+    monkeypatch.setenv("ARCHIVE", options.path)
+    notebook = json.loads((ROOT / "examples" / "sales" / "messages.ipynb").read_text())
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    last = {event["id"]: event["event"] for event in story.events if event["id"] and event["event"] != "duplicate"}
+    ended = [event for event in last.values() if event in LEAVING]
+    assert names["ends"].to_numpy().sum() == len(names["messages"]) == len(ended)
+    assert names["still"]["count"].sum() == len(last) - len(ended)
 
 
 def test_without_an_archive_it_says_so(spark, options):

@@ -49,9 +49,8 @@ def _run(job: Callable[..., Any], options: Any, spark: SessionOptions, output: O
 
 
 @contextlib.contextmanager
-def _shown_progress(output: Output) -> Iterator[OnProgress]:
+def _shown_progress(output: Output, first: str = "Starting Spark") -> Iterator[OnProgress]:
     """Show progress on stderr: a bar on a terminal, else a line per step, and nothing with --json."""
-    first = "Starting Spark"
     if output.json or not sys.stderr.isatty():
         output.say(f"{first} ...")
         yield lambda progress: output.say(f"  {progress}")
@@ -81,12 +80,19 @@ def archive(
 
     The queue must have been opened with `journal=True`, or with `journal="payload"` if you want
     to replay messages from the archive. Run the command as often as you like: it adds each entry once, at whatever
-    moment a run dies, and the journal is trimmed up to what is archived.
+    moment a run dies, and the journal is trimmed up to what is archived. A few thousand entries need no Java.
     """
     from redis_message_queue.spark.jobs.archive import archive as run
+    from redis_message_queue.spark.jobs.archive import fits_in_driver
+    from redis_message_queue.spark.jobs.archive_tables import location_of
 
     options = ArchiveOptions(**address_of(queue), path=path, storage_options=storage_of(storage), inventory=inventory)
-    output.document(_run(run, options, spark, output).as_dict())
+    if spark.is_local and fits_in_driver(location_of(path, options.storage_options), options):
+        with _shown_progress(output, "Archiving") as on_progress:
+            result = run(None, options, on_progress)
+    else:
+        result = _run(run, options, spark, output)
+    output.document(result.as_dict())
 
 
 def compact(

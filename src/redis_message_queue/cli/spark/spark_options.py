@@ -50,6 +50,13 @@ class SessionOptions:
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of Spark. Can be repeated.", **_SPARK)
     ] = None
 
+    @property
+    def is_local(self) -> bool:
+        """Whether Spark would run in this process alone, and is not running yet."""
+        from redis_message_queue.spark.driver import under_spark_submit
+
+        return self.master.startswith("local") and not under_spark_submit()
+
     @contextlib.contextmanager
     def session(self, job: str) -> Iterator[SparkSession]:
         """Open a session for one job, and stop it afterwards unless it was running before."""

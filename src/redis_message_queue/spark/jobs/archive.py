@@ -15,6 +15,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -63,6 +64,8 @@ __all__ = ["ArchiveOptions", "ArchiveResult", "CompactOptions", "CompactResult",
 
 # `journal` tells one journal of a queue from the next: serials start again when a server was flushed.
 _FILE_SCHEMA = pa.schema([*SCHEMA, pa.field("journal", pa.string())])
+
+_MOST_PARTITIONS = 8  # that are archived at once
 
 Missing = tuple[int, int]  # the first serial that is missing, and how many are
 
@@ -128,8 +131,12 @@ def application_of(queue: str, journal: str) -> str:
     return f"redis-exact-queue/{identity}/{partition or 0}/{queue}"
 
 
-def archive(spark: "SparkSession", options: ArchiveOptions, on_progress: OnProgress = ignore_progress) -> ArchiveResult:
+def archive(
+    spark: "SparkSession | None", options: ArchiveOptions, on_progress: OnProgress = ignore_progress
+) -> ArchiveResult:
     """Add to the archive what it does not have: entries of the journal, and records of settled messages.
+
+    Without a session this process does it all, which takes no Java: for few entries.
 
     Raises:
         JournalError: The queue has no journal.
@@ -139,14 +146,14 @@ def archive(spark: "SparkSession", options: ArchiveOptions, on_progress: OnProgr
     require_classic(spark, "archiving")
     location = location_of(options.path, options.storage_options, spark)
     with translate_errors("archiving"):
-        run_tasks = in_driver if fits_in_driver(location, options) else in_tasks(spark)
+        run_tasks = in_driver if spark is None or fits_in_driver(location, options) else in_tasks(spark)
         result = archive_journals(location, run_tasks, options, on_progress)
         records = RecordArchiver(spark, location, options, on_progress).run()
     return dataclasses.replace(result, records=records)
 
 
 def fits_in_driver(location: Location, options: ArchiveOptions) -> bool:
-    """Return whether the queue has few messages, and its journals few entries that are not archived."""
+    """Return whether the queue has few messages and records, and its journals few entries that are not archived."""
     table = journal_table(location).open()
     entries = messages = 0
     for partition in journals_of(options):
@@ -162,17 +169,24 @@ def fits_in_driver(location: Location, options: ArchiveOptions) -> bool:
 def archive_journals(
     location: Location, run_tasks: TaskRunner, options: ArchiveOptions, on_progress: OnProgress = ignore_progress
 ) -> ArchiveResult:
-    """Archive the journal of each partition, one after the other, and then what all of them hold."""
+    """Archive the journals of all partitions side by side, and then what all of them hold."""
     partitions = journals_of(options)
     # Before the ends are read: every message that is found now is in a journal by then.
     inventory = Inventory.read(options, location, run_tasks) if options.inventory else None
-    results, ends = [], {}
-    for partition in partitions:
+
+    def run(partition: Partition) -> tuple[ArchiveResult, str, JournalSnapshot | None]:
         with JournalReader(options, partition) as journal:
             archiver = Archiver(journal, location, run_tasks, options, on_progress)
-            results.append(archiver.run())
-        if archiver.end is not None:
-            ends[partition.number] = (archiver.identity, archiver.end)
+            return archiver.run(), archiver.identity, archiver.end
+
+    with ThreadPoolExecutor(min(_MOST_PARTITIONS, len(partitions))) as pool:
+        found = list(pool.map(run, partitions)) if len(partitions) > 1 else [run(partitions[0])]
+    results = [result for result, _, _ in found]
+    ends = {
+        partition.number: (identity, end)
+        for partition, (_, identity, end) in zip(partitions, found, strict=True)
+        if end is not None
+    }
     if inventory is not None and ends:
         inventory.commit(ends)
     return dataclasses.replace(

@@ -52,7 +52,7 @@ class RecordArchiver:
     """Adds to an archive the records that it does not have."""
 
     def __init__(
-        self, spark: "SparkSession", location: Location, address: QueueAddress, on_progress: OnProgress
+        self, spark: "SparkSession | None", location: Location, address: QueueAddress, on_progress: OnProgress
     ) -> None:
         self._spark, self._address, self._on_progress = spark, address, on_progress
         self._table = records_table(location)
@@ -68,7 +68,10 @@ class RecordArchiver:
         slices = self._slices()
         if not slices:
             return 0
-        files = self._add_here(slices) if self._fits_in_driver(slices) else self._add_in_tasks(slices)
+        if self._spark is None or self._fits_in_driver(slices):
+            files = self._add_here(slices)
+        else:
+            files = self._add_in_tasks(self._spark, slices)
         if not files:
             return 0
         self._table.commit(files, self._address.queue, self._application, known, (known or 0) + 1)
@@ -109,21 +112,21 @@ class RecordArchiver:
         days = rows.column("finished_at").cast(pa.date32()).cast(pa.string())
         return [DataFile.from_json(one) for one in _write_days(self._table, queue, rows.append_column("day", days))]
 
-    def _add_in_tasks(self, slices: Sequence[_Slice]) -> list[DataFile]:
-        found = read_in_tasks(self._spark, slices, _read_slice, _SCHEMA).persist()
+    def _add_in_tasks(self, spark: "SparkSession", slices: Sequence[_Slice]) -> list[DataFile]:
+        found = read_in_tasks(spark, slices, _read_slice, _SCHEMA).persist()
         try:
-            return self._write(self._unknown(found))
+            return self._write(self._unknown(spark, found))
         finally:
             found.unpersist()
 
-    def _unknown(self, found: "DataFrame") -> "DataFrame":
+    def _unknown(self, spark: "SparkSession", found: "DataFrame") -> "DataFrame":
         """Leave out the records that the archive has."""
         new = (
             found.where("id is not null and finished_at is not null")
             .dropDuplicates(list(_IDENTITY))
             .selectExpr("*", _DAY)
         )
-        archived = self._table.read(self._spark, self._address.queue, _IDENTITY)
+        archived = self._table.read(spark, self._address.queue, _IDENTITY)
         return new.join(archived, list(_IDENTITY), "left_anti")
 
     def _write(self, new: "DataFrame") -> list[DataFile]:

@@ -166,11 +166,12 @@ class Statistics:
         rows = self._counts.where(f"scope = '{scope}'")
         return rows if until is None else rows.where(f"start < {_timestamp(until)}")
 
-    def _after(self, scope: str) -> "DataFrame":
-        until = self._window.until
-        return self._counts.where(f"scope = '{scope}'").where(
-            "false" if until is None else f"start >= {_timestamp(until)}"
-        )
+    def _after(self, scope: str, columns: Sequence[str], *keys: str) -> list[Any]:
+        """Return sums of what was counted after the window."""
+        if (until := self._window.until) is None:
+            return []
+        rows = self._counts.where(f"scope = '{scope}' and start >= {_timestamp(until)}")
+        return rows.groupBy(*keys).agg(*map(expr, columns)).collect()
 
     def close(self) -> None:
         self._counts.unpersist()
@@ -213,6 +214,8 @@ class Statistics:
     @cached_property
     def _due(self) -> list[tuple[datetime, int]]:
         """When delays of open messages are over, and how many, in whole units: nothing else has happened to them."""
+        if not self._accounts.open["delayed"]:
+            return []
         rows = self._lake.open_messages.read(self._spark, self._lake.queue, ("state", "due_at"))
         over = rows.where("state = 'delayed'").selectExpr(f"date_trunc('{self._unit}', due_at) as at")
         found = over.where(f"at < {_timestamp(self._window.until or datetime.now(UTC))}").groupBy("at").count()
@@ -221,9 +224,8 @@ class Statistics:
     @cached_property
     def _levels_at_the_end(self) -> dict[str, int]:
         """How many messages were in each state at the end of the window, without delays that are over."""
-        after = (
-            self._after("queue").agg(*(expr(f"coalesce(sum({name}), 0L) as {name}") for name in _CHANGES)).collect()[0]
-        )
+        found = self._after("queue", [f"coalesce(sum({name}), 0L) as {name}" for name in _CHANGES])
+        after = found[0] if found else dict.fromkeys(_CHANGES, 0)
         return {
             state: self._accounts.open[state] - self._accounts.purged[state] - after[f"{state}_change"]
             for state in STATES
@@ -281,9 +283,7 @@ class Statistics:
             row.name: _row(row) for row in self._inside("tenant").groupBy("name").agg(*map(expr, columns)).collect()
         }
         entered = "sum(published + redriven) as published"
-        after = {
-            row.name: row for row in self._after("tenant").groupBy("name").agg(*map(expr, [entered, *sums])).collect()
-        }
+        after = {row.name: row for row in self._after("tenant", [entered, *sums], "name")}
         waiting = self._unserved()
         purged: dict[str, int] = defaultdict(int)
         for one in self._accounts.found("purged"):
@@ -308,6 +308,8 @@ class Statistics:
 
     def _unserved(self) -> dict[str, tuple[int, int, int]]:
         """Return how many open messages of each tenant nobody has had, how many are delayed, and how many were due."""
+        if not any(self._accounts.open.values()):
+            return {}
         rows = self._lake.open_messages.read(self._spark, self._lake.queue, ("state", "tenant", "due_at", "deliveries"))
         last, until = self._total["last_at"], self._window.until
         ends = [one for one in (until, last and last + timedelta(microseconds=1)) if one is not None]
