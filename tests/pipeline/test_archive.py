@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -178,7 +179,8 @@ def test_large_payloads_are_written_and_read_in_small_portions(client, options, 
     size = sum(parquet.metadata.row_group(place).total_byte_size for place in range(parquet.num_row_groups))
     monkeypatch.setattr(archive_tables, "READ_AT_ONCE", size // 10)
     table = journal_table(location_of(options.path))
-    batches = list(table.batch_reader(("serial", "payload"))(table.files("orders")))
+    columns = pa.schema([table.schema.field(name) for name in ("serial", "payload")])
+    batches = list(archive_tables._reader(table.location, columns)(table.files("orders")))
     assert max(batch.num_rows for batch in batches) <= 30
     assert [one for batch in batches for one in batch.column("serial").to_pylist()] == list(range(1, 301))
 

@@ -12,7 +12,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -37,7 +37,6 @@ T = TypeVar("T")
 PARTITIONED_BY = ("queue", "date")
 _PARTITION_FIELDS = (pa.field("queue", pa.string()), pa.field("date", pa.date32()))
 _ROWS_A_TASK = 500_000
-_LEAST_ROWS_A_TASK = 50_000
 DRIVER_ROW_LIMIT = 10_000  # rows that the driver handles itself: starting the first tasks takes seconds
 _WRITTEN_AT_ONCE = 1 << 19  # bytes
 _MOST_COMMITS, _LONGEST_PAUSE_SECONDS = 40, 0.5  # of one commit, while other queues commit too
@@ -94,26 +93,6 @@ class Location:
             # The storage takes bytes. The stream would pass on a buffer of Arrow that is larger than its own.
             for start in range(0, len(content), _WRITTEN_AT_ONCE):
                 buffered.write(content[start : start + _WRITTEN_AT_ONCE])
-
-    def read(self, path: str) -> bytes | None:
-        """Return the content of a file, or None if there is none."""
-        with translate_storage_errors(self.uri):
-            try:
-                with self.filesystem().open_input_file(path) as file:
-                    return bytes(file.read())
-            except FileNotFoundError:
-                return None
-
-    def names(self) -> list[str]:
-        """Return the names of the files here."""
-        with translate_storage_errors(self.uri):
-            found = self.filesystem().get_file_info(pa_fs.FileSelector("", allow_not_found=True))
-            return [one.base_name for one in found if one.is_file]
-
-    def delete(self, path: str) -> None:
-        """Delete a file, if it is there."""
-        with translate_storage_errors(self.uri), contextlib.suppress(FileNotFoundError):
-            self.filesystem().delete_file(path)
 
     def sync(self, paths: Iterable[str]) -> None:
         """Write files of a local directory to disk. An object store has them when it says so."""
@@ -381,7 +360,7 @@ class ArchiveTable:
         Raises:
             ArchiveError: A file is missing or was changed. It names the file.
         """
-        read = self.batch_reader(self.schema.names)
+        read = _reader(self.location, self.schema)
         for one in files:
             for _ in read([one]):
                 pass
@@ -390,7 +369,7 @@ class ArchiveTable:
         self,
         spark: "SparkSession",
         queue: str,
-        columns: Sequence[str] | None = None,
+        columns: Collection[str] | None = None,
         chosen: Callable[[DataFile], bool] = lambda _: True,
     ) -> "DataFrame":
         """Return the rows of a queue in some files, as they are committed now. Tasks check the rows that they read."""
@@ -400,18 +379,6 @@ class ArchiveTable:
         if not files:
             return spark.createDataFrame([], from_arrow_schema(wanted))
         return read_in_tasks(spark, list(grouped(files)), _reader(self.location, wanted), from_arrow_schema(wanted))
-
-    def reader(self, columns: Sequence[str]) -> Callable[[list[DataFile]], pa.Table]:
-        """Return a function for tasks that reads some columns of files, and checks the number of their rows."""
-        schema, read = self._chosen(columns), self.batch_reader(columns)
-        return lambda files: pa.Table.from_batches(read(files), schema)
-
-    def batch_reader(self, columns: Sequence[str]) -> Callable[[list[DataFile]], Iterator[pa.RecordBatch]]:
-        """Return a function for tasks that reads the same batch by batch."""
-        return _reader(self.location, self._chosen(columns))
-
-    def _chosen(self, columns: Sequence[str]) -> pa.Schema:
-        return pa.schema([self.schema.field(name) for name in columns])
 
     def read_locally(self, queue: str, columns: Sequence[str], wanted: Callable[[DataFile], bool]) -> pa.Table:
         """Return the rows of some files without Spark."""
@@ -440,12 +407,6 @@ def grouped(files: Sequence[DataFile], rows: float = _ROWS_A_TASK) -> Iterator[l
         group.append(one)
     if group:
         yield group
-
-
-def balanced(files: Sequence[DataFile], cores: int, most: int = _ROWS_A_TASK) -> list[list[DataFile]]:
-    """Put files together so that every core gets a task, unless there is little to do."""
-    rows = sum(one.rows for one in files)
-    return list(grouped(files, 1.1 * min(most, max(_LEAST_ROWS_A_TASK, -(-rows // cores)))))
 
 
 def _reader(location: Location, schema: pa.Schema) -> Callable[[list[DataFile]], Iterator[pa.RecordBatch]]:

@@ -9,7 +9,7 @@
 Each commit has the number of its refresh as the version of an application transaction, so that nothing is added twice.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -182,6 +182,14 @@ class Lake:
         ).to_pylist()
         return found
 
+    def read_messages(self, spark: "SparkSession", columns: Collection[str] | None = None) -> "DataFrame":
+        """Return the messages that have ended, and those that have not."""
+        ended = self.messages.read(spark, self.queue, columns)
+        still = self.open_messages.read(spark, self.queue, columns)
+        if self.version(self.messages) != self.version(self.open_messages):  # a refresh is under way, or has died
+            still = still.join(ended.select("id"), "id", "left_anti")
+        return ended.unionByName(still)
+
     def write_rows(self, table: ArchiveTable, date: str, rows: Sequence[Mapping[str, Any]]) -> list[DataFile]:
         """Write a few rows into a file that is not committed."""
         batches = [pa.RecordBatch.from_pylist(list(rows), table.file_schema)] if rows else []
@@ -230,8 +238,4 @@ def read_messages(
     Raises:
         ArchiveError: Files of the tables are missing or were changed.
     """
-    lake = Lake(location_of(path, storage_options, spark), queue)
-    ended, still = lake.messages.read(spark, queue), lake.open_messages.read(spark, queue)
-    if lake.version(lake.messages) != lake.version(lake.open_messages):  # a refresh is under way, or has died
-        still = still.join(ended.select("id"), "id", "left_anti")
-    return ended.unionByName(still)
+    return Lake(location_of(path, storage_options, spark), queue).read_messages(spark)

@@ -5,12 +5,13 @@ to their limits, so a record is archived if it is still there when a run reads i
 record that a run missed is added by the next run, and one that was seen twice is added once.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from redis_message_queue.protocol.operate.reader import RecordSource
@@ -20,8 +21,6 @@ from redis_message_queue.spark.jobs.archive_tables import (
     ColumnStatistics,
     DataFile,
     Location,
-    grouped,
-    in_tasks,
     location_of,
 )
 from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
@@ -172,35 +171,15 @@ def read_records(
     return records_table(location_of(path, storage_options, spark)).read(spark, queue)
 
 
-_ERROR = ("error_type", "reason", "finished_at", "error")
-
-
 def newest_error_texts(
     spark: "SparkSession", location: Location, queue: str, since: str = ""
-) -> dict[tuple[str, str], tuple[int, str]]:
+) -> dict[tuple[str, str], tuple[datetime, str]]:
     """Return the newest text of each error from a date on, by type and reason, with its time."""
-    table = records_table(location)
-    files = [one for one in table.files(queue) if one.date >= since]
-    table.check(files, queue)
-    read = table.reader(_ERROR)
-
-    def newest(wanted: list[DataFile]) -> str:
-        return json.dumps(_newest_texts(read(wanted)))
-
-    groups = list(grouped(files))
-    results = [newest(one) for one in groups] if len(groups) == 1 else in_tasks(spark)(groups, newest)
-    found: dict[tuple[str, str], tuple[int, str]] = {}
-    for error_type, reason, at, error in (row for one in results for row in json.loads(one)):
-        found[error_type, reason] = max(found.get((error_type, reason), (at, error)), (at, error))
-    return found
-
-
-def _newest_texts(records: pa.Table) -> list[tuple[str, str, int, str]]:
-    """Return type, reason, time and text of the newest error of each kind."""
-    texts = records.column("error")
-    known = records.filter(pc.fill_null(pc.not_equal(texts, ""), False)).sort_by("finished_at")
-    newest = {}
-    for error_type, reason, finished_at, error in zip(*(known.column(one).to_pylist() for one in _ERROR), strict=True):
-        at = 0 if finished_at is None else round(finished_at.timestamp() * 1_000_000)
-        newest[error_type or "", reason or ""] = (at, error)
-    return [(error_type, reason, at, error) for (error_type, reason), (at, error) in newest.items()]
+    columns = ("error_type", "reason", "finished_at", "error")
+    records = records_table(location).read(spark, queue, columns, lambda one: one.date >= since)
+    newest = (
+        records.where("error <> ''")
+        .groupBy(expr("coalesce(error_type, '')"), expr("coalesce(reason, '')"))
+        .agg(expr("max(finished_at)"), expr("max_by(error, finished_at)"))
+    )
+    return {(error_type, reason): (at, error) for error_type, reason, at, error in newest.collect()}

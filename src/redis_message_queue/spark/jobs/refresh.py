@@ -234,8 +234,9 @@ _COUNTED = {
     "errors": f"({_OUTCOME} and not {_in('acked', 'handed_off', 'discarded')})",
     "redelivered": f"({_IS_CLAIM} and (delivered_before or count > 1))",
     "served": _IS_FIRST,
-    "withdrawn": "(event = 'cancelled' and not delivered_before)",
-    "unserved": f"({_LEAVES} and event <> 'cancelled' and not delivered_before)",
+    # A message without an entry before this one entered before the journal began, and was never counted.
+    "withdrawn": "(event = 'cancelled' and not delivered_before and previous is not null)",
+    "unserved": f"({_LEAVES} and event <> 'cancelled' and not delivered_before and previous is not null)",
 }
 _DUE_CHANGES = {"waiting": 1, "in_flight": 0, "delayed": -1}
 _CHANGES = {

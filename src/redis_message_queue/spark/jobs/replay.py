@@ -1,13 +1,14 @@
 """Publishes selected dead letters or archived messages again, each once."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC
 from typing import TYPE_CHECKING
 
-from redis_message_queue.spark.job_options import ReplayOptions, Window
+from redis_message_queue.spark.job_options import ReplayOptions
 from redis_message_queue.spark.jobs.archive import journal_files
 from redis_message_queue.spark.jobs.archive_tables import location_of
-from redis_message_queue.spark.jobs.condition_columns import condition_column
+from redis_message_queue.spark.jobs.condition_columns import columns_of, condition_column
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
@@ -17,7 +18,7 @@ from redis_message_queue.spark.jobs.job import (
     require_classic,
     translate_errors,
 )
-from redis_message_queue.spark.jobs.lake import Lake, read_messages
+from redis_message_queue.spark.jobs.lake import Lake
 from redis_message_queue.spark.jobs.publishing import RowCount, count_rows, publish_at_rate, publish_rows
 from redis_message_queue.spark.jobs.refresh import refresh_tables
 from redis_message_queue.spark.options import TableOptions
@@ -135,15 +136,21 @@ def archived_messages(
     assert options.archive is not None  # see replay()
     location = location_of(options.archive, options.storage_options, spark)
     journal_files(location, options.queue)
-    lake, window = Lake(location, options.queue), options.window()
+    lake = Lake(location, options.queue)
     refresh_tables(spark, lake, on_progress)
-    if window == Window():
-        return read_messages(spark, options.archive, options.queue, options.storage_options)
-    bounds = [None if time is None else time.astimezone(UTC) for time in (window.since, window.until)]
-    dates = [
-        default if time is None else time.date().isoformat() for time, default in zip(bounds, ("", "9"), strict=True)
-    ]
-    found = lake.messages.read(spark, options.queue, None, lambda one: dates[0] <= one.date <= dates[1])
+    bounds = [time and time.astimezone(UTC) for time in (options.window().since, options.window().until)]
+    if bounds == [None, None]:
+        return lake.read_messages(spark, _needed(options))
+    first, last = (time.date().isoformat() if time else default for time, default in zip(bounds, "09", strict=True))
+    found = lake.messages.read(spark, options.queue, _needed(options), lambda one: first <= one.date <= last)
     for time, sign in zip(bounds, (">=", "<"), strict=True):
         found = found if time is None else found.where(f"finished_at {sign} timestamp'{time.isoformat()}'")
     return found
+
+
+def _needed(options: ReplayOptions) -> Collection[str] | None:
+    """Return the columns of messages that are published, or that the condition looks at."""
+    if options.where is not None and options.condition is None:
+        return None  # a Column does not tell
+    named = () if options.condition is None else columns_of(options.condition)
+    return {"id", "payload", "tenant", "published_at", "finished_at", "headers", *named}

@@ -184,6 +184,15 @@ class Statistics:
         columns = [*_COUNTS, *_OUTCOMES, *_TIMES, *(f"sum({name}) as {name}" for name in others), *_quantiles()]
         return _row(self._inside("queue").agg(*map(expr, columns)).collect()[0])
 
+    @cached_property
+    def _last_at(self) -> datetime | None:
+        """The last entry of the archive, as far as it is read: what becomes due after it is not known to wait."""
+        last: datetime | None = self._total["last_at"]
+        if self._window.until is None and last is not None:
+            return last
+        (found,) = self._counts.where("scope = 'queue'").selectExpr("max(last_at)").collect()[0]
+        return None if found is None else _utc(found)
+
     def _summary(self) -> Row:
         optional = ("first_at", "last_at", *_quantile_names(SPREADS))
         row = {name: value if name in optional else value or 0 for name, value in self._total.items()}
@@ -255,7 +264,7 @@ class Statistics:
         nothing |= dict.fromkeys(_quantile_names(SPREADS))
         levels = dict(self._levels_at_the_end)
         for at, count in self._due:
-            if (last := self._total["last_at"]) is None or at > last:
+            if self._last_at is None or at > self._last_at:
                 continue
             levels["waiting"], levels["delayed"] = levels["waiting"] + count, levels["delayed"] - count
             if self._window.since is None or at >= self._window.since:
@@ -311,7 +320,7 @@ class Statistics:
         if not any(self._accounts.open.values()):
             return {}
         rows = self._lake.open_messages.read(self._spark, self._lake.queue, ("state", "tenant", "due_at", "deliveries"))
-        last, until = self._total["last_at"], self._window.until
+        last, until = self._last_at, self._window.until
         ends = [one for one in (until, last and last + timedelta(microseconds=1)) if one is not None]
         is_due = f"coalesce(due_at < {_timestamp(min(ends, default=datetime.now(UTC)))}, false)"
         counts = (
@@ -369,13 +378,13 @@ class Statistics:
         since = "" if self._window.since is None else self._window.since.date().isoformat()
         has_any = tables["failures"] or tables["dead_letters"]
         texts = newest_error_texts(self._spark, self._lake.location, self._lake.queue, since) if has_any else {}
-        newest: dict[str, tuple[int, str]] = {}
+        newest: dict[str, tuple[datetime, str]] = {}
         for (error_type, _), found in texts.items():
             newest[error_type] = max(newest.get(error_type, found), found)
         for one in tables["dead_letters"]:
-            one["error"] = texts.get((one["error_type"] or "", one["reason"] or ""), (0, None))[1]
+            one["error"] = texts.get((one["error_type"] or "", one["reason"] or ""), (None, None))[1]
         for one in tables["failures"]:
-            one["error"] = newest.get(one["error_type"], (0, None))[1]
+            one["error"] = newest.get(one["error_type"], (None, None))[1]
 
     # -- the verdict
 
