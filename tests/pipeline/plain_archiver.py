@@ -13,6 +13,7 @@ from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive, archive_journals, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.job import JobProgress
+from redis_message_queue.spark.jobs.lake import Lake
 from redis_message_queue.spark.journal import StreamRange
 
 T = TypeVar("T")
@@ -87,3 +88,7 @@ def _archive_often(url: str, path: str, queue: str, runs: int) -> None:
     for number in range(runs):
         publisher.publish(f"message {number}")
         archive(NO_SESSION, ArchiveOptions(url=url, queue=queue, path=path))
+        lake = Lake(location_of(path), queue)
+        for table in (lake.messages, lake.minutes, lake.open_messages):  # as a refresh commits them
+            files = lake.write_rows(table, "2026-09-21", [{table.file_schema.names[0]: None}])
+            lake.commit(table, files, number + 1, replace=table.name == "open_messages")

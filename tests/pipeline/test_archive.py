@@ -23,6 +23,7 @@ from redis_message_queue.spark.jobs.archive import (
 )
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.job import JobProgress
+from redis_message_queue.spark.jobs.lake import Lake
 from redis_message_queue.spark.journal import JournalReader, StreamId
 from redis_message_queue.values.errors import ArchiveConflictError, ArchiveError, ConfigurationError, JournalError
 from tests.depth import often
@@ -295,6 +296,11 @@ def test_archives_of_different_queues_never_conflict(server, client, options):
     assert archive_at_once(server, options.path, queues, runs) == [0] * len(queues)
     for queue in queues:
         assert [row["serial"] for row in archived(options.path, queue)] == list(range(1, runs + 1))
+        lake = Lake(location_of(options.path), queue)
+        assert [sum(one.rows for one in table.files(queue)) for table in (lake.messages, lake.open_messages)] == [
+            runs,
+            1,
+        ]
 
 
 def test_a_compaction_at_the_same_time_does_no_harm(client, options):

@@ -6,6 +6,7 @@ from redis_message_queue.cli.spark.groups import groups, release
 from redis_message_queue.cli.spark.job_commands import (
     acknowledge,
     archive,
+    archive_all,
     backfill,
     compact,
     overview,
@@ -19,6 +20,7 @@ app = CommandLine(
 )
 for command in (
     archive,
+    archive_all,
     compact,
     refresh,
     report,

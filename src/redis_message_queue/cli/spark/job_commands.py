@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from redis_message_queue.cli.common_options import QueueChoice
+from redis_message_queue.cli.common_options import QueueChoice, ServerChoice
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.message_view import Where
 from redis_message_queue.cli.output import Output
@@ -41,6 +41,9 @@ from redis_message_queue.spark.options import declared_options
 
 if TYPE_CHECKING:
     from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
+
+
+_MOST_QUEUES = 10_000
 
 
 def _run(job: Callable[..., Any], options: Any, spark: SessionOptions, output: Output) -> Any:
@@ -82,17 +85,56 @@ def archive(
     to replay messages from the archive. Run the command as often as you like: it adds each entry once, at whatever
     moment a run dies, and the journal is trimmed up to what is archived. A few thousand entries need no Java.
     """
+    options = ArchiveOptions(**address_of(queue), path=path, storage_options=storage_of(storage), inventory=inventory)
+    (result,) = _archive([options], spark, output)
+    output.document(result)
+
+
+def archive_all(
+    server: ServerChoice, path: ArchivePath, spark: SessionOptions, output: Output, storage: StorageOptions = None
+) -> None:
+    """Archive every queue of a server that has a journal, as `rmq spark archive` does, in one session.
+
+    The queues are those of `rmq queues`.
+    """
+    from redis.cluster import RedisCluster
+
+    from redis_message_queue import queues as registered_queues
+
+    chosen = []
+    with server.client() as client:
+        cluster = isinstance(client, RedisCluster)
+        for one in registered_queues(client, max_queues=_MOST_QUEUES):
+            options = ArchiveOptions(
+                url=server.url,
+                queue=one.name,
+                key_separator=one.key_separator,
+                dead_letter_queue=one.dead_letter_queue,
+                cluster=cluster,
+                path=path,
+                storage_options=storage_of(storage),
+            )
+            if client.hexists(options.keys.meta, "journal"):
+                chosen.append(options)
+    output.table(_archive(chosen, spark, output), empty="no queue of this server has a journal")
+
+
+def _archive(chosen: list[ArchiveOptions], spark: SessionOptions, output: Output) -> list[dict[str, Any]]:
+    """Archive queues, and start Spark only for the first that has much to archive."""
     from redis_message_queue.spark.jobs.archive import archive as run
     from redis_message_queue.spark.jobs.archive import fits_in_driver
     from redis_message_queue.spark.jobs.archive_tables import location_of
 
-    options = ArchiveOptions(**address_of(queue), path=path, storage_options=storage_of(storage), inventory=inventory)
-    if spark.is_local and fits_in_driver(location_of(path, options.storage_options), options):
-        with _shown_progress(output, "Archiving") as on_progress:
-            result = run(None, options, on_progress)
-    else:
-        result = _run(run, options, spark, output)
-    output.document(result.as_dict())
+    results = []
+    with contextlib.ExitStack() as stack:
+        on_progress = stack.enter_context(_shown_progress(output, "Archiving"))
+        session = None
+        for options in chosen:
+            location = location_of(options.path, options.storage_options)
+            if session is None and not (spark.is_local and fits_in_driver(location, options)):
+                session = stack.enter_context(spark.session("archive"))
+            results.append(run(session, options, on_progress).as_dict())
+    return results
 
 
 def compact(
