@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.plan import NEMESES
-from chaos.plots import Band, Line, draw
+from docs.plots import Band, Line, draw
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "reliability.md"
 PLOTS = PAGE.with_suffix("")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from html import escape
 from pathlib import Path
 
+from docs.plots import OURS, OURS_PALE, STREAMS, Bar, bars
 from docs.reference.markdown import OutOfSync, table
 
 DOCS = Path(__file__).parent
@@ -23,11 +23,7 @@ _SHOWN = (
     ("Messages lost", "doubled", "doubled"),
 )
 _BLOCK = re.compile(r"(?<=<!-- begin figures: python -m docs\.generate -->\n).*?(?=<!-- end figures -->)", re.DOTALL)
-_STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#667}.title{font-size:14px;font-weight:600}.grid{stroke:#8884}"
-    ".ours{fill:#2874c8}.plain{fill:#2874c888}.streams{fill:#e08a1e}.one{stroke:#d33;stroke-dasharray:4 4}"
-)
-_SERIES = {"with hiredis": "ours", "without": "plain", "Streams": "streams"}
+_SERIES = {"with hiredis": OURS, "without": OURS_PALE, "Streams": STREAMS}
 
 
 def readme() -> str:
@@ -68,27 +64,11 @@ def _first_table(text: str) -> dict[str, dict[str, str]]:
 
 def performance_plot() -> str:
     """Bars: the speed relative to raw redis-py."""
-    rows, left, wide, tall = relative_speeds(), 170, 960, 14
-    found = [float(cell.split()[0]) for row in rows.values() for name, cell in row.items() if name in _SERIES and cell]
-    scale = (wide - left - 60) / max([*found, 1.0])
-    height = 60 + len(rows) * (tall * len(_SERIES) + 12)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {height}" role="img">',
-        f"<title>Speed relative to raw redis-py</title><style>{_STYLE}</style>",
-        f'<text class="title" x="{left}" y="18">Speed relative to raw redis-py (1.00 is as fast)</text>',
-        *(
-            f'<text x="{left + 170 * place}" y="36" class="{style}">{escape(name)}</text>'
-            for place, (name, style) in enumerate(_SERIES.items())
-        ),
-    ]
-    for number, (name, row) in enumerate(rows.items()):
-        y = 48 + number * (tall * len(_SERIES) + 12)
-        parts.append(f'<text x="{left - 10}" y="{y + tall * 1.8:g}" text-anchor="end">{escape(name)}</text>')
-        for place, (column, style) in enumerate(_SERIES.items()):
-            if cell := row.get(column):
-                speed, top = float(cell.split()[0]), y + tall * place
-                size = f'width="{speed * scale:.1f}" height="{tall - 2}"'
-                parts.append(f'<rect class="{style}" x="{left}" y="{top}" {size}/>')
-                parts.append(f'<text x="{left + speed * scale + 6:.1f}" y="{top + tall - 3}">{speed:.2f}</text>')
-    line = f'x1="{left + scale:.1f}" x2="{left + scale:.1f}" y1="44" y2="{height - 8}"'
-    return "\n".join([*parts, f'<line class="one" {line}/>', "</svg>", ""])
+    shown = {
+        name: [
+            Bar(float(row[column].split()[0]), colour) if row.get(column) else None
+            for column, colour in _SERIES.items()
+        ]
+        for name, row in relative_speeds().items()
+    }
+    return bars("Speed relative to raw redis-py (1.00 is as fast)", shown, legend=_SERIES, line=1.0)

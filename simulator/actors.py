@@ -24,8 +24,7 @@ from redis_message_queue.protocol.partitioned_store import PartitionedStore, par
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.spark.connection import WHOLE, RedisReader
-from redis_message_queue.spark.consumer_group import ConsumerGroup
-from redis_message_queue.spark.partitioned_group import PartitionedGroup
+from redis_message_queue.spark.consumer_group import ConsumerGroup, GroupPart
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.errors import (
     CleanupFailedError,
@@ -606,9 +605,9 @@ class Query:
         )
         port: Any = BlockingSimulatedPort(life.port)
         reader, holder = SimulatedReader(port, options.keys), life.random.randbytes(6).hex()
-        self.group: Any = ConsumerGroup(port, options, reader, holder)  # type: ignore[arg-type]
-        self._whole = object.__new__(PartitionedGroup)
-        self._whole.parts = [self.group]
+        self.group: Any = GroupPart(port, options, reader, holder)  # type: ignore[arg-type]
+        # The next life of the query has another option minPartitions, and reads its batches as they were sealed.
+        self._whole = ConsumerGroup([self.group], min_slices=int(holder, 16) % 4 + 1)
 
     async def renew(self) -> None:
         """Keep the group, beside the query's work."""
@@ -624,7 +623,7 @@ class Query:
     def work(self) -> None:
         group, checkpoint = self.group, self._world.checkpoint
         group.acquire_group(timeout_seconds=8)
-        group.recover()
+        self._whole.recover()
         if group.sealed < checkpoint.committed:
             # Another query may have acquired the group since: then `skip_to` is refused.
             if self._epoch() == group.epoch:
@@ -632,11 +631,11 @@ class Query:
             group.skip_to(checkpoint.committed)
         while not self._life.finishing:
             group.fill_batch(self._life.actor.size)
-            group.seal_batch()
+            self._whole.seal_batches()
             if checkpoint.committed == group.sealed:
                 if self._world.is_ending and self._world.has_lost_data:
                     # As a query that starts again: a server that lost an ack gets it again with the next batch.
-                    group.recover()
+                    self._whole.recover()
                 if checkpoint.committed > group.acked:
                     group.ack_batch(checkpoint.committed)
                 self._whole.wait_for_wakeup()
@@ -649,16 +648,17 @@ class Query:
     def _write(self, number: int) -> None:
         """Write one batch to the table, idempotently by its number."""
         group, world = self.group, self._world
-        size = group.batch_size(number)
-        members = group.read_batch(number, 0, size or 0)
+        batch = group.batch(number)
+        slices = [group.read_batch(number, start, stop) for start, stop in batch.edges] if batch else []
+        members = [member for one in slices for member in one]
         epoch = self._epoch()
         block_on(asyncio.sleep(world.plan.settings.handler_seconds))
         if epoch != group.epoch or world.checkpoint.committed >= number:
             return  # Spark lets one query at a time commit to a checkpoint
-        if size is None:
+        if batch is None:
             self._check_loss(f"batch {number} is gone before it was committed")
         else:
-            world.check(world.ledger.batch_read, group.keys.group(GROUP), number, members)
+            world.check(world.ledger.batch_read, group.keys.group(GROUP), number, slices)
         payloads = tuple(name_of(one if one[0] >= 0x80 else one.partition(b":")[2]) for one in members)
         for payload in payloads:
             if payload in world.in_table and not world.has_lost_data:

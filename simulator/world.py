@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from redis_message_queue.protocol.operate.transfer import TransferredMessage
-from redis_message_queue.spark import consumer_group, partitioned_group
+from redis_message_queue.spark import consumer_group
 from redis_message_queue.stored.scripts import Script
 from simulator import actors
 from simulator.bridge import block_on
@@ -154,10 +154,7 @@ class World:
         logging.disable(logging.CRITICAL)
         clock = SimpleNamespace(monotonic=self.loop.time, sleep=lambda seconds: block_on(asyncio.sleep(seconds)))
         try:
-            with (
-                mock.patch.object(consumer_group, "time", clock),
-                mock.patch.object(partitioned_group, "time", clock),
-            ):
+            with mock.patch.object(consumer_group, "time", clock):
                 self._run()
         finally:
             logging.disable(logging.NOTSET)

@@ -7,7 +7,7 @@ from typing import Any
 from bench.contender import ROOT
 from bench.growth.axes import AXES
 from bench.growth.verdict import Verdict, judge
-from bench.plots import curves
+from docs.plots import curves
 
 PATH = Path("docs", "explanation", "growth.md")
 PLOTS = Path("docs", "explanation", "growth")

@@ -9,7 +9,7 @@ from bench.contender import ROOT
 from bench.league.loss import HANDLER_SECONDS, PER_SECOND, SCHEDULE
 from bench.league.measure import Plan
 from bench.league.members import LIBRARY, MEMBERS, RAW, Member
-from bench.plots import bars
+from docs.plots import OTHER, OURS, Bar, bars
 
 PATH = Path("docs", "explanation", "league.md")
 PLOTS = Path("docs", "explanation", "league")
@@ -58,7 +58,14 @@ def write(results: list[dict[str, Any]]) -> None:
     for workload in ("publish", "consume"):
         values = {one["name"]: ratio for one in found if (ratio := _ratio(one, workload))}
         title = f"{workload}: speed relative to raw redis-py (1.00 is as fast)"
-        (ROOT / PLOTS / f"{workload}.svg").write_text(bars(title, values, LIBRARY, line=1.0))
+        (ROOT / PLOTS / f"{workload}.svg").write_text(relative_bars(title, values))
+
+
+def relative_bars(title: str, values: dict[str, float]) -> str:
+    """Bars of all members, the fastest first, with ours in another colour."""
+    ordered = sorted(values.items(), key=lambda one: -one[1])
+    rows = {name: [Bar(value, OURS if name == LIBRARY else OTHER)] for name, value in ordered}
+    return bars(title, rows, line=1.0)
 
 
 def _when(found: list[dict[str, Any]]) -> Iterator[str]:

@@ -89,5 +89,5 @@ class Account:
     sequence: dict[bytes, int] = field(default_factory=dict)  # by payload: see Sequence
     entered: int = 0  # the last number in it
     schedules: dict[str, ScheduleEntry] = field(default_factory=dict)  # by the key of their record
-    sealed: dict[tuple[str, int], tuple[bytes, ...]] = field(default_factory=dict)
+    sealed: dict[tuple[str, int], tuple[int, tuple[bytes, ...]]] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)

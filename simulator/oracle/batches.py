@@ -38,7 +38,8 @@ class Batches(Turns):
         for number in range(1, step.reply + 1):
             if (group, number) not in self.account.sealed:
                 members = self._keyspace().values.get(f"{group}::{number}".encode())
-                self.account.sealed[group, number] = tuple(members) if isinstance(members, List) else ()
+                found = tuple(members) if isinstance(members, List) else ()
+                self.account.sealed[group, number] = int(named_arguments(step)["slices"]), found
 
     def _after_ack_batch(self, step: Step, moved: Moved) -> None:
         self._check_epoch(step, moved)
@@ -60,8 +61,13 @@ class Batches(Turns):
         if step.changed and epoch != self.account.epochs.get(group):
             fail("batches", f"{step.name} worked in epoch {epoch} of {group}, which is past")
 
-    def batch_read(self, group: str, number: int, members: list[bytes]) -> None:
-        """A query has read a sealed batch."""
+    def batch_read(self, group: str, number: int, slices: list[list[bytes]]) -> None:
+        """A query has read a sealed batch, slice by slice."""
         known = self.account.sealed.get((group, number))
-        if known is not None and tuple(members) != known:
+        if known is None:
+            return
+        count, members = known
+        if tuple(member for one in slices for member in one) != members:
             fail("batches", f"batch {number} of {group} has changed since it was sealed")
+        if len(slices) != count:
+            fail("batches", f"batch {number} of {group} was sealed in {count} slices, and read in {len(slices)}")

@@ -1,4 +1,4 @@
-"""What `rmq` and `python -m redis_message_queue` do."""
+"""The entry point of `rmq` and `python -m redis_message_queue`."""
 
 import sys
 from collections.abc import Sequence

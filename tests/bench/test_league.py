@@ -9,7 +9,7 @@ import pytest
 from bench.league import page, run
 from bench.league.measure import Plan
 from bench.league.members import LIBRARY, MEMBERS, RAW, Member
-from bench.plots import bars
+from docs.plots import OURS
 
 TINY = Plan(
     rounds=1,
@@ -66,6 +66,6 @@ def test_a_result_is_kept_for_the_same_plan_only(tmp_path: Path, monkeypatch: py
 
 
 def test_bars_are_sorted_and_ours_stands_out() -> None:
-    drawn = bars("title", {"slow": 0.1, "ours": 0.9}, "ours", line=1.0)
-    assert drawn.index(">ours<") < drawn.index(">slow<")
-    assert drawn.count('class="ours"') == 1
+    drawn = page.relative_bars("title", {"slow": 0.1, LIBRARY: 0.9})
+    assert drawn.index(f">{LIBRARY}<") < drawn.index(">slow<")
+    assert drawn.count(f'style="fill:{OURS}"') == 1

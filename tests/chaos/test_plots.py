@@ -4,8 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from chaos.plots import Band, Line, draw
 from chaos.series import quantile, series_of
+from docs.plots import Band, Line, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -126,7 +126,7 @@ def test_a_command_that_is_not_there_is_told_in_one_line(capfd):
 
 def test_a_port_that_is_taken_is_told(clean_server, capsys):
     assert main(["dev", "--port", str(clean_server.port)]) == ExitStatus.SERVER
-    assert f"Port {clean_server.port} is already in use. Choose another with --port." in capsys.readouterr().err
+    assert f"port {clean_server.port} is already in use; choose another with --port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])

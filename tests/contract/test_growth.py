@@ -14,7 +14,8 @@ import redis
 import redis_message_queue
 from redis_message_queue import ConfigurationError, PartitionCountError, StateVersionError
 from redis_message_queue.stored.keys import QueueKeys, partition_keys
-from tests.contract.shells import Awaited, Losses, Shell, script_name, take
+from tests.concurrency import LIMIT_SECONDS, start
+from tests.contract.shells import Awaited, Losses, LossyRedis, Shell, script_name, take
 
 pytestmark = pytest.mark.topic("Partitions")
 
@@ -288,6 +289,30 @@ async def test_a_client_with_the_new_number_brings_the_other_partitions_along(sh
 
 def _die() -> None:
     raise redis.exceptions.ConnectionError("the process was killed")
+
+
+async def test_a_partition_that_is_opened_with_the_old_number_meanwhile_grows_as_well(shell: Shell) -> None:
+    """An object with the old number asks the first partition before the growth, and opens another one during it."""
+    await part(parted(shell, 2), 0).publish("first")
+    has_asked, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        has_asked.set()
+        go.wait(LIMIT_SECONDS)
+
+    def go_on() -> None:
+        go.set()
+        publishing.result(LIMIT_SECONDS)
+
+    with LossyRedis.from_url(shell.server.url) as client:
+        client.losses = Meanwhile(wait, nth=2, only="open_queue")
+        slow = redis_message_queue.RedisMessageQueue("q", client=client, partitions=2)
+        publishing = start(slow.partition(1).publish, "second")
+        assert has_asked.wait(LIMIT_SECONDS)
+        losses = Meanwhile(go_on, nth=2, only="open_queue")
+        assert await Awaited(parted(shell, 2, client=client_with(shell, losses))).grow_partitions(4) == 2
+    assert losses.happened
+    assert (await parted(shell, 4).run(shell.callback(lambda message: None), until_empty=True)).handled == 2
 
 
 async def test_a_queue_of_a_newer_release_does_not_grow(shell: Shell) -> None:

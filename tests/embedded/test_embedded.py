@@ -92,7 +92,7 @@ def test_starting_twice_is_refused(start_server: StartServer) -> None:
 
 
 def test_before_the_start_there_is_no_url() -> None:
-    with pytest.raises(EmbeddedServerError, match=r"not running. Call start\(\)"):
+    with pytest.raises(EmbeddedServerError, match=r"not running; call start\(\)"):
         _ = EmbeddedRedis().url
 
 
@@ -271,7 +271,7 @@ def test_a_running_server_is_restarted_in_place(start_server: StartServer) -> No
 def test_two_servers_cannot_share_a_directory(start_server: StartServer, tmp_path: Path) -> None:
     """Both would append to one file; the first continues."""
     first = start_server(directory=tmp_path)
-    with pytest.raises(EmbeddedServerError, match=r"Another server runs in .*choose another directory"):
+    with pytest.raises(EmbeddedServerError, match=r"another server runs in .*choose another directory"):
         start_server(directory=tmp_path)
     with first.client() as client:
         assert client.ping()

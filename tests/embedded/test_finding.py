@@ -162,7 +162,7 @@ def test_a_failed_start_leaves_no_temporary_directory_behind(
 
 
 def test_a_chosen_port_that_is_in_use_is_an_error(start_server: StartServer, taken_port: int) -> None:
-    with pytest.raises(EmbeddedServerError, match=rf"Port {taken_port} is already in use. Choose another port"):
+    with pytest.raises(EmbeddedServerError, match=rf"port {taken_port} is already in use; choose another port"):
         start_server(port=taken_port)
 
 
@@ -193,7 +193,7 @@ def test_if_all_random_ports_are_in_use_the_error_asks_for_one(
     start_server: StartServer, taken_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded, "_random_ports", lambda: [taken_port, taken_port])
-    with pytest.raises(EmbeddedServerError, match=r"in use\. Choose a free one with port="):
+    with pytest.raises(EmbeddedServerError, match=r"in use; choose a free one with port="):
         start_server()
 
 

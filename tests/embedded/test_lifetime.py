@@ -143,7 +143,7 @@ if {fork}() == 0:
     os._exit(0)
 sys.stdin.readline()
 """)
-    assert parent.out.readline().startswith("The embedded server belongs to another process.")
+    assert parent.out.readline().startswith("the embedded server belongs to another process;")
     assert answers(parent.port)
 
 

@@ -248,7 +248,8 @@ def test_an_unreadable_message_is_dead_lettered_once_after_a_lost_reply(proxy, t
 def test_retries_of_redis_py_duplicate_nothing(proxy, truth, shell):
     """Both the client and the library repeat: one message, handled and acked once."""
     client = shell.client(retry=shell.retry_class(NoBackoff(), 3))
-    queue = shell.queue(client, enable_completed_queue=True, deduplication=True)
+    waits = {"message_wait_interval_seconds": 60}
+    queue = shell.queue(client, waits, enable_completed_queue=True, deduplication=True)
     for verb in ("publish", "claim", "settle"):
         proxy.meet(verb, *[CUT_AFTER, CUT_BEFORE] * 3)
     assert shell.publish(queue, "message") is True

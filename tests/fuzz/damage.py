@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redis_message_queue import RedisMessageQueue, RetryPolicy
-from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.consumer_group import GroupPart
 from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.stored.envelope import Envelope
 from redis_message_queue.stored.keys import REGISTRY_KEY, QueueKeys
@@ -39,8 +39,8 @@ def queue_on(client: Any, **options: Any) -> RedisMessageQueue:
     return RedisMessageQueue(NAME, client=client, **usual | options)
 
 
-def group_on(client: Any, url: str) -> ConsumerGroup:
-    return ConsumerGroup(client, SourceOptions(url=url, queue=NAME, consumer_group=GROUP))
+def group_on(client: Any, url: str) -> GroupPart:
+    return GroupPart(client, SourceOptions(url=url, queue=NAME, consumer_group=GROUP))
 
 
 @dataclass

@@ -21,10 +21,9 @@ from starlette.requests import Request
 from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard import Dashboard
 from redis_message_queue.dashboard.history import History, _step
-from redis_message_queue.dashboard.partitioned_watch import PartitionedWatch
 from redis_message_queue.dashboard.search import Found
 from redis_message_queue.dashboard.text import lines, one_line
-from redis_message_queue.dashboard.watch import Watch
+from redis_message_queue.dashboard.watch import QueueWatch, Watch
 from redis_message_queue.spark.job_options import Window
 from redis_message_queue.spark.jobs import page as pages
 from redis_message_queue.spark.jobs.page import render_overview, render_page
@@ -111,7 +110,7 @@ def overview_of(text: str) -> str:
 def watch_of(name: str) -> Watch:
     """A partition of a queue of this name, which nobody has looked at."""
     queue: Any = RedisMessageQueue("q", client=redis.asyncio.Redis(), partitions=2)
-    part: Watch = PartitionedWatch(name, queue).parts[1]
+    part: Watch = QueueWatch(name, queue).parts[1]
     return part
 
 

@@ -44,8 +44,8 @@ class Holder:
         }
         return [part for index in indexes for part in (index, stored[index][1:TIME_AT])]
 
-    def seal_batch(self, part: int | None = None) -> int:
-        return self._send("seal_batch", part=self.part if part is None else part)
+    def seal_batch(self, part: int | None = None, slices: int = 1) -> int:
+        return self._send("seal_batch", part=self.part if part is None else part, slices=slices)
 
     def ack_batch(self, upto: int, jump: int = 0) -> list[int]:
         return self._send("ack_batch", upto=upto, jump=jump)

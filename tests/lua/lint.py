@@ -26,7 +26,7 @@ _INCLUDE = re.compile(r"( *)--@include (\w+)")
 
 CHECKS = {
     "state",
-    "usual_state",
+    "fast_path_state",
 }  # steps that are included for what they refuse, even if nothing that they make is used
 
 

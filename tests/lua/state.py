@@ -92,7 +92,7 @@ def read(client: redis.Redis) -> State:
         ring={tenant.decode(): score for tenant, score in get(KEYS.tenant_ring, [])},
         size=None if size is None else int(size),
         tokens=len(get(KEYS.wakeup, [])),
-        claims=[_without_count(one) for claim in members for one in claim],
+        claims=[_without_count(one) for claim in members for one in claim if one != b"-"],  # an empty place
         cancelled={id for id, _ in get(KEYS.cancelled, [])},
         cancels=get(KEYS.meta, {}).get(b"cancels"),
         flights={one for one, _ in get(KEYS.tenant_in_flight, [])} if b"counts" in get(KEYS.meta, {}) else None,

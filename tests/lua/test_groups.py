@@ -24,6 +24,7 @@ from tests.tables import row
 pytestmark = pytest.mark.topic("Streaming queries in Spark")
 
 
+EMPTY = b"-"  # the place of a message that was rejected
 with_and_without_a_journal = pytest.mark.parametrize("journaled", [False, True], ids=["", "with a journal"])
 
 
@@ -44,7 +45,8 @@ def without_deadline(dumped: Dump) -> Dump:
 
 def counts_of(client: redis.Redis) -> tuple[int, int, int]:
     """How many messages lie in claims: by the lists, by the group's counter, by the one of all."""
-    lists = sum(client.llen(key) for key in client.scan_iter(f"{KEYS.group(GROUP)}::*"))
+    keys = client.scan_iter(f"{KEYS.group(GROUP)}::*")
+    lists = sum(member != EMPTY for key in keys for member in client.lrange(key, 0, -1))
     return lists, int(client.hget(KEYS.groups, GROUP) or 0), int(client.hget(KEYS.groups, "") or 0)
 
 
@@ -514,7 +516,7 @@ def test_rejected_messages_are_dead_letters_and_the_others_stay_in_the_claim(cal
     holder.fill_batch()
     first, second, third, fourth = holder.members()
     assert holder.reject_members(*holder.places(1, 3)) == [2, b""]
-    assert holder.members() == [first, third]
+    assert holder.members() == [first, EMPTY, third, EMPTY]
     assert caller.client.lrange(KEYS.dead_letter, 0, -1) == [numbered(4)[3], numbered(4)[1]]
     assert caller.client.hmget(KEYS.groups, GROUP, "") == [b"2", b"2"]
     records = [json.loads(one) for one in caller.client.lrange(KEYS.records("dlq"), 0, -1)]
@@ -526,16 +528,63 @@ def test_rejected_messages_are_dead_letters_and_the_others_stay_in_the_claim(cal
     assert caller.client.hmget(KEYS.groups, GROUP, "") == [b"0", b"0"]
 
 
-def test_a_claim_of_which_all_messages_are_rejected_is_not_sealed_and_can_be_filled(caller: Caller):
+def test_a_claim_of_which_all_messages_are_rejected_can_be_filled_and_sealed(caller: Caller):
     groups.reject_members_what_was_delivered_twice(caller)()
     assert caller.client.hgetall(KEYS.deliveries) == {}
     holder = Holder(caller)
     holder.epoch, holder.part = 1, 1
-    assert holder.members() == []
-    assert holder.seal_batch() == 0
+    assert holder.members() == [EMPTY, EMPTY]
     caller.publish(b"third")
     assert holder.fill_batch()[1:3] == [1, 1]
     assert holder.seal_batch() == 1
+    assert caller.client.hget(KEYS.group(GROUP), 1).split(b":")[:3] == [b"1", b"2", b"1"]
+
+
+@pytest.mark.promise(
+    "A replay of a micro-batch reads the same rows in the same tasks, whatever the options are by then."
+)
+def test_a_sealed_claim_keeps_its_places_and_its_slices(caller: Caller):
+    """Whatever is rejected later, and however often a late repetition seals it."""
+    caller.publish_all(numbered(4))
+    holder = holding(caller)
+    holder.fill_batch()
+    before = holder.members()
+    assert holder.seal_batch(slices=3) == 1
+    assert holder.seal_batch(slices=2) == 1
+    holder.reject_members(*holder.places(1))
+    assert holder.members() == [before[0], EMPTY, *before[2:]]
+    assert caller.client.hget(KEYS.group(GROUP), 1).split(b":")[:3] == [b"3", b"1", b"3"]
+
+
+def test_empty_places_are_not_released(caller: Caller):
+    """In whatever pieces: the last two places first."""
+    caller.publish_all(numbered(5))
+    holder = sealed(caller)
+    holder.reject_members(*holder.places(0, 3))
+    assert holder.release_batch(3) == [1, 3]
+    assert counts_of(caller.client) == (2, 2, 2)
+    assert holder.release_batch(0) == [0, 0]
+    assert counts_of(caller.client) == (0, 0, 0)
+    assert caller.claim(5).payloads == [numbered(5)[place] for place in (1, 2, 4)]
+    assert faults(caller.client) == []
+
+
+def test_empty_places_are_cleared_in_bounded_steps(caller: Caller):
+    caller.publish_all(numbered(1_500))
+    caller.claim(1_000)
+    caller.claim(500)
+    caller.expire()
+    holder = holding(caller)
+    while holder.fill_batch(1_000)[1]:
+        pass
+    holder.part -= 1
+    assert holder.seal_batch() == 1
+    holder.reject_members(*holder.places(*range(0, 1_500, 3)))
+    assert holder.ack_batch(1) == [1, 0]
+    assert len(set(counts_of(caller.client))) == 1
+    assert holder.ack_batch(1) == [1, 1]
+    assert counts_of(caller.client) == (0, 0, 0)
+    assert not caller.client.exists(KEYS.deliveries, KEYS.members(GROUP, 1))
 
 
 def test_a_message_that_is_not_where_it_should_be_is_left_alone(caller: Caller):
@@ -558,7 +607,7 @@ def test_a_sealed_claim_of_which_all_messages_are_rejected_stays_known(caller: C
     caller.publish_all(numbered(2))
     holder = sealed(caller)
     assert holder.reject_members(*holder.places(1, 0)) == [0, b""]
-    assert caller.client.hget(KEYS.group(GROUP), 1) == b"0:0:0"
+    assert holder.members() == [EMPTY, EMPTY]
     assert counts_of(caller.client) == (0, 0, 0)
     assert holder.ack_batch(1) == [1, 1]
     assert caller.client.hget(KEYS.group(GROUP), 1) is None

@@ -13,11 +13,11 @@ from opentelemetry.propagators.textmap import default_setter
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from redis_message_queue import (
-    ConfigurationError,
     ConfigurationTypeError,
     PayloadTooLargeError,
     QueueBackpressureError,
@@ -575,19 +575,61 @@ print({name for name in sys.modules if name.startswith(("prometheus_client", "re
 # Partitions
 
 
-@pytest.mark.promise("`QueueTracing.trace()` refuses a queue with partitions; its handlers and headers can be traced.")
-async def test_a_queue_with_partitions_is_refused_and_its_handlers_are_traced(shell: Shell) -> None:
-    """The queue itself goes on as before, and its messages can carry the context of their producer."""
-    traces = Traces(shell)
-    queue = shell.queue(wait=0, partitions=3, get_headers=traces.tracing.get_headers)
-    with pytest.raises(ConfigurationError, match=r"cannot trace the queue 'q', which has 3 partitions; decorate"):
-        traces.tracing.trace(queue.queue)
-    with traces.tracer.start_as_current_span("producer"):
-        await queue.publish_many(list("abc"))
-    handler = traces.tracing.handler(shell.callback(lambda message: None))
-    assert (await queue.run(handler, until_empty=True)).handled == 3
-    (producer, *processed) = traces.spans
-    assert [linked(span) for span in processed] == [[number(producer)]] * 3
+@pytest.mark.promise("A queue with partitions is traced as any other: its messages, batches, tenants and `run()`.")
+@pytest.mark.both_shells
+async def test_a_queue_with_partitions_is_traced_as_any_other(traces: Traces, shell: Shell) -> None:
+    """Each message goes to the partition of its key, and each consumer span links to its producer span."""
+    queue = traces.queue(partitions=3, deduplication=True)
+    for name in "abcdef":
+        await queue.publish(name)
+    assert not await queue.publish("a")
+    assert not await shell.queue(wait=0, partitions=3, deduplication=True).publish("b")
+    async with queue.process_message():
+        assert current() == number_of(queue.current_message(), traces)
+    async with queue.process_messages(2) as batch:
+        taken = len(batch)  # of one partition
+        assert 1 <= taken <= 2 and current() != 0
+    handled = shell.callback(lambda message: None)
+    assert (await queue.run(handled, until_empty=True)).handled == 5 - taken
+    assert [(span.attributes or {}).get("rmq.duplicate") for span in traces.sent] == [None] * 6 + [True]
+    links = [link for span in traces.processed for link in linked(span)]
+    assert sorted(links) == sorted(number(span) for span in traces.sent[:6])
+    assert len(traces.processed) == 7 - taken
+
+
+def number_of(message: Any, traces: Traces) -> int:
+    """The span of the block that holds this message, which remembers it as its latest delivery."""
+    remembered = traces.tracing._spans.previous_delivery(message.id)
+    assert remembered is not None
+    span_id: int = remembered.span_id
+    return span_id
+
+
+class FailingSampler(Sampler):
+    """A sampler with a mistake."""
+
+    def should_sample(self, *arguments: Any, **named: Any) -> Any:
+        raise LookupError("no idea")
+
+    def get_description(self) -> str:
+        return "fails"
+
+
+@pytest.mark.promise("Every span ends, however its block ends; an empty claim creates none.")
+async def test_a_tracer_that_fails_does_not_fail_a_delivery(
+    traces: Traces, shell: Shell, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The handler gets its message, without a span."""
+    await shell.queue().publish_many(["a", "b", "c"])
+    queue = traces.queue()
+    traces.provider.sampler = FailingSampler()
+    traces.tracing._spans.tracer.sampler = FailingSampler()  # type: ignore[attr-defined]  # of the SDK
+    assert await take(queue) == b"a"
+    async with queue.process_messages(1) as batch:
+        assert [message.payload for message in batch] == [b"b"]
+    assert (await queue.run(shell.callback(lambda message: None), until_empty=True)).handled == 1
+    assert caplog.messages == ["q: a delivery has no span, because the tracer raised LookupError"] * 3
+    assert (await Awaited(queue).stats()).processing == 0 and current() == 0
 
 
 @pytest.mark.promise("An exception of your code that cannot be printed stops no queue: it is treated as any other.")

@@ -328,9 +328,23 @@ MUTANTS = (
     Mutant(
         "a late repetition seals what a query has filled since",
         f"{LUA}/seal_batch.lua",
-        "if part < filled then return sealed end\n",
+        "if part < last_part then return sealed end\n",
         "",
         ("tests/lua/test_groups.py",),
+    ),
+    Mutant(
+        "a batch forgets in how many slices it was sealed",
+        f"{LUA}/seal_batch.lua",
+        "batch.slices = slices\n",
+        "",
+        ("tests/lua/test_groups.py", "tests/pipeline/test_source.py"),
+    ),
+    Mutant(
+        "a rejected message moves the edges of the slices",
+        f"{SRC}/spark/consumer_group.py",
+        "return self.messages + self.empty",
+        "return self.messages",
+        ("tests/pipeline/test_source.py",),
     ),
     Mutant(
         "a hand-off that was refused can still be done by a late repetition",

@@ -15,13 +15,12 @@ from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.spark import spark_options as cli_options
 from redis_message_queue.cli.spark.spark_options import SessionOptions
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.consumer_group import ConsumerGroup, GroupPart
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
 from redis_message_queue.spark.jobs.backfill import BackfillOptions, backfill
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
 from redis_message_queue.spark.jobs.report import ReportOptions, report
 from redis_message_queue.spark.options import SourceOptions
-from redis_message_queue.spark.partitioned_group import PartitionedGroup
 from redis_message_queue.values.errors import ConfigurationError, MissingExtraError
 from tests.concurrency import until
 
@@ -85,7 +84,7 @@ def test_a_session_of_spark_connect_is_refused():
 @pytest.mark.promise("An operator sees what a streaming query has claimed and can requeue it.")
 def test_groups_are_shown_and_released(rmq, client, queue):
     """An operator sees what a dead query has claimed, and gives it back; without a word in JSON for scripts."""
-    group = ConsumerGroup(
+    group = GroupPart(
         client, SourceOptions(url="redis://unused", queue="orders", consumer_group="reports", lease_seconds=0.2)
     )
     group.acquire_group()
@@ -110,7 +109,7 @@ def test_groups_are_shown_and_released(rmq, client, queue):
 
 @pytest.mark.promise("An operator sees what a streaming query has claimed and can requeue it.")
 def test_the_holder_of_a_group_is_shown_with_its_lease(rmq, client, queue):
-    group = ConsumerGroup(
+    group = GroupPart(
         client, SourceOptions(url="redis://unused", queue="orders", consumer_group="reports", lease_seconds=3_600)
     )
     group.acquire_group()
@@ -125,7 +124,7 @@ def test_groups_of_a_queue_with_partitions_have_a_row_for_each(rmq, clean_server
     for number, count in enumerate((3, 2)):
         queue.partition(number).publish_many(["message"] * count)
     options = SourceOptions(url=clean_server.url, queue="split", consumer_group="reports", lease_seconds=0.2)
-    group = PartitionedGroup(client, options)
+    group = ConsumerGroup.open(client, options)
     group.acquire_group()
     assert group.fill_batches(4) == 4
     group.seal_batches()
@@ -140,7 +139,7 @@ def test_groups_of_a_queue_with_partitions_have_a_row_for_each(rmq, clean_server
 
 @pytest.mark.promise("An operator sees what a streaming query has claimed and can requeue it.")
 def test_a_release_asks_first_and_a_no_changes_nothing(rmq, client, queue, monkeypatch):
-    group = ConsumerGroup(
+    group = GroupPart(
         client, SourceOptions(url="redis://unused", queue="orders", consumer_group="reports", lease_seconds=0.2)
     )
     group.acquire_group()

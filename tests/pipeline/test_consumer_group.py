@@ -13,7 +13,7 @@ import redis
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.spark import consumer_group as module
-from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal, split_members
+from redis_message_queue.spark.consumer_group import GroupPart, LeaseRenewal, split_members
 from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.stored.envelope import Envelope
 from redis_message_queue.values.errors import (
@@ -39,21 +39,22 @@ def options(group: str = GROUP, lease_seconds: float = 10, **more: Any) -> Sourc
     return SourceOptions(url="redis://unused", queue=QUEUE, consumer_group=group, lease_seconds=lease_seconds, **more)
 
 
-def holding(client: redis.Redis, lease_seconds: float = 60, **rules: Any) -> ConsumerGroup:
+def holding(client: redis.Redis, lease_seconds: float = 60, **rules: Any) -> GroupPart:
     """A query that has acquired its group and recovered what there was."""
-    groups = ConsumerGroup(client, options(lease_seconds=lease_seconds, **{"max_delivery_count": None} | rules))
+    groups = GroupPart(client, options(lease_seconds=lease_seconds, **{"max_delivery_count": None} | rules))
     groups.acquire_group()
     groups.recover()
+    groups.seal_batch()
     return groups
 
 
-def payloads(groups: ConsumerGroup, number: int) -> list[str]:
+def payloads(groups: GroupPart, number: int) -> list[str]:
     """Of one batch, in their order."""
     stored, _ = split_members(groups.read_batch(number, 0, groups.batch_size(number) or 0))
     return [Envelope(one).payload.decode() for one in stored]
 
 
-def delivery_counts(groups: ConsumerGroup, number: int) -> list[int]:
+def delivery_counts(groups: GroupPart, number: int) -> list[int]:
     return split_members(groups.read_batch(number, 0, groups.batch_size(number) or 0))[1]
 
 
@@ -194,7 +195,7 @@ class Crash(Exception):
     """The query is gone."""
 
 
-class Mortal(ConsumerGroup):
+class Mortal(GroupPart):
     """Dies at its n-th script: before it is sent, or before the answer arrives."""
 
     left = 10**9
@@ -221,10 +222,11 @@ class Log:
         assert self.sink.setdefault(batch, rows) == rows, "a replay differs from the batch before"
 
 
-def run(groups: ConsumerGroup, spark: Log, limit: int) -> None:
+def run(groups: GroupPart, spark: Log, limit: int) -> None:
     """A query as Spark runs it, until there is nothing left: see `source.py` for the calls."""
     groups.acquire_group()
     groups.recover()
+    groups.seal_batch()
     while True:
         if spark.offset > spark.done:
             groups.ack_batch(spark.done)
@@ -272,7 +274,7 @@ def test_a_crash_at_any_script_loses_and_doubles_nothing(prepare: Callable[..., 
                 whole = True
             except Crash:
                 continue
-        run(ConsumerGroup(client, options(lease_seconds=0.001)), spark, 10)
+        run(GroupPart(client, options(lease_seconds=0.001)), spark, 10)
         assert sorted(itertools.chain(*spark.sink.values())) == expected
         assert queue.stats().processing == queue.stats().pending == 0
         assert not client.exists(queue.key.deliveries)
@@ -310,7 +312,7 @@ def test_a_release_that_was_interrupted_is_finished_by_the_next_query(answered, 
 def test_a_script_whose_reply_was_lost_is_sent_again_and_counts_once(queue, client):
     """Every call is sent twice here, as a client does that hears nothing."""
 
-    class Twice(ConsumerGroup):
+    class Twice(GroupPart):
         def _send(self, command: Any, *arguments: Any, **batch: Any) -> Any:
             super()._send(command, *arguments, **batch)
             return super()._send(command, *arguments, **batch)
@@ -367,7 +369,7 @@ def test_a_query_and_consumers_share_a_queue_and_each_message_goes_to_one(queue,
     for consumer in consumers:
         consumer.start()
     spark = Log()
-    run(ConsumerGroup(client, options()), spark, 100)
+    run(GroupPart(client, options()), spark, 100)
     for consumer in consumers:
         consumer.join()
     assert handled, "the query took everything"
@@ -416,7 +418,7 @@ def test_a_start_beside_a_running_query_is_an_error(queue, client):
     renewal = LeaseRenewal(first)
     try:
         with pytest.raises(ConsumerGroupBusyError, match="another running query holds consumer group"):
-            ConsumerGroup(client, options()).acquire_group(timeout_seconds=4)
+            GroupPart(client, options()).acquire_group(timeout_seconds=4)
         assert renewal.lost is None
         first.fill_batch(1)
     finally:
@@ -475,7 +477,7 @@ def test_of_many_queries_at_once_one_holds_the_group(queue, client, server):
 
     def start() -> None:
         with server.client() as own:
-            groups = ConsumerGroup(own, options(lease_seconds=3_600))
+            groups = GroupPart(own, options(lease_seconds=3_600))
             try:
                 groups.acquire_group(timeout_seconds=0)
                 epochs.append(groups.epoch)
@@ -492,7 +494,7 @@ def test_of_many_queries_at_once_one_holds_the_group(queue, client, server):
 
 def test_two_groups_share_the_messages(queue, client):
     queue.publish_many(numbered(10))
-    one, other = holding(client), ConsumerGroup(client, options("others"))
+    one, other = holding(client), GroupPart(client, options("others"))
     other.acquire_group()
     one.fill_batch(4)
     other.fill_batch(100)

@@ -176,10 +176,10 @@ def test_a_payload_cannot_be_invalid_if_all_are_bytes():
 @pytest.mark.parametrize("word", ["failed", "dead_letters"])
 def test_whose_records_to_read_is_an_option_of_the_table_of_records(word):
     with pytest.raises(
-        ConfigurationError, match="option recordsOf has no effect on the table pending; only records has records"
+        ConfigurationError, match="option recordsOf applies only to table=records, not to table=pending; leave it out"
     ):
         TableOptions.from_spark(HERE | {"table": "pending", "recordsOf": word})
-    with pytest.raises(ConfigurationError, match="option recordsOf has no effect on the table journal"):
+    with pytest.raises(ConfigurationError, match="option recordsOf applies only to table=records, not to"):
         TableOptions(**HERE, table="journal", records_of="completed")
     assert TableOptions.from_spark(HERE | {"table": "records", "recordsOf": word}).records_of == word
     assert TableOptions.from_spark(HERE | {"table": "records"}).records_of == "dead_letters"

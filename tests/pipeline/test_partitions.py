@@ -14,13 +14,13 @@ from pyspark.sql import types as t
 from redis_message_queue import PartitionCountError, RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.spark.connection import Partition, RedisReader
+from redis_message_queue.spark.consumer_group import ConsumerGroup
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, application_of, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.backfill import BackfillOptions
 from redis_message_queue.spark.jobs.splits import SplitPublisher, SplitRow, publish_splits
 from redis_message_queue.spark.journal import JournalReader
 from redis_message_queue.spark.options import PublishOptions, QueueAddress, SinkOptions, SourceOptions, TableOptions
-from redis_message_queue.spark.partitioned_group import PartitionedGroup
 from redis_message_queue.spark.sink import BulkPublisher, ContentKeys, RowReader, publish_rows
 from redis_message_queue.spark.table_reader import TableReader
 from redis_message_queue.spark.tables import table_schema
@@ -135,7 +135,7 @@ def test_another_number_of_partitions_is_refused_everywhere(queue, clean_server,
     with pytest.raises(PartitionCountError, match="the options say partitions=1"):
         TableReader(options, table_schema(options)).partitions()
     with pytest.raises(PartitionCountError, match="the options say partitions=4"):
-        PartitionedGroup(client, SourceOptions(**address, partitions=4))
+        ConsumerGroup.open(client, SourceOptions(**address, partitions=4))
     for partition in (Partition(), Partition(1, 2)):
         with (
             JournalReader(QueueAddress(**address), partition) as journal,
@@ -169,7 +169,7 @@ def test_a_table_has_the_rows_of_all_partitions(queue, clean_server, client):
         with pytest.raises(ZeroDivisionError), part.process_message():
             1 / 0  # noqa: B018  # it must fail
         part.publish(f"later {number}", delay_seconds=3_600)
-    group = PartitionedGroup(client, SourceOptions(url="redis://unused", queue="orders", consumer_group="g"))
+    group = ConsumerGroup.open(client, SourceOptions(url="redis://unused", queue="orders", consumer_group="g"))
     group.acquire_group()
     assert group.fill_batches(COUNT) == COUNT
     assert read("claimed", consumer_group="g") == [(number, f"claimed {number}") for number in range(COUNT)]

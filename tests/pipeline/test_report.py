@@ -9,7 +9,6 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from redis_message_queue.spark.job_options import parse_time
 from redis_message_queue.spark.jobs.archive import ArchiveOptions
 from redis_message_queue.spark.jobs.lake import SPREADS, STATES
 from redis_message_queue.spark.jobs.page import render_overview, render_page
@@ -29,6 +28,7 @@ from redis_message_queue.spark.jobs.plots import (
 from redis_message_queue.spark.jobs.report import OverviewOptions, ReportOptions, Window, directory_of, report
 from redis_message_queue.spark.jobs.statistics import ReportStatistics, jain
 from redis_message_queue.spark.jobs.verdict import Accounts, judge
+from redis_message_queue.spark.time_options import parse_time
 from redis_message_queue.values.errors import ArchiveError, ConfigurationError
 from tests.pipeline.journal_samples import JournalSample, write_journal
 from tests.pipeline.plain_archiver import NO_SESSION, archive_plainly

@@ -17,12 +17,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.spark import QueueListener, StreamProgress
-from redis_message_queue.spark.connection import WHOLE
-from redis_message_queue.spark.consumer_group import ConsumerGroup, split_members
+from redis_message_queue.spark import QueueListener, StreamProgress, consumer_group
+from redis_message_queue.spark.consumer_group import BatchSize, GroupPart, split_members
 from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.spark.prometheus import StreamMetrics
-from redis_message_queue.spark.source import BatchSlice, QueueStreamReader, split
+from redis_message_queue.spark.source import BatchSlice, QueueStreamReader
 from redis_message_queue.stored.envelope import Envelope
 from redis_message_queue.values.errors import ConfigurationError, ConsumerGroupLostError, DataLossError
 from tests.spark.streaming_query import numbered, wait_for
@@ -125,10 +124,8 @@ def test_payloads_that_are_no_text_become_dead_letters_and_the_others_are_read(c
     while end != start:
         start, end = end, one.latestOffset(end, ReadMaxRows(5))
         parts = one.partitions(start, end)
-        members = [
-            group.read_batch(part.batch, part.start, part.stop) for part in parts for group in [in_part(one, part)]
-        ]
-        found += [Envelope(stored).payload for page in members for stored in page]
+        pages = [in_part(one, part).read_batch(part.batch, part.start, part.stop) for part in parts]
+        found += [Envelope(stored).payload for page in pages for stored in split_members(page)[0]]
         one.commit(end)
     assert sorted(found) == [b"text", b"\xc3\xa4"]
     stats = queue.stats()
@@ -144,7 +141,7 @@ def test_payloads_that_are_no_text_become_dead_letters_and_the_others_are_read(c
     assert told == {b"published": 15, b"claimed": 15, b"dead": 13, b"acked": 2}
 
 
-def in_part(reader: QueueStreamReader, part: Any) -> ConsumerGroup:
+def in_part(reader: QueueStreamReader, part: Any) -> GroupPart:
     return reader._group.parts[part.partition.number]
 
 
@@ -271,6 +268,26 @@ def test_a_reader_that_waits_is_woken_by_a_publish(queue, reader, client):
     timer.join()
 
 
+@pytest.mark.promise("An idle streaming query sends Redis some ten commands a second, those in its scripts included.")
+@pytest.mark.parametrize("journal", [False, True], ids=["", "with a journal"])
+def test_an_idle_query_costs_few_commands(client, reader, monkeypatch, journal):
+    """Counted for each time that it has waited, which is a second. Its lease is renewed beside it, every 2.5 s."""
+    RedisMessageQueue(QUEUE, client=client, journal=journal).publish("message 0")
+    monkeypatch.setattr(consumer_group, "_WAIT_SECONDS", 0.02)
+    one = reader(lease_seconds=3_600)
+    end = one.latestOffset({"batch": 0}, TEN)
+    one.commit(end)
+    for _ in range(2):  # the first look after a batch does not wait before it
+        one.latestOffset(end, TEN)
+        one.reportLatestOffset()
+    client.config_resetstat()
+    for _ in range(20):
+        assert one.latestOffset(end, TEN) == end
+        assert one.reportLatestOffset() is not None
+    sent = sum(command["calls"] for command in client.info("commandstats").values())
+    assert sent <= 8 * 20 + 1  # and the reset
+
+
 @pytest.mark.promise("`AvailableNow` reads what is pending at its start and nothing later.")
 def test_available_now_stops_at_the_depth_noted_at_its_start(queue, reader):
     queue.publish_many(numbered(15))
@@ -356,7 +373,7 @@ def lost_by_flush(queue: RedisMessageQueue, client: Any) -> None:
 
 
 def lost_by_release(queue: RedisMessageQueue, client: Any) -> None:
-    groups = ConsumerGroup(client, SourceOptions(url="redis://unused", queue=QUEUE, consumer_group="reports"))
+    groups = GroupPart(client, SourceOptions(url="redis://unused", queue=QUEUE, consumer_group="reports"))
     groups.acquire_group()
     groups.release_batches()
     groups.release_lease()
@@ -395,26 +412,98 @@ def test_a_checkpoint_that_is_older_than_what_was_acked_is_a_data_loss(queue, re
         one.partitions({"batch": 0}, {"batch": 1})
 
 
+# Slices
+
+
 @pytest.mark.parametrize(
-    ("sizes", "wanted", "parts"),
+    ("counts", "wanted", "parts"),
     [
-        ({}, None, []),
-        ({1: 3}, None, [(1, 0, 3)]),
-        ({1: 60_000}, None, [(1, 0, 20_000), (1, 20_000, 40_000), (1, 40_000, 60_000)]),
-        ({1: 10}, 3, [(1, 0, 3), (1, 3, 6), (1, 6, 10)]),
-        ({1: 10}, 2, [(1, 0, 5), (1, 5, 10)]),
-        ({1: 3, 2: 3}, 2, [(1, 0, 3), (2, 0, 3)]),
-        ({1: 2}, 5, [(1, 0, 1), (1, 1, 2)]),
+        ([3], None, [(0, 3)]),
+        ([30], None, [(0, 10), (10, 20), (20, 30)]),
+        ([10], 3, [(0, 3), (3, 6), (6, 10)]),
+        ([10], 2, [(0, 5), (5, 10)]),
+        ([3, 3], 2, [(0, 3), (0, 3)]),
+        ([2], 5, [(0, 1), (1, 2)]),
     ],
 )
-def test_batches_are_read_in_slices(sizes, wanted, parts):
-    assert split({(WHOLE, number): size for number, size in sizes.items()}, wanted) == [
-        BatchSlice(*one) for one in parts
+def test_batches_are_read_in_slices(client, reader, monkeypatch, counts, wanted, parts):
+    """At least as many as wanted, if there are as many messages, and of so many messages at most."""
+    monkeypatch.setattr(consumer_group, "_ROWS_A_TASK", 12)
+    queue = RedisMessageQueue(QUEUE, client=client, partitions=len(counts))
+    for number, count in enumerate(counts):
+        queue.partition(number).publish_many(numbered(count))
+    one = reader(min_partitions=wanted)
+    start = one.initialOffset()
+    found = one.partitions(start, one.latestOffset(start, ReadMaxRows(100)))
+    assert [(part.start, part.stop) for part in found if isinstance(part, BatchSlice)] == parts
+
+
+def test_stored_sizes_that_are_damaged_are_read_as_far_as_they_go():
+    assert BatchSize.read(None) == BatchSize.read(b"") == BatchSize.read(b"x:y") == BatchSize(0)
+    assert BatchSize.read(b"7:1:2:0:34:9:9").edges == [(0, 4), (4, 8)]
+
+
+def in_tasks(one: QueueStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[list[str]]:
+    """What each task reads, by Spark's number of it."""
+    return [[row[0] for batch in one.read(part) for row in batch] for part in one.partitions(start, end)]
+
+
+@pytest.mark.promise(
+    "A replay of a micro-batch reads the same rows in the same tasks, whatever the options are by then."
+)
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_replay_reads_the_slices_of_the_run_before_with_another_min_partitions(client, reader, partitions):
+    """The sink makes its keys from the number of the task: other slices would publish rows twice."""
+    queue = RedisMessageQueue(QUEUE, client=client, partitions=partitions)
+    for number in range(partitions):
+        queue.partition(number).publish_many([f"{number}.{place}" for place in range(20)])
+    first = reader(min_partitions=4)
+    start = first.initialOffset()
+    end = first.latestOffset(start, ReadMaxRows(10 * partitions))
+    before = in_tasks(first, start, end)
+    assert len(before) >= 4
+    reader.crash()
+    again = reader(min_partitions=9)
+    assert in_tasks(again, start, end) == before
+    following = again.latestOffset(end, ReadMaxRows(10 * partitions))
+    assert len(again.partitions(end, following)) >= 9, "the new option counts from the next batch"
+
+
+@pytest.mark.promise(
+    "A replay of a micro-batch reads the same rows in the same tasks, whatever the options are by then."
+)
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_replay_without_invalid_payloads_has_every_other_row_in_its_slice(client, reader, partitions):
+    queue = RedisMessageQueue(QUEUE, client=client, partitions=partitions, codec=bytes)
+    for number in range(partitions):
+        texts = [b"%d.%d" % (number, place) for place in range(6)]
+        queue.partition(number).publish_many([BROKEN, *texts[:2], BROKEN, *texts[2:], BROKEN, BROKEN])
+    first = reader(min_partitions=5 * partitions)
+    start = first.initialOffset()
+    end = first.latestOffset(start, ReadMaxRows(10 * partitions))
+    slices = first.partitions(start, end)
+    assert len(slices) == 5 * partitions
+    reader.crash()
+    again = reader(invalid_payloads="dead_letters", min_partitions=1)
+    assert again.partitions(start, end) == slices, "slices that become empty stay"
+    found = in_tasks(again, start, end)
+    assert found == [
+        row
+        for number in range(partitions)
+        for row in (
+            [f"{number}.0"],
+            [f"{number}.1"],
+            [f"{number}.2", f"{number}.3"],
+            [f"{number}.4", f"{number}.5"],
+            [],
+        )
     ]
+    again.commit(end)
+    assert (queue.stats().dead_letters, queue.stats().processing) == (4 * partitions, 0)
 
 
 def test_a_delivery_count_stands_before_messages_that_came_before():
-    assert split_members([b"\x80plain", b"12:\x82often"]) == ([b"\x80plain", b"\x82often"], [1, 12])
+    assert split_members([b"\x80plain", b"-", b"12:\x82often"]) == ([b"\x80plain", b"\x82often"], [1, 12])
 
 
 # The listener

@@ -4,12 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import datasource as spark
 from pyspark.sql import types as t
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.spark import consumer_group, tables
-from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.consumer_group import GroupPart
 from redis_message_queue.spark.options import SourceOptions, TableOptions
 from redis_message_queue.spark.table_reader import TableReader
 from redis_message_queue.spark.tables import table_schema
@@ -27,12 +26,10 @@ def queue(client):
 
 @pytest.fixture
 def read(clean_server):
-    """All rows of a table, part by part; with filters as Spark hands them over."""
+    """All rows of a table, part by part."""
 
-    def rows(table, *filters, **options):
+    def rows(table, **options):
         reader = reader_of(clean_server.url, table, **options)
-        if filters:
-            assert reader.pushFilters(list(filters)) == list(filters)
         parts = reader.partitions()
         return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
 
@@ -116,7 +113,7 @@ def test_many_that_are_due_at_the_same_time_are_all_there(queue, read, page):
 
 def claim_batch(client, group, count, *, seal=True, ack=False):
     """A batch of a query that does not run any more."""
-    query = ConsumerGroup(client, SourceOptions(url="redis://unused", queue="orders", consumer_group=group))
+    query = GroupPart(client, SourceOptions(url="redis://unused", queue="orders", consumer_group=group))
     query.acquire_group()
     query.recover()
     assert query.fill_batch(count) == count
@@ -166,9 +163,22 @@ def test_a_claimed_message_has_its_delivery_count(queue, read, client):
     assert [(row["payload"], row["delivery_count"]) for row in read("claimed")] == [("again", 2)]
 
 
-def test_only_claimed_messages_have_a_consumer_group(clean_server):
-    with pytest.raises(ConfigurationError, match="consumerGroup has no effect on the table pending"):
-        reader_of(clean_server.url, "pending", consumerGroup="reports")
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("consumerGroup", "claimed"),
+        ("recordsOf", "records"),
+        ("tenants", "pending"),
+        ("since", "journal"),
+        ("until", "journal"),
+        ("dueUntil", "delayed"),
+    ],
+)
+def test_an_option_of_another_table_is_refused(clean_server, name, table):
+    """Without a word it would have no effect, and somebody would take all rows for those that were asked for."""
+    value = {"recordsOf": "dead_letters", "tenants": "acme"}.get(name, "today")
+    with pytest.raises(ConfigurationError, match=f"option {name} applies only to table={table}, not to table=comp"):
+        reader_of(clean_server.url, "completed", **{name: value})
 
 
 # Lists and records
@@ -258,13 +268,37 @@ def test_the_journal_is_a_table(read, client, page):
     assert (last["due"] - last["at"], last["queue"]) == (timedelta(seconds=5), "orders")
 
 
-def test_the_journal_is_entered_at_a_time(read, client, page):
+@pytest.mark.promise("Options of the tables (`tenants`, `since`, `until`, `dueUntil`) select exactly these rows.")
+def test_the_journal_is_read_from_one_time_to_another(read, client, page):
     write_journal(client)
-    since = datetime.fromtimestamp(1_000_000_008, UTC)
-    assert [row["serial"] for row in read("journal", spark.GreaterThanOrEqual(("at",), since))] == [8, 9, 10]
+    client.xadd("orders::journal", {"n": 11, "event": "gap", "first": 11})  # has no time
+    start = datetime.fromtimestamp(1_000_000_000, UTC)
+    times = {number: (start + timedelta(seconds=number)).isoformat() for number in range(1, 12)}
+    assert [row["serial"] for row in read("journal", since=times[8])] == [8, 9, 10]
+    assert [row["serial"] for row in read("journal", until=times[3])] == [1, 2]
+    assert [row["serial"] for row in read("journal", since=times[4], until=times[6])] == [4, 5]
+    assert [row["serial"] for row in read("journal", since="24h")] == []
+    assert [row["serial"] for row in read("journal")] == [*range(1, 12)]
 
 
-# Parts and filters
+def test_an_entry_is_found_by_its_own_time_after_the_clock_went_back(read, client):
+    """The id of such an entry is later than its time."""
+    write_journal(client)
+    client.xadd("orders::journal", {"n": 11, "at": 1_000_000_002_500_000, "event": "claimed", "id": "1" * 32})
+    until = datetime.fromtimestamp(1_000_000_003, UTC).isoformat()
+    assert [row["serial"] for row in read("journal", until=until)] == [1, 2, 11]
+    since = datetime.fromtimestamp(1_000_000_009, UTC).isoformat()
+    assert [row["serial"] for row in read("journal", since=since)] == [9, 10]
+
+
+def test_a_time_that_cannot_be_meant_is_refused(clean_server):
+    with pytest.raises(ConfigurationError, match=r"option since must be a time such as 2026-09-21, .* not 'soon'"):
+        reader_of(clean_server.url, "journal", since="soon")
+    with pytest.raises(ConfigurationError, match=r"option until must be later than since"):
+        reader_of(clean_server.url, "journal", since="today", until="yesterday")
+
+
+# Parts and options
 
 
 @pytest.mark.parametrize(
@@ -289,30 +323,39 @@ def test_many_small_tenant_queues_share_a_task(queue, clean_server, read):
     assert len({row["tenant"] for row in read("pending", minPartitions="7")}) == 50
 
 
+@pytest.mark.promise("Options of the tables (`tenants`, `since`, `until`, `dueUntil`) select exactly these rows.")
 @pytest.mark.parametrize(
-    ("one", "left"),
+    ("names", "left"),
     [
-        (spark.EqualTo(("tenant",), "a"), {"a"}),
-        (spark.In(("tenant",), ("a", "b", "nobody")), {"a", "b"}),
-        (spark.IsNull(("tenant",)), {None}),
-        (spark.EqualNullSafe(("tenant",), None), {None}),
-        (spark.Not(spark.EqualTo(("tenant",), "a")), {"a", "b", None}),
-        (spark.EqualTo(("payload",), "a"), {"a", "b", None}),
+        ("a", {"a"}),
+        ("a, b,nobody", {"a", "b"}),
+        ("", {None}),
+        ("a,", {"a", None}),
+        ('["a, b", ""]', {"a, b", None}),
     ],
 )
-def test_only_the_queues_of_tenants_that_are_asked_for_are_read(queue, read, one, left):
-    for tenant in ("a", "b", None):
+def test_only_the_queues_of_tenants_that_are_asked_for_are_read(queue, read, client, names, left):
+    for tenant in ("a", "b", "a, b", None):
         queue.publish("x", tenant=tenant)
-    assert {row["tenant"] for row in read("pending", one)} == left
+    client.config_resetstat()
+    assert {row["tenant"] for row in read("pending", tenants=names)} == left
+    assert client.info("commandstats")["cmdstat_lrange"]["calls"] == len(left)
+    assert "cmdstat_zscan" not in client.info("commandstats")
 
 
-def test_only_due_times_that_are_asked_for_are_read(queue, read):
+@pytest.mark.parametrize("names", ["[1]", '["a", null]', "[", "x" * 300])
+def test_what_cannot_be_tenants_is_refused(clean_server, names):
+    with pytest.raises(ConfigurationError, match="option tenants must be names of tenants with commas between them"):
+        reader_of(clean_server.url, "pending", tenants=names)
+
+
+@pytest.mark.promise("Options of the tables (`tenants`, `since`, `until`, `dueUntil`) select exactly these rows.")
+def test_only_messages_that_are_due_by_then_are_read(queue, read, page):
     start = datetime.now(UTC) + timedelta(days=1)
     for hour in range(5):
         queue.publish(str(hour), at=start + timedelta(hours=hour))
-    after = spark.GreaterThanOrEqual(("due_at",), start + timedelta(hours=1))
-    before = spark.LessThan(("due_at",), start + timedelta(hours=3))
-    assert [row["payload"] for row in read("delayed", after, before)] == ["1", "2", "3"]  # Spark drops the last
+    until = (start + timedelta(hours=3)).isoformat()
+    assert [row["payload"] for row in read("delayed", dueUntil=until, minPartitions="2")] == ["0", "1", "2"]
 
 
 def test_a_schema_of_ones_own_is_one_clear_error(clean_server):

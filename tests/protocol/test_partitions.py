@@ -1,5 +1,7 @@
 """How a consumer of a queue with partitions claims while none of them can be reached."""
 
+from typing import Any
+
 from redis_message_queue.options.declared import QueueOptions
 from redis_message_queue.protocol.consume.consumer import Consumer
 from redis_message_queue.protocol.partitioned_queue import PartitionedQueue
@@ -13,12 +15,17 @@ WAIT = 2.0
 SOCKET_TIMEOUT = 1.0
 
 
-def open_queue() -> tuple[PartitionedQueue, MemoryPort]:
-    """A queue with three partitions, each of which has been reached once. A rest may last longer than a claim."""
-    setup = Setup(message_wait_interval_seconds=WAIT, retry_max_delay_seconds=60.0)
-    port = setup.port(socket_timeout=SOCKET_TIMEOUT)
+def new_queue(socket_timeout: float, **options: Any) -> tuple[PartitionedQueue, MemoryPort]:
+    """A queue with three partitions. A rest may last longer than a claim."""
+    setup = Setup(message_wait_interval_seconds=WAIT, retry_max_delay_seconds=60.0, **options)
+    port = setup.port(socket_timeout=socket_timeout)
     store = PartitionedStore(port, partition_stores(port, setup.keys, setup.settings, 3))
-    queue = PartitionedQueue(QueueOptions(name="orders"), store)
+    return PartitionedQueue(QueueOptions(name="orders"), store), port
+
+
+def open_queue() -> tuple[PartitionedQueue, MemoryPort]:
+    """The same, and each partition has been reached once."""
+    queue, port = new_queue(SOCKET_TIMEOUT)
     assert process_all(queue) == []
     return queue, port
 
@@ -56,3 +63,16 @@ def test_a_loop_rests_between_its_requests_also_when_its_wait_is_over():
     assert finish(Consumer(queue, in_loop=True).claim(1, WAIT)) == []
     assert port.now() - began >= 20.0
     assert len(port.sent) - sent < 60
+
+
+def test_a_claim_has_no_more_patience_because_opening_the_queue_took_long():
+    """To open a partition takes many requests: while a node is frozen, the others would wait as long as that."""
+    queue, port = new_queue(socket_timeout=30.0, tenant_weights={"acme": 2})
+    port.is_cluster, port.latency = True, 0.05  # on the way there, and on the way back
+    consumer = Consumer(queue, in_loop=True)
+    assert finish(consumer.claim(1, 0.0)) == []
+    sent = len(port.sent)
+    assert finish(consumer.claim(1, 0.0)) == []
+    claims = [one for one in port.sent[sent:] if one.verb == "claim"]
+    waits = [one.ends_at - one.at for one in claims if one.ends_at is not None]
+    assert [round(seconds, 3) for seconds in waits] == [0.5] * 3

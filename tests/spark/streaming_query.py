@@ -95,14 +95,15 @@ def start(spark: Any, directory: Path, trigger: dict[str, Any], *, sink: str = "
     """A query from the queue into a sink, with its checkpoint beside it.
 
     The sink is Parquet, or a function for each batch. That one adds to the directory `log`, and writes the directory
-    of its batch anew.
+    of its batch anew; or, with `delta`, it adds to a Delta table, once for each number of a batch.
     """
     spark.dataSource.register(source_class())
     stream = spark.readStream.format(FORMAT).options(**{name: str(value) for name, value in options.items()}).load()
     if sink == "parquet":
         writer = stream.writeStream.format("parquet").option("path", str(directory / "rows"))
     else:
-        writer = stream.writeStream.foreachBatch(lambda rows, batch: write_batch(rows, batch, directory))
+        write = write_delta if sink == "delta" else write_batch
+        writer = stream.writeStream.foreachBatch(lambda rows, batch: write(rows, batch, directory))
     return begun(writer.option("checkpointLocation", str(directory / "checkpoint")).trigger(**trigger))
 
 
@@ -124,6 +125,18 @@ def begun(writer: Any) -> Any:
 def write_batch(rows: Any, batch: int, directory: Path) -> None:
     rows.write.mode("overwrite").parquet(str(directory / "batches" / f"batch={batch}"))
     rows.write.mode("append").parquet(str(directory / "log"))
+
+
+def write_delta(rows: Any, batch: int, directory: Path) -> None:
+    """Delta keeps the number of the last batch in the commit that has its rows, so a replay finds that it is there."""
+    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+    path = str(directory / "delta")
+    last = DeltaTable(path).transaction_version("orders") if DeltaTable.is_deltatable(path) else None
+    if last is not None and last >= batch:
+        return
+    numbered_commit = CommitProperties(app_transactions=[Transaction("orders", batch)])
+    write_deltalake(path, rows.select("payload").toArrow(), mode="append", commit_properties=numbered_commit)
 
 
 # What the tests look at

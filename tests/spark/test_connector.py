@@ -1,17 +1,20 @@
 """Spark finds the format, and what is wrong reaches the user of a session."""
 
-import json
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as f
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.spark import register
+from redis_message_queue.spark import QueueListener, register, translate_errors
+from redis_message_queue.values.errors import CorruptMessageError, JobError, PayloadTypeError
 from tests.docs.pages import DOCS, blocks_of, keeps
 from tests.pipeline.test_connector import HERE
+from tests.spark.streaming_query import begun, wait_for
+
+pytestmark = pytest.mark.topic("Data pipeline")
 
 
 @pytest.fixture
@@ -19,32 +22,31 @@ def queue(client):
     return RedisMessageQueue("orders", client=client)
 
 
-@pytest.fixture
-def found_by_itself(spark):
-    """A session in which nobody has registered anything, and which pushes no filters down."""
+@pytest.fixture(params=[True, False], ids=["pushdown on", "pushdown off"])
+def found_by_itself(request, spark):
+    """A session in which nobody has registered anything, and in which Spark may push filters down or not."""
     session = spark.newSession()
-    session.conf.set("spark.sql.python.filterPushdown.enabled", False)
+    session.conf.set("spark.sql.python.filterPushdown.enabled", request.param)
     return session
 
 
-def test_spark_finds_the_format_by_itself_and_filters_without_pushdown(found_by_itself, clean_server, queue):
+@pytest.mark.promise("A DataFrame of a table has all its rows in every action, whatever filters came before.")
+def test_a_filter_on_a_table_does_not_stay_for_the_next_action(found_by_itself, clean_server, queue):
+    """Spark 4.3 reads with the filters of the action before, if a reader takes any."""
     queue.publish_many(["one", "two"], tenant="acme")
-    queue.publish("three")
-    table = found_by_itself.read.format("redis_message_queue").options(url=clean_server.url, queue="orders")
-    rows = table.option("table", "pending").load().where("tenant = 'acme'").select("payload").collect()
-    assert [row.payload for row in rows] == ["one", "two"]
-
-
-@pytest.mark.in_full
-def test_a_registered_format_reads_its_tables_with_filters(spark, clean_server, queue):
-    register(spark)
-    queue.publish_many(json.dumps({"amount": amount}) for amount in range(10))
-    queue.publish("{}", tenant="acme")
-    table = spark.read.format("redis_message_queue").options(url=clean_server.url, queue="orders", table="pending")
-    amount = f.get_json_object("payload", "$.amount").cast("int")
-    assert table.load().where("tenant is null").agg(f.sum(amount)).first()[0] == 45
-    assert table.load().where("tenant in ('acme', 'globex')").count() == 1
-    assert queue.stats().pending == 11
+    queue.publish_many(["three", "four", "five"])
+    reader = found_by_itself.read.format("redis_message_queue").options(url=clean_server.url, queue="orders")
+    table = reader.option("table", "pending").load()
+    of_acme = table.where("tenant = 'acme'")
+    assert [row.payload for row in of_acme.select("payload").collect()] == ["one", "two"]
+    assert table.count() == 5
+    assert of_acme.union(table).count() == 7
+    table.createOrReplaceTempView("waiting")
+    assert found_by_itself.sql("select count(*) from waiting where tenant is null").first()[0] == 3
+    assert found_by_itself.sql("select count(*) from waiting").first()[0] == 5
+    assert reader.option("tenants", "acme").load().count() == 2
+    queue.publish("six")
+    assert reader.option("tenants", "acme,").load().count() == 6, "a new load() reads anew"
 
 
 def test_what_is_wrong_with_an_option_reaches_the_user(spark):
@@ -56,12 +58,30 @@ def test_what_is_wrong_with_an_option_reaches_the_user(spark):
     assert "hush" not in str(caught.value)
 
 
-def test_what_is_wrong_with_a_row_reaches_the_user(spark, clean_server):
+@pytest.mark.promise("`translate_errors` raises an error of the source, the sink or a table as one line.")
+def test_what_is_wrong_with_a_row_reaches_the_user_in_one_line(spark, clean_server):
     register(spark)
     rows = spark.sql("select string(null) as payload")
-    with pytest.raises(PySparkException) as caught:
+    with pytest.raises(PayloadTypeError, match=r"^column payload is null in a row, .*$") as caught, translate_errors():
         rows.write.format("redis_message_queue").options(url=clean_server.url, queue="orders").mode("append").save()
-    assert "redis_message_queue.values.errors.PayloadTypeError: column payload is null in a row" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(JobError, match=r"^the query failed: \[\w+.*$"), translate_errors("the query"):
+        spark.sql("select nothing").collect()
+
+
+@pytest.mark.promise("`translate_errors` raises an error of the source, the sink or a table as one line.")
+def test_what_is_wrong_with_a_stream_reaches_the_user_in_one_line(spark, clean_server, client, tmp_path, caplog):
+    register(spark)
+    RedisMessageQueue("orders", client=client, codec=bytes).publish(b"\xff")
+    listener = QueueListener()
+    spark.streams.addListener(listener)
+    stream = spark.readStream.format("redis_message_queue").options(url=clean_server.url, queue="orders").load()
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    query = begun(writer)
+    with pytest.raises(CorruptMessageError, match=r"^a payload is not UTF-8\. Read all .*$"), translate_errors():
+        query.awaitTermination()
+    wait_for(lambda: f"the streaming query {query.id} failed: CorruptMessageError: a payload is not" in caplog.text)
+    spark.streams.removeListener(listener)
 
 
 def run_block(code, names):
@@ -91,7 +111,9 @@ def test_the_page_about_spark_does_what_it_says(spark, clean_server, client, tmp
         code = code.replace("s3://bucket/checkpoints/items", str(tmp_path))
         code = code.replace("start_http_server(9000", "start_http_server(0")  # 9000 may be taken
         code = code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()")
-        run_block(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
+        raises = pytest.raises(PayloadTypeError) if "with translate_errors" in code else nullcontext()
+        with raises:
+            run_block(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
         for line, promise in block.promises.items():
             assert keeps(promise, [said[line]])
     assert sorted(one.payload or "" for one in RedisMessageQueue("items", client=client).peek(10)) == [

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyspark
 import pytest
+from deltalake import DeltaTable
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.spark.driver import QUICK_START
@@ -150,6 +151,22 @@ def test_a_function_for_each_batch_has_every_message_at_least_once_and_once_by_i
     assert doubled(written(tmp_path, "batches")) == {}
     assert sorted(written(tmp_path, "batches")) == sorted(numbered(total))
     assert Counter(told_of(client, queue)) == {("published", "claimed", "acked"): total}
+
+
+@pytest.mark.in_full
+@pytest.mark.promise(
+    "A Delta table that keeps the batch id with each commit has every message once, whatever is killed."
+)
+def test_a_delta_table_has_every_message_once_however_often_its_driver_is_killed(spark, queue, server, tmp_path):
+    queue.publish_many(numbered(MESSAGES))
+    options = {"url": server.url, "queue": QUEUE, "maxMessagesPerTrigger": 500, "sink": "delta"}
+    chance = random.Random(7)
+    for _ in range(max(1, KILLS // 2)):
+        run_and_kill(tmp_path, 2 * chance.random(), **options)
+    start(spark, tmp_path, NOW, **options | {"maxMessagesPerTrigger": MESSAGES}).awaitTermination()
+    found = DeltaTable(str(tmp_path / "delta")).to_pyarrow_table()["payload"].to_pylist()
+    assert doubled(found) == {}
+    assert sorted(found) == sorted(numbered(MESSAGES))
 
 
 @pytest.mark.in_full

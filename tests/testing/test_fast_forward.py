@@ -13,7 +13,7 @@ import redis
 import redis_message_queue.asyncio
 from redis_message_queue import ConfigurationError, ConfigurationTypeError, RedisMessageQueue, RetryPolicy
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.spark.consumer_group import ConsumerGroup, split_members
+from redis_message_queue.spark.consumer_group import GroupPart, split_members
 from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.stored.envelope import Envelope
 from redis_message_queue.stored.keys import KEY_MAP
@@ -375,14 +375,14 @@ def test_the_claims_of_a_streaming_query_age_and_the_lease_of_the_query_ends(
     fast_forward(301)
     name = rmq_queue.key.pending.removesuffix("::pending")
     options = SourceOptions(url="redis://unused", queue=name, consumer_group="reports", lease_seconds=60)
-    first = ConsumerGroup(rmq_client, options)
+    first = GroupPart(rmq_client, options)
     first.acquire_group()
     assert first.fill_batch(10) == 2
     members = first.read_batch(first.seal_batch(), 0, 2)
     fast_forward(61)
     aged = first.read_batch(1, 0, 2)
     assert [Envelope(old).published_at - Envelope(new).published_at for old, new in both(members, aged)] == [61, 61]
-    second = ConsumerGroup(rmq_client, options)
+    second = GroupPart(rmq_client, options)
     second.acquire_group(timeout_seconds=0)
     assert second.epoch == 2
 

@@ -12,7 +12,7 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.spark import connection
 from redis_message_queue.spark.connection import connect
-from redis_message_queue.spark.consumer_group import ConsumerGroup
+from redis_message_queue.spark.consumer_group import GroupPart
 from redis_message_queue.spark.journal import JournalReader
 from redis_message_queue.spark.options import SinkOptions, SourceOptions, Table, TableOptions
 from redis_message_queue.spark.sink import RowReader, publish_rows
@@ -32,7 +32,7 @@ def test_a_query_fills_reads_acks_and_releases_batches_on_a_cluster(cluster: Clu
     queue = RedisMessageQueue("orders", client=client, visibility_timeout_seconds=300)
     queue.publish_many([f"message {place}" for place in range(2_500)])
     queue.publish("of a tenant", tenant="acme")
-    groups = ConsumerGroup(client, SourceOptions(url="redis://unused", queue="orders", cluster=True))
+    groups = GroupPart(client, SourceOptions(url="redis://unused", queue="orders", cluster=True))
     groups.acquire_group()
     groups.recover()
     assert groups.fill_batch(2_000) == 2_000

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Generic, cast, overload
 
 from redis_message_queue.asyncio.message import ReceivedMessage
+from redis_message_queue.options.queue_contract import BatchContract
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.batch_block import BatchBlock
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
@@ -14,7 +15,7 @@ from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.queue import QueueProtocol
 
 
-class Batch(ProcessBound, Sequence[ReceivedMessage[M]]):
+class Batch(BatchContract, ProcessBound, Sequence[ReceivedMessage[M]]):
     """The messages of a batch, in the order of their delivery."""
 
     def __init__(self, block: BatchBlock) -> None:
@@ -36,30 +37,9 @@ class Batch(ProcessBound, Sequence[ReceivedMessage[M]]):
         return cast(Iterator[ReceivedMessage[M]], iter(self._block.messages))
 
     async def ack(self, message: ReceivedMessage[M]) -> bool:
-        """Acknowledge this message now. Returns False if its lease was lost.
-
-        Args:
-            message: A message of this batch.
-
-        Raises:
-            ConfigurationError: The message is not of this batch, or was settled before.
-            CleanupFailedError: Redis could not be reached in time. The message is still in the batch: call it again,
-                or leave the block.
-        """
         return await self._block.ack(message)
 
     async def fail(self, message: ReceivedMessage[M], error: Exception) -> bool:
-        """Fail this message now, as if its handler had raised ``error``. Returns False if its lease was lost.
-
-        Args:
-            message: A message of this batch.
-            error: Why it failed; it is kept with the message and decides about a retry. It may be a `RetryLater`,
-                `Discard` or `DeadLetter`.
-
-        Raises:
-            ConfigurationError: The message is not of this batch, or was settled before.
-            CleanupFailedError: Redis could not be reached in time. The message is still in the batch.
-        """
         return await self._block.fail(message, error)
 
 

@@ -1,4 +1,4 @@
-"""What a handler of the asyncio queue receives."""
+"""The message that a handler of the asyncio queue receives."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from redis_message_queue.protocol.port import Argument, Call, Command, innermost
 from redis_message_queue.redis_py import wire
 from redis_message_queue.redis_py.attempt_limits import AttemptLimits
 from redis_message_queue.redis_py.client_port import ClientPort
-from redis_message_queue.redis_py.redis_internals import connections_of, fits, loop_of
+from redis_message_queue.redis_py.redis_internals import connections_of, fits, loop_of, reload_nodes
 from redis_message_queue.redis_py.simple_reply import NOT_SENT
 from redis_message_queue.values.errors import ConfigurationError
 
@@ -129,7 +129,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         if is_in_use or any(loop is not running for loop in open_loops(self._client)):
             raise ConfigurationError(
                 "this asyncio queue, or its client, was used on another event loop, and its connections belong to that "
-                "one; nothing was sent. Make the client and the queue in the loop that uses them, once for each "
+                "one; nothing was sent; make the client and the queue in the loop that uses them, once for each "
                 "asyncio.run()"
             )
         self._loop = weakref.ref(running)
@@ -173,8 +173,8 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         if packed is not None and self._direct is not None and not self._line.locked():
             if self.process() != self.owner_pid or self._loop() is not asyncio.get_running_loop():
                 self._our_client()
-            # The usual case: redis-py's own timeout is all that it needs.
-            is_timed = innermost_attempt_end() is not None or self._usual.is_timed
+            # The fast path: redis-py's own timeout is all that it needs.
+            is_timed = innermost_attempt_end() is not None or self._default_limits.is_timed
             (reply,) = await self._direct.exchange(packed, 1, self._attempt().ends_at() if is_timed else math.inf)
             if type(reply) in _ANSWERS:
                 return reply
@@ -411,7 +411,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
                 return wire.with_advice(await self._in_time(limits, talk), commands)
             except exceptions.TimeoutError:
                 if self.is_cluster:
-                    await self._refresh_nodes()
+                    await self._refresh_nodes(key)
                 raise
 
     async def _pipeline_on_node(self, key: str, packed: Sequence[bytes]) -> list[Any]:
@@ -421,7 +421,7 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         try:
             answers = await self._send_all(connection, packed)
         except exceptions.ConnectionError:
-            await self._refresh_nodes()
+            await self._refresh_nodes(key)
             raise
         except AttributeError as error:
             # As in `_execute`: another command has closed the connections of all tasks.
@@ -433,10 +433,11 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             raise exceptions.TryAgainError(f"the slot of {key!r} has moved")
         return answers
 
-    async def _refresh_nodes(self) -> None:
-        """Find out which nodes have the slots now: the one that does not answer may be gone for good."""
+    async def _refresh_nodes(self, key: str) -> None:
+        """Find out which nodes have the slots now: the one that had this key's may be gone for good."""
         with contextlib.suppress(exceptions.RedisError, exceptions.RedisClusterException):
-            await heeding_cancellation(self._client.nodes_manager.initialize())
+            silent = self._our_client().get_node_from_key(key)
+            await heeding_cancellation(reload_nodes(self._client, silent.name))
 
     async def _send_all(self, connection: Any, packed: Sequence[bytes]) -> list[Any]:
         """Send several commands on one connection; return the reply to each, or its error."""

@@ -108,7 +108,7 @@ def _as_unusable(url: str) -> Iterator[None]:
 
 
 def _explained(url: str, error: Exception) -> str:
-    """What is wrong, and what to do about it."""
+    """Return what is wrong with a connection, and what to do about it."""
     said = str(error).rstrip(".") or type(error).__name__
     if isinstance(error, AuthenticationError):
         if urlsplit(url).password is None:

@@ -50,7 +50,7 @@ HashTag = Annotated[bool | None, queue_option("hash_tag", _CONNECTION, "--hash-t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerChoice:
-    """Which server; as a parameter of a command it is the option `--url`."""
+    """The server of a command: the option `--url`."""
 
     url: Annotated[
         str,
@@ -75,7 +75,7 @@ class ServerChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueChoice(ServerChoice):
-    """Which queue on which server; as a parameter of a command it is QUEUE, `--url` and how its keys are named."""
+    """The queue of a command: QUEUE, `--url` and how its keys are named."""
 
     name: Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.")]
     key_separator: KeySeparator = "::"

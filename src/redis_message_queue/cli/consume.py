@@ -124,7 +124,7 @@ def _consume(
                         break
         except _Abandoned:
             return stop.status
-    # A signal is the usual end of --follow; otherwise it means that the work is incomplete.
+    # A signal ends --follow; otherwise it means that the work is incomplete.
     if stop.is_interrupted() and wait_seconds is not None and taken != count:
         return stop.status
     nothing_came = taken == 0 and wait_seconds is not None

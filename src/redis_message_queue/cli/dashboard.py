@@ -86,7 +86,7 @@ def dashboard(
         if missing.name != "uvicorn":
             raise
         raise MissingExtraError(
-            "rmq dashboard needs uvicorn. Run: pip install 'redis-exact-queue[dashboard]'"
+            "rmq dashboard needs uvicorn; run: pip install 'redis-exact-queue[dashboard]'"
         ) from None
     if token is None and not is_loopback(host):
         raise ConfigurationError(

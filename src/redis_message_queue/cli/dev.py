@@ -59,7 +59,7 @@ def dev(
             stack.enter_context(server)
         except EmbeddedServerError as error:
             if port and "already in use" in str(error):
-                raise ServerUnusableError(f"Port {port} is already in use. Choose another with --port.") from error
+                raise ServerUnusableError(f"port {port} is already in use; choose another with --port") from error
             raise
         return _run(command, server) if command else _serve(server, output)
 

@@ -1,4 +1,4 @@
-"""What a command prints: data on stdout, as a table or as JSON, and remarks on stderr."""
+"""The output of a command: data on stdout, as a table or as JSON, and remarks on stderr."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in {"starlette", "jinja2", "anyio"}:
         raise
     raise MissingExtraError(
-        f"redis_message_queue.dashboard needs {missing.name}. Run: pip install 'redis-exact-queue[dashboard]'"
+        f"redis_message_queue.dashboard needs {missing.name}; run: pip install 'redis-exact-queue[dashboard]'"
     ) from missing
 
 __all__ = ["Dashboard"]

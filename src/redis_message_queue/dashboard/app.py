@@ -28,7 +28,6 @@ from redis_message_queue.dashboard import text
 from redis_message_queue.dashboard.access import HEADERS, Access
 from redis_message_queue.dashboard.changes import MOST_IDS, Change
 from redis_message_queue.dashboard.history import History, history_of
-from redis_message_queue.dashboard.partitioned_watch import PartitionedWatch
 from redis_message_queue.dashboard.search import (
     CANCELLED,
     REDRIVEN,
@@ -68,6 +67,22 @@ _MOST_STREAMS = 100
 _BAD_REQUESTS = (ConfigurationError, PayloadTypeError, PayloadValueError)
 
 Page = Callable[[Request], Awaitable[Response]]
+
+
+def _environment() -> Environment:
+    """Return the templates with what all of them use."""
+    templates = Environment(
+        loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    templates.filters |= {name: getattr(text, name) for name in ("age", "clock", "count", "one_line", "rate")}
+    templates.globals |= {
+        "Level": Level,
+        "SOURCES": SOURCES,
+        "REDRIVEN": REDRIVEN,
+        "CANCELLED": CANCELLED,
+        "points": text.points,
+    }
+    return templates
 
 
 class Dashboard:
@@ -120,18 +135,12 @@ class Dashboard:
         self._stopped = asyncio.Event()
         # Raises for a name that no queue can have.
         self._named_keys = {self._open_named(name).key.pending for name in self._names}
-        self._templates = Environment(
-            loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-        )
-        self._templates.filters |= {name: getattr(text, name) for name in ("age", "clock", "count", "one_line", "rate")}
-        self._templates.globals |= {
-            "Level": Level,
-            "SOURCES": SOURCES,
-            "REDRIVEN": REDRIVEN,
-            "CANCELLED": CANCELLED,
-            "points": text.points,
-        }
-        self._app = Starlette(
+        self._templates = _environment()
+        self._app = self._starlette()
+
+    def _starlette(self) -> Starlette:
+        """Return the application behind the access checks."""
+        return Starlette(
             routes=[
                 Route("/", self._overview),
                 Route("/queue", self._queue),
@@ -187,8 +196,7 @@ class Dashboard:
         queue = self._open_named(name)
         with contextlib.suppress(*UNREADABLE):  # then the watch says what is wrong
             count = await stored_partitions(queue._protocol.store.calls) or 1
-            if count > 1:
-                return PartitionedWatch(name, self._open_named(name, count))
+            queue = self._open_named(name, count)
         return QueueWatch(name, queue)
 
     def _open_named(self, name: str, partitions: int = 1) -> RedisMessageQueue:
@@ -226,7 +234,7 @@ class Dashboard:
         if partition is None:
             return watch
         number = _number(request, "partition", -1)
-        if not 0 <= number < len(watch.parts):
+        if not 0 <= number < len(watch.partitions):
             raise HTTPException(404, "The queue has no such partition.")
         return watch.parts[number]
 
@@ -301,7 +309,7 @@ class Dashboard:
             id=message_id,
             source=place.source if place else None,
             record=record or MessageRecord(payload=None),
-            part=watch.parts[number] if watch.parts else None,
+            part=watch.parts[number] if watch.partitions else None,
             lease=lease,
             history=history,
             views=text.payload_views(record.payload) if record else [],

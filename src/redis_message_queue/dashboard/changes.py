@@ -1,4 +1,4 @@
-"""What a person can change from the dashboard, after confirming it."""
+"""The changes that a person can make in the dashboard, after confirming them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Change:
 
     @property
     def verb(self) -> str:
-        """What the button says."""
+        """The text of the button."""
         return {"purge": "Delete", "cancel": "Cancel them", "unschedule": "Remove"}.get(
             self.action, self.action.capitalize()
         )

@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of the past of a message, and what the reader should know about that."""
+    """The steps of a message so far, and a note on what is missing."""
 
     steps: list[Step]
     note: str = ""

@@ -53,7 +53,7 @@ class HeldLease:
 
 @dataclass(frozen=True, slots=True)
 class TenantBacklog:
-    """What waits for one tenant. ``name`` is None for messages without a tenant."""
+    """The waiting messages of one tenant. ``name`` is None for messages without a tenant."""
 
     name: str | None
     pending: int
@@ -75,7 +75,7 @@ class GroupLag:
 
 @dataclass(frozen=True, slots=True)
 class QueueDetails:
-    """What only the page of one queue shows."""
+    """The tenants and rates of a queue, which only its own page shows."""
 
     tenants: tuple[TenantBacklog, ...] = ()
     tenants_read: int = 0

@@ -76,8 +76,11 @@ def _paused(now: Sample) -> list[Finding]:
     ]
 
 
+_START = "Start a consumer of this queue."
+
+
 def _stuck(history: Sequence[Sample], among: Sequence[Sample]) -> Iterator[Finding]:
-    now, start = history[-1], "Start a consumer of this queue."
+    now = history[-1]
     overdue = [lease for lease in now.leases if lease.ends_at < now.at - _LATE_SECONDS]
     if overdue:
         number = f"{LEASES} or more" if len(overdue) == LEASES else count(len(overdue))
@@ -86,7 +89,7 @@ def _stuck(history: Sequence[Sample], among: Sequence[Sample]) -> Iterator[Findi
             Level.STUCK,
             f"{number} message{'s' if len(overdue) != 1 else ''} {are} in flight with no consumer renewing: the first "
             f"lease ended {age(now.at - overdue[0].ends_at)} ago, and no other consumer has taken over.",
-            f"The consumer that claimed {them} has crashed or is cut off. {start}",
+            f"The consumer that claimed {them} has crashed or is cut off. {_START}",
             "processing",
         )
     waiting, oldest, quiet = now.stats.pending, now.oldest_seconds or 0.0, _quiet_seconds(among)
@@ -105,7 +108,7 @@ def _stuck(history: Sequence[Sample], among: Sequence[Sample]) -> Iterator[Findi
         yield Finding(
             Level.STUCK,
             f"{messages(waiting)} waiting, the oldest for {age(oldest)}, and none in flight{seen}.",
-            f"No consumer seems to run. {start}",
+            f"No consumer seems to run. {_START}",
             "pending",
         )
     elif waiting and quiet >= _QUIET_SECONDS and not overdue:
@@ -116,20 +119,39 @@ def _stuck(history: Sequence[Sample], among: Sequence[Sample]) -> Iterator[Findi
             "Handlers are slow or hang. Look at what they hold, and at the logs of these consumers.",
             "processing",
         )
+    yield from _overdue(now)
+    yield from _held_by_groups(now)
+    if now.unleased and len(history) > 1 and min(one.unleased for one in history) > 0:
+        held = now.at - history[0].at
+        if held >= _QUIET_SECONDS:
+            yield Finding(
+                Level.WARNING,
+                f"{messages(now.unleased)} in processing without a lease for at least {age(held)}.",
+                "If their consumers have crashed, nothing returns them: purge the orphans.",
+                "processing",
+            )
+
+
+def _overdue(now: Sample) -> Iterator[Finding]:
+    """Delayed messages and schedules whose time has come, and which nobody has served."""
     if now.first_due_at is not None and now.first_due_at < now.at - _LATE_SECONDS:
         yield Finding(
             Level.STUCK,
             f"Delayed messages are overdue, the first by {age(now.at - now.first_due_at)}: no consumer delivers them.",
-            start,
+            _START,
             "delayed",
         )
     if now.next_tick_at is not None and now.next_tick_at < now.at - _LATE_SECONDS:
         yield Finding(
             Level.STUCK,
             f"A schedule is overdue by {age(now.at - now.next_tick_at)}: its message was not published.",
-            f"{start} If one runs, its log says why it cannot publish.",
+            f"{_START} If one runs, its log says why it cannot publish.",
             "schedules",
         )
+
+
+def _held_by_groups(now: Sample) -> Iterator[Finding]:
+    """Consumer groups that hold messages and do not go on."""
     for group in now.groups:
         if group.messages and not group.has_query:
             yield Finding(
@@ -143,15 +165,6 @@ def _stuck(history: Sequence[Sample], among: Sequence[Sample]) -> Iterator[Findi
                 f"Consumer group {one_line(group.name)} holds {messages(group.messages)}, and its query has not "
                 f"finished a batch for {age(now.at - group.since)}.",
                 "Look at the query in the Spark UI: a task is slow, or it fails and is tried again.",
-            )
-    if now.unleased and len(history) > 1 and min(one.unleased for one in history) > 0:
-        held = now.at - history[0].at
-        if held >= _QUIET_SECONDS:
-            yield Finding(
-                Level.WARNING,
-                f"{messages(now.unleased)} in processing without a lease for at least {age(held)}.",
-                "If their consumers have crashed, nothing returns them: purge the orphans.",
-                "processing",
             )
 
 

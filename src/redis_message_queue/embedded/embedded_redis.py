@@ -119,7 +119,7 @@ class EmbeddedRedis:
         if isinstance(port, bool) or not isinstance(port, int):
             raise ConfigurationTypeError(f"port must be an int, not {typed(port)}")
         if not 0 <= port <= 65_535:
-            raise ConfigurationError(f"port is {brief(port)}. Choose one from 1 to 65535, or 0 for any free one.")
+            raise ConfigurationError(f"port is {brief(port)}; choose one from 1 to 65535, or 0 for any free one")
         self._wanted_port = port
         self._append_only = append_only
         self._config = _checked_config({} if config is None else config)
@@ -193,7 +193,7 @@ class EmbeddedRedis:
     def start(self) -> Self:
         """Start the server and wait until it answers."""
         if self._process is not None:
-            raise EmbeddedServerError(f"The embedded server runs already ({self._shown_url}). Use restart().")
+            raise EmbeddedServerError(f"the embedded server runs already ({self._shown_url}); use restart()")
         self._binary = find_server(self._setting)
         self._directory = self._make_directory()
         _started.add(self)
@@ -254,7 +254,7 @@ class EmbeddedRedis:
 
     def _known(self, value: T | None) -> T:
         if value is None:
-            raise EmbeddedServerError("The embedded server is not running. Call start() or use it in a `with`.")
+            raise EmbeddedServerError("the embedded server is not running; call start() or use it in a `with`")
         return value
 
     def _own_process(self) -> "subprocess.Popen[bytes]":
@@ -263,7 +263,7 @@ class EmbeddedRedis:
         started = self._known(self._process)
         if self not in _started:
             raise EmbeddedServerError(
-                "The embedded server belongs to another process. Call this in the process that started it."
+                "the embedded server belongs to another process; call this in the process that started it"
             )
         return started
 
@@ -293,7 +293,7 @@ class EmbeddedRedis:
         for port in _random_ports():
             with contextlib.suppress(_PortInUseError):
                 return self._launch(port)
-        raise EmbeddedServerError(f"{_PORT_ATTEMPTS} random ports were all in use. Choose a free one with port=...")
+        raise EmbeddedServerError(f"{_PORT_ATTEMPTS} random ports were all in use; choose a free one with port=...")
 
     def _launch(self, port: int) -> None:
         self._port = port
@@ -358,7 +358,7 @@ class EmbeddedRedis:
     def _start_error(self, what: str, log_start: int) -> EmbeddedServerError:
         log = (self.directory / "server.log").read_bytes()[log_start:].decode(errors="replace")
         if _ADDRESS_IN_USE in log:
-            return _PortInUseError(f"Port {self.port} is already in use. Choose another port, or 0 for any free one.")
+            return _PortInUseError(f"port {self.port} is already in use; choose another port, or 0 for any free one")
         for secret in self._secrets():
             log = log.replace(secret, "***")
         tail = "\n".join(f"    {line}" for line in log.splitlines()[-12:])
@@ -424,11 +424,11 @@ def _checked_config(config: Mapping[str, str | int]) -> dict[str, str | int]:
     config = {str.lower(name): plain(value) for name, value in config.items()}
     if taken := _OWN_SETTINGS & config.keys():
         raise ConfigurationError(
-            f"EmbeddedRedis sets {', '.join(sorted(taken))} itself. Use its arguments instead of config."
+            f"EmbeddedRedis sets {', '.join(sorted(taken))} itself; use its arguments instead of config"
         )
     if broken := [name for name, value in config.items() if not f"{name}{value}".isprintable()]:
         raise ConfigurationError(
-            "A setting must be one line without control characters. Remove them from the config of: "
+            "a setting must be one line without control characters; remove them from the config of: "
             f"{', '.join(map(brief, broken))}"
         )
     return config
@@ -441,14 +441,14 @@ def _checked_password(password: str | bool, config: Mapping[str, str | int]) -> 
     if "requirepass" in config:
         if password is not True:
             raise ConfigurationError(
-                "There are two passwords. Give it once, as password=... or as requirepass in config."
+                "there are two passwords; give it once, as password=... or as requirepass in config"
             )
         return str(config["requirepass"])
     password = plain(password)
     if password == "":
-        raise ConfigurationError("password is empty. Give a password, or False for a server without one.")
+        raise ConfigurationError("password is empty; give a password, or False for a server without one")
     if isinstance(password, str) and not password.isprintable():
-        raise ConfigurationError("password has characters that cannot be printed. Choose one without them.")
+        raise ConfigurationError("password has characters that cannot be printed; choose one without them")
     return password if isinstance(password, str) else None if password else ""
 
 
@@ -496,7 +496,7 @@ def _lock(log: IO[bytes], directory: Path) -> None:
         except BlockingIOError as error:
             if time.monotonic() > deadline:
                 raise EmbeddedServerError(
-                    f"Another server runs in {directory}. Stop it, or choose another directory."
+                    f"another server runs in {directory}; stop it, or choose another directory"
                 ) from error
             time.sleep(0.01)
 

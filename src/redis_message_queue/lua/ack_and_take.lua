@@ -8,7 +8,7 @@
 --@include reply
 local settled = redis.call('GET', ack_reply)
 if answer or (settled and string.sub(settled, 1, 12) >= ack_call) then return 0 end
---@include usual_state
+--@include fast_path_state
 if journaled or paused or cancels then return 0 end
 --@include clock
 if redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then return 0 end

@@ -17,8 +17,8 @@ check_types('HLEN', groups, deliveries)
 check_types('LLEN', members)
 local sealed, acked, cleared = progress.sealed, progress.acked, progress.cleared
 if upto > sealed then
-  local empty = cleared == sealed and size_of(sealed + 1) == 0
-  if not jump or not empty then error('OVERTAKEN: claims are sealed up to number ' .. sealed, 0) end
+  local nothing_left = cleared == sealed and batch_of(sealed + 1).places == 0
+  if not jump or not nothing_left then error('OVERTAKEN: claims are sealed up to number ' .. sealed, 0) end
   redis.call('HDEL', group, '')
   redis.call('HSET', group, 'sealed', upto, 'acked', upto, 'cleared', upto)
   return {upto, upto}
@@ -27,13 +27,13 @@ local handled = math.max(acked, upto)
 local clears = number == cleared + 1 and number <= handled
 if handled == acked and not clears then return {acked, cleared} end
 
-local count, known, widest, head, ids, is_last = 0, 0, 0, {}, {}, true
+local head, ids, empty, is_last = {}, {}, 0, true
 if clears then
-  count, known, widest = size_of(number)
   -- If no message has an entry, and there is no journal, the messages need not be read.
-  local reads, budget = known > 0 or journaled, new_budget(widest)
-  while reads and #head < math.min(count, MAX_MESSAGES) and not budget.is_spent() do
-    local piece = budget.next_piece(math.min(count, MAX_MESSAGES) - #head)
+  local reads, budget = batch.known > 0 or journaled, new_budget(batch.widest)
+  local wanted = math.min(batch.places, MAX_MESSAGES)
+  while reads and #head < wanted and not budget.is_spent() do
+    local piece = budget.next_piece(wanted - #head)
     local some = redis.call('LRANGE', members, #head, #head + piece - 1)
     for _, member in ipairs(some) do
       budget.count(member)
@@ -41,10 +41,12 @@ if clears then
     end
     reads = #some == piece
   end
-  is_last = not reads or #head >= count
+  is_last = not reads or #head >= batch.places
   for _, member in ipairs(head) do
     local stored = from_member(member)
-    if stored and is_message(stored) then
+    if member == EMPTY then
+      empty = empty + 1
+    elseif stored and is_message(stored) then
       if has_entry(stored) then ids[#ids + 1] = id_of(stored) end
       record_event('acked', id_of(stored), tenant_of(stored))
     end
@@ -57,12 +59,13 @@ redis.call('HSET', group, 'acked', handled)
 if clears then
   if #ids > 0 then redis.call('HDEL', deliveries, unpack(ids)) end
   if is_last then
-    count_members(number, 0, 0, 0, -count)
+    write_batch(number, {messages = 0, empty = 0}, -batch.messages)
     redis.call('HSET', group, 'cleared', number)
     redis.call('UNLINK', members)
     cleared = number
   else
-    count_members(number, count - #head, known, widest, -#head)
+    batch.messages, batch.empty = batch.messages - #head + empty, math.max(0, batch.empty - empty)
+    write_batch(number, batch, empty - #head)
     redis.call('LTRIM', members, #head, -1)
   end
   write_journal()

@@ -4,7 +4,7 @@
 -- Returns '1', or '' if this is another case, and nothing has changed: settle.lua knows them all.
 --@include reply
 if answer then return answer end
---@include usual_state
+--@include fast_path_state
 local id = string.sub(token, 1, 16)
 local stored = not journaled and redis.call('HGET', processing, id)
 -- 0x80 and, with a tenant, 0x81: no entry, no extras. settle.lua knows how to count the messages of a tenant.

@@ -10,12 +10,12 @@
 local state = redis.call('HMGET', group, 'epoch', 'holder', 'deadline')
 local epoch, deadline = tonumber(state[1] or 0), tonumber(state[3] or 0)
 if not epoch or not deadline then error('the group holds a foreign value', 0) end
-redis.call('HLEN', groups)
+if not renews then redis.call('HLEN', groups) end
 
 local remains = epoch == after + 1 and state[2] == holder
 if not remains and (renews or epoch ~= after or deadline > now) then return {0, epoch, math.max(deadline - now, 0)} end
 -- First a write that a full server accepts and that empties no key: see rules 1 and 2 of README.md.
 redis.call('HDEL', group, '')
 redis.call('HSET', group, 'epoch', after + 1, 'holder', holder, 'deadline', string.format('%.0f', now + lease_us))
-redis.call('HSETNX', groups, whose, 0)
+if not renews then redis.call('HSETNX', groups, whose, 0) end
 return {1, after + 1, 0}

@@ -78,10 +78,10 @@ end
 -- The fast path, at half the price: nothing is due, and the messages at the head of one list are plain. A caller that
 -- was woken looks ahead: the wake-up may be that of a timer owner that left, and then somebody else must be awake soon.
 local SOON_US = 1000000
-local is_usual = wanted_now > 0 and woken < '2' and not answer and not journaled and not cancels
+local is_fast_path = wanted_now > 0 and woken < '2' and not answer and not journaled and not cancels
 local due_by = woken == '1' and now + SOON_US or now
-local due = is_usual and leased and redis.call('ZRANGEBYSCORE', leases, '-inf', due_by, 'LIMIT', 0, 2) or {}
-if is_usual and not due[1] and (leased or redis.call('EXISTS', tenant_ring, delayed, leases) == 0) then
+local due = is_fast_path and leased and redis.call('ZRANGEBYSCORE', leases, '-inf', due_by, 'LIMIT', 0, 2) or {}
+if is_fast_path and not due[1] and (leased or redis.call('EXISTS', tenant_ring, delayed, leases) == 0) then
   local messages, all_plain, bytes = read_plain(pending, 0x80, count)
   if all_plain and #messages > 0 then
     -- The chained wake-up: a consumer that was woken and leaves work behind wakes the next one.
@@ -96,8 +96,8 @@ end
 
 --@include tenants
 --@include turns
--- Nearly as usual: only tenants wait. The first in the ring gives the head of its list.
-if is_usual and count == 1 and due[1] == 'r' and not due[2] and not counts and in_flight_limit == 0 then
+-- Nearly the fast path: only tenants wait. The first in the ring gives the head of its list.
+if is_fast_path and count == 1 and due[1] == 'r' and not due[2] and not counts and in_flight_limit == 0 then
   local tenant, score = unpack(redis.call('ZRANGE', tenant_ring, 0, 0, 'WITHSCORES'))
   if tenant and tenant ~= '' and tonumber(score) >= 0 and tonumber(score) < REBASE_AT
     and redis.call('EXISTS', pending, expired .. tenant) == 0 then

@@ -16,8 +16,8 @@ if count > 10000 then error('at most 10,000 messages in one call', 0) end
 --@include group
 --@include batch
 
-local length, known, widest = size_of(number)
-local done, done_added, done_again = string.match(redis.call('HGET', group, 'part') or '0:0:0', '^(%d+):(%d+):(%d)$')
+local length = batch.messages
+local done, done_added, done_again = string.match(stored_part, '^(%d+):(%d+):(%d)$')
 if not done then error('the group holds a foreign value', 0) end
 if number ~= progress.sealed + 1 or part < tonumber(done) or part > done + 1 then
   error('OVERTAKEN by a later call of the same caller', 0)
@@ -30,6 +30,20 @@ end
 --@include state
 if paused then return {part - 1, 0, length, 0, {}, ''} end
 --@include clock
+--@include plain
+--@include emptied
+-- Mostly nothing is due, no tenant waits, and the head of `pending` is plain, or there is none.
+local nothing_due = not cancels and not redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
+local plain, all_plain, largest_plain, _ = {}, false, 0, nil
+if nothing_due and not journaled then
+  plain, all_plain, _, largest_plain = read_plain(pending, 0x80, count)
+elseif nothing_due then
+  all_plain = redis.call('LLEN', pending) == 0
+end
+if #plain == 0 and all_plain then
+  forget_emptied()
+  return {part - 1, 0, length, 0, {}, ''}
+end
 --@include wake
 redis.call('LLEN', members)
 redis.call('HLEN', groups)
@@ -42,27 +56,20 @@ local function add_members(messages, with_entries, again, largest_added)
     redis.call('RPUSH', members, unpack(messages, first, math.min(first + MAX_MESSAGES - 1, #messages)))
   end
   if #messages > 0 then
-    count_members(number, length + #messages, known + with_entries, math.max(widest, largest_added), #messages)
+    batch.messages, batch.known = length + #messages, batch.known + with_entries
+    batch.widest = math.max(batch.widest, largest_added)
+    write_batch(number, batch, #messages)
   end
   redis.call('HSET', group, 'part', string.format('%d:%d:%d', part, #messages, again))
 end
 
---@include plain
---@include emptied
--- The fast path: nothing is due, no tenant waits, there is no journal, and the head of `pending` is plain.
-if not journaled and not cancels and not redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then
-  local plain, all_plain, _, largest_plain = read_plain(pending, 0x80, count)
-  if #plain == 0 and all_plain then
-    forget_emptied()
-    return {part - 1, 0, length, 0, {}, ''}
-  end
-  if #plain > 0 then
-    local others = redis.call('LLEN', pending) > #plain
-    add_members(plain, 0, 0, largest_plain)
-    if others then wake() end
-    redis.call('LTRIM', pending, 0, -#plain - 1)
-    return {part, #plain, length + #plain, 0, {}, ''}
-  end
+-- The fast path.
+if #plain > 0 then
+  local others = redis.call('LLEN', pending) > #plain
+  add_members(plain, 0, 0, largest_plain)
+  if others then wake() end
+  redis.call('LTRIM', pending, 0, -#plain - 1)
+  return {part, #plain, length + #plain, 0, {}, ''}
 end
 
 -- Any other case: message by message, as a claim does it.

@@ -1,4 +1,5 @@
 -- reject_members.lua: moves messages that a query cannot read from a claim of its group to the dead letters.
+-- Each leaves an empty place: a claim that is read again has every other message in the same slice.
 -- KEYS  deliveries | dlq | records: those of dlq | group | members: the messages of the claim
 --       groups | journal | meta
 -- ARGV  dlq_limit (number): length of dlq, 0 for any | whose: the group's name | query: who calls | epoch: the caller's
@@ -18,7 +19,6 @@ if number <= progress.acked or number > progress.sealed + 1 then
 end
 check_types('LLEN', dlq, records)
 check_types('HLEN', deliveries, groups)
-local count, known, widest = size_of(number)
 local found, payloads, notes, with_entries = {}, {}, {}, {}
 for at = 1, #places, 2 do
   local index, id = places[at], places[at + 1]
@@ -33,18 +33,15 @@ for at = 1, #places, 2 do
     record_event('dead', id, tenant_of(stored), 'reason', reason, 'count', times)
   end
 end
-if #found == 0 then return {count, ''} end
+if #found == 0 then return {batch.messages, ''} end
 
 -- First a write that a full server accepts and that empties no key: see rules 1 and 2 of README.md.
 redis.call('HDEL', group, '')
 local trim_error, cut = push_terminal(dlq, records, payloads, notes, dlq_limit)
 if #with_entries > 0 then redis.call('HDEL', deliveries, unpack(with_entries)) end
-count_members(number, count - #found, known - #with_entries, widest, -#found)
--- A sealed claim stays known without any messages, or it would be lost data.
-if number <= progress.sealed and count == #found then redis.call('HSET', group, number, '0:0:0') end
--- What stands for those that go is in no other list. Removing it may empty the key, so it is the last step there.
-local gone = '-' .. places[2]
-for _, index in ipairs(found) do redis.call('LSET', members, index, gone) end
-redis.call('LREM', members, 0, gone)
+batch.messages, batch.empty = batch.messages - #found, batch.empty + #found
+batch.known = batch.known - #with_entries
+write_batch(number, batch, -#found)
+for _, index in ipairs(found) do redis.call('LSET', members, index, EMPTY) end
 write_journal()
-return {count - #found, cut > 0 and 'cut ' .. cut or trim_error}
+return {batch.messages, cut > 0 and 'cut ' .. cut or trim_error}

@@ -3,8 +3,8 @@
 --       members: the messages of the claim to return | groups | journal | meta
 -- ARGV  tenant_pending | expired | whose: the group's name | query: who calls | epoch: the caller's
 --       number (number): of the claim to return, the last one left
---       keep (number): how many of its messages stay for another call, at most 1,000 fewer than there are
--- Returns {releasing, left}: the next claim and how many messages it holds; {0, 0} when all is done.
+--       keep (number): how many of its places stay for another call, at most 1,000 fewer than there are
+-- Returns {releasing, left}: the next claim and how many places it has; {0, 0} when all is done.
 --@include group
 --@include batch
 --@include state
@@ -16,10 +16,11 @@
 --@include check_types
 local sealed, acked, releasing = progress.sealed, progress.acked, progress.releasing
 if progress.cleared < acked then error('acked batches must be cleared before the rest is released', 0) end
-if size_of(sealed + 1) > 0 then error('the open batch must be sealed before it is released', 0) end
+if batch_of(sealed + 1).places > 0 then error('the open batch must be sealed before it is released', 0) end
 if releasing == 0 then releasing = sealed end
 if sealed == acked then return {0, 0} end
-local count, known, widest = size_of(releasing)
+local released = batch_of(releasing)
+local count, widest = released.places, released.widest
 if number ~= releasing or keep >= count and count > 0 then return {releasing, count} end
 if count - keep > MAX_MESSAGES then error(TOO_MANY, 0) end
 
@@ -38,12 +39,14 @@ while #tail < wanted and not budget.is_spent() do
   end
 end
 local kept = #tail > 0 and count - #tail or keep -- more than `keep` if the messages are too large for one script
-local bodies, order, entries = {}, {}, {}
+local bodies, order, entries, empty = {}, {}, {}, 0
 for _, member in ipairs(tail) do
   local stored = from_member(member)
   local is_ours = stored and is_message(stored)
   local tenant = is_ours and tenant_of(stored) or ''
-  if not bodies[tenant] then
+  if member == EMPTY then
+    empty = empty + 1
+  elseif not bodies[tenant] then
     bodies[tenant] = {}
     order[#order + 1] = tenant
     check_tenant(tenant)
@@ -56,7 +59,7 @@ for _, member in ipairs(tail) do
     -- The query may have handled it, so this delivery counts.
     entries[#entries + 1] = write_entry(attempts, times, failures)
     record_event('requeued', id, tenant)
-  else
+  elseif member ~= EMPTY then
     table.insert(bodies[tenant], member) -- the next claim sets it aside, with its reason
   end
 end
@@ -66,7 +69,10 @@ redis.call('HDEL', group, '')
 if #entries > 0 then redis.call('HSET', deliveries, unpack(entries)) end
 remember_largest(widest)
 for _, tenant in ipairs(order) do push_pending('RPUSH', tenant, bodies[tenant]) end
-count_members(number, kept, known, widest, kept - count)
+local left_empty = math.min(kept, math.max(0, released.empty - empty))
+local moved = released.messages - (kept - left_empty)
+released.messages, released.empty = kept - left_empty, left_empty
+write_batch(number, released, -moved)
 if kept == 0 then releasing = number - 1 end
 redis.call('HSET', group, 'released', sealed, 'releasing', releasing)
 if releasing == acked then
@@ -74,7 +80,7 @@ if releasing == acked then
   redis.call('HDEL', group, 'releasing')
 end
 if #tail > 0 then wake() end
-local left = releasing == number and kept or size_of(releasing)
+local left = releasing == number and kept or batch_of(releasing).places
 if kept == 0 then redis.call('UNLINK', members) else redis.call('LTRIM', members, 0, kept - 1) end
 write_journal()
 if releasing == acked then return {0, 0} end

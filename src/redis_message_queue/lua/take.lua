@@ -5,7 +5,7 @@
 -- Returns the stored message; nil if no message waits; or 0 if this is another case: claim.lua knows them all. A queue
 --       without leases, or with a limit on the age of its messages, is one of them. Without a message nothing changes.
 --@include reply
---@include usual_state
+--@include fast_path_state
 if answer or journaled or paused or cancels then return 0 end
 --@include clock
 if redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] then return 0 end

@@ -14,13 +14,13 @@ from typing import Any, TypeVar, overload
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
 from redis_message_queue.sync.message_queue import RedisMessageQueue as SyncQueue
 from redis_message_queue.values.checks import flag, required_function
-from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError
+from redis_message_queue.values.errors import ConfigurationTypeError, MissingExtraError
 
 try:
     from opentelemetry.trace import TracerProvider
 except ImportError as error:
     raise MissingExtraError(
-        "redis_message_queue.metrics.opentelemetry needs opentelemetry. Run: pip install 'redis-exact-queue[metrics]'"
+        "redis_message_queue.metrics.opentelemetry needs opentelemetry; run: pip install 'redis-exact-queue[metrics]'"
     ) from error
 
 from redis_message_queue.metrics.meter import QueueMeter
@@ -68,16 +68,10 @@ class QueueTracing:
 
         Raises:
             ConfigurationTypeError: This is not a queue, or it is traced already.
-            ConfigurationError: The queue has partitions. Use `handler` and `get_headers` there.
         """
         if isinstance(queue, TracedSyncQueue | TracedAsyncioQueue):
             raise ConfigurationTypeError(
                 "this queue is traced already, and each message would have two spans; trace it once"
-            )
-        if isinstance(queue, SyncQueue | AsyncioQueue) and queue.partitions > 1:
-            raise ConfigurationError(
-                f"trace() cannot trace the queue {queue._protocol.options.name!r}, which has {queue.partitions} "
-                "partitions; decorate its handlers with handler(), and pass get_headers to the queue"
             )
         if isinstance(queue, SyncQueue):
             return TracedSyncQueue(queue, self._spans)

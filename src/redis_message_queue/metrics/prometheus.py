@@ -22,7 +22,7 @@ try:
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise MissingExtraError(
-        "redis_message_queue.metrics.prometheus needs prometheus_client. Run: pip install 'redis-exact-queue[metrics]'"
+        "redis_message_queue.metrics.prometheus needs prometheus_client; run: pip install 'redis-exact-queue[metrics]'"
     ) from error
 
 __all__ = ["QueueMetrics", "StatsCollector"]

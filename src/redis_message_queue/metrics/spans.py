@@ -11,7 +11,7 @@ from typing import Any
 
 from opentelemetry import context, propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
@@ -117,9 +117,7 @@ class Processing:
 
     def __enter__(self) -> Span:
         base, links = self._context_and_links()
-        self._span = span = self._spans.tracer.start_span(
-            f"process {self._queue}", kind=SpanKind.CONSUMER, attributes=self._attributes(), links=links
-        )
+        self._span = span = self._start(links)
         self._spans.remember_delivery(self.ids, span.get_span_context())
         self._current = context.attach(trace.set_span_in_context(span, base))
         self._outer = _processing.get()
@@ -140,6 +138,14 @@ class Processing:
         _processing.set(self._outer)  # no reset: a block may be left in another context
         context.detach(self._current)
         span.end()
+
+    def _start(self, links: Sequence[Link]) -> Span:
+        name, attributes = f"process {self._queue}", self._attributes()
+        try:
+            return self._spans.tracer.start_span(name, kind=SpanKind.CONSUMER, attributes=attributes, links=links)
+        except Exception as error:  # the message must not fail because of the user's sampler
+            log.warning("%s: a delivery has no span, because the tracer raised %s", self._queue, type(error).__name__)
+            return INVALID_SPAN
 
     def add_event(self, name: str, message_id: str) -> None:
         if self._span is not None:

@@ -1,140 +1,204 @@
-"""Queues that make spans for their publishes and deliveries."""
+"""Queues that make spans around what you call: publishing, blocks and handlers."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
 from redis_message_queue.metrics.spans import Processing, Spans, trace_headers
 from redis_message_queue.options.declared import QueueOptions
-from redis_message_queue.protocol.consume.batch_block import BatchBlock
-from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt
-from redis_message_queue.protocol.consume.consumer import ClaimedPayload
-from redis_message_queue.protocol.consume.message_block import MessageBlock
+from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.event_emitter import log
 from redis_message_queue.protocol.loop.run_options import RunSummary
-from redis_message_queue.protocol.publish.message_builder import Message
-from redis_message_queue.protocol.publish.publisher import Publisher, listed
+from redis_message_queue.protocol.publish.publisher import listed
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.message_queue import RedisMessageQueue as SyncQueue
 from redis_message_queue.values.checks import functions
 from redis_message_queue.values.errors import GatewayContractError
-from redis_message_queue.values.events import QueueEvent
 from redis_message_queue.values.messages import Receipt
 
 
-class TracedPublisher(Publisher):
-    """Publishes in a producer span, whose context the messages carry."""
+class _Traced:
+    """The spans of a traced queue, sync or async."""
 
-    def __init__(self, spans: Spans, plain: QueueProtocol) -> None:
-        super().__init__(plain.store, plain.builder, plain.emitter, plain.gate)
+    _protocol: QueueProtocol
+    _spans: Spans
+
+    def _trace(self, plain: QueueProtocol, spans: Spans) -> None:
+        """Work as ``plain`` does, with the trace context in the headers and the events in the spans."""
+        options = plain.options
         self._spans = spans
+        self._protocol = plain.with_options(
+            on_event=[spans.record, *functions("on_event", options.on_event)],
+            get_headers=_with_trace_headers(options) if plain.store.capabilities.headers else None,
+        )
 
-    async def publish(self, message: Message, **details: Any) -> bool:
-        with self._spans.sending(self._emitter.queue, None):
+    def _sending(self, count: int | None = None) -> AbstractContextManager[None]:
+        return self._spans.sending(self._protocol.options.name, count)
+
+    def _span_of_message(self, payload: Any) -> Processing | None:
+        """Return the span for the message of a block; None without a message."""
+        if payload is None:
+            return None
+        try:
+            messages = [self.current_message()]  # type: ignore[attr-defined]  # of the queue beside this class
+        except GatewayContractError:  # a custom gateway delivers only payloads
+            messages = []
+        return self._spans.processing(self._protocol.options.name, messages)
+
+    def _span_of_batch(self, batch: Sequence[ReceivedMessage]) -> Processing | None:
+        """Return the span for all messages of a batch; None without any."""
+        return self._spans.processing(self._protocol.options.name, batch, batch=True) if batch else None
+
+
+class TracedSyncQueue(_Traced, SyncQueue):
+    """A sync queue that makes spans."""
+
+    def __init__(self, plain: SyncQueue, spans: Spans) -> None:
+        self._trace(plain._protocol, spans)
+
+    def publish(self, message: Any, **details: Any) -> bool:
+        """Like `publish` of any queue, in a producer span."""
+        with self._sending():
+            return super().publish(message, **details)
+
+    def publish_many(self, messages: Iterable[Any], **details: Any) -> list[bool]:
+        """Like `publish_many` of any queue, in one producer span."""
+        batch = listed(messages)
+        with self._sending(len(batch)):
+            return super().publish_many(batch, **details)
+
+    def submit(self, message: Any, **details: Any) -> Receipt:
+        """Like `submit` of any queue, in a producer span."""
+        with self._sending():
+            return super().submit(message, **details)
+
+    def submit_many(self, messages: Iterable[Any], **details: Any) -> list[Receipt]:
+        """Like `submit_many` of any queue, in one producer span."""
+        batch = listed(messages)
+        with self._sending(len(batch)):
+            return super().submit_many(batch, **details)
+
+    def process_message(self) -> Any:
+        """Like `process_message` of any queue, with a span from the handler's start until the message is settled."""
+        return TracedBlock(super().process_message(), self._span_of_message)
+
+    def process_messages(self, max_messages: int, *, wait_seconds: float | None = None) -> Any:
+        """Like `process_messages` of any queue, with one span for the batch."""
+        return TracedBlock(super().process_messages(max_messages, wait_seconds=wait_seconds), self._span_of_batch)
+
+    def run(self, handler: Callable[[Any], Any], **options: Any) -> RunSummary:
+        """Like `run` of any queue, with a span for each call of the handler."""
+        return super().run(with_span(self._spans, handler) if callable(handler) else handler, **options)
+
+
+class TracedAsyncioQueue(_Traced, AsyncioQueue):
+    """An asyncio queue that makes spans."""
+
+    def __init__(self, plain: AsyncioQueue, spans: Spans) -> None:
+        self._trace(plain._protocol, spans)
+
+    async def publish(self, message: Any, **details: Any) -> bool:
+        """Like `publish` of any queue, in a producer span."""
+        with self._sending():
             return await super().publish(message, **details)
 
-    async def publish_many(self, messages: Iterable[Message], **details: Any) -> list[bool]:
+    async def publish_many(self, messages: Iterable[Any], **details: Any) -> list[bool]:
+        """Like `publish_many` of any queue, in one producer span."""
         batch = listed(messages)
-        with self._spans.sending(self._emitter.queue, len(batch)):
+        with self._sending(len(batch)):
             return await super().publish_many(batch, **details)
 
-    async def submit_many(self, messages: Iterable[Message], **details: Any) -> list[Receipt]:
+    async def submit(self, message: Any, **details: Any) -> Receipt:
+        """Like `submit` of any queue, in a producer span."""
+        with self._sending():
+            return await super().submit(message, **details)
+
+    async def submit_many(self, messages: Iterable[Any], **details: Any) -> list[Receipt]:
+        """Like `submit_many` of any queue, in one producer span."""
         batch = listed(messages)
-        with self._spans.sending(self._emitter.queue, len(batch)):
+        with self._sending(len(batch)):
             return await super().submit_many(batch, **details)
 
+    def process_message(self) -> Any:
+        """Like `process_message` of any queue, with a span from the handler's start until the message is settled."""
+        return TracedBlock(super().process_message(), self._span_of_message)
 
-class _Traced:
-    """The span of a delivery, from the handler's start until the messages are settled."""
+    def process_messages(self, max_messages: int, *, wait_seconds: float | None = None) -> Any:
+        """Like `process_messages` of any queue, with one span for the batch."""
+        return TracedBlock(super().process_messages(max_messages, wait_seconds=wait_seconds), self._span_of_batch)
 
-    _span: Processing | None = None
+    async def run(self, handler: Callable[[Any], Any], **options: Any) -> RunSummary:
+        """Like `run` of any queue, with a span for each call of the handler."""
+        return await super().run(with_async_span(self._spans, handler) if callable(handler) else handler, **options)
 
-    def _start_span(self, span: Processing) -> None:
-        self._span = span
-        span.__enter__()
 
-    def _end_span(self, error: BaseException | None) -> None:
-        span, self._span = self._span, None
-        if span is not None:
-            span.__exit__(None if error is None else type(error), error, None)
+class TracedBlock(ProcessBound):
+    """A block of messages, sync or async, with a span until the messages are settled.
 
-    def abandon(self) -> None:
-        super().abandon()  # type: ignore[misc]  # of the block that this class goes before
-        self._end_span(None)
+    The span fails if the handler raises, or if the messages cannot be settled.
+    """
 
-    async def leave(self, error: BaseException | None) -> Any:
-        """Settle the messages. The span fails if that raises, or if the handler did."""
+    def __init__(self, block: Any, make_span: Callable[[Any], Processing | None]) -> None:
+        self._block = block
+        self._make_span = make_span
+        self._span: Processing | None = None
+
+    def leave_alone(self) -> None:
+        """Leave the message to its lease, whatever the handler did."""
+        self._block.leave_alone()
+
+    def __enter__(self) -> Any:
+        taken = self._block.__enter__()
         try:
-            answer = await super().leave(error)  # type: ignore[misc]
+            self._start_span(taken)
+        except BaseException as error:  # Ctrl-C, which leaves the message to its lease
+            self._block.__exit__(type(error), error, error.__traceback__)
+            raise
+        return taken
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        try:
+            answer = self._block.__exit__(kind, error, trace)
         except BaseException as settle_error:
             self._end_span(settle_error)
             raise
         self._end_span(error)
         return answer
 
+    async def __aenter__(self) -> Any:
+        taken = await self._block.__aenter__()
+        self._start_span(taken)
+        return taken
 
-class TracedMessageBlock(_Traced, MessageBlock):
-    """One message, with its span."""
-
-    def __init__(self, queue: QueueProtocol, spans: Spans) -> None:
-        super().__init__(queue)
-        self._spans = spans
-
-    def begin(self, taken: Sequence[ClaimedPayload]) -> ClaimAttempt | None:
-        attempt = super().begin(taken)
-        if attempt is not None:
-            self._start_span(self._spans.processing(self.queue.options.name, self._messages()))
-        return attempt
-
-    def _messages(self) -> list[ReceivedMessage]:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
         try:
-            return [self.current]
-        except GatewayContractError:  # a custom gateway delivers only payloads
-            return []
+            answer = await self._block.__aexit__(kind, error, trace)
+        except BaseException as settle_error:
+            self._end_span(settle_error)
+            raise
+        self._end_span(error)
+        return answer
 
+    def _start_span(self, taken: Any) -> None:
+        self._span = self._make_span(taken)
+        if self._span is not None:
+            self._span.__enter__()
 
-class TracedBatchBlock(_Traced, BatchBlock):
-    """A batch, with one span for all its messages."""
-
-    def __init__(self, queue: QueueProtocol, spans: Spans, count: int, wait_seconds: float | None) -> None:
-        super().__init__(queue, count, wait_seconds)
-        self._spans = spans
-
-    def begin(self, taken: Sequence[ClaimedPayload]) -> ClaimAttempt | None:
-        attempt = super().begin(taken)
-        if attempt is not None:
-            self._start_span(self._spans.processing(self.queue.options.name, self.messages, batch=True))
-        return attempt
-
-
-class TracedProtocol(QueueProtocol):
-    """The protocol of a traced queue, with the options of the queue that it was made from."""
-
-    def __init__(self, plain: QueueProtocol, spans: Spans) -> None:
-        given = plain.options
-        options = replace(given, on_event=_with_span_events(spans, given), get_headers=_with_trace_headers(given))
-        if not plain.store.capabilities.headers:
-            options = replace(options, get_headers=None)
-        super().__init__(options, plain.store, plain.message_class)
-        self.spans = spans
-        self.publisher = TracedPublisher(spans, self)
-
-    def message_block(self) -> MessageBlock:
-        return TracedMessageBlock(self, self.spans)
-
-    def batch_block(self, max_messages: int, wait_seconds: float | None) -> BatchBlock:
-        return TracedBatchBlock(self, self.spans, max_messages, wait_seconds)
-
-
-def _with_span_events(spans: Spans, options: QueueOptions) -> list[Callable[[QueueEvent], Any]]:
-    """Return the ``on_event`` of the user, with one before it that adds events to spans."""
-    return [spans.record, *functions("on_event", options.on_event)]
+    def _end_span(self, error: BaseException | None) -> None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.__exit__(None if error is None else type(error), error, None)
 
 
 def _with_trace_headers(options: QueueOptions) -> Callable[[], Any]:
@@ -156,30 +220,6 @@ def _added(given: Any) -> Any:
 
 async def _added_async(given: Awaitable[Any]) -> Any:
     return _added(await given)
-
-
-class TracedSyncQueue(SyncQueue):
-    """A sync queue that makes spans."""
-
-    def __init__(self, plain: SyncQueue, spans: Spans) -> None:
-        self._protocol = TracedProtocol(plain._protocol, spans)
-        self._spans = spans
-
-    def run(self, handler: Callable[[Any], Any], **options: Any) -> RunSummary:
-        """Like `run` of any queue, with a span for each call of the handler."""
-        return super().run(with_span(self._spans, handler) if callable(handler) else handler, **options)
-
-
-class TracedAsyncioQueue(AsyncioQueue):
-    """An asyncio queue that makes spans."""
-
-    def __init__(self, plain: AsyncioQueue, spans: Spans) -> None:
-        self._protocol = TracedProtocol(plain._protocol, spans)
-        self._spans = spans
-
-    async def run(self, handler: Callable[[Any], Any], **options: Any) -> RunSummary:
-        """Like `run` of any queue, with a span for each call of the handler."""
-        return await super().run(with_async_span(self._spans, handler) if callable(handler) else handler, **options)
 
 
 def with_span(spans: Spans, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -249,7 +249,7 @@ class GatewayOptions(StorageOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class QueueOptions:
-    """What a queue does around its gateway: names, tracking, payload rules, heartbeats, callbacks."""
+    """The options of a queue around its gateway: names, tracking, payload rules, heartbeats, callbacks."""
 
     name: Annotated[str, "The name of the queue. All its Redis keys begin with it."] = field(kw_only=False)
     deduplication: Annotated[
@@ -494,7 +494,7 @@ def _plain(value: Any) -> Any:
 
 
 def descriptions(declaration: Any) -> dict[str, str]:
-    """What each option of a declaration does, by its name."""
+    """Return the description of each option, by its name."""
     described: dict[str, str] = {}
     for one in reversed(declaration.__mro__):
         for name, hint in get_type_hints(one, include_extras=True).items():

@@ -1,1 +1,1 @@
-"""What belongs to one process: its identity, its clock, its forks and its stop signals."""
+"""The state of one process: its identity, its clock, its forks and its stop signals."""

@@ -1,4 +1,4 @@
-"""What the runtimes of both shells share: a clock, random numbers, ids and the process."""
+"""The part of a runtime that both shells share: a clock, random numbers, ids and the process."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ class PartitionCalls(Calls):
         self._all: list[PartitionCalls] = [] if first is None else first._all
         self._all.append(self)
         self._answer_seconds = 0.0  # what the last answer to a claim took
+        self._has_opened = False  # whether it took longer, because the partition was opened meanwhile
         names = script("open_queue").keys
         self._open = Command(script("open_queue"), script_keys(keys, names, counted=keys.counted))
 
@@ -49,15 +50,25 @@ class PartitionCalls(Calls):
 
     def has_answered(self, seconds: float = 0.0) -> None:
         super().has_answered()
-        self._answer_seconds = seconds or self._answer_seconds
+        if seconds:
+            self._answer_seconds = 0.0 if self._has_opened else seconds
+            self._has_opened = False
 
     async def _open_queue(self, limit: float | None, drains: bool, field: str, weights: Sequence[Argument]) -> None:
+        self._has_opened = True
         if self._first is not None:
             if self._first.away is not None and self._first.watchers:
                 raise self._first.away  # a loop must not wait for it
             await self._first._open_queue(limit, drains, "", ())
             await self._follow_first(self._first, limit)
-        await super()._open_queue(limit, drains, field, weights)
+        try:
+            await super()._open_queue(limit, drains, field, weights)
+        except PartitionCountError:
+            if self._first is None:
+                raise
+            # A client that had asked the first partition before it grew has opened this one since then.
+            await self._follow_first(self._first, limit)
+            await super()._open_queue(limit, drains, field, weights)
 
     async def _follow_first(self, first: PartitionCalls, limit: float | None) -> None:
         """Bring a partition to the number and the shared state of the first one, which has the number of this client.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
 from redis_message_queue.options.declared import QueueOptions
 from redis_message_queue.protocol.consume.batch_block import BatchBlock
@@ -59,6 +60,10 @@ class QueueProtocol:
         publisher = Publisher(store, self.builder, self.emitter, self.gate)
         self.publisher: Publishes = publisher
         self.scheduler = Scheduler([PartScheduler(store, self.builder, publisher, self.gate)])
+
+    def with_options(self, **changes: Any) -> Self:
+        """Return the same queue with some options changed; it has the messages, but not the drain, of this one."""
+        return type(self)(replace(self.options, **changes), self.store, self.message_class)
 
     @property
     def operator(self) -> Operator:

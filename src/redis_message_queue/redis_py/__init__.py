@@ -1,1 +1,1 @@
-"""What both shells know of redis-py."""
+"""The only room that knows redis-py, for both shells."""

@@ -125,7 +125,7 @@ class ClientGateway(ProcessBound, GatewayContract):
             return self._stores.setdefault((name, separator), RedisStore(self._port, keys, settings))
         store = RedisStore(self._port, keys, settings)
         check_operations(self, awaits=self._asynchronous)
-        self._operations.know(keys)
+        self._operations.register(keys)
         override_operations(store, self, publishes=bool(changed & PUBLISHING), consumes=bool(changed - PUBLISHING))
         return store
 

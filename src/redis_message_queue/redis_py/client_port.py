@@ -56,7 +56,7 @@ class ClientPort:
         self.is_cluster = wire.is_cluster(client)
         self._client_retries = client_retries  # whether the client's own Retry applies to our calls
         self._read_seconds = REPLY_TIMEOUT_SECONDS if timeout is None else math.inf
-        self._usual = AttemptLimits(client_retries, math.inf, self._read_seconds)
+        self._default_limits = AttemptLimits(client_retries, math.inf, self._read_seconds)
         attempt_limits.limit(client)
 
     @functools.cached_property
@@ -67,8 +67,8 @@ class ClientPort:
         """Return a block in which the client keeps the limits of one attempt of ours."""
         until = attempt_ends_at()
         if until is None:
-            if not self._usual.is_timed:
-                return self._usual
+            if not self._default_limits.is_timed:
+                return self._default_limits
             until = math.inf
         else:
             # Sockets have the real clock: tests move only that of the queues.

@@ -6,13 +6,15 @@ The getters are C functions: one costs 40 ns, beside the 30 us of an exchange.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from redis.asyncio.cluster import NodesManager
 from redis.credentials import StreamingCredentialProvider
 
 # Of a pool
@@ -24,6 +26,9 @@ lock_of = attrgetter("_lock")  # redis-py holds it while it changes the two othe
 socket_of = attrgetter("_sock")
 reader_of = attrgetter("_reader")
 writer_of = attrgetter("_writer")
+
+# Whether an asyncio cluster client can be told which node to ask last
+_CAN_ASK_LAST = "last_failed_node_name" in inspect.signature(NodesManager.initialize).parameters
 
 # Of a `Retry`
 errors_of = attrgetter("_supported_errors")
@@ -101,6 +106,17 @@ def has_unread(connection: Any) -> bool:
     parser = connection._parser
     reader = getattr(parser, "_reader", None)
     return bool(reader.has_data()) if reader is not None else bool(parser._buffer)
+
+
+def reload_nodes(client: Any, silent: str) -> Awaitable[None]:
+    """Let an asyncio cluster client ask which nodes have the slots, and the node that does not answer last.
+
+    Older releases of redis-py may ask a frozen node first, and wait for their socket timeout.
+    """
+    reload: Awaitable[None] = client.nodes_manager.initialize(
+        **{"last_failed_node_name": silent} if _CAN_ASK_LAST else {}
+    )
+    return reload
 
 
 def longest_pause_of(retry: Any) -> Any:

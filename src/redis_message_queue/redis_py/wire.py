@@ -1,4 +1,4 @@
-"""What the sync and the async package need to know of redis-py."""
+"""Commands and replies of redis-py clients, for both shells."""
 
 from __future__ import annotations
 

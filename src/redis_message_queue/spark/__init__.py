@@ -16,9 +16,10 @@ from redis_message_queue.values.errors import MissingExtraError
 if TYPE_CHECKING:
     from redis_message_queue.spark.connector import register
     from redis_message_queue.spark.driver import prepare, session
+    from redis_message_queue.spark.failures import translate_errors
     from redis_message_queue.spark.listener import QueueListener, StreamProgress
 
-__all__ = ["QueueListener", "StreamProgress", "prepare", "register", "session"]
+__all__ = ["QueueListener", "StreamProgress", "prepare", "register", "session", "translate_errors"]
 
 # The module of each public name. PySpark takes most of a second to import, and may not be installed.
 _MODULES = {
@@ -27,6 +28,7 @@ _MODULES = {
     "prepare": "driver",
     "register": "connector",
     "session": "driver",
+    "translate_errors": "failures",
 }
 _REQUIRED = ("pyspark", "py4j", "pyarrow", "pandas", "jinja2", "deltalake")
 # Since 4.2 Spark gives a stream reader its start and its limit, which the source is built on.

@@ -75,9 +75,8 @@ class QueueDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format with a session, and let Spark push filters down to the tables.
+    """Register the format with a session.
 
     You need this where Spark does not find the format by itself: it must be installed on every machine for that.
     """
     spark.dataSource.register(QueueDataSource)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", True)

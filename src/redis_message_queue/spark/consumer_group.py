@@ -1,7 +1,8 @@
 """The consumer group of a streaming query: messages leave the queue in numbered batches, kept until they are acked.
 
 A batch is filled, sealed, read as often as Spark asks, and acked or released. The number of a sealed batch is the
-offset of a micro-batch.
+offset of a micro-batch. A group has a part in each partition of the queue, with batches of its own: in a queue without
+partitions that is one. Numbers of batches are lists, with a number for each partition.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import astuple, dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, Self
 
 import redis
 
 from redis_message_queue.protocol.consume.claim import DeadLetter, log_dead, read_dead, read_trimming
 from redis_message_queue.protocol.port import Argument, Command, Port, finish, split
-from redis_message_queue.spark.connection import RedisReader, not_a_single_server
+from redis_message_queue.spark.connection import RedisReader, not_a_single_server, open_partitions
 from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.envelope import TIME_AT, Envelope, is_message
@@ -35,12 +37,17 @@ from redis_message_queue.values.errors import (
 
 log = logging.getLogger("redis_message_queue")
 
+Batches = list[int]  # one number for each partition
+
 MESSAGES_A_SCRIPT = 5_000  # that one script moves into a batch: some 10 ms of the server's time
 _NO_TEXT = "invalid_payload"  # why a message that is not UTF-8 is a dead letter
 _COUNTED_BATCHES = 1_000  # that one ack is expected to have: usually it is one batch
 _DIGITS = 15  # of a number that a script can count to
 _TIME_DIGITS = 16  # of a time in microseconds, until the year 2286
 _LARGEST_PAGE = 5_000  # messages that one command reads
+_ROWS_A_TASK = 25_000  # unless minPartitions says otherwise: a task costs some 50 ms by itself
+_WAIT_SECONDS = 1.0  # the longest wait for a wake-up, which may be lost together with another consumer
+_EMPTY_PLACE = b"-"  # of a message that was rejected
 _STALE = re.compile(r"STALE epoch \d+ of a consumer group that is at epoch (\d+)")
 
 
@@ -81,7 +88,11 @@ class RunCounts:
 
 
 def split_members(members: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
-    """Return stored messages and delivery counts from the members of a batch: see lua/lib/batch.lua."""
+    """Return stored messages and delivery counts from the members of a batch: see lua/lib/batch.lua.
+
+    Empty places are left out.
+    """
+    members = [member for member in members if member != _EMPTY_PLACE]
     stored, counts = list(members), [1] * len(members)
     for place, member in enumerate(members):
         if member[:1] < b"\x80":
@@ -91,15 +102,35 @@ def split_members(members: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
     return stored, counts
 
 
-def page_size(counts: bytes | None) -> int:
-    """Return how many messages of a batch to read at once: as many as fit if each is as large as the largest."""
-    largest = _count((counts or b"").rpartition(b":")[2]) or MAX_BYTES
-    return max(1, min(_LARGEST_PAGE, MAX_BYTES // largest))
+class BatchSize(NamedTuple):
+    """What a batch has, as its group keeps it: see lua/lib/group.lua."""
 
+    messages: int
+    empty: int = 0  # places of messages that were rejected
+    slices: int = 0  # in which tasks read it, decided when it was sealed
+    known: int = 0
+    largest: int = 0  # bytes of a message
 
-def batch_length(counts: bytes | None) -> int:
-    """Return how many messages a batch has, 0 for what is no number of messages."""
-    return _count((counts or b"").partition(b":")[0])
+    @classmethod
+    def read(cls, stored: bytes | None) -> Self:
+        """Return the numbers of a stored text, 0 for what is none."""
+        return cls(*(_count(one) for one in (stored or b"0").split(b":", 4)))
+
+    @property
+    def places(self) -> int:
+        """How many places its list has."""
+        return self.messages + self.empty
+
+    @property
+    def page(self) -> int:
+        """How many of them to read at once: as many as fit if each message is as large as the largest."""
+        return max(1, min(_LARGEST_PAGE, MAX_BYTES // (self.largest or MAX_BYTES)))
+
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """Where each slice starts and stops: of equal length, or one place more. The same in every replay."""
+        parts = max(1, self.slices)
+        return [*pairwise(self.places * place // parts for place in range(parts + 1))]
 
 
 def _is_text(stored: bytes) -> bool:
@@ -110,8 +141,8 @@ def _is_text(stored: bytes) -> bool:
     return True
 
 
-class ConsumerGroup:
-    """The batches of one consumer group of one queue, or of one partition of it: that of the reader.
+class GroupPart:
+    """The batches of a consumer group in one partition of a queue: that of the reader.
 
     Call `acquire_group` before anything that writes.
     """
@@ -130,6 +161,7 @@ class ConsumerGroup:
         self._holder = holder or os.urandom(12).hex()
         self._epoch_before = -1  # the epoch before ours
         self._part = 0  # how many scripts have filled the open batch
+        self._length: int | None = None  # how many messages the open batch has, if that is known
         self.sealed = self.acked = 0
         self.counts = RunCounts()
         lines = (self.keys.tenant_pending(""), self.keys.expired(""))
@@ -215,7 +247,9 @@ class ConsumerGroup:
         (fields, clock) = self._reader.read(("HMGET", self.keys.group(self.name), "holder", "deadline"), ("TIME",))
         now = int(clock[0]) * 1_000_000 + int(clock[1])
         left = (_count(fields[1], _TIME_DIGITS) - now) / 1_000_000
-        oldest, _ = split_members(self.read_batch(self.state().acked + 1, 0, 1))
+        first = self.state().acked + 1
+        pages = (split_members(page)[0] for page in self.read_pages(first, 0, self.batch_size(first) or 0))
+        oldest = next((page[:1] for page in pages if page), [])
         published = [Envelope(stored).published_at for stored in oldest if is_message(stored)]
         return GroupHolder(
             holder=None if left <= 0 or not fields[0] else fields[0].decode("utf-8", "replace"),
@@ -226,8 +260,8 @@ class ConsumerGroup:
 
     # -- batches
 
-    def recover(self) -> int:
-        """Finish what the holder before us began, and seal its open batch. Returns the number of the last batch."""
+    def recover(self) -> None:
+        """Finish what the holder before us began, but for its open batch: seal that one."""
         state = self.state()
         if state.releasing:
             self._release_all()
@@ -236,14 +270,14 @@ class ConsumerGroup:
         self._refresh()
         for number in range(self.acked + 1, self.sealed + 1) if self._rejects else ():
             self._reject_invalid(number)
-        return self.seal_batch()
+
+    def open_batch(self) -> BatchSize:
+        """Return what the open batch has."""
+        return self.batch(self.sealed + 1) or BatchSize(0)
 
     def fill_batch(self, limit: int) -> int:
         """Fill the open batch up to ``limit`` messages, in bounded scripts. Returns how many it has."""
-        ((counts, part),) = self._reader.read(("HMGET", self.keys.group(self.name), self.sealed + 1, "part"))
-        length = self._number(counts or b"0")
-        # A request that arrives a second time may fill the batch after we were told that there was nothing to take.
-        self._part = max(self._part, self._number(part or b"0"))
+        length = self.open_batch().messages if self._length is None else self._length
         while length < limit:
             part, added, length, again, dead, trimming = self._send(
                 self._fill,
@@ -253,7 +287,9 @@ class ConsumerGroup:
                 min(limit - length, MESSAGES_A_SCRIPT),
                 batch=self.sealed + 1,
             )
-            self._part = part
+            # A request that arrives a second time may fill the batch after we were told that there was nothing to take.
+            # Its part has the number that we use next, so this is its reply.
+            self._part, self._length = part, length
             self.counts.claimed += added
             self._report_dead(read_dead(dead), trimming)
             if not added and not again:
@@ -267,18 +303,21 @@ class ConsumerGroup:
         if trim_error is not None:
             log.warning("%s: the dead-letter list could not be trimmed (%s)", self.queue, trim_error)
 
-    def seal_batch(self) -> int:
-        """Make the open batch an offset, unless it is empty. Returns the number of the last sealed batch."""
+    def seal_batch(self, slices: int = 1) -> int:
+        """Make the open batch an offset, unless it is empty. Returns the number of the last sealed batch.
+
+        Every replay reads it in so many ``slices``.
+        """
         if self._rejects:
             self._reject_invalid(self.sealed + 1)
-        sealed: int = self._send(self._seal, self.epoch, self.sealed + 1, self._part)
+        sealed: int = self._send(self._seal, self.epoch, self.sealed + 1, self._part, slices)
         if sealed != self.sealed:
-            self._part = 0
+            self._part, self._length = 0, 0
         self.sealed = sealed
         return sealed
 
     def _reject_invalid(self, number: int) -> None:
-        """Move messages of a batch whose payload is no text to the dead letters, from the end: indexes stay the same.
+        """Move messages of a batch whose payload is no text to the dead letters. Each leaves an empty place.
 
         Usually before the batch is an offset. A sealed one has such messages if it is from a query that failed because
         of them.
@@ -286,11 +325,11 @@ class ConsumerGroup:
         found: list[tuple[int, bytes, int]] = []  # index, id, bytes
         place = 0
         for page in self.read_pages(number, 0, self.batch_size(number) or 0):
-            stored, _ = split_members(page)
-            invalid = ((at, one) for at, one in enumerate(stored, place) if is_message(one) and not _is_text(one))
-            found += [(at, one[1:TIME_AT], len(one)) for at, one in invalid]
+            for at, member in enumerate(page, place):
+                for one in split_members([member])[0]:
+                    if is_message(one) and not _is_text(one):
+                        found.append((at, one[1:TIME_AT], len(one)))
             place += len(page)
-        found.reverse()
         for some in split(found, [size for *_, size in found], MAX_MESSAGES, MAX_BYTES):
             places = [part for at, message, _ in some for part in (at, message)]
             _, trimming = self._send(self._reject, self.epoch, number, _NO_TEXT, *places, batch=number)
@@ -298,20 +337,27 @@ class ConsumerGroup:
             dead = [DeadLetter(message.hex(), 1, _NO_TEXT) for _, message, _ in some]
             self._report_dead(dead, trimming)
 
+    def batch(self, number: int) -> BatchSize | None:
+        """Return what a batch has, or None if it is unknown or gone."""
+        (stored,) = self._reader.read(("HGET", self.keys.group(self.name), number))
+        if stored is None:
+            return None
+        self._number(stored)  # raises for what is no number
+        return BatchSize.read(stored)
+
     def batch_size(self, number: int) -> int | None:
-        """Return how many messages a batch has, or None if it is unknown or gone."""
-        (counts,) = self._reader.read(("HGET", self.keys.group(self.name), number))
-        return None if counts is None else self._number(counts)
+        """Return how many places a batch has, or None if it is unknown or gone."""
+        found = self.batch(number)
+        return None if found is None else found.places
 
     def read_batch(self, number: int, start: int, stop: int) -> list[bytes]:
-        """Return the stored messages of a batch from one index up to another."""
+        """Return the members of a batch from one place up to another."""
         (members,) = self._reader.read(("LRANGE", self.keys.members(self.name, number), start, stop - 1))
         return list(members)
 
     def read_pages(self, number: int, start: int, stop: int) -> Iterator[list[bytes]]:
         """Return the same in pages of about 4 MB, so that large messages do not block the server or fill the memory."""
-        (counts,) = self._reader.read(("HGET", self.keys.group(self.name), number))
-        count = page_size(counts)
+        count = (self.batch(number) or BatchSize(0)).page
         while start < stop:
             page = self.read_batch(number, start, min(start + count, stop))
             if not page:
@@ -351,22 +397,20 @@ class ConsumerGroup:
         """Return how many messages the batches have that are not acked yet, up to this one."""
         numbers = range(self.acked + 1, min(number, self.sealed, self.acked + _COUNTED_BATCHES) + 1)
         (sizes,) = self._reader.read(("HMGET", self.keys.group(self.name), *numbers)) if numbers else ([],)
-        return sum(map(batch_length, sizes))
+        return sum(BatchSize.read(one).messages for one in sizes)
 
     def _release_all(self) -> int:
         """Release from the last batch to the first, and from the end of each, so that the order stays."""
         self._clear(self.acked)
-        state, released, left = self.state(), 0, 0
+        state, released, left = self.state(), self._members_upto(self.sealed), 0
         number = state.releasing or state.sealed
         if number > state.acked:
             left = self.batch_size(number) or 0
         else:
             number = 0
         while number:
-            before, current = left, number
             keep = max(0, left - MAX_MESSAGES)
             number, left = self._send(self._release, self.epoch, number, keep, batch=number)
-            released += before - (left if number == current else 0)
         self.counts.released += released
         self._refresh()
         return released
@@ -390,7 +434,7 @@ class ConsumerGroup:
 
     def _refresh(self) -> None:
         state = self.state()
-        self.sealed, self.acked, self._part = state.sealed, state.acked, state.part
+        self.sealed, self.acked, self._part, self._length = state.sealed, state.acked, state.part, None
 
     def depth(self) -> int:
         """Return how many messages could be claimed now: pending, due, and with expired leases."""
@@ -463,25 +507,157 @@ class ConsumerGroup:
         )
 
 
-class Renewable(Protocol):
-    """What has a lease: a consumer group, or those of all partitions."""
+class ConsumerGroup:
+    """A consumer group in all partitions of a queue, over one client. The same query holds all its parts."""
 
-    queue: str
-    name: str
-    lease_seconds: float
+    def __init__(self, parts: Sequence[GroupPart], min_slices: int | None = None) -> None:
+        self.parts = parts
+        self.queue, self.name, self.lease_seconds = parts[0].queue, parts[0].name, parts[0].lease_seconds
+        self._min_slices = min_slices or 1
+        self._turn = 0  # which partition is filled first
 
-    def renew_lease(self) -> None: ...
+    @classmethod
+    def open(cls, client: redis.Redis | redis.RedisCluster, options: SourceOptions, usual: int = 1) -> Self:
+        """Find the partitions: a queue that does not exist yet has the ``usual`` number, if the options say nothing."""
+        holder = os.urandom(12).hex()
+        readers = open_partitions(client, options, usual)
+        return cls([GroupPart(client, options, reader, holder) for reader in readers], options.min_partitions)
+
+    # -- the lease
+
+    def acquire_group(self) -> None:
+        """Become the holder in all partitions, in their order: of two queries one waits for the other at the first.
+
+        Raises:
+            ConsumerGroupBusyError: Another query keeps the group. Nothing is held then.
+        """
+        try:
+            for one in self.parts:
+                one.acquire_group()
+        except ConsumerGroupBusyError:
+            self.release_lease()
+            raise
+
+    def renew_lease(self) -> None:
+        """Stay the holder. A partition that does not answer does not keep the others from being renewed.
+
+        Raises:
+            ConsumerGroupLostError: Another query has acquired the group.
+            DataLossError: The group is gone from Redis.
+        """
+        failure: Exception | None = None
+        for one in self.parts:
+            try:
+                one.renew_lease()
+            except (ConsumerGroupLostError, DataLossError):
+                raise
+            except Exception as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def release_lease(self) -> None:
+        """Let the next query start without waiting for the end of our lease."""
+        for one in self.parts:
+            one.release_lease()
+
+    # -- batches
+
+    @property
+    def sealed(self) -> Batches:
+        """The last sealed batch of each partition."""
+        return [one.sealed for one in self.parts]
+
+    @property
+    def acked(self) -> Batches:
+        """The last acked batch of each partition."""
+        return [one.acked for one in self.parts]
+
+    @property
+    def counts(self) -> RunCounts:
+        """What this run has done with all partitions."""
+        return RunCounts(*map(sum, zip(*(astuple(one.counts) for one in self.parts), strict=True)))
+
+    def recover(self) -> None:
+        """Finish what the holder before us began, and seal its open batches."""
+        for one in self.parts:
+            one.recover()
+        self.seal_batches()
+
+    def fill_batches(self, wanted: int, most: Sequence[int] | None = None) -> int:
+        """Fill the open batches up to ``wanted`` messages together, and each up to ``most``. Returns their number.
+
+        The partitions get equal shares, and what one of them does not use goes to the others. Each is the first in
+        turn, so that a small batch does not always come from the same.
+        """
+        count = len(self.parts)
+        self._turn = (self._turn + 1) % count
+        lengths, limits = [0] * count, list(most or [wanted] * count)
+        hungry = [(self._turn + place) % count for place in range(count)]
+        while hungry and (room := wanted - sum(lengths)) > 0:
+            share = max(1, room // len(hungry))
+            for place in hungry[:]:
+                room = wanted - sum(lengths)
+                limit = min(limits[place], lengths[place] + min(share, max(0, room)))
+                lengths[place] = self.parts[place].fill_batch(limit) if limit > lengths[place] else lengths[place]
+                if lengths[place] < limit or limit == limits[place]:
+                    hungry.remove(place)
+        return sum(lengths)
+
+    def seal_batches(self) -> Batches:
+        """Make the open batches offsets, unless they are empty. Returns the last sealed batch of each partition.
+
+        Their slices have 25,000 places at most, and are at least as many as the options say, if there are as many
+        messages. They are stored with the batch, because a sink may know a row by the task that wrote it: a replay
+        with other slices would be other rows.
+        """
+        lengths = [one.open_batch().places for one in self.parts]
+        total = sum(lengths)
+        count = max(self._min_slices, -(-total // _ROWS_A_TASK))
+        return [
+            one.seal_batch(min(length, -(-count * length // total))) if length else one.sealed
+            for one, length in zip(self.parts, lengths, strict=True)
+        ]
+
+    # -- reading
+
+    def depths(self) -> list[int]:
+        """Return how many messages could be claimed now from each partition."""
+        return [one.depth() for one in self.parts]
+
+    def depth_and_age(self) -> tuple[int, float | None]:
+        """Return how many messages are pending, and the age of the oldest in seconds."""
+        depths, ages = zip(*(one.depth_and_age() for one in self.parts), strict=True)
+        return sum(depths), max((age for age in ages if age is not None), default=None)
+
+    def wait_for_wakeup(self) -> None:
+        """Wait until a publish into any partition wakes us, or for a second.
+
+        Then fill the batches: a wake-up is meant for one consumer.
+        """
+        port, wakeups = self.parts[0].port, tuple(one.keys.wakeup for one in self.parts)
+        seconds = min(_WAIT_SECONDS, 0.8 * port.socket_timeout) if port.socket_timeout else _WAIT_SECONDS
+        try:
+            finish(port.wait_any(wakeups, seconds) if len(wakeups) > 1 else port.wait(wakeups[0], seconds))
+        except Exception as error:
+            if not port.is_transient(error):
+                raise
+            time.sleep(min(seconds, 0.1))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.parts[0].close()
 
 
 class LeaseRenewal:
     """A daemon thread that renews the lease of a consumer group while its query works."""
 
-    def __init__(self, group: Renewable) -> None:
+    def __init__(self, group: ConsumerGroup | GroupPart) -> None:
         self._group = group
         self._stopped = threading.Event()
         self.lost: ConsumerGroupLostError | DataLossError | None = None
         # Four times per lease: one renewal that is lost or late must not cost the group.
-        self._pause = min(1.0, group.lease_seconds / 4)
+        self._pause = min(5.0, group.lease_seconds / 4)
         self._thread = threading.Thread(target=self._run, name="redis-message-queue-renewal", daemon=True)
         self._thread.start()
 

@@ -17,8 +17,6 @@ ConfValue = str | int | float | bool
 _DEFAULTS: dict[str, ConfValue] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": True,
-    # Off by default. Spark then refuses a reader that can push filters down.
-    "spark.sql.python.filterPushdown.enabled": True,
     "spark.ui.enabled": False,
     "spark.ui.showConsoleProgress": False,
 }

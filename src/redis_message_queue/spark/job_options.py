@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -21,6 +20,7 @@ from redis_message_queue.spark.options import (
     one_of,
     seconds_or_zero,
 )
+from redis_message_queue.spark.time_options import check_time, parse_time
 from redis_message_queue.values.checks import flag, number, text, whole_number
 from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError
 from redis_message_queue.values.plain_values import brief
@@ -102,46 +102,6 @@ class AcknowledgeOptions(RefreshOptions):
     reason: Annotated[str, text, "What happened, and why that is accounted for. Later reports show it."]
 
 
-_AGO = re.compile(r"(\d+) ?(m|h|d)")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
-
-
-def parse_time(name: str, value: str | datetime, now: datetime | None = None) -> datetime:
-    """Return the time that a value of ``since`` or ``until`` stands for.
-
-    Raises:
-        ConfigurationError: It is none. Times without a zone are UTC.
-    """
-    try:
-        found = _time_of(value, now or datetime.now(UTC))
-        found.astimezone(UTC)  # its year must be one of 1 to 9999 there too
-    except (ValueError, OverflowError):
-        raise ConfigurationError(
-            f"{name} must be a time such as 2026-09-21, 2026-09-21T08:00 (UTC) or 2026-09-21T08:00+02:00, a time ago "
-            f"such as 90m, 24h or 7d, today or yesterday, not {brief(value)}"
-        ) from None
-    return found
-
-
-def _time_of(value: str | datetime, now: datetime) -> datetime:
-    if isinstance(value, datetime):
-        return value if value.tzinfo else value.replace(tzinfo=UTC)
-    midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    days = {"today": midnight, "yesterday": midnight - timedelta(days=1)}
-    if value in days:
-        return days[value]
-    if ago := _AGO.fullmatch(value):
-        return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-    found = datetime.fromisoformat(value)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _time(name: str, value: Any) -> None:
-    if not isinstance(value, str | datetime):
-        raise ConfigurationTypeError(f"{name} must be a datetime or a text, not {type(value).__name__}")
-    parse_time(name, value)
-
-
 def _zone(name: str, value: Any) -> None:
     text(name, value)
     try:
@@ -182,11 +142,11 @@ class _ReportedTimes(CheckedOptions):
     storage_options: _StorageOptions = field(default_factory=dict, repr=False)
     since: Annotated[
         Any | None,
-        _time,
+        check_time,
         "Report on what happened from this time on: a datetime, 2026-09-21, 2026-09-21T08:00 (UTC), a time "
         "ago such as 24h or 7d, today or yesterday. The verdict is about all that is archived.",
     ] = None
-    until: Annotated[Any | None, _time, "Report on what happened before this time, written like since."] = None
+    until: Annotated[Any | None, check_time, "Report on what happened before this time, written like since."] = None
     timezone: Annotated[
         str | None, _zone, "The time zone of the page, such as Europe/Vienna. Default: that of this machine."
     ] = None
@@ -247,9 +207,9 @@ class ReplayOptions(PublishOptions):
     ] = None
     storage_options: _StorageOptions = field(default_factory=dict, repr=False)
     since: Annotated[
-        Any | None, _time, "Select archived messages that ended from this time on, written as for report."
+        Any | None, check_time, "Select archived messages that ended from this time on, written as for report."
     ] = None
-    until: Annotated[Any | None, _time, "Select archived messages that ended before this time."] = None
+    until: Annotated[Any | None, check_time, "Select archived messages that ended before this time."] = None
     where: Annotated[
         Any | None,
         _where,

@@ -15,6 +15,10 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from redis_message_queue.spark.jobs.job import error_in
+from redis_message_queue.values.errors import JobError
+from redis_message_queue.values.plain_values import described
+
 log = logging.getLogger("redis_message_queue")
 
 
@@ -79,7 +83,9 @@ class QueueListener(StreamingQueryListener):
                 log.exception("%s: the callback for the progress of a streaming query failed", one.queue)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Do nothing: the last progress has the last numbers."""
+        """Log in one line why a query failed, if an error of this library says so."""
+        if event.exception and not isinstance(error := error_in(event.exception, "the query"), JobError):
+            log.error("the streaming query %s failed: %s", event.id, described(error))
 
 
 def read_progress(progress: Any) -> Iterator[StreamProgress]:

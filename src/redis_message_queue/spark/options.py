@@ -7,6 +7,7 @@ that a queue has too takes its description and its name from the queue: `max_pen
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
@@ -24,11 +25,13 @@ from redis_message_queue.options.declared import (
 )
 from redis_message_queue.protocol.operate.reader import RecordSource
 from redis_message_queue.spark.connection import connect, refuse_with_partitions
+from redis_message_queue.spark.time_options import check_time, parse_time
 from redis_message_queue.stored.bounds import MAX_MESSAGES
+from redis_message_queue.stored.envelope import tenant_name
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.checks import MILLISECOND, flag, number, text, whole_number
-from redis_message_queue.values.errors import ConfigurationError
-from redis_message_queue.values.plain_values import brief, is_text, plain
+from redis_message_queue.values.errors import ConfigurationError, RedisMessageQueueError
+from redis_message_queue.values.plain_values import brief, described, is_text, plain
 
 PayloadFormat = Literal["string", "binary"]
 InvalidPayloads = Literal["fail", "column", "dead_letters"]
@@ -115,6 +118,24 @@ def _at_most(most: int) -> Check:
             raise ConfigurationError(f"{name} must be at most {most:,}, not {brief(value)}")
 
     return check
+
+
+def split_names(given: str) -> list[str]:
+    """Return the names of tenants in a text, in alphabetical order: '' for no tenant."""
+    names = json.loads(given) if given.lstrip().startswith("[") else [one.strip() for one in given.split(",")]
+    return sorted(set(names))
+
+
+def _tenant_names(name: str, value: Any) -> None:
+    try:
+        for one in split_names(value):
+            if one != "":
+                tenant_name(one)
+    except (RedisMessageQueueError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{name} must be names of tenants with commas between them, or a JSON list of texts, not {brief(value)} "
+            f"({described(error)})"
+        ) from None
 
 
 seconds = partial(number, least=MILLISECOND)
@@ -372,27 +393,64 @@ class TableOptions(QueueAddress):
         int | None, whole_number, "The smallest number of tasks that read the table, if it has that many rows."
     ] = None
     payload_format: _PayloadFormat = "string"
+    tenants: Annotated[
+        str | None,
+        _tenant_names,
+        "With table=pending: the tenants whose messages to read, separated by commas, or a JSON list. An empty name "
+        "stands for messages without a tenant. Other messages are not read from Redis.",
+    ] = None
+    since: Annotated[
+        Any | None,
+        check_time,
+        "With table=journal: read what happened from this time on. 2026-09-21, 2026-09-21T08:00 (UTC), "
+        "2026-09-21T08:00+02:00, a time ago such as 24h or 7d, today or yesterday. Earlier entries are not read "
+        "from Redis.",
+    ] = None
+    until: Annotated[
+        Any | None, check_time, "With table=journal: read what happened before this time, written like `since`."
+    ] = None
+    due_until: Annotated[
+        Any | None,
+        check_time,
+        "With table=delayed: the messages that are due before this time, written like `since`. Other messages are not "
+        "read from Redis.",
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.consumer_group is not None and self.table != "claimed":
-            raise ConfigurationError(
-                f"option consumerGroup has no effect on the table {self.table}; only claimed has consumer groups"
-            )
-        self._check_records_of(is_given=self.records_of != declared_options(TableOptions)["records_of"].default)
-
-    def _check_records_of(self, *, is_given: bool) -> None:
-        if is_given and self.table != "records":
-            raise ConfigurationError(
-                f"option recordsOf has no effect on the table {self.table}; only records has records of others"
-            )
+        for name, table in _TABLE_OF.items():
+            if self.table != table and getattr(self, name) != declared_options(TableOptions)[name].default:
+                raise _ineffective(name, self.table)
+        for name in ("since", "until", "due_until"):  # once, so that all tasks mean the same time by `24h`
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, parse_time(f"option {spark_name(name)}", value))
+        if self.since is not None and self.until is not None and self.until <= self.since:
+            raise ConfigurationError(f"option until must be later than since: {self.until} is not after {self.since}")
 
     @classmethod
     def from_spark(cls, given: Mapping[str, str]) -> Self:
         options = super().from_spark(given)
         # The value alone does not say whether somebody has written the default.
-        options._check_records_of(is_given="recordsof" in (name.lower() for name in given))
+        if options.table != "records" and "recordsof" in (name.lower() for name in given):
+            raise _ineffective("records_of", options.table)
         return options
+
+
+# The options that one table has.
+_TABLE_OF: dict[str, Table] = {
+    "records_of": "records",
+    "consumer_group": "claimed",
+    "tenants": "pending",
+    "since": "journal",
+    "until": "journal",
+    "due_until": "delayed",
+}
+
+
+def _ineffective(name: str, table: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"option {spark_name(name)} applies only to table={_TABLE_OF[name]}, not to table={table}; leave it out"
+    )
 
 
 _ROLES: tuple[type[QueueAddress], ...] = (SourceOptions, SinkOptions, TableOptions)

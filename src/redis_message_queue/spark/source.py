@@ -6,18 +6,24 @@ In a queue with partitions it is the number of a sealed batch of each.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader
-from redis_message_queue.spark.consumer_group import ConsumerGroup, LeaseRenewal, split_members
+from redis_message_queue.spark.consumer_group import (
+    Batches,
+    BatchSize,
+    ConsumerGroup,
+    GroupPart,
+    LeaseRenewal,
+    split_members,
+)
 from redis_message_queue.spark.options import SourceOptions
-from redis_message_queue.spark.partitioned_group import Batches, PartitionedGroup
 from redis_message_queue.values.errors import DataLossError, RedisMessageQueueError
 
 if TYPE_CHECKING:
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("redis_message_queue")
 
-_ROWS_A_TASK = 25_000  # unless minPartitions says otherwise: a task costs some 50 ms by itself
+_REPORT_SECONDS = 10.0  # for which a lag is shown again if nothing was claimed: Spark asks once a second
 _BATCH, _BATCHES = "batch", "batches"  # the one field of an offset: a number, or with partitions one for each
 
 Offset = dict[str, Any]
@@ -45,7 +51,7 @@ def offset_of(batches: Batches) -> Offset:
 
 @dataclass(frozen=True)
 class BatchSlice(InputPartition):
-    """The messages of one batch that one task reads."""
+    """The places of one batch that one task reads."""
 
     batch: int
     start: int
@@ -61,11 +67,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     # Set only in the process on the driver that Spark asks for offsets. A list has a number for each partition.
-    _connected: PartitionedGroup | None = None
+    _connected: ConsumerGroup | None = None
     _renewal: LeaseRenewal | None = None
     _left: list[int] | None = None  # how many messages an AvailableNow query may still read
     _known: Batches | None = None  # the last batches that this run has found, or was asked for by the checkpoint
     _replayed = 0  # messages of the latter
+    _is_idle = False  # whether the last look found nothing
+    _reported: tuple[float, int, dict[str, Any]] | None = None  # when, after how many claimed messages, and what
 
     def __init__(self, options: SourceOptions, rows: RowEncoder) -> None:
         self._options = options
@@ -73,7 +81,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what executors do not need: they only read."""
-        return {name: vars(self)[name] for name in vars(self).keys() - {"_connected", "_renewal", "_left", "_known"}}
+        drivers = {"_connected", "_renewal", "_left", "_known", "_reported"}
+        return {name: value for name, value in vars(self).items() if name not in drivers}
 
     # -- on the driver
 
@@ -100,7 +109,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._known = [*map(max, self._known or found, found)]
         return start if found == committed else offset_of(found)
 
-    def _next_batches(self, group: PartitionedGroup, committed: Batches, limit: ReadLimit) -> Batches:
+    def _next_batches(self, group: ConsumerGroup, committed: Batches, limit: ReadLimit) -> Batches:
         self._ack(group, committed)
         if group.sealed != committed:
             return [number + (number < sealed) for number, sealed in zip(committed, group.sealed, strict=True)]
@@ -109,36 +118,43 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._release_lease()
         return sealed
 
-    def _new_batches(self, group: PartitionedGroup, limit: ReadLimit) -> Batches:
-        """Fill and seal batches, until there is one: all messages of the first may have been rejected."""
-        committed = group.sealed
-        while True:
-            wanted, before = self._wanted(group, limit), [one.counts.claimed for one in group.parts]
-            filled = group.fill_batches(wanted, self._left) if wanted > 0 else 0
-            if wanted > 0 and not filled and self._left is None:
-                # With the default trigger Spark asks 80 times a second.
-                group.wait_for_wakeup()
-                filled = group.fill_batches(wanted)
-            if self._left is not None:
-                now = [one.counts.claimed for one in group.parts]
-                taken = [end - start for start, end in zip(before, now, strict=True)]
-                # If there was none, others have taken the rest.
-                self._left = [left - some if any(taken) else 0 for left, some in zip(self._left, taken, strict=True)]
-            sealed = group.seal_batches()
-            if sealed != committed or not filled:
-                return sealed
+    def _new_batches(self, group: ConsumerGroup, limit: ReadLimit) -> Batches:
+        """Fill and seal the next batches."""
+        wanted, before = self._wanted(group, limit), [one.counts.claimed for one in group.parts]
+        if wanted <= 0:
+            return group.sealed
+        # With the default trigger Spark asks 80 times a second. An idle query waits first, and looks once a second.
+        waits = self._left is None
+        if waits and self._is_idle:
+            group.wait_for_wakeup()
+        filled = group.fill_batches(wanted, self._left)
+        if waits and not filled and not self._is_idle:
+            group.wait_for_wakeup()
+            filled = group.fill_batches(wanted)
+        self._is_idle = not filled
+        if self._left is not None:
+            now = [one.counts.claimed for one in group.parts]
+            taken = [end - start for start, end in zip(before, now, strict=True)]
+            # If there was none, others have taken the rest.
+            self._left = [left - some if any(taken) else 0 for left, some in zip(self._left, taken, strict=True)]
+        return group.seal_batches() if filled else group.sealed
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return what the progress shows: the lag, and what this run has done: see `StreamProgress`.
 
         A server that is briefly away does not end the query.
         """
+        claimed, now = self._group.counts.claimed, time.monotonic()
+        if self._is_idle and self._reported is not None:
+            at, claimed_then, report = self._reported
+            if claimed_then == claimed and now - at < _REPORT_SECONDS:
+                return report
         try:
             lag, oldest = self._group.depth_and_age()
         except RedisMessageQueueError as error:
             log.warning("%s: the lag of the query could not be read (%s)", self._options.queue, type(error).__name__)
             return None
-        return {
+        report = {
             _BATCH: sum(self._group.sealed),
             "queue": self._options.queue,
             "consumer_group": self._options.consumer_group,
@@ -147,33 +163,39 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "lag": lag,
             "oldest_seconds": oldest,
         }
+        self._reported = now, claimed, report
+        return report
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return the batches after `start` in slices. After a crash this is the first call, with the same batches."""
+        """Return the batches after `start` in slices. After a crash this is the first call, with the same batches.
+
+        The slices are those that were stored with each batch, empty ones included: Spark numbers them.
+        """
         group = self._acquired(batches_of(end))
         first, last = (self._fitting(group, batches_of(one)) for one in (start, end))
         self._ack(group, first)
-        sizes: dict[tuple[Partition, int], int] = {}
+        slices: list[BatchSlice] = []
         for place, one in enumerate(group.parts):
-            found = self._sizes(one, first[place], last[place])
+            found = self._batches(one, first[place], last[place])
             self._count_replayed(group, place, found)
-            sizes |= {(one.partition, number): size for number, size in found.items()}
-        return split(sizes, self._options.min_partitions)
+            for number, batch in found.items():
+                slices += [BatchSlice(number, begin, stop, one.partition) for begin, stop in batch.edges]
+        return slices
 
-    def _sizes(self, one: ConsumerGroup, first: int, last: int) -> dict[int, int]:
-        """Return how many messages each batch of a partition has, without those that are lost."""
-        sizes = {number: one.batch_size(number) for number in range(first + 1, last + 1)}
+    def _batches(self, one: GroupPart, first: int, last: int) -> dict[int, BatchSize]:
+        """Return the batches of a partition after one number up to another, without those that are lost."""
+        batches = {number: one.batch(number) for number in range(first + 1, last + 1)}
         state = one.state()
-        lost = [number for number, size in sizes.items() if size is None or number <= state.released]
+        lost = [number for number, batch in batches.items() if batch is None or number <= state.released]
         if lost or last < first:
             self._report_data_loss(_why_gone(one, lost[0] if lost else last, state.sealed, state.released))
-        return {number: size for number, size in sizes.items() if size and number not in lost}
+        return {number: batch for number, batch in batches.items() if batch and number not in lost}
 
-    def _count_replayed(self, group: PartitionedGroup, place: int, sizes: dict[int, int]) -> None:
+    def _count_replayed(self, group: ConsumerGroup, place: int, batches: dict[int, BatchSize]) -> None:
         """Count batches that this run did not find itself, each once: Spark may plan one more than once."""
         self._known = self._known or [0] * len(group.parts)
-        self._replayed += sum(size for number, size in sizes.items() if number > self._known[place])
-        self._known[place] = max(self._known[place], *sizes, 0)
+        self._replayed += sum(batch.messages for number, batch in batches.items() if number > self._known[place])
+        self._known[place] = max(self._known[place], *batches, 0)
 
     def commit(self, end: Offset) -> None:
         """Ack everything up to here: Spark is done with it."""
@@ -193,7 +215,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the rows of a slice. Reading changes nothing, so a task may be repeated."""
         assert isinstance(partition, BatchSlice)
         client = self._options.connect()
-        group = ConsumerGroup(client, self._options, RedisReader(client, self._options.keys, partition.partition))
+        group = GroupPart(client, self._options, RedisReader(client, self._options.keys, partition.partition))
         try:
             found = 0
             for members in group.read_pages(partition.batch, partition.start, partition.stop):
@@ -210,16 +232,16 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- the consumer group
 
     @property
-    def _group(self) -> PartitionedGroup:
+    def _group(self) -> ConsumerGroup:
         return self._connect([0])
 
-    def _connect(self, known: Batches) -> PartitionedGroup:
+    def _connect(self, known: Batches) -> ConsumerGroup:
         """Return the group. If Redis does not know the queue, it has as many partitions as the checkpoint."""
         if self._connected is None:
-            self._connected = PartitionedGroup(self._options.connect(), self._options, len(known))
+            self._connected = ConsumerGroup.open(self._options.connect(), self._options, len(known))
         return self._connected
 
-    def _acquired(self, known: Batches) -> PartitionedGroup:
+    def _acquired(self, known: Batches) -> ConsumerGroup:
         """Return the group. The first call of a run acquires it and recovers what the run before has left."""
         group = self._connect(known)
         if self._renewal is None:
@@ -230,7 +252,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise type(self._renewal.lost)(str(self._renewal.lost), queue=self._options.queue)
         return group
 
-    def _fitting(self, group: PartitionedGroup, batches: Batches) -> Batches:
+    def _fitting(self, group: ConsumerGroup, batches: Batches) -> Batches:
         """Return a number for each partition: none of a partition that the queue has got since."""
         count = len(group.parts)
         if any(batches[count:]):
@@ -255,14 +277,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self._options.lease_seconds,
                 )
 
-    def _ack(self, group: PartitionedGroup, batches: Batches) -> None:
+    def _ack(self, group: ConsumerGroup, batches: Batches) -> None:
         for one, number in zip(group.parts, batches, strict=True):
             if number > one.sealed:
                 self._report_data_loss(_why_gone(one, number, one.sealed, 0))
                 one.skip_to(number)
             one.ack_batch(number)
 
-    def _wanted(self, group: PartitionedGroup, limit: ReadLimit) -> int:
+    def _wanted(self, group: ConsumerGroup, limit: ReadLimit) -> int:
         """Return how many messages the next batches may have."""
         if isinstance(limit, ReadMaxRows):
             wanted = limit.max_rows
@@ -283,23 +305,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log.warning("messages are lost: %s", where)
 
 
-def split(sizes: dict[tuple[Partition, int], int], wanted: int | None) -> list[BatchSlice]:
-    """Return the batches in slices of equal length, or one message more: at least as many as wanted, if there are."""
-    total = sum(sizes.values())
-    count = max(wanted or 1, -(-total // _ROWS_A_TASK))
-    slices: list[BatchSlice] = []
-    for (partition, number), size in sizes.items():
-        parts = min(size, -(-count * size // total))
-        edges = [size * place // parts for place in range(parts + 1)]
-        slices += [BatchSlice(number, start, stop, partition) for start, stop in pairwise(edges)]
-    return slices
-
-
-def _named(group: ConsumerGroup, number: int) -> str:
+def _named(group: GroupPart, number: int) -> str:
     return f"batch {number}" + (f" of partition {group.partition.number}" if group.partition.count > 1 else "")
 
 
-def _why_gone(group: ConsumerGroup, number: int, sealed: int, released: int) -> str:
+def _why_gone(group: GroupPart, number: int, sealed: int, released: int) -> str:
     named = _named(group, number)
     if number > sealed:
         return (

@@ -18,7 +18,6 @@ from pyspark.sql import datasource as spark
 from pyspark.sql import types as t
 
 from redis_message_queue.spark.connection import RedisReader, open_partitions
-from redis_message_queue.spark.filters import PushedFilters
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.rows import ColumnEncoder
 from redis_message_queue.spark.tables import TABLES, TableSlice, table_schema
@@ -33,21 +32,14 @@ class TableReader(spark.DataSourceReader):
     def __init__(self, options: TableOptions, schema: t.StructType) -> None:
         self._table = TABLES[options.table](options)
         self._encoder = ColumnEncoder(_checked(schema, table_schema(options), options.table))
-        self._filters = PushedFilters()
-        self.pushFilters = _FilterPush(self)  # type: ignore[method-assign]  # see there
-
-    def push(self, filters: list[spark.Filter]) -> list[spark.Filter]:
-        """Read less where a filter allows it. Spark still applies all filters: these may let some rows through."""
-        for one in filters:
-            self._filters = self._filters.add(one, self._table.time)
-        return filters
 
     def partitions(self) -> Sequence[TableSlice]:
+        """Return what the table has now, in slices. Spark asks once for each DataFrame that `load` returns."""
         with closing(self._table.options.connect()) as client:
             slices = [
                 replace(one, partition=reader.partition)
                 for reader in open_partitions(client, self._table.options)
-                for one in self._table.slices(reader, self._filters)
+                for one in self._table.slices(reader)
             ]
         # Spark reads a table without partitions as one with a partition of its own making.
         return slices or [TableSlice(())]
@@ -60,22 +52,6 @@ class TableReader(spark.DataSourceReader):
             reader = RedisReader(client, self._table.options.keys, partition.partition)
             for columns in self._table.read(reader, partition):
                 yield self._encoder.encode([*columns, [partition.partition.number] * len(columns[0])])
-
-
-class _FilterPush:
-    """The reader's `pushFilters`, which looks inherited to Spark.
-
-    In a session without spark.sql.python.filterPushdown.enabled Spark 4.3 refuses every read of a reader that has
-    its own method, and a session that found the format by itself does not have the setting. It then reads everything.
-    """
-
-    __func__ = staticmethod(spark.DataSourceReader.pushFilters)
-
-    def __init__(self, reader: TableReader) -> None:
-        self._reader = reader
-
-    def __call__(self, filters: list[spark.Filter]) -> list[spark.Filter]:
-        return self._reader.push(filters)
 
 
 def read_table(session: spark_sql.SparkSession, options: TableOptions) -> spark_sql.DataFrame:

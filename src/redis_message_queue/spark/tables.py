@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from pyspark.sql import datasource as spark
 from pyspark.sql import types as t
@@ -17,10 +17,10 @@ from redis_message_queue.protocol.operate.record_pairs import RecordPair, pair, 
 from redis_message_queue.protocol.port import Argument
 from redis_message_queue.spark import journal
 from redis_message_queue.spark.connection import WHOLE, Partition, RedisReader
-from redis_message_queue.spark.consumer_group import batch_length, page_size, split_members
-from redis_message_queue.spark.filters import PushedFilters
-from redis_message_queue.spark.options import TableOptions
+from redis_message_queue.spark.consumer_group import BatchSize, split_members
+from redis_message_queue.spark.options import TableOptions, split_names
 from redis_message_queue.spark.rows import message_columns, messages_schema, parse_stored, payload_type
+from redis_message_queue.spark.time_options import microseconds
 from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.stored.envelope import HAS_ENTRY, ID_BYTES, TOKEN_BYTES
 from redis_message_queue.stored.keys import QueueKeys
@@ -43,8 +43,6 @@ class TableSlice(spark.InputPartition):
 class QueueTable(ABC):
     """A kind of table: its columns, how it is split, and how a slice of it is read."""
 
-    time: ClassVar[str | None] = None  # the column by which reading can start in the middle
-
     def __init__(self, options: TableOptions) -> None:
         self.options = options
 
@@ -54,7 +52,7 @@ class QueueTable(ABC):
         """The columns of the table, without the partition of a row."""
 
     @abstractmethod
-    def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
+    def slices(self, reader: RedisReader) -> list[TableSlice]:
         """Split what one partition of the queue has for tasks. An empty table has no slices."""
 
     @abstractmethod
@@ -82,8 +80,8 @@ class PendingTable(QueueTable):
     def schema(self) -> t.StructType:
         return messages_schema(self.options.payload_format)
 
-    def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
-        lengths = list(self._lengths(reader, filters))
+    def slices(self, reader: RedisReader) -> list[TableSlice]:
+        lengths = list(self._lengths(reader))
         size = self._rows_a_slice(sum(length for _, length in lengths))
         slices: list[TableSlice] = []
         pieces: list[tuple[Any, ...]] = []
@@ -99,8 +97,9 @@ class PendingTable(QueueTable):
                     pieces, room = [], size
         return [*slices, TableSlice(tuple(pieces))] if pieces else slices
 
-    def _lengths(self, reader: RedisReader, filters: PushedFilters) -> Iterator[tuple[str, int]]:
-        names = sorted(filters.tenants) if filters.tenants is not None else ["", *self._tenants(reader)]
+    def _lengths(self, reader: RedisReader) -> Iterator[tuple[str, int]]:
+        wanted = self.options.tenants
+        names = ["", *self._tenants(reader)] if wanted is None else split_names(wanted)
         for at in range(0, len(names), MAX_MESSAGES):
             some = names[at : at + MAX_MESSAGES]
             yield from zip(some, reader.read(*(("LLEN", _tenant_key(reader.keys, name)) for name in some)), strict=True)
@@ -133,7 +132,7 @@ class ProcessingTable(QueueTable):
     def schema(self) -> t.StructType:
         return messages_schema(self.options.payload_format).add("lease_until", t.TimestampType())
 
-    def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
+    def slices(self, reader: RedisReader) -> list[TableSlice]:
         return [TableSlice(((),))]
 
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
@@ -169,22 +168,19 @@ class ProcessingTable(QueueTable):
 class DelayedTable(QueueTable):
     """The delayed messages, in the order of their due times."""
 
-    time = "due_at"
-
     @property
     def schema(self) -> t.StructType:
         return messages_schema(self.options.payload_format).add("due_at", t.TimestampType())
 
-    def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
+    def slices(self, reader: RedisReader) -> list[TableSlice]:
         """Split into ranges of due times with about the same number of messages."""
-        key, low, high = reader.keys.delayed, filters.since or 0, filters.until
-        top = "+inf" if high is None else str(high)
-        first, rows = reader.read(("ZCOUNT", key, "-inf", f"({low}"), ("ZCOUNT", key, low, top))
+        key, until = reader.keys.delayed, self.options.due_until
+        top = "+inf" if until is None else f"({microseconds(until)}"
+        (rows,) = reader.read(("ZCOUNT", key, "-inf", top))
         size = self._rows_a_slice(rows)
-        ranks = range(first + size, first + rows, size)
-        found = reader.read(*(("ZRANGE", key, rank, rank, "WITHSCORES") for rank in ranks))
+        found = reader.read(*(("ZRANGE", key, rank, rank, "WITHSCORES") for rank in range(size, rows, size)))
         edges = sorted({_whole(score) for one in found for _, score in _scored(one)})
-        lows, highs = [str(low), *map(str, edges)], [*(f"({edge}" for edge in edges), top]
+        lows, highs = ["-inf", *map(str, edges)], [*(f"({edge}" for edge in edges), top]
         return [TableSlice((piece,)) for piece in zip(lows, highs, strict=True)] if rows else []
 
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
@@ -223,7 +219,7 @@ class ClaimedTable(QueueTable):
             .add("sealed", t.BooleanType())
         )
 
-    def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
+    def slices(self, reader: RedisReader) -> list[TableSlice]:
         batches = [one for group in self._groups(reader) for one in self._batches(reader, group)]
         size = self._rows_a_slice(sum(length for *_, length in batches))
         pieces = ((*where, *page) for *where, length in batches for page in _pages(0, length, size))
@@ -239,10 +235,10 @@ class ClaimedTable(QueueTable):
         """Return the batches of a group: whether each is sealed, how much of it to read at once, and its length."""
         (found,) = reader.read(("HGETALL", reader.keys.group(group)))
         fields = found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
-        acked, sealed = (batch_length(fields.get(name)) for name in (b"acked", b"sealed"))
+        acked, sealed = (BatchSize.read(fields.get(name)).messages for name in (b"acked", b"sealed"))
         for number in sorted(int(name) for name in fields if name.isdigit() and int(name) > acked):
-            counts = fields[b"%d" % number]
-            yield group, number, number <= sealed, page_size(counts), batch_length(counts)
+            batch = BatchSize.read(fields[b"%d" % number])
+            yield group, number, number <= sealed, batch.page, batch.places
 
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
         ((group, number, is_sealed, size, start, stop),) = wanted.pieces
@@ -260,7 +256,7 @@ class ListTable(QueueTable):
     def schema(self) -> t.StructType:
         return _with_outcome(messages_schema(self.options.payload_format))
 
-    def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
+    def slices(self, reader: RedisReader) -> list[TableSlice]:
         payloads, records = reader.read_atomically(*(("LLEN", key) for key in _lists(reader.keys, self.options.table)))
         # Lists of different lengths were changed by hand. Records are then matched from the end, by one task.
         size = self._rows_a_slice(payloads) if payloads == records else max(1, payloads)
@@ -287,7 +283,7 @@ class RecordsTable(QueueTable):
     def schema(self) -> t.StructType:
         return records_schema()
 
-    def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
+    def slices(self, reader: RedisReader) -> list[TableSlice]:
         (rows,) = reader.read(("LLEN", _lists(reader.keys, self.options.records_of)[1]))
         return [TableSlice((piece,)) for piece in _pages(0, rows, self._rows_a_slice(rows))]
 
@@ -304,8 +300,6 @@ class RecordsTable(QueueTable):
 class JournalTable(QueueTable):
     """Every state change, as the scripts recorded it. An entry never moves, so this table is exact."""
 
-    time = "at"
-
     @property
     def schema(self) -> t.StructType:
         """The columns of the archive, and `queue`."""
@@ -313,14 +307,14 @@ class JournalTable(QueueTable):
         schema["payload"].dataType = payload_type(self.options.payload_format)
         return schema.add("queue", t.StringType())
 
-    def slices(self, reader: RedisReader, filters: PushedFilters) -> list[TableSlice]:
+    def slices(self, reader: RedisReader) -> list[TableSlice]:
         """Split into ranges of stream ids, which start with the milliseconds of their entry.
 
-        An id is never earlier than the time of its entry, and later only after a clock went back. So `since` can be
-        used, and `until` cannot.
+        An id is never earlier than the time of its entry, and later only after a clock went back. So reading can
+        start at `since`, and cannot end at `until`.
         """
-        key = reader.keys.journal
-        least = "-" if filters.since is None else str(max(0, filters.since // 1_000))
+        key, since = reader.keys.journal, self.options.since
+        least = "-" if since is None else str(max(0, microseconds(since) // 1_000))
         head, tail, length = reader.read(
             ("XRANGE", key, least, "+", "COUNT", 1),
             ("XREVRANGE", key, "+", least, "COUNT", 1),
@@ -337,8 +331,11 @@ class JournalTable(QueueTable):
 
     def read(self, reader: RedisReader, wanted: TableSlice) -> Iterator[ColumnValues]:
         ((start, end),) = wanted.pieces
+        since, until = self.options.since, self.options.until
+        first, last = microseconds(since) if since else _FIRST_TIME, microseconds(until) if until else _LAST_TIME + 1
         for page in journal.pages(reader, reader.keys.journal, start, end, MAX_MESSAGES):
-            rows = [journal.decode(stream_id, fields, int) for stream_id, fields in page]
+            decoded = (journal.decode(stream_id, fields, int) for stream_id, fields in page)
+            rows = [row for row in decoded if since is until is None or first <= (row["at"] or last) < last]
             yield [*([row[name] for row in rows] for name in journal.SCHEMA.names), [self.options.queue] * len(rows)]
 
 

@@ -10,24 +10,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import types
 from collections.abc import Callable
-from datetime import date, datetime
-from decimal import Decimal
-from enum import Enum
-from typing import (
-    Any,
-    Generic,
-    Literal,
-    Protocol,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    runtime_checkable,
-)
-from uuid import UUID
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from redis_message_queue.stored.envelope import canonical_json, check_native
 from redis_message_queue.values.checks import is_async_function
@@ -48,7 +34,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Codec(Protocol[T]):
-    """What a queue needs to turn its messages into payloads and back. Subclass nothing: two methods are enough."""
+    """Turns messages into payloads and back. Subclass nothing: two methods are enough."""
 
     def encode(self, message: T) -> bytes:
         """Return the payload of a message. Equal messages should have equal payloads.
@@ -109,31 +95,68 @@ class BytesCodec:
 
 
 class DataclassCodec(Generic[T]):
-    """Objects of a dataclass, as JSON.
+    """Objects of a dataclass, as JSON. msgspec does the work, or else pydantic.
 
-    Fields may be None, bool, int, float, str, datetime, date, UUID, Decimal, an Enum, another dataclass, a list, a
-    tuple of one type, a dict with str keys, or one of these or None. Fields that the class does not have are ignored
-    when a message is decoded, so that producers can be deployed before consumers.
+    A message is checked when it is published: one that would not come out as an equal object is refused. Fields that
+    the class does not have are ignored when a message is decoded, so that producers can be deployed before consumers.
 
     Args:
         kind: The dataclass.
 
     Raises:
-        ConfigurationTypeError: It is no dataclass, or a field has another type.
+        ConfigurationTypeError: It is no dataclass, or a field has a type that is not known.
+        MissingExtraError: Neither msgspec nor pydantic is installed.
     """
 
     def __init__(self, kind: type[T]) -> None:
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            raise ConfigurationTypeError(f"kind must be a dataclass, not {brief(kind)}")
         self._kind = kind
-        self._converter = _Converters().of(kind, kind.__name__ if isinstance(kind, type) else "codec")
+        try:
+            get_type_hints(kind)
+            self._to_json, self._from_json = _dataclass_functions(kind)
+        except (NameError, TypeError) as error:
+            raise ConfigurationTypeError(
+                f"the fields of {kind.__name__} have types that cannot be decoded: {error_text(error)}"
+            ) from error
 
     def encode(self, message: T) -> bytes:
         """Return the message as canonical JSON."""
-        return canonical_json(self._converter.to_json(message))
+        _check_kind(message, self._kind)
+        payload = canonical_json(self._to_json(message))
+        try:
+            found = self._from_json(payload)
+        except ValueError as error:
+            raise PayloadTypeError(f"message is no valid {self._kind.__name__}: {error_text(error)}") from error
+        # Two objects of a class that does not compare its fields are never equal.
+        if found != message and found == self._from_json(payload):
+            raise PayloadTypeError(
+                f"message would not be delivered as an equal {self._kind.__name__}; give each field a value of its type"
+            )
+        return payload
 
     def decode(self, payload: bytes) -> T:
-        """Return the message."""
-        found: T = self._converter.from_json(json.loads(payload))
+        """Return the validated message."""
+        found: T = self._from_json(payload)
         return found
+
+
+def _dataclass_functions(kind: type) -> tuple[Callable[[Any], Any], Callable[[bytes], Any]]:
+    """Return how objects of a dataclass become values of JSON, and how they are read again."""
+    with suppress(ImportError):
+        import msgspec
+
+        return partial(msgspec.to_builtins, str_keys=True), msgspec.json.Decoder(kind).decode
+    with suppress(ImportError):
+        from pydantic import TypeAdapter
+
+        adapter: Any = TypeAdapter(kind)
+        write = partial(adapter.dump_python, mode="json", warnings=False)
+        return write, partial(adapter.validate_json, strict=True)
+    raise MissingExtraError(
+        f"a codec for the dataclass {kind.__name__} needs msgspec or pydantic; run: "
+        "pip install 'redis-exact-queue[types]'"
+    )
 
 
 class PydanticCodec(Generic[T]):
@@ -150,7 +173,7 @@ class PydanticCodec(Generic[T]):
         try:
             from pydantic import TypeAdapter
         except ImportError:
-            raise MissingExtraError("PydanticCodec needs pydantic 2. Run: pip install 'pydantic>=2'") from None
+            raise MissingExtraError("PydanticCodec needs pydantic 2; run: pip install 'pydantic>=2'") from None
         self._kind = kind
         self._adapter: Any = TypeAdapter(kind)
 
@@ -180,7 +203,7 @@ class MsgspecCodec(Generic[T]):
         try:
             import msgspec
         except ImportError:
-            raise MissingExtraError("MsgspecCodec needs msgspec. Run: pip install msgspec") from None
+            raise MissingExtraError("MsgspecCodec needs msgspec; run: pip install msgspec") from None
         if format not in ("json", "msgpack"):
             raise ConfigurationTypeError(f"format must be 'json' or 'msgpack', not {format!r}")
         library: Any = getattr(msgspec, format)
@@ -277,159 +300,3 @@ def decode_with(codec: Codec[Any], payload: bytes) -> Any:
 def _check_kind(message: Any, kind: Any) -> None:
     if isinstance(kind, type) and not isinstance(message, kind):
         raise PayloadTypeError(f"message must be a {kind.__name__}, not {type(message).__name__}")
-
-
-# -- dataclasses
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Converter:
-    """How a value of one type is written as JSON and read again; both raise for a value of another type."""
-
-    to_json: Callable[[Any], Any]
-    from_json: Callable[[Any], Any]
-
-
-def _exactly(kind: type, *others: type) -> _Converter:
-    def check(value: Any) -> Any:
-        if type(value) not in (kind, *others):
-            raise PayloadTypeError(f"{type(value).__name__} where {kind.__name__} is declared")
-        return value
-
-    return _Converter(check, check)
-
-
-def _as_text(kind: type, write: Callable[[Any], str], read: Callable[[str], Any]) -> _Converter:
-    def to_json(value: Any) -> str:
-        if type(value) is not kind:
-            raise PayloadTypeError(f"{type(value).__name__} where {kind.__name__} is declared")
-        return write(value)
-
-    def from_json(value: Any) -> Any:
-        if type(value) is not str:
-            raise ValueError(f"{type(value).__name__} where the text of a {kind.__name__} should be")
-        return read(value)
-
-    return _Converter(to_json, from_json)
-
-
-def _native(value: Any) -> Any:
-    check_native(value)
-    return value
-
-
-_SIMPLE: dict[Any, _Converter] = {
-    **{kind: _exactly(kind) for kind in (bool, int, str, types.NoneType)},
-    float: _exactly(float, int),
-    datetime: _as_text(datetime, datetime.isoformat, datetime.fromisoformat),
-    date: _as_text(date, date.isoformat, date.fromisoformat),
-    UUID: _as_text(UUID, str, UUID),
-    Decimal: _as_text(Decimal, str, Decimal),
-    **{kind: _Converter(_native, _native) for kind in (Any, dict, list)},
-}
-
-
-class _Converters:
-    """Makes the converters of a dataclass and of everything in it; a class may contain itself."""
-
-    def __init__(self) -> None:
-        self._made: dict[type, _Converter] = {}
-
-    def of(self, kind: Any, where: str) -> _Converter:
-        if kind in _SIMPLE:
-            return _SIMPLE[kind]
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            return self._of_dataclass(kind)
-        if isinstance(kind, type) and issubclass(kind, Enum):
-            return _Converter(lambda value: _enum_value(kind, value), kind)
-        origin, inner = get_origin(kind), get_args(kind)
-        if origin in (Union, types.UnionType) and types.NoneType in inner and len(inner) == 2:
-            return self._optional(self.of(next(one for one in inner if one is not types.NoneType), where))
-        if origin is list or (origin is tuple and inner[1:] == (...,)):
-            return self._series(origin, self.of(inner[0], f"{where}[]"))
-        if origin is dict and inner[0] is str:
-            return self._mapping(self.of(inner[1], f"{where}[...]"))
-        raise ConfigurationTypeError(
-            f"{where} has the type {kind!r}, which DataclassCodec does not know; use pydantic or msgspec, or a "
-            "codec of your own"
-        )
-
-    def _of_dataclass(self, kind: type) -> _Converter:
-        if kind in self._made:
-            return self._made[kind]
-        fields: dict[str, _Converter] = {}
-        made = self._made[kind] = _Converter(
-            lambda value: _object_to_json(kind, fields, value), lambda value: _object_from_json(kind, fields, value)
-        )
-        try:
-            hints = get_type_hints(kind)
-        except (NameError, TypeError) as error:
-            raise ConfigurationTypeError(
-                f"the fields of {kind.__name__} have unknown types: {error_text(error)}"
-            ) from None
-        for field in dataclasses.fields(kind):
-            if field.init:
-                fields[field.name] = self.of(hints[field.name], f"{kind.__name__}.{field.name}")
-        return made
-
-    @staticmethod
-    def _optional(inner: _Converter) -> _Converter:
-        return _Converter(
-            lambda value: None if value is None else inner.to_json(value),
-            lambda value: None if value is None else inner.from_json(value),
-        )
-
-    @staticmethod
-    def _series(kind: Any, inner: _Converter) -> _Converter:
-        def to_json(value: Any) -> Any:
-            if type(value) is not kind:
-                raise PayloadTypeError(f"{type(value).__name__} where {kind.__name__} is declared")
-            return [inner.to_json(one) for one in value]
-
-        def from_json(value: Any) -> Any:
-            if type(value) is not list:
-                raise ValueError(f"{type(value).__name__} where a list should be")
-            return kind(inner.from_json(one) for one in value)
-
-        return _Converter(to_json, from_json)
-
-    @staticmethod
-    def _mapping(inner: _Converter) -> _Converter:
-        def convert(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def changed(value: Any) -> Any:
-                if type(value) is not dict or any(type(key) is not str for key in value):
-                    raise PayloadTypeError(f"{type(value).__name__} where a dict with str keys is declared")
-                return {key: change(one) for key, one in value.items()}
-
-            return changed
-
-        return _Converter(convert(inner.to_json), convert(inner.from_json))
-
-
-def _enum_value(kind: type[Enum], value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise PayloadTypeError(f"{type(value).__name__} where {kind.__name__} is declared")
-    check_native(value.value)
-    return value.value
-
-
-def _object_to_json(kind: type, fields: dict[str, _Converter], value: Any) -> dict[str, Any]:
-    if type(value) is not kind:
-        raise PayloadTypeError(f"message must be a {kind.__name__}, not {type(value).__name__}")
-    return {name: _named(name, field.to_json, getattr(value, name)) for name, field in fields.items()}
-
-
-def _object_from_json(kind: type, fields: dict[str, _Converter], value: Any) -> Any:
-    if type(value) is not dict:
-        raise ValueError(f"{type(value).__name__} where a {kind.__name__} should be")
-    known = {name: _named(name, field.from_json, value[name]) for name, field in fields.items() if name in value}
-    return kind(**known)
-
-
-def _named(name: str, convert: Callable[[Any], Any], value: Any) -> Any:
-    """Convert a field, and let an error say which one it was."""
-    try:
-        return convert(value)
-    except (PayloadTypeError, ValueError, TypeError) as error:
-        kind = PayloadTypeError if isinstance(error, PayloadTypeError) else ValueError
-        raise kind(f"{name}: {error_text(error)}") from error

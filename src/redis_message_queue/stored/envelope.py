@@ -109,7 +109,7 @@ class Envelope:
 
     @property
     def extras(self) -> dict[str, Any]:
-        """What travels with the payload, such as headers; {} if it is not a JSON object."""
+        """The headers and other fields beside the payload; {} if they are not a JSON object."""
         if not self.stored[0] & HAS_EXTRAS:
             return {}
         start = HEADER_BYTES + (1 + self.stored[HEADER_BYTES] if self.stored[0] & HAS_TENANT else 0)
@@ -187,7 +187,7 @@ def tenant_text(name: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PayloadRules:
-    """Which payloads a queue accepts, and how they are encoded."""
+    """The rules for the payloads of a queue, and how they are encoded."""
 
     strict_types: bool = False
     max_bytes: int | None = None

@@ -122,13 +122,14 @@ KEY_MAP = (
         "HASH",
         "The progress of a streaming query: its `epoch`, its `holder` and the `deadline` of that holder, the last "
         "claim numbers that are `sealed`, `acked`, `cleared` and `released`, and for each claim how many messages it "
-        "has, how many of them were delivered before, and the bytes of the largest. `part` and `dead` are the last "
-        "answer, in case the call is repeated.",
+        "has, how many were rejected, in how many slices it is read, how many were delivered before, and the bytes of "
+        "the largest. `part` and `dead` are the last answer, in case the call is repeated.",
     ),
     KeyKind(
         "group::<group>::<number>",
         "LIST",
-        "The messages of one claim of a streaming query, in order. A delivery count other than 1 precedes its message.",
+        "The messages of one claim of a streaming query, in order. A delivery count other than 1 precedes its message, "
+        "and a message that was rejected leaves a `-`.",
     ),
     KeyKind(
         "groups",
@@ -152,7 +153,7 @@ KEY_MAP = (
 )
 
 
-USUAL_SEPARATOR = "::"
+DEFAULT_SEPARATOR = "::"
 
 # The only key that belongs to no queue: a set with an entry for each queue of the server.
 REGISTRY_KEY = "redis_message_queue::queues"
@@ -200,7 +201,7 @@ class QueueKeys:
 
     @classmethod
     def of(
-        cls, name: str, *, separator: str = USUAL_SEPARATOR, dead_letter: str | None = None, hash_tag: bool = False
+        cls, name: str, *, separator: str = DEFAULT_SEPARATOR, dead_letter: str | None = None, hash_tag: bool = False
     ) -> QueueKeys:
         """The keys of the queue ``name``; with ``hash_tag`` all of them share one cluster slot.
 
@@ -215,7 +216,7 @@ class QueueKeys:
         return cls.unchecked(prefix, separator=separator, dead_letter=dead_letter)
 
     @classmethod
-    def unchecked(cls, prefix: str, *, separator: str = USUAL_SEPARATOR, dead_letter: str | None = None) -> QueueKeys:
+    def unchecked(cls, prefix: str, *, separator: str = DEFAULT_SEPARATOR, dead_letter: str | None = None) -> QueueKeys:
         """The keys that begin with ``prefix``, which is not checked."""
         begin = prefix + separator
         made = {name: begin + name for name in cls.__slots__}
@@ -228,9 +229,9 @@ class QueueKeys:
 
     @property
     def registry_entry(self) -> str:
-        """What the registry of the server holds for this queue: a JSON object, without what is as usual."""
+        """The entry of this queue in the registry of the server: a JSON object, without what has its default."""
         entry = {"name": self.prefix}
-        if self.separator != USUAL_SEPARATOR:
+        if self.separator != DEFAULT_SEPARATOR:
             entry["key_separator"] = self.separator
         if self.dead_letter != self._sibling("dlq"):
             entry["dead_letter_queue"] = self.dead_letter
@@ -338,8 +339,8 @@ def siblings(key: str) -> QueueKeys:
     for word in ("pending", "processing", "completed", "failed", "dlq"):
         if key.endswith(word) and len(key) > len(word) and not key[-len(word) - 1].isalnum():
             head = key[: -len(word)]
-            # The usual separator, or any other punctuation; a brace belongs to the name.
-            separator = USUAL_SEPARATOR if head.endswith(USUAL_SEPARATOR) else head[len(_without_marks(head)) :]
+            # The default separator, or any other punctuation; a brace belongs to the name.
+            separator = DEFAULT_SEPARATOR if head.endswith(DEFAULT_SEPARATOR) else head[len(_without_marks(head)) :]
             return QueueKeys.unchecked(head[: -len(separator)], separator=separator)
     return QueueKeys.unchecked(key)
 
@@ -353,7 +354,7 @@ def _without_marks(text: str) -> str:
 def refuse_reserved_words(name: str, separator: str) -> None:
     """Raise for a queue name whose keys could belong to another queue: `jobs::tenant_pending` is a key of `jobs`."""
     whole = name + separator  # every key begins with it
-    for mark in (separator, USUAL_SEPARATOR):  # another queue may use the usual one
+    for mark in (separator, DEFAULT_SEPARATOR):  # another queue may use the default one
         found = re.search(f"{re.escape(mark)}({_RESERVED})(?={re.escape(mark)})", whole)
         if found is not None:
             other = f"name, for example {name.replace(mark, '-')!r}" if mark in name else "key_separator"

@@ -1,4 +1,4 @@
-"""Which partition of a queue a key belongs to, the same in every process and every release."""
+"""The partition of a queue that a key belongs to, the same in every process and every release."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _OPENING = ("open_queue", "read_shared_state", "share_state", "grow_partition")
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a Redis user may do with a queue."""
+    """The commands that a Redis user needs for one kind of work with a queue."""
 
     name: str
     does: str

@@ -19,7 +19,7 @@ _COMMENT = re.compile(r"--[^\n]*")
 _COMMAND = re.compile(r"\(\s*'([A-Z]+)'")
 _LINE = re.compile(r"(?:.*\(\n)?.*")  # with the next one, if that has the first argument of its call
 _PASSED_ON = re.compile(r"(?<!redis\.call)(?<!redis\.pcall)\('([A-Z]+)'")
-_READS_STATE = re.compile(r"--@include (state|usual_state)$", re.MULTILINE)
+_READS_STATE = re.compile(r"--@include (state|fast_path_state)$", re.MULTILINE)
 _HEADER = re.compile(r"\A(?:-- .*\n)+")
 _PARAGRAPH = {
     table: re.compile(rf"^-- {table} {{2}}(.*?)^-- (?:ARGV|Returns)", re.M | re.S) for table in ("KEYS", "ARGV")
@@ -49,11 +49,11 @@ class Script:
 
     @property
     def verb(self) -> str:
-        """What errors and logs call it: the script that it stands for in the usual case, or its own name."""
+        """The name in errors and logs: that of the script whose fast path this is, or its own."""
         return _STANDS_FOR.get(self.name, self.name)
 
     def commands_in(self, line: int) -> tuple[str, ...]:
-        """What it may call in one line of its source, counted from 1 as Redis does.
+        """The commands that the script may call in one line of its source, counted from 1 as Redis does.
 
         A call may name its command in the line after. A line that passes on the command it was given may call any that
         such a function is given.
@@ -84,7 +84,7 @@ def script(name: str, version_field: str = "version") -> Script:
 
 
 def assembled(text: str, version_field: str = "version") -> str:
-    """What the server gets: below the header one line that names keys, arguments and bounds, and the shared steps."""
+    """Return the text for the server: below the header a line with keys, arguments and bounds, and the shared steps."""
     header = _HEADER.match(text)
     if header is None or not _PARAGRAPH["KEYS"].search(header[0]):
         raise ValueError("a script must name its keys in its header: -- KEYS  name: what it is | ...")

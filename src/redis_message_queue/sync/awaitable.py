@@ -1,4 +1,4 @@
-"""What the blocking queue says to a handler that should have been awaited."""
+"""The error of the blocking queue for a handler that should have been awaited."""
 
 from __future__ import annotations
 

@@ -252,18 +252,25 @@ class DirectPool:
                 in_use_of(pool).discard(connection)
             return replies
         except BaseException as error:
-            was_closed = connection is not None and socket_of(connection) is None  # by another thread
-            if connection is not None:
-                if is_sent:
-                    connection.disconnect()
-                self._put(connection)
-            if isinstance(error, TimeoutError):
-                raise exceptions.TimeoutError("no reply in time") from error
-            if isinstance(error, OSError):
-                raise exceptions.ConnectionError(f"the connection broke: {error}") from error
-            if was_closed and isinstance(error, ValueError | AttributeError):
-                raise exceptions.ConnectionError(_CLOSED_HERE) from error
-            raise
+            translated = self._give_up(connection, is_sent, error)
+            if translated is None:
+                raise
+            raise translated from error
+
+    def _give_up(self, connection: Any, is_sent: bool, error: BaseException) -> Exception | None:
+        """Put a connection back, closed if it may still get a reply. Returns redis-py's error for it, if any."""
+        was_closed = connection is not None and socket_of(connection) is None  # by another thread
+        if connection is not None:
+            if is_sent:
+                connection.disconnect()
+            self._put(connection)
+        if isinstance(error, TimeoutError):
+            return exceptions.TimeoutError("no reply in time")
+        if isinstance(error, OSError):
+            return exceptions.ConnectionError(f"the connection broke: {error}")
+        if was_closed and isinstance(error, ValueError | AttributeError):
+            return exceptions.ConnectionError(_CLOSED_HERE)
+        return None
 
     def _put(self, connection: Any) -> None:
         """Put a connection back, wherever it is now."""

@@ -19,7 +19,7 @@ from redis_message_queue.values.messages import ClaimedMessage
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayArguments(options.GatewayArguments):
-    """What the constructor takes, with the types of this package."""
+    """The arguments of the constructor, with the types of this package."""
 
     redis_client: redis.Redis | redis.RedisCluster
 

@@ -90,8 +90,8 @@ class BlockingPort(ClientPort, BlockingRuntime):
         if self._in_line:
             time.sleep(_SHORTEST_NAP_SECONDS)  # others wait for a connection, and this caller may just have had one
         if packed is not None and self._direct is not None:
-            # The usual case: redis-py's own timeout is all that it needs.
-            if innermost_attempt_end() is None and not self._usual.is_timed:
+            # The fast path: redis-py's own timeout is all that it needs.
+            if innermost_attempt_end() is None and not self._default_limits.is_timed:
                 (reply,) = self._direct.exchange(packed, 1, math.inf)
             else:
                 with self._attempt() as limits:

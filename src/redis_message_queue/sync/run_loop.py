@@ -55,7 +55,7 @@ class Loop:
 
     @property
     def summary(self) -> RunSummary:
-        """What it has done so far."""
+        """The messages that this loop has handled so far, by how they ended."""
         return self._prefetcher.live_summary()
 
     def stop(self) -> None:

@@ -52,7 +52,7 @@ class KillPoint:
 
 
 class _State:
-    """What `kill_here` does in this process."""
+    """The settings of `kill_here` in this process."""
 
     def __init__(self) -> None:
         self.kill_point: KillPoint | None = None  # only in a child

@@ -1,1 +1,1 @@
-"""What passes between the rooms: errors, events, messages and outcomes."""
+"""Values that pass between the rooms: errors, events, messages and outcomes."""

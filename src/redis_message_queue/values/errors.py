@@ -106,7 +106,7 @@ class PublishNotConfirmedError(RedisMessageQueueError):
 
 
 class QueueDrainedError(RedisMessageQueueError):
-    """This queue object was drained: publish through another one."""
+    """The queue object was drained: publish through another one."""
 
 
 class LeaseLostError(RedisMessageQueueError):

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class EventOperation(StrEnum):
-    """What happened. Metrics and logs show the value."""
+    """The operation that an event reports. Metrics and logs show the value."""
 
     PUBLISH = "publish"
     PUBLISH_DEDUP_HIT = "publish_dedup_hit"

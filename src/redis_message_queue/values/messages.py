@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRecord:
-    """What is known about a message, for operators. Fields that are not known are None."""
+    """The record of a message, for operators. Fields that are not known are None."""
 
     payload: str | bytes | None = None
     id: str | None = None
@@ -42,7 +42,7 @@ class TraceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What became of a message that was submitted."""
+    """The result of submitting a message."""
 
     id: str
     accepted: bool
@@ -99,7 +99,7 @@ class RegisteredQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveSummary:
-    """What a redrive did."""
+    """The result of a redrive."""
 
     matched: int
     redriven: int

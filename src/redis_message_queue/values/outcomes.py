@@ -1,4 +1,4 @@
-"""What a handler can raise to decide what becomes of its message."""
+"""Exceptions that a handler raises to decide what becomes of its message."""
 
 from __future__ import annotations
 

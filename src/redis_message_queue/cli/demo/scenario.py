@@ -256,8 +256,8 @@ def _consume(scenario: Scenario, number: int, client: redis.Redis) -> None:
             os._exit(1)  # an exception could be caught; a bug in a C extension ends the process like this
         if order == scenario.killed and delivery == 1:
             time.sleep(_KILL_SECONDS)
-        usual = min(0.1, 10 * _CONSUMERS / scenario.orders) * random.uniform(0.5, 1.5)
-        time.sleep(_SLOW_SECONDS if order == scenario.slow else usual)
+        handler_seconds = min(0.1, 10 * _CONSUMERS / scenario.orders) * random.uniform(0.5, 1.5)
+        time.sleep(_SLOW_SECONDS if order == scenario.slow else handler_seconds)
         if not message.lease_lost:  # otherwise another consumer has it by now, and finishes it
             client.rpush(_HANDLER_LOG, json.dumps(entry | {"event": "finished"}))
 

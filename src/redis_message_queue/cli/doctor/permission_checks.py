@@ -15,7 +15,7 @@ from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.stored.permissions import ROLES, Role, example
 
 # What most programs need; the other roles are for people and pipelines, and perhaps for another user.
-USUAL = ("producer", "consumer")
+PROGRAM_ROLES = ("producer", "consumer")
 
 _COMMON = "HMGET"  # every role has it
 _SINGLE = (
@@ -46,7 +46,7 @@ class Denied:
 
 @report_refusals("permissions")
 def check_permissions(client: Any, keys: QueueKeys, roles: Sequence[str], user: str | None) -> Iterator[CheckResult]:
-    """Yield a finding for each role. A missing permission is a problem for the named roles, or else the usual ones."""
+    """Yield a finding for each role. A missing permission is a problem for ``roles``, or else for `PROGRAM_ROLES`."""
     chosen = [ROLES[name] for name in roles or ROLES]
     denied = _denied(node_of(client, keys.pending), _questions(chosen, keys), user)
     if denied is None:
@@ -57,7 +57,7 @@ def check_permissions(client: Any, keys: QueueKeys, roles: Sequence[str], user: 
         )
         return
     for role in chosen:
-        yield _finding(role, denied, keys, must=role.name in (roles or USUAL))
+        yield _finding(role, denied, keys, must=role.name in (roles or PROGRAM_ROLES))
 
 
 def _questions(roles: Sequence[Role], keys: QueueKeys) -> Questions:

@@ -104,7 +104,7 @@ def _named(keys: QueueKeys, number: int) -> str:
 
 
 def _shared_state(client: Any, keys: QueueKeys) -> dict[str, Any]:
-    """What a partition has of what belongs to the queue, by what people call it."""
+    """Return the state of the whole queue that a partition has, by the names that people use."""
     node = node_of(client, keys.meta)
     found: dict[str, Any] = {"paused": set(), "journal": [], "version": None, "weights": {}}
     for raw, value in node.hscan_iter(keys.meta, count=MAX_MESSAGES):
@@ -122,7 +122,7 @@ def _shared_state(client: Any, keys: QueueKeys) -> dict[str, Any]:
 
 
 def _disagreements(keys: QueueKeys, number: int, own: dict[str, Any], first: dict[str, Any]) -> Iterator[CheckResult]:
-    """What a partition has otherwise than the first one. One that nobody has used yet gets it when it is used."""
+    """Return the state that differs from that of the first partition. An unused partition gets it when it is used."""
     who, other = _named(keys, number), _named(keys, 0)
     if own["version"] is None or first["version"] is None:
         return

@@ -39,7 +39,7 @@ _SLOW_SECONDS, _STALLED_SECONDS = 0.01, 0.1
 
 @dataclass
 class ServerInfo:
-    """What a server reports about itself: its INFO and, if the user may read them, its settings."""
+    """The report of a server about itself: its INFO and, if the user may read them, its settings."""
 
     node: Any
     info: dict[str, Any] = field(init=False)
@@ -90,7 +90,7 @@ def settings(server: ServerInfo) -> Iterator[CheckResult]:
 
 
 def persistence(server: ServerInfo) -> Iterator[CheckResult]:
-    """What a restart of the server loses."""
+    """A restart of the server loses messages that were not persisted."""
     if server.info.get("rdb_last_bgsave_status", "ok") != "ok":
         yield problem(
             "persistence",
@@ -313,9 +313,9 @@ def check_latency(node: Any, steady: Callable[[], float] = time.monotonic) -> It
         sent = steady()
         node.ping()
         trips.append(steady() - sent)
-    usual, longest = median(trips), max(trips)
-    found = f"round trip {usual * 1000:.1f} ms, the longest of {_SAMPLES} {longest * 1000:.1f} ms"
-    if usual > _SLOW_SECONDS:
+    middle, longest = median(trips), max(trips)
+    found = f"round trip {middle * 1000:.1f} ms, the longest of {_SAMPLES} {longest * 1000:.1f} ms"
+    if middle > _SLOW_SECONDS:
         yield advice("latency", found, "run the consumers closer to it, or claim in batches: run(prefetch=100)")
     elif longest > _STALLED_SECONDS:
         yield advice("latency", found, "look for slow commands (SLOWLOG GET), forks and swapping")

@@ -16,8 +16,7 @@ from redis_message_queue.cli.spark.spark_options import address_of
 from redis_message_queue.spark.options import QueueAddress, SourceOptions
 
 if TYPE_CHECKING:
-    from redis_message_queue.spark.consumer_group import ConsumerGroup
-    from redis_message_queue.spark.partitioned_group import PartitionedGroup
+    from redis_message_queue.spark.consumer_group import ConsumerGroup, GroupPart
 
 
 def groups(queue: QueueChoice, output: Output) -> None:
@@ -96,13 +95,13 @@ def _messages_by_group(client: Any, address: dict[str, Any]) -> dict[str, Counte
     return dict(sorted(found.items()))
 
 
-def _group(client: Any, address: dict[str, Any], name: str) -> PartitionedGroup:
-    from redis_message_queue.spark.partitioned_group import PartitionedGroup
+def _group(client: Any, address: dict[str, Any], name: str) -> ConsumerGroup:
+    from redis_message_queue.spark.consumer_group import ConsumerGroup
 
-    return PartitionedGroup(client, SourceOptions(**address, consumer_group=name))
+    return ConsumerGroup.open(client, SourceOptions(**address, consumer_group=name))
 
 
-def _row(group: ConsumerGroup, messages: int) -> dict[str, Any]:
+def _row(group: GroupPart, messages: int) -> dict[str, Any]:
     state, held = group.state(), group.holder()
     return {
         "group": group.name,

@@ -1,4 +1,4 @@
-"""What the handlers and loops of a worker process are doing, told to its supervisor once a second."""
+"""Reports to the supervisor, once a second, what the handlers and loops of a worker process are doing."""
 
 from __future__ import annotations
 

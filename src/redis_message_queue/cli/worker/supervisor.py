@@ -135,7 +135,7 @@ class Supervisor:
 
     @property
     def totals(self) -> dict[str, dict[str, int]]:
-        """What was done with the messages of each queue, as far as the processes could report it."""
+        """The messages of each queue by how they ended, as far as the processes could report it."""
         with self._sums:
             totals = {queue: Counter(counts) for queue, counts in self._ended.items()}
             for child in self._children.values():

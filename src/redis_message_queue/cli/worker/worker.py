@@ -31,7 +31,7 @@ _WEIGHTED = re.compile(r"(.+)=([0-9]+)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueNames(ServerChoice):
-    """Which queues, with their weights; none if the user names a queue object instead."""
+    """Return the queues with their weights; none if the user names a queue object instead."""
 
     names: Annotated[
         list[str] | None,
@@ -71,7 +71,7 @@ class QueueNames(ServerChoice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What a worker process needs to know. It goes through a pipe: anybody can read a password in the arguments."""
+    """The settings of a worker process. They go through a pipe: anybody can read a password in the arguments."""
 
     handler: str
     queue_object: str | None  # where to import the user's own queue from

@@ -36,7 +36,7 @@ function dropped(node) {
 
 const live = document.getElementById("live");
 const mode = document.getElementById("mode");
-const usual = mode.textContent;
+const modeText = mode.textContent;
 let stream = null;
 
 function retitle() {
@@ -58,7 +58,7 @@ function watch() {
     morph(live, part);
     if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true }); // it moved
     retitle();
-    mode.textContent = usual + ", live";
+    mode.textContent = modeText + ", live";
     mode.classList.remove("lost");
   };
   stream.onerror = () => {

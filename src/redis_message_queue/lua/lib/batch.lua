@@ -1,7 +1,9 @@
 -- lib/batch.lua: the messages in a claim of a consumer group.
--- Needs  group, groups, whose, progress
--- Makes  to_member, from_member, count_members
+-- Needs  group, groups, whose, progress, encode_batch
+-- Makes  EMPTY, to_member, from_member, write_batch
 -- A member is a message, behind its delivery count and a colon if the count is not 1. No message begins with a digit.
+-- A message that was rejected leaves an empty place, so that no other one changes its slice.
+local EMPTY = '-'
 
 local function to_member(stored, times)
   return times == 1 and stored or string.format('%d:', times) .. stored
@@ -25,11 +27,10 @@ local function recount_members()
   redis.call('HSET', groups, '', string.format('%d', total))
 end
 
--- A claim now holds `count` messages, `known` of them with an entry, the largest with `widest` bytes: `change` more
--- than before, or fewer.
-local function count_members(number, count, known, widest, change)
-  if count > 0 then
-    redis.call('HSET', group, number, string.format('%d:%d:%d', count, known, widest))
+-- Keeps what a claim holds now: `change` messages more than before, or fewer.
+local function write_batch(number, now_held, change)
+  if now_held.messages + now_held.empty > 0 then
+    redis.call('HSET', group, number, encode_batch(now_held))
   else
     redis.call('HDEL', group, number)
   end

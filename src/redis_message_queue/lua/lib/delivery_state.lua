@@ -8,13 +8,13 @@
 --@include envelope
 local NOBODY = string.rep('\0', 5)
 
--- Most messages are delivered once and never get an entry: `usual` is what the first two numbers are then, 0 for a
+-- Most messages are delivered once and never get an entry: the first two numbers are `default_count` then, 0 for a
 -- message that waits and 1 for one in flight. The last value tells whether the entry is damaged.
-local function read_entry(id, stored, usual)
+local function read_entry(id, stored, default_count)
   local entry = has_entry(stored) and redis.call('HGET', deliveries, id)
-  if not entry then return usual, usual, 0, false end
+  if not entry then return default_count, default_count, 0, false end
   local attempts, count, failures = string.match(entry, '^(%d+):(%d+):?(%d*)$')
-  if not attempts then return usual, usual, 0, true end
+  if not attempts then return default_count, default_count, 0, true end
   return tonumber(attempts), tonumber(count), tonumber(failures) or 0, false
 end
 

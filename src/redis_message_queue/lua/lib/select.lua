@@ -124,8 +124,8 @@ local function is_enough()
   return steps >= MAX_MESSAGES or budget.is_spent()
 end
 
-local function classify(id, stored, usual, origin, member, holder)
-  local attempts, times, failures, damaged = read_entry(id, stored, usual)
+local function classify(id, stored, default_count, origin, member, holder)
+  local attempts, times, failures, damaged = read_entry(id, stored, default_count)
   local is_cancelled = marked > 0 and redis.call('ZSCORE', cancelled, id)
   if is_cancelled then dropped[#dropped + 1] = id end
   local reason = is_cancelled and 'cancelled' or damaged and 'damaged' or most > 0 and times >= most and 'deliveries'

@@ -37,7 +37,7 @@ class Operations:
         self._tokens: dict[tuple[str, str | bytes], list[str]] = {}
         self._lock = port.lock()
 
-    def know(self, keys: QueueKeys) -> None:
+    def register(self, keys: QueueKeys) -> None:
         """Note the keys of a queue on this gateway, so that they need not be derived from one of them."""
         for key in (keys.pending, keys.processing, keys.completed, keys.failed, keys.dead_letter):
             self._known[key] = keys

@@ -15,7 +15,7 @@ from redis_message_queue.options.declared import (
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.operate.pages import PAGE, check_count
 from redis_message_queue.protocol.port import Argument, Port
-from redis_message_queue.stored.keys import REGISTRY_KEY, USUAL_SEPARATOR, QueueKeys
+from redis_message_queue.stored.keys import DEFAULT_SEPARATOR, REGISTRY_KEY, QueueKeys
 from redis_message_queue.values.errors import ConfigurationTypeError, RedisMessageQueueError
 from redis_message_queue.values.messages import RegisteredQueue
 from redis_message_queue.values.plain_values import brief, is_text
@@ -70,7 +70,7 @@ def _entry(member: bytes) -> RegisteredQueue | None:
     """Return the queue of an entry, None for one that another program wrote."""
     try:
         fields: Any = json.loads(member)
-        name, separator = fields["name"], fields.get("key_separator", USUAL_SEPARATOR)
+        name, separator = fields["name"], fields.get("key_separator", DEFAULT_SEPARATOR)
         dead_letters = fields.get("dead_letter_queue")
         QueueKeys.of(name, separator=separator, dead_letter=dead_letters)
         if not (name and separator and is_text(name) and is_text(separator)):

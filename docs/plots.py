@@ -1,19 +1,20 @@
-"""Draws plots as SVG files that stand alone: in a page, in a browser, on light and dark backgrounds."""
+"""Draws the plots of the documentation as SVG files that stand alone, on light and dark backgrounds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 960, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 16, 34, 44
 _STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#667}.grid{stroke:#8884;stroke-width:1}"
-    ".line{fill:none;stroke-width:1.6}.fault{fill:#d33;fill-opacity:.16}.title{font-size:14px;font-weight:600}"
+    "text{font:12px system-ui,sans-serif;fill:#667}.title{font-size:14px;font-weight:600}.grid{stroke:#8884}"
+    "polyline{fill:none;stroke-width:1.6}.fault{fill:#d33;fill-opacity:.16}.one{stroke:#d33;stroke-dasharray:4 4}"
 )
-_COLOURS = ("#2874c8", "#e08a1e", "#3a9a5b", "#9353b8")
+_COLOURS = ("#2874c8", "#e08a1e", "#3a9d5d", "#9353b8", "#777")
+OURS, OURS_PALE, STREAMS, OTHER = "#2874c8", "#2874c888", "#e08a1e", "#8899aa"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,7 @@ def draw(
     """A plot over time. ``seconds`` are the times of the values; a logarithmic one shows powers of ten."""
     scale = _Scale(seconds, [value for line in lines for value in line.values if value is not None])
     axis = scale.powers() if logarithmic else scale.steps(from_zero)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>",
-        f'<text class="title" x="{_LEFT}" y="18">{escape(title)}</text>',
-    ]
+    parts: list[str] = []
     for band in bands:
         x, end = scale.x(band.began), scale.x(max(band.ended, band.began))
         box = f'x="{x}" y="{_TOP}" width="{max(1.5, round(end - x, 1))}" height="{HEIGHT - _TOP - _BOTTOM}"'
@@ -65,7 +62,94 @@ def draw(
         parts += _draw_line(line, scale, colour)
         legend = f'x="{_LEFT + 150 * place}" y="{HEIGHT - 6}" style="fill:{colour}"'
         parts.append(f"<text {legend}>{escape(line.name)}</text>")
-    return "\n".join([*parts, "</svg>", ""])
+    return _svg(title, WIDTH, HEIGHT, _LEFT, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of a row: its length, and its colour."""
+
+    value: float
+    colour: str = OTHER
+
+
+def bars(
+    title: str,
+    rows: Mapping[str, Sequence[Bar | None]],
+    *,
+    legend: Mapping[str, str] | None = None,
+    line: float | None = None,
+) -> str:
+    """Horizontal bars, one below another in each row, with a dashed line at one value.
+
+    Args:
+        title: The text above them.
+        rows: The bars of each name; None leaves room for one that is missing.
+        legend: The colour of each series.
+        line: The value of the dashed line.
+    """
+    left, tall = 180, 14
+    values = [bar.value for row in rows.values() for bar in row if bar is not None]
+    scale = (WIDTH - left - 70) / max([*values, line or 0.0])
+    parts = [
+        f'<text x="{left + 170 * place}" y="36" style="fill:{colour}">{escape(name)}</text>'
+        for place, (name, colour) in enumerate((legend or {}).items())
+    ]
+    y = 48 if legend else 28
+    for name, row in rows.items():
+        parts.append(
+            f'<text x="{left - 8}" y="{y + tall * len(row) / 2 + 4:g}" text-anchor="end">{escape(name)}</text>'
+        )
+        for bar in row:
+            if bar is not None:
+                size = f'width="{max(bar.value * scale, 1):.1f}" height="{tall - 2}"'
+                parts.append(f'<rect style="fill:{bar.colour}" x="{left}" y="{y}" {size}/>')
+                parts.append(f'<text x="{left + bar.value * scale + 6:.1f}" y="{y + tall - 3}">{bar.value:.2f}</text>')
+            y += tall
+        y += 4 * len(row)
+    if line is not None:
+        x = f"{left + line * scale:.1f}"
+        parts.append(f'<line class="one" x1="{x}" x2="{x}" y1="{44 if legend else 24}" y2="{y}"/>')
+    return _svg(title, WIDTH, y + 8, left, parts)
+
+
+def curves(title: str, across: str, up: str, series: dict[str, Sequence[tuple[float, float]]]) -> str:
+    """Lines over a logarithmic axis, from zero up."""
+    left, top, wide, high = 60, 50, 640, 220
+    xs = sorted({x for line in series.values() for x, _ in line})
+    most = max(y for line in series.values() for _, y in line) or 1.0
+    low, span = math.log10(xs[0]), (math.log10(xs[-1]) - math.log10(xs[0])) or 1.0
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return left + (math.log10(x) - low) / span * wide, top + high - y / (most * 1.1) * high
+
+    parts: list[str] = []
+    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
+        _, y = place(xs[0], most * part)
+        parts.append(f'<line class="grid" x1="{left}" y1="{y:.1f}" x2="{left + wide}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{most * part:.3g}</text>')
+    for value in xs:
+        x, _ = place(value, 0)
+        parts.append(f'<text x="{x:.1f}" y="{top + high + 18}" text-anchor="middle">{value:,.0f}</text>')
+    for number, (name, line) in enumerate(series.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line))
+        parts.append(f'<polyline style="stroke:{colour}" points="{points}"/>')
+        parts.append(f'<text style="fill:{colour}" x="{left + 190 * number}" y="38">{escape(name)}</text>')
+    parts.append(
+        f'<text x="{left + wide / 2}" y="{top + high + 40}" text-anchor="middle">{escape(across)}; {escape(up)}</text>'
+    )
+    return _svg(title, left + wide + 40, top + high + 50, left, parts)
+
+
+def _svg(title: str, width: float, height: float, left: float, parts: Sequence[str]) -> str:
+    """Return a plot with its title, for any background."""
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>",
+        f'<text class="title" x="{left}" y="18">{escape(title)}</text>',
+    )
+    return "\n".join([*head, *parts, "</svg>", ""])
 
 
 class _Scale:
@@ -123,5 +207,5 @@ def _draw_line(line: Line, scale: _Scale, colour: str) -> Iterator[str]:
             yield f'<circle cx="{run[0][0]}" cy="{run[0][1]}" r="2" style="fill:{colour}"/>'
         elif run:
             points = " ".join(f"{x},{y}" for x, y in run)
-            yield f'<polyline class="line" style="stroke:{colour}" points="{points}"/>'
+            yield f'<polyline style="stroke:{colour}" points="{points}"/>'
         run = []

@@ -1,4 +1,4 @@
--- lib/usual_state.lua: as lib/state.lua, for scripts that know the fast path alone.
+-- lib/fast_path_state.lua: as lib/state.lua, for scripts that know the fast path alone.
 -- Needs  meta, version_field
 -- Makes  journaled, paused, counts, cancels
 -- A queue with one of these is not on the fast path: such a script does nothing, and needs no more of `meta`. Each
