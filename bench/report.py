@@ -127,6 +127,11 @@ def _spark_rows(results: Figures) -> Iterator[tuple[str, float, float, float, fl
         yield name, one["raw"], one["source"], one["to_raw"], target
     for one in results.get("jobs", []):
         yield f"{one['job']}, compared with copying the archive", one["plain"], one["rate"], one["to_plain"], None
+    if lake := results.get("lake"):
+        rates = {name: lake["entries"] / lake[name] for name in ("copy", "alone", "with history")}
+        yield "refresh, compared with copying the entries", rates["copy"], rates["alone"], 1 / lake["to_copy"], 0.25
+        name = f"refresh after {lake['days']} days, compared with one without history"
+        yield name, rates["alone"], rates["with history"], 1 / lake["to_alone"], 0.77
 
 
 def _left_out(left_out: dict[str, str]) -> str:

@@ -35,6 +35,7 @@ _OTHER = "replayed"
 BATCH = 1_000
 _FORMAT = "redis_message_queue"
 _KEEP_MS = 60_000
+_FIRST_DAY, _DAY = 1_790_035_200_000_000, 86_400_000_000  # microseconds
 _TRIGGER = 500_000  # large, since each micro-batch costs Spark another half second
 
 
@@ -55,6 +56,8 @@ def main(arguments: list[str]) -> int:
                 results["source"] = bench.source(sizes)
             if given.only in (None, "jobs"):
                 results["jobs"] = bench.jobs(given.rows)
+            if given.only in (None, "lake"):
+                results["lake"] = LakeBench(spark, stderr.print).measure(given.entries, given.days)
         finally:
             spark.stop()
     print(json.dumps(results, indent=2)) if given.json else Console(width=120).print(spark_table(results))
@@ -63,10 +66,12 @@ def main(arguments: list[str]) -> int:
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench spark", description=__doc__)
-    parser.add_argument("--only", choices=("sink", "source", "jobs"), help="measure only one of them")
+    parser.add_argument("--only", choices=("sink", "source", "jobs", "lake"), help="measure only one of them")
     parser.add_argument("--rows", type=int, default=200_000, help="rows that the sink publishes, and the jobs handle")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the sink")
     parser.add_argument("--messages", type=int, default=1_000_000, help="the largest queue that the source reads")
+    parser.add_argument("--entries", type=int, default=1_000_000, help="journal entries of a day in the lake")
+    parser.add_argument("--days", type=int, default=30, help="days of history in the lake")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     return parser.parse_args(arguments)
 
@@ -224,6 +229,103 @@ class SparkBench:
             while handled:
                 with queue.process_messages(1_000, wait_seconds=0) as batch:
                     handled = len(batch)
+
+
+class LakeBench:
+    """What a day of journal entries costs the tables of messages and counts, with and without history."""
+
+    def __init__(self, spark: Any, log: Callable[[str], None]) -> None:
+        self._spark, self._log = spark, log
+
+    def measure(self, entries: int, days: int) -> dict[str, Any]:
+        """Compare a refresh with copying the same entries, and one after days of history with one without."""
+        from redis_message_queue.spark.jobs.archive import read_archive
+        from redis_message_queue.spark.jobs.refresh import RefreshOptions, refresh
+        from redis_message_queue.spark.jobs.report import ReportOptions, report
+
+        found: dict[str, Any] = {"entries": entries, "days": days}
+        with tempfile.TemporaryDirectory() as place:
+            for name, history in (("warm-up", 0), ("alone", 0), ("with history", days)):
+                path = f"{place}/{name}"
+                archived = _Archived(path, max(3, entries // 10) if name == "warm-up" else entries)
+                for day in range(history):
+                    archived.add_day(day)
+                options = RefreshOptions(path=path, queue=QUEUE)
+                if history:
+                    self._log(f"lake, {history} days of history: {_seconds(refresh, self._spark, options):.1f} s")
+                archived.add_day(history)
+                found[name] = _seconds(refresh, self._spark, options)
+                if name == "alone":
+                    copied = read_archive(self._spark, path, QUEUE)
+                    found["copy"] = _seconds(copied.write.parquet, f"{place}/copy")
+                reported = ReportOptions(path=path, queue=QUEUE, output=f"{path}-report")
+                report(self._spark, reported)
+                begun = _cpu_seconds()
+                report(self._spark, reported)
+                found[f"report, {name}"] = _cpu_seconds() - begun
+                unchanged = found[f"report, {name}"]
+                self._log(f"lake, {name}: refresh {found[name]:.1f} s, unchanged report {unchanged:.1f} s of CPU")
+        found["to_copy"] = found["alone"] / found["copy"]
+        found["to_alone"] = found["with history"] / found["alone"]
+        return found
+
+
+def _seconds(work: Callable[..., Any], *arguments: Any) -> float:
+    begun = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - begun
+
+
+def _cpu_seconds() -> float:
+    """Return the processor time of this process and all that it has started."""
+    import psutil
+
+    here = psutil.Process()
+    times = [one.cpu_times() for one in (here, *here.children(recursive=True))]
+    return float(sum(one.user + one.system + one.children_user + one.children_system for one in times))
+
+
+class _Archived:
+    """An archive whose entries are made up: three of each message, over a day."""
+
+    def __init__(self, path: str, entries: int) -> None:
+        from redis_message_queue.spark.jobs.archive import application_of, journal_table
+        from redis_message_queue.spark.jobs.archive_tables import location_of
+
+        self._table, self._messages, self._serial = journal_table(location_of(path)), entries // 3, 0
+        self._application = application_of(QUEUE, "bench")
+
+    def add_day(self, day: int) -> None:
+        import numpy as np
+        import pyarrow as pa
+
+        count, chance = self._messages, np.random.default_rng(day)
+        start = _FIRST_DAY + day * _DAY
+        published = start + np.sort(chance.integers(0, _DAY - 1_000_000, count))
+        claimed = published + chance.exponential(50_000, count).astype("i8") % 400_000
+        acked = claimed + chance.exponential(20_000, count).astype("i8") % 400_000
+        at = np.concatenate([published, claimed, acked])
+        order = np.argsort(at, kind="stable")
+        ids = np.tile(np.array([f"{day:08x}{number:024x}" for number in range(count)]), 3)
+        columns = {
+            "serial": pa.array(np.arange(self._serial + 1, self._serial + len(at) + 1)),
+            "at": pa.array(at[order], pa.timestamp("us", tz="UTC")),
+            "event": np.repeat(["published", "claimed", "acked"], count)[order],
+            "id": ids[order],
+            "tenant": np.tile(np.array([f"t{one}" for one in chance.integers(0, 50, count)]), 3)[order],
+            "count": pa.array(np.repeat([0, 1, 0], count)[order], mask=np.repeat([True, False, True], count)[order]),
+            "by": pa.array(
+                np.repeat(["", "host:1", ""], count)[order], mask=np.repeat([True, False, True], count)[order]
+            ),
+            "journal": np.repeat("bench", len(at)),
+        }
+        schema = self._table.file_schema
+        rows = pa.table({one.name: columns.get(one.name, pa.nulls(len(at), one.type)) for one in schema}).cast(schema)
+        date = time.strftime("%Y-%m-%d", time.gmtime(start // 1_000_000))
+        parts = (rows.slice(place, 100_000).to_batches() for place in range(0, len(at), 100_000))
+        files = [file for one in parts if (file := self._table.write_file(QUEUE, date, one)) is not None]
+        self._table.commit(files, QUEUE, self._application, self._serial or None, self._serial + len(at))
+        self._serial += len(at)
 
 
 def publish_raw(client: Any, messages: Any, deduplicated: bool = True) -> None:

@@ -26,7 +26,6 @@ from redis_message_queue.dashboard.text import lines, one_line
 from redis_message_queue.dashboard.watch import QueueWatch, Watch
 from redis_message_queue.spark.job_options import Window
 from redis_message_queue.spark.jobs import page as pages
-from redis_message_queue.spark.jobs.figures import STATES
 from redis_message_queue.spark.jobs.page import render_overview, render_page
 from redis_message_queue.spark.jobs.report import directory_of
 from redis_message_queue.values.messages import MessageRecord, Schedule, TraceEntry
@@ -105,7 +104,7 @@ def report_of(text: str) -> str:
 def overview_of(text: str) -> str:
     figures: dict[str, Any] = small_figures(text, text).summary
     row = figures | {"queue": text, "directory": directory_of(text), "verdict": "unbalanced", "because": text}
-    return render_overview([row | dict.fromkeys((*STATES, "backlog"), 0)], Window(), AT)
+    return render_overview([row], Window(), AT)
 
 
 def watch_of(name: str) -> Watch:

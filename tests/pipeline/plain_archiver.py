@@ -6,10 +6,14 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import redis
+
+from redis_message_queue import RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
-from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive_journals, journal_table
+from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive, archive_journals, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.job import JobProgress
+from redis_message_queue.spark.jobs.lake import Lake
 from redis_message_queue.spark.journal import StreamRange
 
 T = TypeVar("T")
@@ -67,3 +71,24 @@ def run_mortal(server: EmbeddedRedis, where: str, path: str, rows: int) -> None:
 
 def _archive_and_die(where: str, options: ArchiveOptions) -> None:
     archive_plainly(options, die_at(where), int(where) if where.isdigit() else None)
+
+
+def archive_at_once(server: EmbeddedRedis, path: str, queues: Sequence[str], runs: int) -> list[int | None]:
+    """A process for each queue, which publishes a message and archives it, and the exit status of each."""
+    processes = [_FORKS.Process(target=_archive_often, args=(server.url, path, one, runs)) for one in queues]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(1100)
+    return [process.exitcode for process in processes]
+
+
+def _archive_often(url: str, path: str, queue: str, runs: int) -> None:
+    publisher = RedisMessageQueue(queue, client=redis.Redis.from_url(url), journal=True)
+    for number in range(runs):
+        publisher.publish(f"message {number}")
+        archive(NO_SESSION, ArchiveOptions(url=url, queue=queue, path=path))
+        lake = Lake(location_of(path), queue)
+        for table in (lake.messages, lake.minutes, lake.open_messages):  # as a refresh commits them
+            files = lake.write_rows(table, "2026-09-21", [{table.file_schema.names[0]: None}])
+            lake.commit(table, files, number + 1, replace=table.name == "open_messages")

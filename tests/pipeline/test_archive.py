@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -22,12 +23,12 @@ from redis_message_queue.spark.jobs.archive import (
 )
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.job import JobProgress
-from redis_message_queue.spark.jobs.report import ReportOptions, report
+from redis_message_queue.spark.jobs.lake import Lake
 from redis_message_queue.spark.journal import JournalReader, StreamId
 from redis_message_queue.values.errors import ArchiveConflictError, ArchiveError, ConfigurationError, JournalError
 from tests.depth import often
 from tests.pipeline.journal_samples import MINUTE, START, Events, JournalSample, write_journal
-from tests.pipeline.plain_archiver import NO_SESSION, archive_plainly, archived, run_mortal
+from tests.pipeline.plain_archiver import NO_SESSION, archive_at_once, archive_plainly, archived, run_mortal
 
 pytestmark = pytest.mark.topic("Data pipeline")
 
@@ -179,7 +180,8 @@ def test_large_payloads_are_written_and_read_in_small_portions(client, options, 
     size = sum(parquet.metadata.row_group(place).total_byte_size for place in range(parquet.num_row_groups))
     monkeypatch.setattr(archive_tables, "READ_AT_ONCE", size // 10)
     table = journal_table(location_of(options.path))
-    batches = list(table.batch_reader(("serial", "payload"))(table.files("orders")))
+    columns = pa.schema([table.schema.field(name) for name in ("serial", "payload")])
+    batches = list(archive_tables._reader(table.location, columns)(table.files("orders")))
     assert max(batch.num_rows for batch in batches) <= 30
     assert [one for batch in batches for one in batch.column("serial").to_pylist()] == list(range(1, 301))
 
@@ -262,7 +264,9 @@ def test_of_two_runs_at_once_one_is_told_to_run_again(client, options, moment):
             others.append("runs")
             archive_plainly(options)
 
-    with pytest.raises(ArchiveConflictError, match=r"another run has archived 'orders' meanwhile"):
+    with pytest.raises(
+        ArchiveConflictError, match=r"another run has changed the journal of 'orders' .*; run this one again"
+    ):
         archive_plainly(options, another_was_faster)
     assert serials(options.path) == list(range(1, len(story.events) + 1))
 
@@ -278,10 +282,25 @@ def test_of_two_commits_at_the_same_moment_one_fails(client, options, monkeypatc
         return commit(self, *args, **kwargs)
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", overtaken)
-    with pytest.raises(ArchiveConflictError, match="another run has changed the archive"):
+    with pytest.raises(ArchiveConflictError, match="another run has changed the journal of 'orders'"):
         archive_plainly(options)
     found = serials(options.path)
     assert found == list(range(1, len(found) + 1))
+
+
+@pytest.mark.promise("Archives of different queues run at once into one path, and none of them fails.")
+def test_archives_of_different_queues_never_conflict(server, client, options):
+    """Each process archives its own queue, run after run, into the tables that they share."""
+    queues = [f"orders {number}" for number in range(4)]
+    runs = often(3, 25)
+    assert archive_at_once(server, options.path, queues, runs) == [0] * len(queues)
+    for queue in queues:
+        assert [row["serial"] for row in archived(options.path, queue)] == list(range(1, runs + 1))
+        lake = Lake(location_of(options.path), queue)
+        assert [sum(one.rows for one in table.files(queue)) for table in (lake.messages, lake.open_messages)] == [
+            runs,
+            1,
+        ]
 
 
 def test_a_compaction_at_the_same_time_does_no_harm(client, options):
@@ -406,18 +425,6 @@ def test_what_is_read_from_a_changed_footer_is_an_error_that_names_the_file(clie
             named += 1
         file.write_bytes(content)
     assert named
-
-
-@pytest.mark.promise("If files of an archive are missing or damaged, every job that reads it says which.")
-def test_a_report_names_the_file_in_which_a_byte_was_changed(client, options):
-    write_journal(client, options, JournalSample(14).story(50))
-    archive_plainly(options)
-    file = max(files_of(options.path), key=lambda one: one.stat().st_size)
-    for place in column_pages(file, "id"):
-        change(file, place)
-    said = rf"the archive at .* is damaged: queue=orders/date=[\d-]+/{file.name} .* Restore these files"
-    with pytest.raises(ArchiveError, match=said):
-        report(NO_SESSION, ReportOptions(path=options.path, queue="orders", output=f"{options.path}-report"))
 
 
 @pytest.mark.promise("If files of an archive are missing or damaged, every job that reads it says which.")

@@ -13,6 +13,7 @@ from redis_message_queue.__main__ import main
 from redis_message_queue.cli.demo.demo import make_report
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.spark import spark_options as cli_options
+from redis_message_queue.cli.spark.spark_options import SessionOptions
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.spark.consumer_group import ConsumerGroup, GroupPart
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
@@ -157,3 +158,17 @@ def test_without_spark_the_demo_says_how_to_have_a_report(monkeypatch, capsys, t
     monkeypatch.setattr("redis_message_queue.spark.require_extra", require_extra)
     assert make_report("redis://localhost", tmp_path, print) is None
     assert "pip install 'redis-exact-queue[spark]'" in capsys.readouterr().out
+
+
+@pytest.mark.promise("Archiving a few entries starts no Java, of one queue or of all queues of a server.")
+def test_few_entries_are_archived_without_java(rmq, queue, client, tmp_path, monkeypatch):
+    """A queue without a journal is left out."""
+    monkeypatch.setattr(SessionOptions, "session", None)
+    RedisMessageQueue("invoices", client=client, journal=True).publish("one")
+    RedisMessageQueue("plain", client=client).publish("one")
+    path = str(tmp_path / "archive")
+    status, out, _ = rmq("archive", "invoices", path, "--json")
+    assert (status, json.loads(out)["rows"]) == (0, 1)
+    status, out, _ = rmq("archive-all", path, "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert (status, [(one["queue"], one["rows"]) for one in found]) == (0, [("invoices", 0), ("orders", 31)])

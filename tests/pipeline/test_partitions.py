@@ -15,10 +15,9 @@ from redis_message_queue import PartitionCountError, RedisMessageQueue
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.spark.connection import Partition, RedisReader
 from redis_message_queue.spark.consumer_group import ConsumerGroup
-from redis_message_queue.spark.jobs.archive import ArchiveOptions, application_of, archive, journal_table
+from redis_message_queue.spark.jobs.archive import ArchiveOptions, application_of, journal_table
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.backfill import BackfillOptions
-from redis_message_queue.spark.jobs.report import ReportOptions, report
 from redis_message_queue.spark.jobs.splits import SplitPublisher, SplitRow, publish_splits
 from redis_message_queue.spark.journal import JournalReader
 from redis_message_queue.spark.options import PublishOptions, QueueAddress, SinkOptions, SourceOptions, TableOptions
@@ -27,7 +26,7 @@ from redis_message_queue.spark.table_reader import TableReader
 from redis_message_queue.spark.tables import table_schema
 from redis_message_queue.stored.partitioning import partition_of
 from redis_message_queue.values.errors import JournalError, PayloadValueError, SelectionError
-from tests.pipeline.plain_archiver import NO_SESSION, archive_plainly, archived, run_mortal
+from tests.pipeline.plain_archiver import archive_plainly, archived, run_mortal
 
 pytestmark = pytest.mark.topic("Data pipeline")
 
@@ -277,35 +276,6 @@ def test_a_queue_that_grows_keeps_its_archive(client, options):
 
 
 # Reports, replays and backfills
-
-
-@pytest.mark.promise("The report accounts for every message of all partitions.")
-def test_the_report_accounts_for_the_messages_of_all_partitions(queue, options, client, tmp_path):
-    def reported() -> Any:
-        return report(NO_SESSION, ReportOptions(path=options.path, queue="orders", output=str(tmp_path / "report")))
-
-    for number in range(COUNT):
-        part = queue.partition(number)
-        part.publish_many([f"{number}.{place}" for place in range(8)])
-        with part.process_message():
-            pass
-        with pytest.raises(ZeroDivisionError), part.process_message():
-            1 / 0  # noqa: B018  # it must fail
-    result = archive(NO_SESSION, options)
-    assert (result.rows, result.records) == (COUNT * 12, COUNT * 2)
-    found = reported()
-    assert (found.verdict, found.entries) == ("balanced", COUNT * 12)
-    accounts = {one["account"]: one["messages"] for one in found.statistics["tables"]["conservation"]}
-    assert (accounts["entered"], accounts["acked"], accounts["failed"], accounts["remaining"]) == (24, 3, 3, 18)
-    # One message of a partition disappears, behind the back of the queue.
-    client.rpop(queue.partition(2).key.pending)
-    queue.partition(0).publish("so that there is something to archive")
-    archive(NO_SESSION, options)
-    found = reported()
-    assert (found.verdict, found.because.partition(":")[0]) == (
-        "unbalanced",
-        "1 messages that should be in the queue are not there",
-    )
 
 
 def backfill_options(server: EmbeddedRedis, **more: Any) -> BackfillOptions:

@@ -34,8 +34,7 @@ def archive(url):
         first = journal.first_after(StreamId(0, 0))
         assert first is not None
         span = StreamRange(first[0], census.last)
-        assert journal.last_serial(span) == 2
-        assert [row["event"] for row in journal.rows(span)]
+        assert [batch.num_rows for batch in journal.batches(span)] == [2]
         journal.set_mark(census.last)
 
 

@@ -129,7 +129,7 @@ def test_two_runs_at_once_do_not_archive_the_same_record_twice(queue, options, b
     """The one that comes second finds that the archive has changed, and changes nothing."""
     settle(queue, "c1")
     before_commit(lambda: archive(NO_SESSION, options))
-    with pytest.raises(ArchiveConflictError, match="Run it again"):
+    with pytest.raises(ArchiveConflictError, match="run this one again"):
         archive(NO_SESSION, options)
     assert len(archived(options)) == 1
 

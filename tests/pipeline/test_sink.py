@@ -22,6 +22,8 @@ from redis_message_queue.values.errors import (
     QueueBackpressureError,
 )
 
+pytestmark = pytest.mark.topic("Streaming queries in Spark")
+
 KINDS = {str: t.StringType(), bytes: t.BinaryType(), int: t.LongType(), float: t.DoubleType()}
 
 

@@ -20,6 +20,7 @@ from redis_message_queue.spark.jobs.archive import (
     read_archive,
 )
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
+from redis_message_queue.spark.jobs.report import ReportOptions, report
 from redis_message_queue.values.errors import ArchiveError, JournalError
 from tests.depth import often
 from tests.pipeline.journal_samples import JournalSample, write_journal
@@ -41,9 +42,8 @@ pytestmark = pytest.mark.topic("Data pipeline")
 __all__ = ["options"]  # a fixture
 
 
-@pytest.mark.in_full
 @pytest.mark.promise("If files of an archive are missing or damaged, every job that reads it says which.")
-def test_a_replay_names_the_file_in_which_a_byte_was_changed(spark, server, client, options):
+def test_a_replay_and_a_report_name_the_file_in_which_a_byte_was_changed(spark, server, client, options):
     write_journal(client, options, JournalSample(14, payloads=True).story(50))
     archive_plainly(options)
     file = max(files_of(options.path), key=lambda one: one.stat().st_size)
@@ -52,6 +52,8 @@ def test_a_replay_names_the_file_in_which_a_byte_was_changed(spark, server, clie
     said = rf"the archive at .* is damaged: queue=orders/date=[\d-]+/{file.name} .* Restore these files"
     with pytest.raises(ArchiveError, match=said):
         replay(spark, ReplayOptions(url=server.url, queue="orders", archive=options.path, where="delivery_count > 0"))
+    with pytest.raises(ArchiveError, match=said):
+        report(spark, ReportOptions(path=options.path, queue="orders", output=f"{options.path}-report"))
 
 
 @pytest.mark.parametrize("odd", ODD_NAMES[: often(1, len(ODD_NAMES))])
@@ -73,7 +75,7 @@ def test_spark_reads_the_rows_of_a_queue_with_an_odd_name(spark, server, client,
 
 def test_tasks_archive_a_journal_and_spark_reads_it(spark, client, options, monkeypatch):
     """The driver does little itself."""
-    monkeypatch.setattr(archive_job, "LITTLE", -1)
+    monkeypatch.setattr(archive_job, "DRIVER_ROW_LIMIT", -1)
     written = write_journal(client, options, JournalSample(14, minutes=5).story(150), lost=(range(40, 44),))
     split = ArchiveOptions(url=options.url, queue="orders", path=options.path, segment_rows=200, partition_rows=60)
     heard, before = [], jobs_so_far(spark)
@@ -93,7 +95,7 @@ def test_tasks_archive_a_journal_and_spark_reads_it(spark, client, options, monk
 
 
 def test_tasks_name_an_entry_of_another_program(spark, client, options, monkeypatch):
-    monkeypatch.setattr(archive_job, "LITTLE", -1)
+    monkeypatch.setattr(archive_job, "DRIVER_ROW_LIMIT", -1)
     foreign = write_a_foreign_entry(client, options)
     with pytest.raises(JournalError, match=rf"^the entry {foreign} .* a foreign value in 'at': .* with XDEL\.$"):
         archive(spark, options)
@@ -116,7 +118,7 @@ def test_a_spark_driver_killed_while_it_writes_leaves_nothing_doubled_and_nothin
         from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
         from redis_message_queue.spark.driver import QUICK_START
 
-        archive_job.LITTLE = -1  # so that tasks do it
+        archive_job.DRIVER_ROW_LIMIT = -1  # so that tasks do it
 
         url, path = sys.argv[1:]
         spark = session("mortal", "local[2]", **QUICK_START)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -10,11 +11,12 @@ from redis_message_queue import RedisMessageQueue
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
 from redis_message_queue.spark.jobs.backfill import BackfillOptions, backfill
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
-from tests.pipeline.test_partitions import COUNT, queue
+from redis_message_queue.spark.jobs.report import ReportOptions, report
+from tests.pipeline.test_partitions import COUNT, options, queue
 
 pytestmark = pytest.mark.topic("Data pipeline")
 
-__all__ = ["queue"]  # a fixture
+__all__ = ["options", "queue"]  # fixtures
 
 
 @pytest.mark.promise("A replay reaches the dead letters of all partitions, each once.")
@@ -52,3 +54,32 @@ def test_a_backfill_reaches_all_partitions(spark, queue, clean_server, tmp_path)
     assert backfill(spark, again).suppressed == 60
     assert queue.stats().pending == 121
     assert all(queue.partition(number).stats().pending > 10 for number in range(COUNT))
+
+
+@pytest.mark.promise("The report accounts for every message of all partitions.")
+def test_the_report_accounts_for_the_messages_of_all_partitions(spark, queue, options, client, tmp_path):
+    def reported() -> Any:
+        return report(spark, ReportOptions(path=options.path, queue="orders", output=str(tmp_path / "report")))
+
+    for number in range(COUNT):
+        part = queue.partition(number)
+        part.publish_many([f"{number}.{place}" for place in range(8)])
+        with part.process_message():
+            pass
+        with pytest.raises(ZeroDivisionError), part.process_message():
+            1 / 0  # noqa: B018  # it must fail
+    result = archive(spark, options)
+    assert (result.rows, result.records) == (COUNT * 12, COUNT * 2)
+    found = reported()
+    assert (found.verdict, found.entries) == ("balanced", COUNT * 12)
+    accounts = {one["account"]: one["messages"] for one in found.statistics["tables"]["conservation"]}
+    assert (accounts["entered"], accounts["acked"], accounts["failed"], accounts["remaining"]) == (24, 3, 3, 18)
+    # One message of a partition disappears, behind the back of the queue.
+    client.rpop(queue.partition(2).key.pending)
+    queue.partition(0).publish("so that there is something to archive")
+    archive(spark, options)
+    found = reported()
+    assert (found.verdict, found.because.partition(":")[0]) == (
+        "unbalanced",
+        "1 messages that should be in the queue are not there",
+    )

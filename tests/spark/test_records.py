@@ -29,7 +29,7 @@ def archived(spark: SparkSession, options: ArchiveOptions) -> list[dict[str, Any
 )
 def test_tasks_archive_each_record_once_and_a_replay_finds_it_by_its_error(spark, queue, options, monkeypatch):
     """Two runs, a compaction, a list that was cut in between, and a replay by the text of an error."""
-    monkeypatch.setattr(records, "LITTLE", -1)
+    monkeypatch.setattr(records, "DRIVER_ROW_LIMIT", -1)
     settle(queue, "c1", "f1", "d1")
     before = jobs_so_far(spark)
     assert archive(spark, options).records == 3
@@ -53,7 +53,7 @@ def test_tasks_archive_each_record_once_and_a_replay_finds_it_by_its_error(spark
 
 def test_long_lists_are_read_by_several_tasks(spark, queue, options, monkeypatch):
     monkeypatch.setattr(tables, "ROWS_A_TASK", 7)
-    monkeypatch.setattr(records, "LITTLE", -1)
+    monkeypatch.setattr(records, "DRIVER_ROW_LIMIT", -1)
     settle(queue, *(f"c{number}" for number in range(20)))
     assert archive(spark, options).records == 20
     assert len({row["id"] for row in archived(spark, options)}) == 20

@@ -1,21 +1,17 @@
 """What a condition selects is published again, with its lineage, at the asked rate, and once for one selection."""
 
 import json
-from collections import defaultdict
-from datetime import datetime
 from typing import Any, cast
 
 import pytest
 from pyspark.sql import functions as f
 
 from redis_message_queue import RedisMessageQueue
-from redis_message_queue.spark.jobs import archive_tables
-from redis_message_queue.spark.jobs import message_rows as messages
-from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive, journal_table
-from redis_message_queue.spark.jobs.figures import ENTERING, LEAVING
+from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
+from redis_message_queue.spark.jobs.archive_tables import ArchiveTable
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
-from redis_message_queue.values.errors import SelectionError
-from tests.pipeline.journal_samples import START, Events, JournalSample, write_journal
+from redis_message_queue.values.errors import ConfigurationError, SelectionError
+from tests.pipeline.journal_samples import MINUTE, START, Events, JournalSample, write_journal
 from tests.pipeline.plain_archiver import archive_plainly
 
 pytestmark = pytest.mark.topic("Data pipeline")
@@ -146,67 +142,38 @@ def test_a_redriven_message_has_the_payload_of_the_one_that_it_repeats(spark, se
     ]
     write_journal(client, address_of(server), Events(story))
     archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path)))
-    given = {"url": server.url, "queue": "orders", "archive": str(tmp_path), "where": "state == 'redriven'"}
+    given = {"url": server.url, "queue": "orders", "archive": str(tmp_path), "where": "replay_of is not None"}
     assert replay(spark, ReplayOptions(**given)).published == 1
     assert waiting(queue) == {"one": (None, second)}
 
 
-def test_what_several_tasks_found_of_a_message_is_put_together(spark, server, client, tmp_path, monkeypatch):
-    """The newest value of each column, also if a later part has none."""
-    monkeypatch.setattr(archive_tables, "_LEAST_ROWS_A_TASK", 40)
-    monkeypatch.setattr(messages, "_ROWS_A_TASK", 40)
-    monkeypatch.setattr(messages, "_BYTES_AT_ONCE", 2_000)
-    story = JournalSample(33, payloads=True).story(200)
-    for place, event in enumerate(one for one in story.events if one["event"] == "published"):
-        event |= {"headers": json.dumps({"trace": str(place)})} if place % 3 == 0 else {}
-    events = write_journal(client, address_of(server), story)
-    archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path), partition_rows=40))
-    table = archive_tables.location_of(str(tmp_path))
-    found = messages.read_messages(spark, journal_table(table), "orders").collect()
-    few = messages.read_messages(spark, journal_table(table), "orders", {"tenant", "failures"})
-    assert few.columns == ["id", "tenant", "failures"]
-    assert sorted(few.collect()) == sorted((row.id, row.tenant, row.failures) for row in found)
-    own: dict[str, list[dict]] = defaultdict(list)
-    for event in events:
-        if event["id"] and event["event"] != "duplicate":
-            own[event["id"]].append(event)
-    assert len(found) == len(own), "one row each"
-    for row in found:
-        entries = own[row.id]
-        newest = {name: value for entry in entries for name, value in entry.items() if value not in (None, "")}
-        assert row.state == newest["event"]
-        assert (row.payload or b"").decode() == newest.get("payload", "")
-        assert row.headers == json.loads(newest.get("headers", "null"))
-        for name in ("tenant", "reason", "error_type", "replay_of"):
-            assert row[name] == newest.get(name), name
-        assert row.delivery_count == max((one["count"] for one in entries if "count" in one), default=None)
-        assert row.failures == max((one["failures"] for one in entries if "failures" in one), default=None)
-        entered = [one["at"] for one in entries if one["event"] in ENTERING]
-        left = [one["at"] for one in entries if one["event"] in LEAVING]
-        for time_of, times in ((row.published_at, entered), (row.finished_at, left)):
-            assert (time_of and microseconds(time_of)) == (times[0] if times else None)
+def test_the_time_of_their_end_selects_archived_messages(spark, server, client, queue, tmp_path, monkeypatch):
+    """What ended before is not read."""
+    lives = []
+    for day in range(3):
+        at = START + day * 1440 * MINUTE
+        common = {"id": f"{day:032x}", "tenant": ""}
+        lives += [
+            {"at": at, "event": "published", "payload": str(day), **common},
+            {"at": at + 1, "event": "acked", **common},
+        ]
+    write_journal(client, address_of(server), Events(lives))
+    archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path)))
+    given = {"url": server.url, "queue": "orders", "archive": str(tmp_path)}
+    assert replay(spark, ReplayOptions(**given, dry_run=True)).matched == 3
+    read: list[str] = []
+    check = ArchiveTable.check
 
+    def note(self, files, name):
+        read.extend(one.date for one in files if self.name == "messages")
+        check(self, files, name)
 
-@pytest.mark.in_full
-def test_files_are_searched_for_an_event_only_if_they_may_have_it(spark, server, client, tmp_path):
-    """The least and the greatest event of each file is known: without Spark, which takes half a second."""
-    story = JournalSample(34).story(50)
-    for event in story.events:
-        event |= {"event": "redriven"} if event["event"] == "requeued" else {}
-    write_journal(client, address_of(server), story)
-    archive_plainly(ArchiveOptions(url=server.url, queue="orders", path=str(tmp_path), partition_rows=20))
-    table = journal_table(archive_tables.location_of(str(tmp_path)))
-    written = {one["event"] for one in story.events}
-    for event in ("redriven", "absent", *written):
-        assert messages.has_event(spark, table, "orders", event) == (event in written), event
-    nobody: Any = None
-    beyond = [event for event in ("a", "zzz") if messages.has_event(nobody, table, "orders", event)]
-    assert beyond == []
-
-
-def microseconds(local: datetime) -> int:
-    """Of a time as Spark returns it."""
-    return round(local.replace(microsecond=0).timestamp()) * 1_000_000 + local.microsecond
+    monkeypatch.setattr(ArchiveTable, "check", note)
+    assert replay(spark, ReplayOptions(**given, since="2026-09-22", until="2026-09-22T00:00:01")).published == 1
+    assert set(waiting(queue)) == {"1"}
+    assert set(read) == {"2026-09-22"}
+    with pytest.raises(ConfigurationError, match="since and until are for archived messages"):
+        ReplayOptions(url=server.url, queue="orders", since="today")
 
 
 def address_of(server):

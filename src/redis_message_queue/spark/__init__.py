@@ -16,7 +16,7 @@ from redis_message_queue.values.errors import MissingExtraError
 if TYPE_CHECKING:
     from redis_message_queue.spark.connector import register
     from redis_message_queue.spark.driver import prepare, session
-    from redis_message_queue.spark.failures import translate_errors
+    from redis_message_queue.spark.jobs.job import translate_errors
     from redis_message_queue.spark.listener import QueueListener, StreamProgress
 
 __all__ = ["QueueListener", "StreamProgress", "prepare", "register", "session", "translate_errors"]
@@ -28,7 +28,7 @@ _MODULES = {
     "prepare": "driver",
     "register": "connector",
     "session": "driver",
-    "translate_errors": "failures",
+    "translate_errors": "jobs.job",
 }
 _REQUIRED = ("pyspark", "py4j", "pyarrow", "pandas", "jinja2", "deltalake")
 # Since 4.2 Spark gives a stream reader its start and its limit, which the source is built on.

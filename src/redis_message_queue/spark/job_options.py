@@ -7,8 +7,9 @@ import hashlib
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from redis_message_queue.protocol.operate.condition import RECORD, Condition, Kind, condition
 from redis_message_queue.spark.options import (
@@ -19,9 +20,10 @@ from redis_message_queue.spark.options import (
     one_of,
     seconds_or_zero,
 )
-from redis_message_queue.spark.time_options import check_time, microseconds, parse_time
+from redis_message_queue.spark.time_options import check_time, parse_time
 from redis_message_queue.values.checks import flag, number, text, whole_number
 from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.values.plain_values import brief
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,6 @@ class Window:
 
     since: datetime | None = None
     until: datetime | None = None
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """The first microsecond, and the first one after it."""
-        return (
-            -(2**62) if self.since is None else microseconds(self.since),
-            2**62 if self.until is None else microseconds(self.until),
-        )
 
 
 FileFormat = Literal["json", "text", "csv", "parquet", "table"]
@@ -92,6 +86,46 @@ class CompactOptions(CheckedOptions):
     ] = 7 * _DAY_SECONDS
 
 
+@dataclass(frozen=True, kw_only=True)
+class RefreshOptions(CheckedOptions):
+    """The options of `refresh`."""
+
+    path: _ArchivePath
+    queue: _ArchivedQueue
+    storage_options: _StorageOptions = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcknowledgeOptions(RefreshOptions):
+    """The options of `acknowledge`."""
+
+    reason: Annotated[str, text, "What happened, and why that is accounted for. Later reports show it."]
+
+
+def _zone(name: str, value: Any) -> None:
+    text(name, value)
+    try:
+        ZoneInfo(value)
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        raise ConfigurationError(
+            f"{name} must be the name of a time zone such as Europe/Vienna, not {brief(value)}"
+        ) from None
+
+
+def window_of(since: str | datetime | None, until: str | datetime | None) -> Window:
+    """Return the window between two times.
+
+    Raises:
+        ConfigurationError: It ends before it begins.
+    """
+    now = datetime.now(UTC)
+    first = None if since is None else parse_time("since", since, now)
+    last = None if until is None else parse_time("until", until, now)
+    if first is not None and last is not None and last <= first:
+        raise ConfigurationError(f"until must be later than since, but {last} is not later than {first}")
+    return Window(first, last)
+
+
 def _names(name: str, value: Any) -> None:
     if not isinstance(value, tuple | list):
         raise ConfigurationTypeError(f"{name} must be a list of names, not {type(value).__name__}")
@@ -113,13 +147,18 @@ class _ReportedTimes(CheckedOptions):
         "ago such as 24h or 7d, today or yesterday. The verdict is about all that is archived.",
     ] = None
     until: Annotated[Any | None, check_time, "Report on what happened before this time, written like since."] = None
-    fresh: Annotated[
-        bool, flag, "Compute every day anew, instead of using the figures that an earlier report has kept in output."
-    ] = False
+    timezone: Annotated[
+        str | None, _zone, "The time zone of the page, such as Europe/Vienna. Default: that of this machine."
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.window()
+
+    @property
+    def zone(self) -> tzinfo | None:
+        """The time zone of the page."""
+        return None if self.timezone is None else ZoneInfo(self.timezone)
 
     def window(self) -> Window:
         """The times that the report is about.
@@ -127,12 +166,7 @@ class _ReportedTimes(CheckedOptions):
         Raises:
             ConfigurationError: It ends before it begins.
         """
-        now = datetime.now(UTC)
-        since = None if self.since is None else parse_time("since", self.since, now)
-        until = None if self.until is None else parse_time("until", self.until, now)
-        if since is not None and until is not None and until <= since:
-            raise ConfigurationError(f"until must be later than since, but {until} is not later than {since}")
-        return Window(since, until)
+        return window_of(self.since, self.until)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +206,10 @@ class ReplayOptions(PublishOptions):
         str | None, text, "Select among the messages of the archive at this path, instead of the dead letters."
     ] = None
     storage_options: _StorageOptions = field(default_factory=dict, repr=False)
+    since: Annotated[
+        Any | None, check_time, "Select archived messages that ended from this time on, written as for report."
+    ] = None
+    until: Annotated[Any | None, check_time, "Select archived messages that ended before this time."] = None
     where: Annotated[
         Any | None,
         _where,
@@ -194,9 +232,16 @@ class ReplayOptions(PublishOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.archive is None and (self.since is not None or self.until is not None):
+            raise ConfigurationError("since and until are for archived messages; give archive too, or leave them out")
+        self.window()
         if self.name is not None and not self.again:
             raise ConfigurationError("name is for a replay with again, which is not set. Set it, or leave name out.")
         _ = self.condition  # raises for a condition that cannot be read
+
+    def window(self) -> Window:
+        """The times in which selected messages have ended."""
+        return window_of(self.since, self.until)
 
     @property
     def condition(self) -> Condition | None:

@@ -194,20 +194,7 @@ class JournalReader:
         (found,) = self._reader.read(("XRANGE", self.key, str(start), "+", "COUNT", 1))
         return _id_and_serial(found[0]) if found else None
 
-    def last_serial(self, wanted: StreamRange) -> int | None:
-        """Return the serial of the last entry of a range, if it has any."""
-        (found,) = self._reader.read(("XREVRANGE", self.key, str(wanted.last), str(wanted.first), "COUNT", 1))
-        return _id_and_serial(found[0])[1] if found else None
-
     # -- entries
-
-    def rows(
-        self, wanted: StreamRange, page: int = MAX_MESSAGES, time: Callable[[int], Any] | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """Return the entries of a range in order, read in pages. Times are datetimes, or what ``time`` makes."""
-        for found in pages(self._reader, self.key, str(wanted.first), str(wanted.last), page):
-            for stream_id, fields in found:
-                yield decode(stream_id, fields, time or from_microseconds)
 
     def batches(self, wanted: StreamRange, rows: int = 10_000) -> Iterator[pa.RecordBatch]:
         """Return the entries of a range as Arrow batches of the fixed schema.
@@ -447,8 +434,3 @@ def _foreign_entry(stream_id: bytes, what: str) -> JournalError:
         f"the entry {stream_id.decode()} of the journal has {what}: it was not written by this library. "
         "Remove it with XDEL."
     )
-
-
-def from_microseconds(value: int) -> datetime:
-    """Return an exact time, which a division by a million would not give."""
-    return datetime.fromtimestamp(value // 1_000_000, UTC).replace(microsecond=value % 1_000_000)

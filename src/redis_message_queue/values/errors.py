@@ -181,7 +181,7 @@ class ArchiveError(JobError):
 
 
 class ArchiveConflictError(ArchiveError):
-    """Another run changed the archive at the same time, and this one changed nothing: run it again."""
+    """Another run changed the same queue of the archive at the same time. Run this one again: it goes on."""
 
 
 class SelectionError(JobError, ValueError):

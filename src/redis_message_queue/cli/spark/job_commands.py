@@ -1,4 +1,4 @@
-"""rmq spark archive, compact, report, overview, replay and backfill: each runs one job in its own Spark session."""
+"""The commands of rmq spark that run a job, each in its own Spark session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from redis_message_queue.cli.common_options import QueueChoice
+from redis_message_queue.cli.common_options import QueueChoice, ServerChoice
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.message_view import Where
 from redis_message_queue.cli.output import Output
@@ -27,11 +27,13 @@ from redis_message_queue.cli.spark.spark_options import (
     storage_of,
 )
 from redis_message_queue.spark.job_options import (
+    AcknowledgeOptions,
     ArchiveOptions,
     BackfillOptions,
     CompactOptions,
     FileFormat,
     OverviewOptions,
+    RefreshOptions,
     ReplayOptions,
     ReportOptions,
 )
@@ -41,15 +43,17 @@ if TYPE_CHECKING:
     from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
 
 
+_MOST_QUEUES = 10_000
+
+
 def _run(job: Callable[..., Any], options: Any, spark: SessionOptions, output: Output) -> Any:
     with _shown_progress(output) as on_progress, spark.session(job.__name__) as session:
         return job(session, options, on_progress)
 
 
 @contextlib.contextmanager
-def _shown_progress(output: Output) -> Iterator[OnProgress]:
+def _shown_progress(output: Output, first: str = "Starting Spark") -> Iterator[OnProgress]:
     """Show progress on stderr: a bar on a terminal, else a line per step, and nothing with --json."""
-    first = "Starting Spark"
     if output.json or not sys.stderr.isatty():
         output.say(f"{first} ...")
         yield lambda progress: output.say(f"  {progress}")
@@ -79,12 +83,58 @@ def archive(
 
     The queue must have been opened with `journal=True`, or with `journal="payload"` if you want
     to replay messages from the archive. Run the command as often as you like: it adds each entry once, at whatever
-    moment a run dies, and the journal is trimmed up to what is archived.
+    moment a run dies, and the journal is trimmed up to what is archived. A few thousand entries need no Java.
     """
-    from redis_message_queue.spark.jobs.archive import archive as run
-
     options = ArchiveOptions(**address_of(queue), path=path, storage_options=storage_of(storage), inventory=inventory)
-    output.document(_run(run, options, spark, output).as_dict())
+    (result,) = _archive([options], spark, output)
+    output.document(result)
+
+
+def archive_all(
+    server: ServerChoice, path: ArchivePath, spark: SessionOptions, output: Output, storage: StorageOptions = None
+) -> None:
+    """Archive every queue of a server that has a journal, as `rmq spark archive` does, in one session.
+
+    The queues are those of `rmq queues`.
+    """
+    from redis.cluster import RedisCluster
+
+    from redis_message_queue import queues as registered_queues
+
+    chosen = []
+    with server.client() as client:
+        cluster = isinstance(client, RedisCluster)
+        for one in registered_queues(client, max_queues=_MOST_QUEUES):
+            options = ArchiveOptions(
+                url=server.url,
+                queue=one.name,
+                key_separator=one.key_separator,
+                dead_letter_queue=one.dead_letter_queue,
+                cluster=cluster,
+                path=path,
+                storage_options=storage_of(storage),
+            )
+            if client.hexists(options.keys.meta, "journal"):
+                chosen.append(options)
+    output.table(_archive(chosen, spark, output), empty="no queue of this server has a journal")
+
+
+def _archive(chosen: list[ArchiveOptions], spark: SessionOptions, output: Output) -> list[dict[str, Any]]:
+    """Archive queues, and start Spark only for the first that has much to archive."""
+    from redis_message_queue.spark.jobs.archive import archive as run
+    from redis_message_queue.spark.jobs.archive import fits_in_driver
+    from redis_message_queue.spark.jobs.archive_tables import location_of
+
+    results = []
+    with contextlib.ExitStack() as stack:
+        on_progress = stack.enter_context(_shown_progress(output, "Archiving"))
+        session = None
+        for options in chosen:
+            location = location_of(options.path, options.storage_options)
+            if session is None and not (spark.is_local and fits_in_driver(location, options)):
+                session = stack.enter_context(spark.session("archive"))
+            results.append(run(session, options, on_progress).as_dict())
+    return results
 
 
 def compact(
@@ -111,6 +161,40 @@ def compact(
         grace_seconds=grace_seconds,
     )
     output.document(run(options).as_dict())
+
+
+def refresh(
+    name: ArchivedQueue, path: ArchivePath, spark: SessionOptions, output: Output, storage: StorageOptions = None
+) -> None:
+    """Bring the tables `messages`, `open_messages` and counts of an archive up to its journal.
+
+    `report`, `overview` and `replay` begin with it. Run it by itself if other programs read these tables.
+    """
+    from redis_message_queue.spark.jobs.refresh import refresh as run
+
+    options = RefreshOptions(path=path, queue=name, storage_options=storage_of(storage))
+    output.document(_run(run, options, spark, output).as_dict())
+
+
+def acknowledge(
+    name: ArchivedQueue,
+    path: ArchivePath,
+    spark: SessionOptions,
+    output: Output,
+    reason: Annotated[str, job_option(AcknowledgeOptions, "reason", "TEXT")],
+    storage: StorageOptions = None,
+) -> ExitStatus | None:
+    """Account for what a report calls unbalanced or unknown, such as messages that a flush has lost.
+
+    Later reports are about what happens from here on, and show the reason. The exit status is 1 if the verdict is not
+    `balanced` afterwards.
+    """
+    from redis_message_queue.spark.jobs.report import acknowledge as run
+
+    options = AcknowledgeOptions(path=path, queue=name, storage_options=storage_of(storage), reason=reason)
+    result = _run(run, options, spark, output)
+    output.document(result.as_dict())
+    return None if result.verdict == "balanced" else ExitStatus.FAILED
 
 
 def report(
@@ -172,6 +256,8 @@ def replay(
     where: Where = None,
     archive: Annotated[str | None, job_option(ReplayOptions, "archive", "PATH")] = None,
     storage: StorageOptions = None,
+    since: Annotated[str | None, job_option(ReplayOptions, "since", "TIME")] = None,
+    until: Annotated[str | None, job_option(ReplayOptions, "until", "TIME")] = None,
     into: Annotated[str | None, job_option(ReplayOptions, "into", "QUEUE")] = None,
     again: Annotated[bool, job_option(ReplayOptions, "again", None, "--again")] = False,
     repetition: Annotated[str | None, job_option(ReplayOptions, "name", "NAME", "--name")] = None,
@@ -194,6 +280,8 @@ def replay(
         **asdict(publishing),
         archive=archive,
         storage_options=storage_of(storage),
+        since=since,
+        until=until,
         where=where,
         again=again,
         name=repetition,

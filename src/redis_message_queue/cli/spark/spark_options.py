@@ -50,6 +50,13 @@ class SessionOptions:
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of Spark. Can be repeated.", **_SPARK)
     ] = None
 
+    @property
+    def is_local(self) -> bool:
+        """Whether Spark would run in this process alone, and is not running yet."""
+        from redis_message_queue.spark.driver import under_spark_submit
+
+        return self.master.startswith("local") and not under_spark_submit()
+
     @contextlib.contextmanager
     def session(self, job: str) -> Iterator[SparkSession]:
         """Open a session for one job, and stop it afterwards unless it was running before."""
@@ -110,7 +117,7 @@ class ReportingOptions:
     ] = None
     since: Annotated[str | None, job_option(ReportOptions, "since", "TIME")] = None
     until: Annotated[str | None, job_option(ReportOptions, "until", "TIME")] = None
-    fresh: Annotated[bool, job_option(ReportOptions, "fresh", None, "--fresh")] = False
+    timezone: Annotated[str | None, job_option(ReportOptions, "timezone", "ZONE")] = None
     storage: StorageOptions = None
 
     def job_options(self, path: str) -> dict[str, Any]:
@@ -118,7 +125,7 @@ class ReportingOptions:
         return {
             "output": self.into or f"{path.rstrip('/')}-report",
             "storage_options": storage_of(self.storage),
-            **{name: getattr(self, name) for name in ("since", "until", "fresh")},
+            **{name: getattr(self, name) for name in ("since", "until", "timezone")},
         }
 
 

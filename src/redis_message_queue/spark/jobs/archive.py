@@ -7,12 +7,15 @@ transaction, so a serial is committed once, and the next run starts after it.
     <path>/journal      every state change
     <path>/records      settled messages, with the text of their error
     <path>/inventory    what the queue held when it was archived last
+
+`refresh` makes the tables of messages and counts from the journal.
 """
 
 import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -22,25 +25,26 @@ import pyarrow as pa
 from redis_message_queue.spark.connection import WHOLE, Partition
 from redis_message_queue.spark.job_options import ArchiveOptions, CompactOptions
 from redis_message_queue.spark.jobs.archive_tables import (
-    LITTLE,
+    DRIVER_ROW_LIMIT,
     ArchiveTable,
     DataFile,
     Location,
     TaskRunner,
-    clear_storage_errors,
     in_driver,
     in_tasks,
     location_of,
+    translate_storage_errors,
 )
 from redis_message_queue.spark.jobs.inventory import Inventory, inventory_table
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
     OnProgress,
-    clear_errors,
     ignore_progress,
     require_classic,
+    translate_errors,
 )
+from redis_message_queue.spark.jobs.lake import Lake
 from redis_message_queue.spark.jobs.records import RecordArchiver, records_table
 from redis_message_queue.spark.journal import (
     BEGINNING,
@@ -60,6 +64,8 @@ __all__ = ["ArchiveOptions", "ArchiveResult", "CompactOptions", "CompactResult",
 
 # `journal` tells one journal of a queue from the next: serials start again when a server was flushed.
 _FILE_SCHEMA = pa.schema([*SCHEMA, pa.field("journal", pa.string())])
+
+_MOST_PARTITIONS = 8  # that are archived at once
 
 Missing = tuple[int, int]  # the first serial that is missing, and how many are
 
@@ -111,7 +117,7 @@ class JournalFile:
 
 def journal_table(archive: Location) -> ArchiveTable:
     """Return the table of an archive that has the entries of journals."""
-    return ArchiveTable(archive, "journal", _FILE_SCHEMA)
+    return ArchiveTable(archive, "journal", _FILE_SCHEMA, ("serial", "journal", "at", "id"))
 
 
 def journal_of(identity: str, partition: int) -> str:
@@ -125,8 +131,12 @@ def application_of(queue: str, journal: str) -> str:
     return f"redis-exact-queue/{identity}/{partition or 0}/{queue}"
 
 
-def archive(spark: "SparkSession", options: ArchiveOptions, on_progress: OnProgress = ignore_progress) -> ArchiveResult:
+def archive(
+    spark: "SparkSession | None", options: ArchiveOptions, on_progress: OnProgress = ignore_progress
+) -> ArchiveResult:
     """Add to the archive what it does not have: entries of the journal, and records of settled messages.
+
+    Without a session this process does it all, which takes no Java: for few entries.
 
     Raises:
         JournalError: The queue has no journal.
@@ -135,15 +145,15 @@ def archive(spark: "SparkSession", options: ArchiveOptions, on_progress: OnProgr
     """
     require_classic(spark, "archiving")
     location = location_of(options.path, options.storage_options, spark)
-    with clear_errors("archiving"):
-        run_tasks = in_driver if _is_little(location, options) else in_tasks(spark)
+    with translate_errors("archiving"):
+        run_tasks = in_driver if spark is None or fits_in_driver(location, options) else in_tasks(spark)
         result = archive_journals(location, run_tasks, options, on_progress)
         records = RecordArchiver(spark, location, options, on_progress).run()
     return dataclasses.replace(result, records=records)
 
 
-def _is_little(location: Location, options: ArchiveOptions) -> bool:
-    """Return whether the queue has few messages, and its journals few entries that are not archived."""
+def fits_in_driver(location: Location, options: ArchiveOptions) -> bool:
+    """Return whether the queue has few messages and records, and its journals few entries that are not archived."""
     table = journal_table(location).open()
     entries = messages = 0
     for partition in journals_of(options):
@@ -153,23 +163,30 @@ def _is_little(location: Location, options: ArchiveOptions) -> bool:
             known = None if table is None else table.transaction_version(application_of(options.queue, identity))
             entries += end.serial - (known or 0)
             messages += (end.pending or 0) + (end.processing or 0) + (end.delayed or 0)
-    return entries <= LITTLE and messages <= LITTLE
+    return entries <= DRIVER_ROW_LIMIT and messages <= DRIVER_ROW_LIMIT
 
 
 def archive_journals(
     location: Location, run_tasks: TaskRunner, options: ArchiveOptions, on_progress: OnProgress = ignore_progress
 ) -> ArchiveResult:
-    """Archive the journal of each partition, one after the other, and then what all of them hold."""
+    """Archive the journals of all partitions side by side, and then what all of them hold."""
     partitions = journals_of(options)
     # Before the ends are read: every message that is found now is in a journal by then.
     inventory = Inventory.read(options, location, run_tasks) if options.inventory else None
-    results, ends = [], {}
-    for partition in partitions:
+
+    def run(partition: Partition) -> tuple[ArchiveResult, str, JournalSnapshot | None]:
         with JournalReader(options, partition) as journal:
             archiver = Archiver(journal, location, run_tasks, options, on_progress)
-            results.append(archiver.run())
-        if archiver.end is not None:
-            ends[partition.number] = (archiver.identity, archiver.end)
+            return archiver.run(), archiver.identity, archiver.end
+
+    with ThreadPoolExecutor(min(_MOST_PARTITIONS, len(partitions))) as pool:
+        found = list(pool.map(run, partitions)) if len(partitions) > 1 else [run(partitions[0])]
+    results = [result for result, _, _ in found]
+    ends = {
+        partition.number: (identity, end)
+        for partition, (_, identity, end) in zip(partitions, found, strict=True)
+        if end is not None
+    }
     if inventory is not None and ends:
         inventory.commit(ends)
     return dataclasses.replace(
@@ -296,12 +313,11 @@ def write_range(
     rows: int = 10_000,
 ) -> JournalFile | None:
     """Write the entries of a range into a file. Returns None if they were trimmed meanwhile."""
-    serials, events = SerialTracker(), set[str]()
+    serials = SerialTracker()
 
     def batches(reader: JournalReader) -> Iterator[pa.RecordBatch]:
         for batch in reader.batches(wanted, rows):
             serials.add(batch)
-            events.update(batch.column("event").unique().to_pylist())
             columns = [*batch.columns, pa.repeat(pa.scalar(journal), batch.num_rows)]
             yield pa.RecordBatch.from_arrays(columns, schema=_FILE_SCHEMA)
 
@@ -309,18 +325,7 @@ def write_range(
         file = journal_table(location).write_file(options.queue, wanted.first.date, batches(reader))
     if file is None:
         return None
-    statistics = {
-        "serial": (serials.first, serials.last),
-        "journal": (journal, journal),
-        "event": (min(events), max(events)),
-    }
-    return JournalFile(
-        dataclasses.replace(file, statistics=statistics),
-        serials.first,
-        serials.last,
-        serials.last_id,
-        tuple(serials.holes),
-    )
+    return JournalFile(file, serials.first, serials.last, serials.last_id, tuple(serials.holes))
 
 
 class SerialTracker:
@@ -356,10 +361,15 @@ def compact(options: CompactOptions, on_progress: OnProgress = ignore_progress) 
     location = location_of(options.path, options.storage_options)
     before = journal_files(location, options.queue)
     deleted = removed = 0
-    tables = (journal_table(location), records_table(location), inventory_table(location))
+    lake = Lake(location, options.queue)
+    with_history = (journal_table(location), records_table(location), *lake.with_history)
+    tables = (*with_history, inventory_table(location), *lake.current)
     for place, one in enumerate(tables, 1):
-        with clear_storage_errors(one.location.uri, options.queue):
-            gone, unused = _compact_table(one, options)
+        with translate_storage_errors(one.location.uri, options.queue):
+            gone, unused = _compact_table(one, options, options.keep_days if one in with_history else None)
+        if gone and one is with_history[0]:  # so that no report calls these entries missing
+            common = {"at": datetime.now(UTC), "refresh": lake.version(lake.incidents)}
+            lake.add_incidents([{**common, "kind": "retention", "messages": gone}])
         deleted, removed = deleted + gone, removed + unused
         on_progress(JobProgress("compacted", place, len(tables), one.name))
     return CompactResult(
@@ -372,14 +382,14 @@ def compact(options: CompactOptions, on_progress: OnProgress = ignore_progress) 
     )
 
 
-def _compact_table(archived: ArchiveTable, options: CompactOptions) -> tuple[int, int]:
+def _compact_table(archived: ArchiveTable, options: CompactOptions, keep_days: int | None) -> tuple[int, int]:
     """Returns how many rows were deleted, and how many files."""
     table = archived.open()
     if table is None:
         return 0, 0
     deleted = 0
-    if options.keep_days is not None:
-        oldest = (datetime.now(UTC) - timedelta(days=options.keep_days)).date().isoformat()
+    if keep_days is not None:
+        oldest = (datetime.now(UTC) - timedelta(days=keep_days)).date().isoformat()
         name = options.queue.replace("'", "''")
         deleted = table.delete(f"queue = '{name}' and date < '{oldest}'")["num_deleted_rows"] or 0
     archived.verify(_to_merge(archived.files(options.queue), options.target_bytes))
@@ -422,7 +432,7 @@ def journal_files(location: Location, queue: str) -> list[DataFile]:
     """Return the files with the journal of a queue, or raise an error that names the queues that are archived here."""
     found = journal_table(location).files()
     own = [one for one in found if one.queue == queue]
-    if not own:
+    if not own and not Lake(location, queue).refreshes.files(queue):  # all of it may be too old to be kept
         archived = ", ".join(repr(name) for name in sorted({one.queue for one in found})) or "none"
         raise ArchiveError(
             f"there is no archive of the queue {queue!r} at {location.uri}; archived there: {archived}. Run archive "

@@ -8,15 +8,18 @@ import contextlib
 import errno
 import json
 import os
+import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -34,12 +37,13 @@ T = TypeVar("T")
 PARTITIONED_BY = ("queue", "date")
 _PARTITION_FIELDS = (pa.field("queue", pa.string()), pa.field("date", pa.date32()))
 _ROWS_A_TASK = 500_000
-_LEAST_ROWS_A_TASK = 50_000
-LITTLE = 10_000  # rows that the driver handles itself: starting the first tasks takes seconds
+DRIVER_ROW_LIMIT = 10_000  # rows that the driver handles itself: starting the first tasks takes seconds
 _WRITTEN_AT_ONCE = 1 << 19  # bytes
+_MOST_COMMITS, _LONGEST_PAUSE_SECONDS = 40, 0.5  # of one commit, while other queues commit too
 READ_AT_ONCE = 64_000_000  # bytes
 _MOST_ROWS_AT_ONCE = 65_536
 _LONGEST_NAME = 255  # bytes of a directory's name, on the usual file systems
+_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -64,7 +68,7 @@ class Location:
 
         if self.is_local and not os.path.isdir(self.uri):  # an archive that is only read may be read-only
             self.create()
-        with clear_storage_errors(self.uri):
+        with translate_storage_errors(self.uri):
             return pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.storage_options)))
 
     def create(self) -> None:
@@ -74,7 +78,7 @@ class Location:
             ArchiveError: It cannot be created or written to. An object store says so at the first write.
         """
         if self.is_local:
-            with clear_storage_errors(self.uri):
+            with translate_storage_errors(self.uri):
                 os.makedirs(self.uri, exist_ok=True)
                 if not os.access(self.uri, os.W_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self.uri)
@@ -82,33 +86,13 @@ class Location:
     def write(self, path: str, content: bytes) -> None:
         """Create or replace a file. Readers see the old content or the new one."""
         with (
-            clear_storage_errors(self.uri),
+            translate_storage_errors(self.uri),
             self.filesystem().open_output_stream(path) as file,
             pa.BufferedOutputStream(file, 2 * _WRITTEN_AT_ONCE) as buffered,
         ):
             # The storage takes bytes. The stream would pass on a buffer of Arrow that is larger than its own.
             for start in range(0, len(content), _WRITTEN_AT_ONCE):
                 buffered.write(content[start : start + _WRITTEN_AT_ONCE])
-
-    def read(self, path: str) -> bytes | None:
-        """Return the content of a file, or None if there is none."""
-        with clear_storage_errors(self.uri):
-            try:
-                with self.filesystem().open_input_file(path) as file:
-                    return bytes(file.read())
-            except FileNotFoundError:
-                return None
-
-    def names(self) -> list[str]:
-        """Return the names of the files here."""
-        with clear_storage_errors(self.uri):
-            found = self.filesystem().get_file_info(pa_fs.FileSelector("", allow_not_found=True))
-            return [one.base_name for one in found if one.is_file]
-
-    def delete(self, path: str) -> None:
-        """Delete a file, if it is there."""
-        with clear_storage_errors(self.uri), contextlib.suppress(FileNotFoundError):
-            self.filesystem().delete_file(path)
 
     def sync(self, paths: Iterable[str]) -> None:
         """Write files of a local directory to disk. An object store has them when it says so."""
@@ -154,7 +138,7 @@ def location_of(
 
 
 @contextlib.contextmanager
-def clear_storage_errors(uri: str, queue: str | None = None) -> Iterator[None]:
+def translate_storage_errors(uri: str, queue: str | None = None) -> Iterator[None]:
     """Raise our errors in place of those of the storage layer, which are long and colored."""
     from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -162,7 +146,8 @@ def clear_storage_errors(uri: str, queue: str | None = None) -> Iterator[None]:
         yield
     except CommitFailedError as error:
         raise ArchiveConflictError(
-            f"another run has changed the archive at {uri} meanwhile, and this one has changed nothing. Run it again.",
+            f"another run has changed the table at {uri} meanwhile; run this one again, which goes on after what has "
+            "been committed",
             queue=queue,
         ) from error
     except (DeltaError, OSError) as error:
@@ -185,12 +170,13 @@ class DataFile:
     rows: int
     queue: str
     date: str
-    statistics: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # the least and greatest value of a column
+    # Of a column the least and the greatest value, and how many rows have none. Times are texts of ISO 8601 in UTC.
+    statistics: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
-    def may_have(self, column: str, value: str) -> bool:
-        """Return whether a row may have this value. A file without statistics does not tell."""
-        least, greatest = self.statistics.get(column, (value, value))
-        return bool(least <= value <= greatest)
+    def may_lie_within(self, column: str, least: Any, greatest: Any) -> bool:
+        """Return whether a row may have a value between these two."""
+        first, last, *_ = self.statistics.get(column, (least, greatest))
+        return bool(first <= greatest and last >= least)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -230,9 +216,10 @@ def in_driver(slices: Sequence[T], work: Callable[[T], str | None]) -> list[str]
 class ArchiveTable:
     """One table of an archive, partitioned by queue and date."""
 
-    def __init__(self, archive: Location, name: str, schema: pa.Schema) -> None:
+    def __init__(self, archive: Location, name: str, schema: pa.Schema, statistics: Sequence[str] = ()) -> None:
         self.location = archive.below(name)
         self.name = name
+        self._with_statistics = statistics  # the columns whose least and greatest values let readers skip files
         self.file_schema = schema  # partition columns are not in the files
         self.schema = pa.schema([*schema, *_PARTITION_FIELDS])
 
@@ -245,18 +232,20 @@ class ArchiveTable:
             with contextlib.suppress(TableNotFoundError):
                 return DeltaTable(self.location.uri, storage_options=dict(self.location.storage_options))
         except Exception as error:
-            with clear_storage_errors(self.location.uri):
+            with translate_storage_errors(self.location.uri):
                 raise error from None
         return None
 
     def open_or_create(self) -> "DeltaTable":
         """Return the newest state of the table, which is created if there is none."""
         from deltalake import DeltaTable, Schema
+        from deltalake.exceptions import CommitFailedError
 
         self.location.create()
         found = self.open()
         if found is None:
-            with clear_storage_errors(self.location.uri):
+            # Two runs may create it at once, and the second one finds that of the first.
+            with translate_storage_errors(self.location.uri), contextlib.suppress(CommitFailedError):
                 DeltaTable.create(
                     self.location.uri,
                     Schema.from_arrow(self.schema),
@@ -272,6 +261,7 @@ class ArchiveTable:
 
     def write_file(self, queue: str, date: str, batches: Iterable[pa.RecordBatch]) -> DataFile | None:
         """Write rows into a new file. It belongs to the table only when it is committed. None if there are no rows."""
+        statistics = ColumnStatistics(self._with_statistics)
         path = f"{_directory_of(queue)}/date={date}/{uuid.uuid4().hex}.parquet"
         found = iter(batches)
         first = next(found, None)
@@ -280,15 +270,16 @@ class ArchiveTable:
         files = self.location.filesystem()
         rows = 0
         with (
-            clear_storage_errors(self.location.uri, queue),
+            translate_storage_errors(self.location.uri, queue),
             files.open_output_stream(path) as file,
             pq.ParquetWriter(file, self.file_schema, compression="zstd", write_page_checksum=True) as writer,
         ):
             while first is not None:
                 rows += first.num_rows
+                statistics.add(first)
                 writer.write_batch(first)
                 first = next(found, None)
-        return DataFile(path, files.get_file_info(path).size, rows, queue, date)
+        return DataFile(path, files.get_file_info(path).size, rows, queue, date, statistics.values())
 
     def commit(
         self,
@@ -302,27 +293,35 @@ class ArchiveTable:
     ) -> None:
         """Make files part of the table, once for each version of an application.
 
+        A commit of another queue that comes in between is no conflict: this one is tried again on top of it.
+
         Raises:
             ArchiveConflictError: Another run has committed a version of the same application since ``known``.
         """
         from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
 
-        table = self.open_or_create()
-        if table.transaction_version(application) != known:
-            raise ArchiveConflictError(
-                f"another run has archived {queue!r} meanwhile, and this one has added nothing. Run it again.",
-                queue=queue,
-            )
-        with clear_storage_errors(self.location.uri, queue):
-            table.create_write_transaction(
-                [_add_action(one) for one in files],
-                "overwrite" if replace else "append",
-                table.schema(),
-                partition_by=list(PARTITIONED_BY),
-                partition_filters=[("queue", "=", queue)] if replace else None,
-                commit_properties=CommitProperties(app_transactions=[Transaction(application, version)]),
-            )
-        self.location.sync([*(one.path for one in files), f"_delta_log/{table.version():020}.json"])
+        for attempt in range(_MOST_COMMITS):
+            table = self.open_or_create()
+            if table.transaction_version(application) != known:
+                break
+            with translate_storage_errors(self.location.uri, queue), contextlib.suppress(CommitFailedError):
+                table.create_write_transaction(
+                    [_add_action(one) for one in files],
+                    "overwrite" if replace else "append",
+                    table.schema(),
+                    partition_by=list(PARTITIONED_BY),
+                    partition_filters=[("queue", "=", queue)] if replace else None,
+                    commit_properties=CommitProperties(app_transactions=[Transaction(application, version)]),
+                )
+                self.location.sync([*(one.path for one in files), f"_delta_log/{table.version():020}.json"])
+                return
+            time.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS * min(1, attempt / 8)))
+        raise ArchiveConflictError(
+            f"another run has changed the {self.name} of {queue!r} in the archive meanwhile; run this one again, which "
+            "goes on after what has been committed",
+            queue=queue,
+        )
 
     # -- reading
 
@@ -336,7 +335,7 @@ class ArchiveTable:
 
     def stored_paths(self) -> set[str]:
         """Return the paths of all data files that are stored, whether or not they belong to the table."""
-        with clear_storage_errors(self.location.uri):
+        with translate_storage_errors(self.location.uri):
             found = self.location.filesystem().get_file_info(pa_fs.FileSelector("", recursive=True))
         return {one.path for one in found if one.is_file and not one.path.startswith("_delta_log/")}
 
@@ -361,34 +360,25 @@ class ArchiveTable:
         Raises:
             ArchiveError: A file is missing or was changed. It names the file.
         """
-        read = self.batch_reader(self.schema.names)
+        read = _reader(self.location, self.schema)
         for one in files:
             for _ in read([one]):
                 pass
 
     def read(
-        self, spark: "SparkSession", queue: str, columns: Sequence[str] | None = None, *, check: bool = True
+        self,
+        spark: "SparkSession",
+        queue: str,
+        columns: Collection[str] | None = None,
+        chosen: Callable[[DataFile], bool] = lambda _: True,
     ) -> "DataFrame":
-        """Return the rows of a queue as they are committed now. Each task checks the rows that it reads."""
+        """Return the rows of a queue in some files, as they are committed now. Tasks check the rows that they read."""
         wanted = pa.schema([one for one in self.schema if columns is None or one.name in columns])
-        files = self.files(queue)
-        if check:
-            self.check(files, queue)
+        files = [one for one in self.files(queue) if chosen(one)]
+        self.check(files, queue)
         if not files:
             return spark.createDataFrame([], from_arrow_schema(wanted))
         return read_in_tasks(spark, list(grouped(files)), _reader(self.location, wanted), from_arrow_schema(wanted))
-
-    def reader(self, columns: Sequence[str]) -> Callable[[list[DataFile]], pa.Table]:
-        """Return a function for tasks that reads some columns of files, and checks the number of their rows."""
-        schema, read = self._chosen(columns), self.batch_reader(columns)
-        return lambda files: pa.Table.from_batches(read(files), schema)
-
-    def batch_reader(self, columns: Sequence[str]) -> Callable[[list[DataFile]], Iterator[pa.RecordBatch]]:
-        """Return a function for tasks that reads the same batch by batch."""
-        return _reader(self.location, self._chosen(columns))
-
-    def _chosen(self, columns: Sequence[str]) -> pa.Schema:
-        return pa.schema([self.schema.field(name) for name in columns])
 
     def read_locally(self, queue: str, columns: Sequence[str], wanted: Callable[[DataFile], bool]) -> pa.Table:
         """Return the rows of some files without Spark."""
@@ -417,12 +407,6 @@ def grouped(files: Sequence[DataFile], rows: float = _ROWS_A_TASK) -> Iterator[l
         group.append(one)
     if group:
         yield group
-
-
-def balanced(files: Sequence[DataFile], cores: int, most: int = _ROWS_A_TASK) -> list[list[DataFile]]:
-    """Put files together so that every core gets a task, unless there is little to do."""
-    rows = sum(one.rows for one in files)
-    return list(grouped(files, 1.1 * min(most, max(_LEAST_ROWS_A_TASK, -(-rows // cores)))))
 
 
 def _reader(location: Location, schema: pa.Schema) -> Callable[[list[DataFile]], Iterator[pa.RecordBatch]]:
@@ -511,21 +495,54 @@ def _add_action(file: DataFile) -> Any:
 
     statistics = {
         "numRecords": file.rows,
-        "minValues": {name: least for name, (least, _) in file.statistics.items()},
-        "maxValues": {name: greatest for name, (_, greatest) in file.statistics.items()},
-        "nullCount": dict.fromkeys(file.statistics, 0),
+        "minValues": {name: least for name, (least, _, _) in file.statistics.items() if least is not None},
+        "maxValues": {name: greatest for name, (_, greatest, _) in file.statistics.items() if greatest is not None},
+        "nullCount": {name: nulls for name, (_, _, nulls) in file.statistics.items()},
     }
     partition = {"queue": file.queue, "date": file.date}
     return AddAction(file.path, file.size, partition, int(time.time() * 1000), True, json.dumps(statistics))
 
 
 def _data_file(action: Mapping[str, Any]) -> DataFile:
-    names = [name[4:] for name in action if name.startswith("min.")]
+    names = [name[4:] for name in action if name.startswith("min.") and action[name] is not None]
     return DataFile(
         unquote(action["path"]),
         action["size_bytes"],
         action["num_records"],
         action["partition.queue"],
         action["partition.date"].isoformat(),
-        {name: (action[f"min.{name}"], action[f"max.{name}"]) for name in names if action[f"min.{name}"] is not None},
+        {
+            name: (
+                _stored_value(action[f"min.{name}"]),
+                _stored_value(action[f"max.{name}"]),
+                action[f"null_count.{name}"],
+            )
+            for name in names
+        },
     )
+
+
+def _stored_value(value: Any) -> Any:
+    """Return the value of a statistic as it is stored: a time as text, which has the order of times."""
+    return value.astimezone(UTC).strftime(_TIME) if isinstance(value, datetime) else value
+
+
+class ColumnStatistics:
+    """Follows the least and greatest values of columns in batches that pass by."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._found: dict[str, list[Any]] = {name: [None, None, 0] for name in columns}
+
+    def add(self, batch: pa.RecordBatch | pa.Table) -> None:
+        for name, known in self._found.items():
+            column = batch.column(name)
+            span = pc.min_max(column).as_py()
+            least = [one for one in (known[0], span["min"]) if one is not None]
+            greatest = [one for one in (known[1], span["max"]) if one is not None]
+            known[:] = [min(least, default=None), max(greatest, default=None), known[2] + column.null_count]
+
+    def values(self) -> dict[str, Sequence[Any]]:
+        return {
+            name: (_stored_value(least), _stored_value(greatest), nulls)
+            for name, (least, greatest, nulls) in self._found.items()
+        }

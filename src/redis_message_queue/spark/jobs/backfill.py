@@ -18,10 +18,10 @@ from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
     OnProgress,
-    clear_errors,
     ignore_progress,
     reason,
     require_classic,
+    translate_errors,
 )
 from redis_message_queue.spark.jobs.lines import BadLine, LineReader
 from redis_message_queue.spark.jobs.publishing import RowCount, messages_of, publish_rows, sum_of_tasks
@@ -69,7 +69,7 @@ def backfill(
     require_classic(spark, "the backfill")
     rows = _open_source(spark, options)
     _check_columns(rows, options)
-    with clear_errors("the backfill"):
+    with translate_errors("the backfill"):
         if options.format == "table":
             count = _publish_table(rows, options)
             on_progress(JobProgress("published", count.published + count.suppressed))
@@ -208,7 +208,7 @@ def _publish_files(rows: "DataFrame", options: BackfillOptions) -> RowCount:
 
     with same_splits(rows.sparkSession):
         try:
-            with clear_errors("the backfill"):
+            with translate_errors("the backfill"):
                 return sum_of_tasks(found, publish)
         except PayloadValueError as error:
             raise _with_line_number(rows, error) from error

@@ -5,11 +5,10 @@ With it the report can tell a message that is missing from one that another prog
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from redis_message_queue.spark.jobs.archive_tables import ArchiveTable, DataFile, Location, TaskRunner
 from redis_message_queue.spark.journal import JournalSnapshot
@@ -17,21 +16,15 @@ from redis_message_queue.spark.options import QueueAddress, Table, TableOptions
 from redis_message_queue.spark.table_reader import TableReader
 from redis_message_queue.spark.tables import TableSlice, table_schema
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 _TABLES: tuple[Table, ...] = ("pending", "processing", "delayed")
 _COUNTS = ("serial", "pending", "processing", "delayed")
 # For each partition a row has the serial and the counts; each other row has the id of a message.
 _SCHEMA = pa.schema(
     [pa.field("id", pa.string()), pa.field("journal", pa.string()), *(pa.field(name, pa.int64()) for name in _COUNTS)]
 )
-
-
-@dataclass(frozen=True)
-class HeldCount:
-    """How many messages a queue or a partition held when this was the last serial of its journal."""
-
-    journal: str
-    serial: int
-    messages: int
 
 
 def inventory_table(archive: Location) -> ArchiveTable:
@@ -86,10 +79,8 @@ def _ids(reader: TableReader, wanted: TableSlice) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([ids, *nothing], schema=_SCHEMA)
 
 
-def read_inventory(location: Location, queue: str) -> tuple[list[HeldCount], pa.ChunkedArray]:
+def inventory_rows(spark: "SparkSession", location: Location, queue: str) -> tuple[list[dict[str, Any]], "DataFrame"]:
     """Return what each partition held, and the ids that were found in the queue: null for what has none."""
-    rows = inventory_table(location).read_locally(queue, _SCHEMA.names, lambda _: True)
-    is_head = pc.is_valid(rows.column("serial"))
-    heads = rows.filter(is_head).to_pylist()
-    held = [HeldCount(one["journal"], one["serial"], sum(one[name] for name in _COUNTS[1:])) for one in heads]
-    return held, rows.filter(pc.invert(is_head)).column("id")
+    rows = inventory_table(location).read(spark, queue)
+    heads = rows.where("serial is not null").select("journal", *_COUNTS).collect()
+    return [row.asDict() for row in heads], rows.where("serial is null").select("id", "date")

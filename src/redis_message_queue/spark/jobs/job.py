@@ -62,12 +62,22 @@ def require_classic(spark: Any, job: str) -> None:
 
 
 @contextmanager
-def clear_errors(job: str) -> Iterator[None]:
-    """Raise the error of our task, or Spark's own reason, instead of the dozens of lines that Spark wraps around it."""
+def translate_errors(what: str = "Spark") -> Iterator[None]:
+    """Raise the error of a source, a sink or a table, instead of the dozens of lines that Spark wraps around it.
+
+    Put it around a `save()` into a queue, or around `query.awaitTermination()`. The jobs do that themselves.
+
+    Args:
+        what: What failed, for a reason of Spark's own.
+
+    Raises:
+        RedisMessageQueueError: The error that was raised in a task or on the driver, by its type.
+        JobError: Spark failed for another reason.
+    """
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        raise error_in(str(error), job) from error
+        raise error_in(str(error), what) from error
 
 
 def error_in(text: str, job: str) -> RedisMessageQueueError:

@@ -1,9 +1,10 @@
 """Renders a report, or an overview of several, as one HTML page from the templates beside it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -13,26 +14,22 @@ from redis_message_queue.spark.jobs.plots import (
     SIZES,
     Line,
     Series,
-    Size,
     amount,
     bar,
-    bucket_size,
     draw,
     duration,
-    floor_time,
     moment,
     percent,
 )
-from redis_message_queue.spark.jobs.report_rows import Row
-from redis_message_queue.spark.jobs.statistics import ReportStatistics
+from redis_message_queue.spark.jobs.statistics import UNITS, ReportStatistics
+from redis_message_queue.spark.jobs.verdict import Row
 
 _MOST_ROWS = 50  # of a table on the page; the files beside it have all
-_UNITS = {"minute": timedelta(minutes=1), "second": timedelta(seconds=1)}
 _ACCOUNTS = {
-    "flushed": "Lost when the data of the queue was deleted from Redis",
+    "lost": "Lost when the data of the queue was deleted from Redis",
     "foreign": "In the queue, but not in the journal",
     "entered": "Entered: published or redriven",
-    "entered_unseen": "Published before the journal began, or in a gap",
+    "entered_unseen": "Entered before that, before the journal began, or in a gap",
     "acked": "Acknowledged",
     "handed_off": "Handed off to other queues",
     "failed": "Failed for good",
@@ -65,27 +62,38 @@ class Plot:
         return rows[::-1]
 
 
-def render_page(statistics: ReportStatistics, made_at: datetime) -> str:
-    """Return the page of one queue."""
-    tables = statistics.tables
+def render_page(statistics: ReportStatistics, made_at: datetime, zone: tzinfo | None = UTC) -> str:
+    """Return the page of one queue, with times in a zone: without one, in that of this machine."""
+    local = ReportStatistics(statistics.queue, *_in_zone((statistics.summary, statistics.tables), zone))
     return (
         _environment()
         .get_template("report.html")
         .render(
-            queue=statistics.queue,
-            summary=statistics.summary,
-            tables=tables,
-            tiles=_tiles(statistics.summary),
-            plots=list(_plots(statistics)),
+            queue=local.queue,
+            summary=local.summary,
+            tables=local.tables,
+            tiles=_tiles(local.summary),
+            periods=_periods(local.summary),
+            plots=list(_plots(local)),
             accounts=_ACCOUNTS,
-            made_at=made_at,
+            made_at=made_at.astimezone(zone),
         )
     )
 
 
-def render_overview(rows: Sequence[Row], window: Window, made_at: datetime) -> str:
+def render_overview(rows: Sequence[Row], window: Window, made_at: datetime, zone: tzinfo | None = UTC) -> str:
     """Return the page that compares queues."""
-    return _environment().get_template("overview.html").render(rows=rows, window=window, made_at=made_at)
+    shown = {"rows": rows, "window": {"since": window.since, "until": window.until}, "made_at": made_at}
+    return _environment().get_template("overview.html").render(**_in_zone(shown, zone))
+
+
+def _in_zone(value: Any, zone: tzinfo | None) -> Any:
+    """Return rows with all times in a zone."""
+    if isinstance(value, datetime):
+        return value.astimezone(zone)
+    if isinstance(value, dict):
+        return {name: _in_zone(one, zone) for name, one in value.items()}
+    return [_in_zone(one, zone) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _environment() -> Environment:
@@ -120,71 +128,70 @@ def _tiles(summary: Row) -> list[tuple[str, str, str]]:
         ("Claim to outcome, median", duration(summary["processing_p50"]), f"in the prefetch buffer: {prefetch}"),
         ("Failed", amount(summary["failed"]), f"{amount(summary['retried'])} retries"),
         ("Duplicates", percent(summary["duplicate_ratio"]), f"{amount(summary['duplicates'])} suppressed"),
+        ("Backlog, peak", amount(summary["peak"]), f"{amount(max(0, summary['backlog']))} at the end"),
         ("Redelivered", percent(summary["redelivery_ratio"]), f"{amount(summary['reclaimed'])} from expired leases"),
     ]
+
+
+def _periods(summary: Row) -> list[tuple[str, str, str]]:
+    """Return name, value and value of the period before, of the figures that are compared."""
+    before = summary["previous"]
+    if before is None:
+        return []
+    shown = {
+        "Published": ("published", amount),
+        "Handled": ("acked", amount),
+        "Error rate": ("error_ratio", percent),
+        "Dead-lettered": ("dead", amount),
+        "Waiting, median": ("waiting_p50", duration),
+        "Waiting, 95 %": ("waiting_p95", duration),
+        "Handler, median": ("handler_p50", duration),
+        "Handler, 95 %": ("handler_p95", duration),
+    }
+    return [(title, show(summary[name]), show(before[name])) for title, (name, show) in shown.items()]
 
 
 # -- plots
 
 
 def _plots(statistics: ReportStatistics) -> Iterator[Plot]:
-    tables = statistics.tables
-    unit = "second" if tables.get("seconds") else "minute"
-    rows = tables[f"{unit}s"]
+    rows = statistics.tables["over_time"]
     if not rows:
         return
-    by_tenant = tables["tenants_over_time"]
-    tenants = [one["tenant"] for one in tables["tenants"] if any(row["tenant"] == one["tenant"] for row in by_tenant)]
-    sizes = [_Buckets(rows, unit, size, statistics, by_tenant, tenants) for size in SIZES]
-    for drawn in zip(*(one.plots() for one in sizes), strict=True):
-        both = zip(drawn, SIZES, strict=True)
-        drawings = [(size.name, Markup(draw(one, size)), one.caption) for one, size in both]
-        yield Plot(drawn[0], [] if drawn[0].is_empty else drawings)
+    for series in _Buckets(statistics, rows).plots():
+        drawings = [(size.name, Markup(draw(series, size)), series.caption) for size in SIZES]
+        yield Plot(series, [] if series.is_empty else drawings)
 
 
 class _Buckets:
-    """The rows of a report in as many buckets of time as a drawing has room for."""
+    """The rows of a report as lines over all buckets of time, also over those in which nothing happened."""
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        unit: str,
-        size: Size,
-        statistics: ReportStatistics,
-        by_tenant: Sequence[Row] = (),
-        tenants: Sequence[str | None] = (),
-    ) -> None:
-        self._unit = unit
-        length = _UNITS[unit]
-        self._count = bucket_size(rows[0][unit], rows[-1][unit], length, size.most_buckets)
-        self._step = self._count * length
-        first = floor_time(rows[0][unit], self._step)
-        self._times = [first + self._step * place for place in range((rows[-1][unit] - first) // self._step + 1)]
-        self._rows = self._in_buckets(rows)
-        self._tenants = {one: self._in_buckets([row for row in by_tenant if row["tenant"] == one]) for one in tenants}
-        self._gaps = list(_gaps(statistics, self._times[0], self._times[-1] + self._step))
-        self._in_gap = [
-            any(start <= time and time + self._step <= end for start, end in self._gaps) for time in self._times
-        ]
-        self._known = [self._known_units(time, rows[0][unit], rows[-1][unit] + length) for time in self._times]
+    def __init__(self, statistics: ReportStatistics, rows: Sequence[Row]) -> None:
+        self._unit = "second" if statistics.summary["unit"] == "second" else "minute"  # of rates
+        self._step = timedelta(seconds=rows[0]["seconds"])
+        first, last = rows[0]["start"], rows[-1]["start"]
+        self._times = [first + self._step * place for place in range((last - first) // self._step + 1)]
+        self._rows = _by_time(rows)
+        tenants = statistics.tables["tenants_over_time"]
+        names = [one["tenant"] for one in statistics.tables["tenants"]]
+        self._tenants = {
+            name: _by_time(own) for name in names if (own := [one for one in tenants if one["tenant"] == name])
+        }
+        self._gaps = list(_gaps(statistics, first, last + self._step))
+        began, ended = statistics.summary["first_at"], statistics.summary["last_at"]
+        self._known = [self._known_units(time, began or first, ended or last) for time in self._times]
 
     def _known_units(self, time: datetime, first: datetime, last: datetime) -> float:
-        """Return of how many minutes or seconds of a bucket there are entries: it may begin earlier, or have a gap."""
+        """Return of how many minutes of a bucket there are entries: the first and the last may have them in a part."""
         start, end = max(time, first), min(time + self._step, last)
         missing = sum((max(timedelta(), min(end, stop) - max(start, begin)) for begin, stop in self._gaps), timedelta())
-        return max(1.0, (end - start - missing) / _UNITS[self._unit])
-
-    def _in_buckets(self, rows: Sequence[Row]) -> list[list[Row]]:
-        buckets: list[list[Row]] = [[] for _ in self._times]
-        for one in rows:
-            buckets[(one[self._unit] - self._times[0]) // self._step].append(one)
-        return buckets
+        unit = min(UNITS[self._unit], self._step)
+        return max(1.0, (end - start - missing) / unit) if end > start else 1.0
 
     def plots(self) -> Iterator[Series]:
-        several = self._count > 1
-        each = f" of each {duration(self._step.total_seconds())}"
-        average, worst = (f", the average{each}", f" The worst {self._unit}{each}.") if several else ("", "")
-        a_unit = f"a {self._unit}{average}"
+        several = self._step > UNITS[self._unit]
+        each = duration(self._step.total_seconds())
+        a_unit = f"a {self._unit}{f', the average of each {each}' if several else ''}"
         rate = "average" if several else "count"  # the axis of whole numbers has no fractions
         yield self._plot(
             "Throughput",
@@ -214,27 +221,19 @@ class _Buckets:
         yield self._plot(
             "In the queue",
             [
+                Line("Peak of all", 5, self._level("peak", "backlog"), 5.0),
                 Line("Waiting", 1, self._level("waiting")),
                 Line("In flight", 2, self._level("in_flight")),
                 Line("Delayed", 3, self._level("delayed")),
             ],
-            f"How many messages there were at the end of each {duration(self._step.total_seconds())}.",
+            f"How many messages there were at the end of each {each}, and at most during it.",
             "The queue was empty.",
         )
-        yield self._plot(
-            "Waiting time",
-            self._quantiles("waiting"),
-            f"From deliverable to claimed.{worst}",
-            "No message was claimed.",
-            "seconds",
-        )
-        yield self._plot(
-            "Handler time",
-            self._quantiles("handler"),
-            f"How long handlers ran.{worst}",
-            "No handler has ended.",
-            "seconds",
-        )
+        for title, name, caption, nothing in (
+            ("Waiting time", "waiting", "From deliverable to claimed.", "No message was claimed."),
+            ("Handler time", "handler", "How long handlers ran.", "No handler has ended."),
+        ):
+            yield self._plot(title, self._quantiles(name), f"{caption} Of each {each}.", nothing, "seconds")
         if self._tenants:
             lines = [
                 Line(name or "no tenant", place % 6 + 1, self._rate("acked", rows))
@@ -246,35 +245,43 @@ class _Buckets:
     def _plot(self, title: str, lines: list[Line], caption: str, nothing: str, unit: str = "count") -> Series:
         return Series(title, caption, unit, self._times, self._step, lines, nothing, self._gaps)
 
-    def _rate(self, name: str, rows: list[list[Row]] | None = None) -> list[float | None]:
+    def _is_in_gap(self, time: datetime) -> bool:
+        return any(start <= time and time + self._step <= end for start, end in self._gaps)
+
+    def _rate(self, name: str, rows: Mapping[datetime, Row] | None = None) -> list[float | None]:
         """Return the average of each bucket: 0 where nothing happened, None where entries are missing."""
         found: list[float | None] = []
-        buckets = self._rows if rows is None else rows
-        for bucket, in_gap, units in zip(buckets, self._in_gap, self._known, strict=True):
-            found.append(None if in_gap and not bucket else sum(one[name] for one in bucket) / units)
+        for time, units in zip(self._times, self._known, strict=True):
+            row = (self._rows if rows is None else rows).get(time)
+            found.append(row[name] / units if row else None if self._is_in_gap(time) else 0)
         return found
 
     def _error_rate(self) -> list[float | None]:
-        found: list[float | None] = []
-        for bucket in self._rows:
-            outcomes = sum(one["outcomes"] for one in bucket)
-            found.append(sum(one["errors"] for one in bucket) / outcomes if outcomes else None)
-        return found
+        rows = [self._rows.get(time) for time in self._times]
+        return [row["errors"] / row["outcomes"] if row and row["outcomes"] else None for row in rows]
 
     def _quantiles(self, name: str) -> list[Line]:
-        return [Line(f"{one} %", color, self._worst(f"{name}_p{one}"), width) for one, color, width in _QUANTILES]
+        return [Line(f"{one} %", color, self._values(f"{name}_p{one}"), width) for one, color, width in _QUANTILES]
 
-    def _worst(self, name: str) -> list[float | None]:
-        return [max((one[name] for one in bucket if one[name] is not None), default=None) for bucket in self._rows]
+    def _values(self, name: str) -> list[float | None]:
+        return [row[name] if (row := self._rows.get(time)) else None for time in self._times]
 
-    def _level(self, name: str) -> list[float | None]:
-        """Return the last known number in each bucket. It is below 0 if the journal began later than the queue."""
+    def _level(self, name: str, later: str = "") -> list[float | None]:
+        """Return the number in each bucket. It is below 0 if the journal began later than the queue.
+
+        Where nothing happened it is that of the bucket before: its last one, ``later``.
+        """
         found: list[float | None] = []
         known = 0
-        for bucket, in_gap in zip(self._rows, self._in_gap, strict=True):
-            known = max(0, bucket[-1][name]) if bucket else known
-            found.append(None if in_gap and not bucket else known)
+        for time in self._times:
+            row = self._rows.get(time)
+            found.append(max(0, row[name]) if row else None if self._is_in_gap(time) else known)
+            known = max(0, row[later or name]) if row else known
         return found
+
+
+def _by_time(rows: Sequence[Row]) -> dict[datetime, Row]:
+    return {one["start"]: one for one in rows}
 
 
 def _gaps(statistics: ReportStatistics, first: datetime, last: datetime) -> Iterator[tuple[datetime, datetime]]:

@@ -73,9 +73,9 @@ def bucket_size(first: datetime, last: datetime, unit: timedelta, most: int = WI
 
 
 def floor_time(time: datetime, step: timedelta) -> datetime:
-    """Return the last time of the day's grid that is not after this one: buckets begin at round times."""
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    return epoch + (time - epoch) // step * step
+    """Return the last time of the day's grid, in its zone, that is not after this one: buckets begin at round times."""
+    epoch = datetime(1970, 1, 1, tzinfo=UTC) - (time.utcoffset() or timedelta())
+    return (epoch + (time - epoch) // step * step).astimezone(time.tzinfo)
 
 
 def draw(series: Series, size: Size = WIDE) -> str:
@@ -263,7 +263,8 @@ def percent(share: float | None) -> str:
 
 
 def moment(time: datetime | None) -> str:
-    return NOTHING if time is None else time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    """Return a time with its zone."""
+    return NOTHING if time is None else time.strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 _FORMATS: dict[str, Callable[[float | None], str]] = {

@@ -5,22 +5,22 @@ to their limits, so a record is archived if it is still there when a run reads i
 record that a run missed is added by the next run, and one that was seen twice is added once.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from redis_message_queue.protocol.operate.reader import RecordSource
 from redis_message_queue.spark.jobs.archive_tables import (
-    LITTLE,
+    DRIVER_ROW_LIMIT,
     ArchiveTable,
+    ColumnStatistics,
     DataFile,
     Location,
-    grouped,
-    in_tasks,
     location_of,
 )
 from redis_message_queue.spark.jobs.job import JobProgress, OnProgress
@@ -44,14 +44,14 @@ def records_table(archive: Location) -> ArchiveTable:
     stored = [
         one for one in to_arrow_schema(_SCHEMA, timezone="UTC") if one.name != "queue"
     ]  # the queue is a partition
-    return ArchiveTable(archive, "records", pa.schema(stored))
+    return ArchiveTable(archive, "records", pa.schema(stored), ("id", "finished_at"))
 
 
 class RecordArchiver:
     """Adds to an archive the records that it does not have."""
 
     def __init__(
-        self, spark: "SparkSession", location: Location, address: QueueAddress, on_progress: OnProgress
+        self, spark: "SparkSession | None", location: Location, address: QueueAddress, on_progress: OnProgress
     ) -> None:
         self._spark, self._address, self._on_progress = spark, address, on_progress
         self._table = records_table(location)
@@ -67,7 +67,10 @@ class RecordArchiver:
         slices = self._slices()
         if not slices:
             return 0
-        files = self._add_here(slices) if self._is_little(slices) else self._add_in_tasks(slices)
+        if self._spark is None or self._fits_in_driver(slices):
+            files = self._add_here(slices)
+        else:
+            files = self._add_in_tasks(self._spark, slices)
         if not files:
             return 0
         self._table.commit(files, self._address.queue, self._application, known, (known or 0) + 1)
@@ -83,15 +86,21 @@ class RecordArchiver:
         }
         return [(name, reader, one) for name, reader in readers.items() for one in reader.partitions() if one.pieces]
 
-    def _is_little(self, slices: Sequence[_Slice]) -> bool:
+    def _fits_in_driver(self, slices: Sequence[_Slice]) -> bool:
         """Return whether the driver does it itself: the first job of Spark would take longer."""
         records: int = sum(stop - start for _, _, one in slices for start, stop in one.pieces)
-        return records <= LITTLE and sum(one.rows for one in self._table.files(self._address.queue)) <= 50 * LITTLE
+        return records <= DRIVER_ROW_LIMIT
 
     def _add_here(self, slices: Sequence[_Slice]) -> list[DataFile]:
         queue, schema = self._address.queue, to_arrow_schema(_SCHEMA, timezone="UTC")
         found = pa.Table.from_batches([batch.cast(schema) for one in slices for batch in _read_slice(one)], schema)
-        archived = self._table.read_locally(queue, _IDENTITY, lambda _: True).select(_IDENTITY)
+        # A record that was archived before has the same times, so only files that may have them are read.
+        times = ColumnStatistics(("finished_at",))
+        times.add(found)
+        first, last, _ = times.values()["finished_at"]
+        archived = self._table.read_locally(
+            queue, _IDENTITY, lambda one: first is not None and one.may_lie_within("finished_at", first, last)
+        ).select(_IDENTITY)
         archived = archived.filter(pc.is_in(archived.column("id"), value_set=found.column("id")))
         known, new = set(_identities(archived)), []
         for place, identity in enumerate(_identities(found)):
@@ -102,21 +111,21 @@ class RecordArchiver:
         days = rows.column("finished_at").cast(pa.date32()).cast(pa.string())
         return [DataFile.from_json(one) for one in _write_days(self._table, queue, rows.append_column("day", days))]
 
-    def _add_in_tasks(self, slices: Sequence[_Slice]) -> list[DataFile]:
-        found = read_in_tasks(self._spark, slices, _read_slice, _SCHEMA).persist()
+    def _add_in_tasks(self, spark: "SparkSession", slices: Sequence[_Slice]) -> list[DataFile]:
+        found = read_in_tasks(spark, slices, _read_slice, _SCHEMA).persist()
         try:
-            return self._write(self._unknown(found))
+            return self._write(self._unknown(spark, found))
         finally:
             found.unpersist()
 
-    def _unknown(self, found: "DataFrame") -> "DataFrame":
+    def _unknown(self, spark: "SparkSession", found: "DataFrame") -> "DataFrame":
         """Leave out the records that the archive has."""
         new = (
             found.where("id is not null and finished_at is not null")
             .dropDuplicates(list(_IDENTITY))
             .selectExpr("*", _DAY)
         )
-        archived = self._table.read(self._spark, self._address.queue, _IDENTITY)
+        archived = self._table.read(spark, self._address.queue, _IDENTITY)
         return new.join(archived, list(_IDENTITY), "left_anti")
 
     def _write(self, new: "DataFrame") -> list[DataFile]:
@@ -162,33 +171,15 @@ def read_records(
     return records_table(location_of(path, storage_options, spark)).read(spark, queue)
 
 
-_ERROR = ("error_type", "reason", "finished_at", "error")
-
-
-def newest_error_texts(spark: "SparkSession", location: Location, queue: str) -> dict[tuple[str, str], tuple[int, str]]:
-    """Return the newest text of each error by type and reason, with its time. Each task reads its files."""
-    table = records_table(location)
-    files = table.files(queue)
-    table.check(files, queue)
-    read = table.reader(_ERROR)
-
-    def newest(wanted: list[DataFile]) -> str:
-        return json.dumps(_newest_texts(read(wanted)))
-
-    groups = list(grouped(files))
-    results = [newest(one) for one in groups] if len(groups) == 1 else in_tasks(spark)(groups, newest)
-    found: dict[tuple[str, str], tuple[int, str]] = {}
-    for error_type, reason, at, error in (row for one in results for row in json.loads(one)):
-        found[error_type, reason] = max(found.get((error_type, reason), (at, error)), (at, error))
-    return found
-
-
-def _newest_texts(records: pa.Table) -> list[tuple[str, str, int, str]]:
-    """Return type, reason, time and text of the newest error of each kind."""
-    texts = records.column("error")
-    known = records.filter(pc.fill_null(pc.not_equal(texts, ""), False)).sort_by("finished_at")
-    newest = {}
-    for error_type, reason, finished_at, error in zip(*(known.column(one).to_pylist() for one in _ERROR), strict=True):
-        at = 0 if finished_at is None else round(finished_at.timestamp() * 1_000_000)
-        newest[error_type or "", reason or ""] = (at, error)
-    return [(error_type, reason, at, error) for (error_type, reason), (at, error) in newest.items()]
+def newest_error_texts(
+    spark: "SparkSession", location: Location, queue: str, since: str = ""
+) -> dict[tuple[str, str], tuple[datetime, str]]:
+    """Return the newest text of each error from a date on, by type and reason, with its time."""
+    columns = ("error_type", "reason", "finished_at", "error")
+    records = records_table(location).read(spark, queue, columns, lambda one: one.date >= since)
+    newest = (
+        records.where("error <> ''")
+        .groupBy(expr("coalesce(error_type, '')"), expr("coalesce(reason, '')"))
+        .agg(expr("max(finished_at)"), expr("max_by(error, finished_at)"))
+    )
+    return {(error_type, reason): (at, error) for error_type, reason, at, error in newest.collect()}

@@ -2,32 +2,31 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import UTC
 from typing import TYPE_CHECKING
 
 from redis_message_queue.spark.job_options import ReplayOptions
-from redis_message_queue.spark.jobs.archive import journal_files, journal_table
+from redis_message_queue.spark.jobs.archive import journal_files
 from redis_message_queue.spark.jobs.archive_tables import location_of
 from redis_message_queue.spark.jobs.condition_columns import columns_of, condition_column
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
     OnProgress,
-    clear_errors,
     ignore_progress,
     reason,
     require_classic,
+    translate_errors,
 )
-from redis_message_queue.spark.jobs.message_rows import COLUMNS, has_event, read_messages
+from redis_message_queue.spark.jobs.lake import Lake
 from redis_message_queue.spark.jobs.publishing import RowCount, count_rows, publish_at_rate, publish_rows
-from redis_message_queue.spark.jobs.records import read_records, records_table
+from redis_message_queue.spark.jobs.refresh import refresh_tables
 from redis_message_queue.spark.options import TableOptions
 from redis_message_queue.spark.table_reader import read_table
 from redis_message_queue.values.errors import SelectionError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_BROADCAST_ROWS = 100_000
 
 __all__ = ["ReplayOptions", "ReplayResult", "replay"]
 
@@ -57,8 +56,9 @@ def replay(spark: "SparkSession", options: ReplayOptions, on_progress: OnProgres
         QueueBackpressureError: The queue stayed full. Run the job again.
     """
     require_classic(spark, "the replay")
-    with clear_errors("the replay"):
-        found = dead_letters(spark, options) if options.archive is None else archived_messages(spark, options)
+    with translate_errors("the replay"):
+        from_queue = options.archive is None
+        found = dead_letters(spark, options) if from_queue else archived_messages(spark, options, on_progress)
         rows = _rows(select(found, options), options)
         if options.dry_run:
             count = count_rows(rows)
@@ -129,37 +129,28 @@ def dead_letters(spark: "SparkSession", options: ReplayOptions) -> "DataFrame":
     return read_table(spark, TableOptions(**options.address, table="dead_letters", payload_format="binary"))
 
 
-def archived_messages(spark: "SparkSession", options: ReplayOptions) -> "DataFrame":
-    """Return one row per archived message: its payload, its attempts and its last state."""
-    from pyspark.sql.functions import broadcast, expr
-
+def archived_messages(
+    spark: "SparkSession", options: ReplayOptions, on_progress: OnProgress = ignore_progress
+) -> "DataFrame":
+    """Return one row per archived message: those that ended in the window, or all of them."""
     assert options.archive is not None  # see replay()
     location = location_of(options.archive, options.storage_options, spark)
     journal_files(location, options.queue)
-    journal, records = journal_table(location), records_table(location)
-    has_redriven = has_event(spark, journal, options.queue, "redriven")
-    messages = read_messages(spark, journal, options.queue, _needed(options, has_redriven=has_redriven))
-    # A redriven message has the payload of the message that it repeats.
-    if has_redriven:
-        first = messages.where("payload is not null").selectExpr("id as replay_of", "payload as first_payload")
-        messages = messages.join(first, "replay_of", "left").selectExpr(
-            "* except (payload, first_payload)", "coalesce(payload, first_payload) as payload"
-        )
-    # The text of an error is in the records of settled messages, and so are the headers of a journal without payloads.
-    known = sum(one.rows for one in records.files(options.queue))
-    if not known:
-        return messages.selectExpr("*", "cast(null as string) as error")
-    settled = read_records(spark, options.archive, options.queue, options.storage_options)
-    errors = settled.groupBy("id").agg(
-        expr("max_by(error, finished_at) as error"), expr("max_by(headers, finished_at) as record_headers")
-    )
-    whole = messages.join(broadcast(errors) if known < _BROADCAST_ROWS else errors, "id", "left")
-    return whole.selectExpr("* except (headers, record_headers)", "coalesce(headers, record_headers) as headers")
+    lake = Lake(location, options.queue)
+    refresh_tables(spark, lake, on_progress)
+    bounds = [time and time.astimezone(UTC) for time in (options.window().since, options.window().until)]
+    if bounds == [None, None]:
+        return lake.read_messages(spark, _needed(options))
+    first, last = (time.date().isoformat() if time else default for time, default in zip(bounds, "09", strict=True))
+    found = lake.messages.read(spark, options.queue, _needed(options), lambda one: first <= one.date <= last)
+    for time, sign in zip(bounds, (">=", "<"), strict=True):
+        found = found if time is None else found.where(f"finished_at {sign} timestamp'{time.isoformat()}'")
+    return found
 
 
-def _needed(options: ReplayOptions, *, has_redriven: bool) -> Collection[str]:
-    """Return the columns of archived messages that are published, or that the condition looks at."""
+def _needed(options: ReplayOptions) -> Collection[str] | None:
+    """Return the columns of messages that are published, or that the condition looks at."""
     if options.where is not None and options.condition is None:
-        return COLUMNS  # a Column does not tell
+        return None  # a Column does not tell
     named = () if options.condition is None else columns_of(options.condition)
-    return {"payload", "tenant", "published_at", "headers", *named, *(["replay_of"] if has_redriven else [])}
+    return {"id", "payload", "tenant", "published_at", "finished_at", "headers", *named}

@@ -11,34 +11,35 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from redis_message_queue.spark.job_options import OverviewOptions, ReportOptions, Window
-from redis_message_queue.spark.jobs.archive import application_of, archived_queues, journal_files, journal_table
+from redis_message_queue.spark.job_options import AcknowledgeOptions, OverviewOptions, ReportOptions, Window
+from redis_message_queue.spark.jobs.archive import archived_queues, journal_files
 from redis_message_queue.spark.jobs.archive_tables import Location, location_of
-from redis_message_queue.spark.jobs.figures import SPREADS, STATES
-from redis_message_queue.spark.jobs.inventory import read_inventory
 from redis_message_queue.spark.jobs.job import (
     JobProgress,
     JobResult,
     OnProgress,
-    clear_errors,
     ignore_progress,
     require_classic,
+    translate_errors,
 )
-from redis_message_queue.spark.jobs.kept_days import KeptDays, KeptFileError
+from redis_message_queue.spark.jobs.lake import SPREADS, STATES, Lake
 from redis_message_queue.spark.jobs.page import render_overview, render_page
-from redis_message_queue.spark.jobs.records import newest_error_texts
-from redis_message_queue.spark.jobs.report_rows import TIMES, Row
-from redis_message_queue.spark.jobs.statistics import ArchivedQueue, ReportStatistics, compute
+from redis_message_queue.spark.jobs.refresh import refresh_tables
+from redis_message_queue.spark.jobs.statistics import COUNTED, ReportStatistics, Statistics
+from redis_message_queue.spark.jobs.verdict import Row, accounts_of, judge
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "AcknowledgeOptions",
+    "AcknowledgeResult",
     "OverviewOptions",
     "OverviewResult",
     "ReportOptions",
     "ReportResult",
     "Window",
+    "acknowledge",
     "overview",
     "report",
     "statistics_of",
@@ -46,44 +47,47 @@ __all__ = [
 
 _TIME, _TEXT, _COUNT, _NUMBER = pa.timestamp("us", tz="UTC"), pa.string(), pa.int64(), pa.float64()
 # All other columns are counts.
+_TIMES = {"start", "first_at", "last_at", "after_at", "before_at"}
 _TEXTS = {
-    "queue",
-    "directory",
-    "verdict",
-    "because",
-    "tenant",
-    "error_type",
-    "error",
-    "reason",
-    "newest_id",
-    "account",
-    "journal",
+    *("queue", "directory", "verdict", "because", "tenant", "consumer", "error_type", "error", "reason", "newest_id"),
+    *("account", "journal"),
 }
 _QUANTILES = {name: tuple(f"{name}_p{one}" for one in (50, 95, 99)) for name in SPREADS}
-_NUMBERS = {"share", "error_ratio", "fairness", *(column for columns in _QUANTILES.values() for column in columns)}
-_COUNTS = ("published", "duplicates", "delivered", "acked", "failed", "retried", "dead", "expired", "dropped")
-_OVER_TIME = (
-    *(*_COUNTS, "outcomes", "errors", "removed", *STATES, "backlog"),
+_NUMBERS = {
+    *("share", "error_ratio", "fairness", "seconds"),
     *(column for columns in _QUANTILES.values() for column in columns),
-)
+}
 _OVERVIEW = (
     *("entries", "published", "acked", "failed", "dead", "errors", "outcomes", "error_ratio", "duplicates"),
     *("tenants", "fairness", "waiting_p50", "waiting_p95", "handler_p50", "handler_p95"),
+    *(*STATES, "backlog", "peak"),
 )
 _COLUMNS = {
-    "minutes": ("minute", *_OVER_TIME),
-    "seconds": ("second", *_OVER_TIME),  # only of a short journal
-    "tenants": (
-        *("tenant", *_COUNTS, "served", "demand", "share"),
-        *(*_QUANTILES["waiting"], *_QUANTILES["handler"]),
+    "over_time": (
+        *("start", "seconds", *COUNTED, "outcomes", "errors", "removed", *STATES, "backlog", "peak"),
+        *(column for columns in _QUANTILES.values() for column in columns),
     ),
-    "tenants_over_time": ("minute", "second", "tenant", "published", "delivered", "acked", "failed", "dead"),
+    "tenants": ("tenant", *COUNTED, "served", "demand", "share", *_QUANTILES["waiting"], *_QUANTILES["handler"]),
+    "tenants_over_time": ("start", "tenant", "published", "delivered", "acked", "failed", "dead"),
+    "consumers": (
+        *("consumer", "delivered", "acked", "failed", "retried", "dead", "errors", "outcomes", "first_at", "last_at"),
+    ),
     "failures": ("error_type", "failed", "retried", "dead", "total", "messages", "error"),
     "dead_letters": ("error_type", "reason", "letters", "tenants", "first_at", "last_at", "newest_id", "error"),
     "conservation": ("account", "messages"),
     "missing": ("journal", "first_serial", "count", "after_at", "before_at"),
-    "overview": (*("queue", "directory", "verdict", "because", "first_at", "last_at", *_OVERVIEW, *STATES, "backlog"),),
+    "overview": ("queue", "directory", "verdict", "because", "first_at", "last_at", *_OVERVIEW),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcknowledgeResult(JobResult):
+    """The verdict before and after an operator has acknowledged what was wrong."""
+
+    queue: str
+    before: str
+    because: str
+    verdict: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,13 +146,13 @@ def overview(
             queue=queue,
             output=f"{options.output.rstrip('/')}/{directory_of(queue)}",
             storage_options=options.storage_options,
-            fresh=options.fresh,
+            timezone=options.timezone,
         )
         reports.append(_report(spark, one, window, ignore_progress))
         on_progress(JobProgress("reported", place, len(queues), queue))
     files = location_of(options.output, options.storage_options)
     rows = [_overview_row(one) for one in reports]
-    files.write("index.html", render_overview(rows, window, datetime.now(UTC)).encode())
+    files.write("index.html", render_overview(rows, window, datetime.now(UTC), options.zone).encode())
     files.write("overview.json", json.dumps(rows, default=_as_json, indent=1).encode())
     files.write("overview.parquet", _parquet("overview", rows))
     return OverviewResult(
@@ -166,7 +170,7 @@ def directory_of(queue: str) -> str:
 
 def _overview_row(one: ReportResult) -> Row:
     summary = one.statistics["summary"]
-    row: Row = {name: summary[name] for name in (*_OVERVIEW, *STATES, "backlog")}
+    row: Row = {name: summary[name] for name in _OVERVIEW}
     times = {name: datetime.fromisoformat(summary[name]) if summary[name] else None for name in ("first_at", "last_at")}
     directory = directory_of(one.queue)
     return {"queue": one.queue, "directory": directory, "verdict": one.verdict, "because": one.because} | (row | times)
@@ -175,11 +179,12 @@ def _overview_row(one: ReportResult) -> Row:
 def _report(spark: "SparkSession", options: ReportOptions, window: Window, on_progress: OnProgress) -> ReportResult:
     require_classic(spark, "the report")
     files = location_of(options.output, options.storage_options)
-    journal_files(location_of(options.path, options.storage_options, spark), options.queue)
+    location = location_of(options.path, options.storage_options, spark)
+    journal_files(location, options.queue)
     files.create()  # before minutes of work
-    with clear_errors("the report"):
-        found = _statistics(spark, options, window, files.below("kept"), on_progress)
-    files.write("report.html", render_page(found, datetime.now(UTC)).encode())
+    with translate_errors("the report"):
+        found = _statistics(spark, location, options.queue, window, on_progress)
+    files.write("report.html", render_page(found, datetime.now(UTC), options.zone).encode())
     as_json = json.dumps(found.as_dict(), default=_as_json, indent=1)
     files.write("report.json", as_json.encode())
     tables = {name: f"{name}.parquet" for name in found.tables}
@@ -213,38 +218,55 @@ def statistics_of(
     Raises:
         ArchiveError: The queue has no archive at this path, or files of it are missing or were changed.
     """
-    return compute(spark, _archived(location_of(path, storage_options, spark), queue, spark), on_progress, window)
+    location = location_of(path, storage_options, spark)
+    journal_files(location, queue)
+    with translate_errors("the report"):
+        return _statistics(spark, location, queue, window or Window(), on_progress)
 
 
 def _statistics(
-    spark: "SparkSession", options: ReportOptions, window: Window, place: Location, on_progress: OnProgress
+    spark: "SparkSession", location: Location, queue: str, window: Window, on_progress: OnProgress
 ) -> ReportStatistics:
-    """Return the statistics, with the days that an earlier report has kept."""
-    location = location_of(options.path, options.storage_options, spark)
-    # Its version of the table is not newer than the files: a change in between is then seen by the next report.
-    kept = KeptDays(place, journal_table(location), options.queue, fresh=options.fresh)
-    archived = _archived(location, options.queue, spark)
+    lake = Lake(location, queue)
+    refresh_tables(spark, lake, on_progress)
+    found = Statistics(spark, lake, window)
     try:
-        return compute(spark, archived, on_progress, window, kept)
-    except KeptFileError as error:
-        on_progress(JobProgress("computing all days again", detail=str(error)))
-        anew = KeptDays(place, archived.table, options.queue, fresh=True)
-        return compute(spark, archived, on_progress, window, anew)
+        return found.compute()
+    finally:
+        found.close()
 
 
-def _archived(location: Location, queue: str, spark: "SparkSession") -> ArchivedQueue:
-    table = journal_table(location)
-    files = journal_files(location, queue)
-    table.check(files, queue)  # also those of days that are not read again
-    delta = table.open()
-    assert delta is not None  # it has files
-    return ArchivedQueue(
-        queue,
-        table,
-        files,
-        *read_inventory(location, queue),
-        lambda journal: delta.transaction_version(application_of(queue, journal)) or 0,
-        lambda: newest_error_texts(spark, location, queue),
+def acknowledge(
+    spark: "SparkSession", options: AcknowledgeOptions, on_progress: OnProgress = ignore_progress
+) -> AcknowledgeResult:
+    """Account for everything that a verdict names now: later verdicts are about what happens from here on.
+
+    Raises:
+        ArchiveError: The queue has no archive at this path, or files of it are missing or were changed.
+    """
+    require_classic(spark, "acknowledging")
+    location = location_of(options.path, options.storage_options, spark)
+    journal_files(location, options.queue)
+    lake, now = Lake(location, options.queue), datetime.now(UTC)
+    with translate_errors("acknowledging"):
+        refresh_tables(spark, lake, on_progress)
+        accounts = accounts_of(spark, lake)
+    before = judge(accounts)
+    absent = 0 if accounts.held is None else accounts.remaining - (accounts.held - accounts.foreign)
+    done = lake.version(lake.incidents)
+    common = {"at": now, "kind": "acknowledged", "reason": options.reason, "refresh": done}
+    counts = {
+        None: 0,
+        "absent": absent - accounts.acknowledged("absent"),
+        "foreign": accounts.foreign - accounts.acknowledged("foreign"),
+    }
+    rows = [{**common, "state": state, "messages": count} for state, count in counts.items() if count or state is None]
+    lake.add_incidents(rows)
+    return AcknowledgeResult(
+        queue=options.queue,
+        before=before.verdict,
+        because=before.because,
+        verdict=judge(accounts_of(spark, lake)).verdict,
     )
 
 
@@ -256,7 +278,7 @@ def _parquet(name: str, rows: list[dict[str, Any]]) -> bytes:
 
 
 def _kind(column: str) -> pa.DataType:
-    kinds = ((TIMES, _TIME), (_TEXTS, _TEXT), (_NUMBERS, _NUMBER))
+    kinds = ((_TIMES, _TIME), (_TEXTS, _TEXT), (_NUMBERS, _NUMBER))
     return next((kind for columns, kind in kinds if column in columns), _COUNT)
 
 

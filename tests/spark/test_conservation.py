@@ -21,7 +21,7 @@ from tests.depth import often
 from tests.faults.proxy import CUT_AFTER, CUT_BEFORE, FaultyProxy
 from tests.fork_server import Program
 from tests.pipeline import expected_statistics
-from tests.pipeline.plain_archiver import NO_SESSION, archive_plainly, run_mortal
+from tests.pipeline.plain_archiver import archive_plainly, run_mortal
 from tests.pipeline.queue_scenarios import EVENTS, QueueScenario, told
 
 pytestmark = pytest.mark.topic("Data pipeline")
@@ -105,7 +105,7 @@ def proxy_client(proxy: FaultyProxy):
 @pytest.mark.promise(
     "A report balances after killed consumers, lost replies, a killed archive and every operator action."
 )
-def test_after_chaos_every_message_is_accounted_for(clean_server, client, options):
+def test_after_chaos_every_message_is_accounted_for(spark, clean_server, client, options):
     """Killed consumers, lost replies, duplicates, retries, dead letters, purges; the archive is killed in between."""
     with FaultyProxy(clean_server.port) as proxy:
         chaos = Chaos(client, proxy, seed=7)
@@ -122,8 +122,8 @@ def test_after_chaos_every_message_is_accounted_for(clean_server, client, option
                 run_mortal(clean_server, kind, options.path, 100)
                 archive_plainly(options)
         chaos.publish(20)
-    archive(NO_SESSION, options)
-    found, events = statistics_of(NO_SESSION, options.path, "orders"), told(client)
+    archive(spark, options)
+    found, events = statistics_of(spark, options.path, "orders"), told(client)
     conservation = found.summary["conservation"]
     assert conservation["verdict"] == "balanced", conservation
     expected_statistics.agrees(found, events)
@@ -136,10 +136,10 @@ def test_after_chaos_every_message_is_accounted_for(clean_server, client, option
 
 @pytest.mark.promise("The figures of a report equal those of a plain loop over the same journal.")
 @pytest.mark.in_full  # the test above counts the same events, among others
-def test_each_event_of_a_real_queue_is_counted_as_a_plain_loop_counts_it(client, options):
+def test_each_event_of_a_real_queue_is_counted_as_a_plain_loop_counts_it(spark, client, options):
     QueueScenario(client).everything()
     archive_plainly(options)
-    found = statistics_of(NO_SESSION, options.path, "orders")
+    found = statistics_of(spark, options.path, "orders")
     expected_statistics.agrees(found, told(client))
     assert found.summary["conservation"]["verdict"] == "balanced", found.summary["conservation"]
     assert found.summary["conservation"]["held"] == 3
@@ -149,7 +149,7 @@ def test_each_event_of_a_real_queue_is_counted_as_a_plain_loop_counts_it(client,
     "If entries are missing, or messages are older than the journal, a report says what is unknown instead of that it "
     "balances."
 )
-def test_what_was_cut_off_before_it_was_archived_is_never_called_balanced(client, options):
+def test_what_was_cut_off_before_it_was_archived_is_never_called_balanced(spark, client, options):
     """A real queue that writes more than its hard limit while nobody archives."""
     life = QueueScenario(client, max_journal_length=10)
     life.handle()
@@ -157,7 +157,7 @@ def test_what_was_cut_off_before_it_was_archived_is_never_called_balanced(client
     for _ in range(30):
         life.queue.publish_many([f"{life.queue.stats().pending} {place}" for place in range(10)])
     archive_plainly(options)
-    found = statistics_of(NO_SESSION, options.path, "orders")
+    found = statistics_of(spark, options.path, "orders")
     conservation = found.summary["conservation"]
     assert conservation["verdict"] == "unknown"
     assert conservation["missing_serials"] > 100
@@ -172,11 +172,11 @@ def test_what_was_cut_off_before_it_was_archived_is_never_called_balanced(client
     "If entries are missing, or messages are older than the journal, a report says what is unknown instead of that it "
     "balances."
 )
-def test_a_journal_that_begins_late_says_so(client, options):
+def test_a_journal_that_begins_late_says_so(spark, client, options):
     """What lay there before is neither a loss nor a balance."""
     RedisMessageQueue("orders", client=client).publish_many(["old 1", "old 2"])
     QueueScenario(client).queue.publish("new")
     archive_plainly(options)
-    conservation = statistics_of(NO_SESSION, options.path, "orders").summary["conservation"]
+    conservation = statistics_of(spark, options.path, "orders").summary["conservation"]
     assert (conservation["verdict"], conservation["held"]) == ("unknown", 3)
     assert "2 messages that are not in the journal" in conservation["because"]
