@@ -22,6 +22,7 @@ from redis_message_queue.protocol.consume.settle import (
 )
 from redis_message_queue.protocol.port import Port, Runtime
 from redis_message_queue.protocol.publish.confirm import Sent
+from redis_message_queue.protocol.publish.group_commit import GroupCommit
 from redis_message_queue.protocol.publish.sender import OutgoingMessage, Published, Sender
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.errors import PublishNotConfirmedError
@@ -127,6 +128,7 @@ class Store:
     claimer: Claims
     settler: Settles
     capabilities: Capabilities = field(default_factory=Capabilities)
+    group: GroupCommit | None = None  # what lets publishes share requests, if they do
     calls: Calls = field(init=False)  # not set behind a custom gateway: require a capability before you use them
 
 
@@ -135,7 +137,10 @@ class Part:
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
-        self.sender = Sender(calls)
+        self.sender = sender = Sender(calls)
+        # Without retries, whether the one request failed is the answer of one caller, and not of several.
+        is_grouped = sender.direct is not None and calls.plan.budget_seconds > 0
+        self.group = GroupCommit(calls, sender) if is_grouped else None
         self.claimer = Claimer(calls)
         self.settler = Settler(calls)
 
@@ -146,4 +151,4 @@ class RedisStore(Store):
     def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions, calls: Calls | None = None) -> None:
         self.calls = Calls(port, keys, options) if calls is None else calls
         self.part = part = Part(self.calls)
-        super().__init__(port, keys, options, port.decodes, part.sender, part.claimer, part.settler)
+        super().__init__(port, keys, options, port.decodes, part.sender, part.claimer, part.settler, group=part.group)

@@ -11,6 +11,7 @@ from redis_message_queue.protocol.drain import DrainGate
 from redis_message_queue.protocol.event_emitter import EventEmitter
 from redis_message_queue.protocol.port import unwrap
 from redis_message_queue.protocol.publish.confirm import Sent
+from redis_message_queue.protocol.publish.group_commit import PublishCall
 from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder, PerCall
 from redis_message_queue.protocol.publish.sender import (
     ACCEPTED,
@@ -104,6 +105,7 @@ class Publisher:
     ) -> bool:
         """Add a message to the queue. Returns True, or False if deduplication suppressed it."""
         gate, store, emitter = self._gate, self._store, self._emitter
+        group, call = store.group, PublishCall()
         entry, sender = gate.enter(), store.sender.direct
         try:
             if gate.is_shut:
@@ -121,16 +123,24 @@ class Publisher:
             try:
                 if not calls.is_prepared:
                     await calls.prepare()
-                slot = calls.acquire_slot()
-                try:
-                    command, extra_keys, arguments = sender.choose_for_one(slot, message_id, outgoing)
-                    reply = await calls.call(command, (slot.next_call(), *arguments), extra_keys=extra_keys)
-                finally:
-                    calls.release_slot(slot)
-                published = ACCEPTED if reply == 1 else sender.read(reply, [message_id])
+                if group is None or group.begin(call):
+                    slot = calls.acquire_slot()
+                    try:
+                        command, extra_keys, arguments = sender.choose_for_one(slot, message_id, outgoing)
+                        reply = await calls.call(command, (slot.next_call(), *arguments), extra_keys=extra_keys)
+                    finally:
+                        call.is_over = True
+                        calls.release_slot(slot)
+                        if group is not None:
+                            group.end(call)
+                    published = ACCEPTED if reply == 1 else sender.read(reply, [message_id])
+                else:
+                    call = group.new_call(outgoing, message_id, started or self._port.now())
+                    published = await group.join(call)
             except Exception as error:
-                await self._emit_failure([message_id], error)
+                await self._emit_failure([call.message_id or message_id], error)
                 raise
+            message_id = call.message_id or message_id
             if emitter.wanted:
                 await self.emit_published([message_id], published, started)
             return published.accepted[0]
@@ -138,6 +148,7 @@ class Publisher:
             error.locate(self._emitter.queue, "publish")
             raise
         finally:
+            call.is_over = True  # also if a Ctrl-C came before the other `finally`
             self._gate.leave(entry)
 
     async def publish_many(
