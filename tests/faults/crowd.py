@@ -26,13 +26,13 @@ class Crowd:
             self._thread.start()
         made = redis.asyncio.Redis if is_async else redis.Redis
         self.client: Any = made(host="127.0.0.1", port=port, socket_timeout=socket_timeout)
-        package: Any = redis_message_queue.asyncio if is_async else redis_message_queue
-        settings = {"name": "faults", **{name: QUICK[name] for name in QUICK if name.startswith("retry")}, **options}
-        name = settings.pop("name")
-        gateway = {one: settings.pop(one) for one in list(settings) if one in GATEWAY or one.startswith("retry")}
-        deduplicates = {"deduplication": settings.pop("deduplication", False)}
-        made_gateway = package.RedisGateway(redis_client=self.client, **gateway)
-        self.queue = package.RedisMessageQueue(name, gateway=made_gateway, **deduplicates, **settings)
+        self.open(**options)
+
+    def open(self, name: str = "faults", **options: Any) -> None:
+        """Make a queue object, in place of the one before."""
+        package: Any = redis_message_queue.asyncio if self.is_async else redis_message_queue
+        usual = {"deduplication": False, **{one: QUICK[one] for one in QUICK if one.startswith("retry")}}
+        self.queue = package.RedisMessageQueue(name, client=self.client, **usual | options)
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +58,8 @@ class Crowd:
 
     def groups(self) -> list[GroupCommit]:
         parts = self.queue._protocol.parts
-        return [part.store.group for part in parts if part.store.group is not None]
+        senders: list[Any] = [part.store.sender for part in parts]
+        return [one.group for one in senders if one.group is not None]
 
     def under_way(self) -> int:
         """How many publishes have arrived and have no answer."""
@@ -72,17 +73,14 @@ class Crowd:
 
     def publish(self, message: Any, **details: Any) -> "Future[Any]":
         """Begin a publish; return when it has arrived."""
+        return self.arrive(self.queue.publish, message, **details)
+
+    def arrive(self, publish: Any, *arguments: Any, **details: Any) -> "Future[Any]":
+        """Begin something that publishes; return when it has arrived."""
         before = self.under_way()
-        outcome = self.begin(self.queue.publish, message, **details)
+        outcome = self.begin(publish, *arguments, **details)
         until(lambda: outcome.done() or self.under_way() > before, "the publish has arrived")
         return outcome
-
-
-GATEWAY = {
-    *("max_pending_length", "max_pending_per_tenant", "pending_overload_policy", "journal", "tenant_weights"),
-    *("message_ttl_seconds", "message_deduplication_log_ttl_seconds", "confirm_replicas", "partitions"),
-    *("pending_overload_block_timeout_seconds", "max_delivery_count", "message_visibility_timeout_seconds"),
-}
 
 
 class Held:

@@ -41,7 +41,8 @@ def crowd(request, server, truth):
 
 def stored(client: redis.Redis, key: str = KEYS.pending) -> list[bytes]:
     """The payloads, oldest first."""
-    return [Envelope(one).payload for one in reversed(client.lrange(key, 0, -1))]
+    found: Any = client.lrange(key, 0, -1)
+    return [Envelope(one).payload for one in reversed(found)]
 
 
 def scripts(client: redis.Redis) -> int:
@@ -447,7 +448,7 @@ def interrupt(many: Crowd, role: str, moment: int) -> bool:
         others.extend(start(many.queue.publish, one) for one in numbered(3))
 
     def wait_for(count: int) -> None:
-        until(lambda: len(group._callers.waiting) >= count or ended.is_set(), "the callers wait")
+        until(lambda: many.under_way() > count or ended.is_set(), "the callers wait")
 
     def go_on_when_all_wait() -> None:
         if role == "sends a group":
@@ -459,6 +460,7 @@ def interrupt(many: Crowd, role: str, moment: int) -> bool:
 
     if role != "sends alone":  # somebody else is under way until all wait
         assert start(group.begin, outer).result(LIMIT_SECONDS)
+        outer.thread = outer  # its own thread has ended, and another one may get its number
         if role == "waits":
             publish_others()
             wait_for(3)

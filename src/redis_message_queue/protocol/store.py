@@ -128,7 +128,6 @@ class Store:
     claimer: Claims
     settler: Settles
     capabilities: Capabilities = field(default_factory=Capabilities)
-    group: GroupCommit | None = None  # what lets publishes share requests, if they do
     calls: Calls = field(init=False)  # not set behind a custom gateway: require a capability before you use them
 
 
@@ -139,8 +138,8 @@ class Part:
         self.calls = calls
         self.sender = sender = Sender(calls)
         # Without retries, whether the one request failed is the answer of one caller, and not of several.
-        is_grouped = sender.direct is not None and calls.plan.budget_seconds > 0
-        self.group = GroupCommit(calls, sender) if is_grouped else None
+        if sender.direct is not None and calls.plan.budget_seconds > 0:
+            sender.group = GroupCommit(calls)
         self.claimer = Claimer(calls)
         self.settler = Settler(calls)
 
@@ -151,4 +150,4 @@ class RedisStore(Store):
     def __init__(self, port: Port, keys: QueueKeys, options: GatewayOptions, calls: Calls | None = None) -> None:
         self.calls = Calls(port, keys, options) if calls is None else calls
         self.part = part = Part(self.calls)
-        super().__init__(port, keys, options, port.decodes, part.sender, part.claimer, part.settler, group=part.group)
+        super().__init__(port, keys, options, port.decodes, part.sender, part.claimer, part.settler)

@@ -94,10 +94,8 @@ class _Callers:
 class GroupCommit:
     """Decides which publishes of one part are sent together, and which of their callers sends them."""
 
-    def __init__(self, calls: Calls, sender: Sender) -> None:
+    def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._sender = sender
-        self._most = _MOST_WITH_A_LIMIT if sender.is_limited else MAX_MESSAGES
         self._lock = calls.port.lock()
         self._scope = calls.port.group_scope
         self._thread = calls.port.thread
@@ -138,7 +136,7 @@ class GroupCommit:
         """A publish that is about to join the line; its budget counts from ``started``."""
         return GroupedCall(message, message_id, started, budget, self._calls.port.notification())
 
-    async def join(self, call: GroupedCall) -> Published:
+    async def join(self, call: GroupedCall, sender: Sender) -> Published:
         """Wait for a turn in the line and for the answer; return what became of this message, or raise its error."""
         callers = self._callers
         call.thread = self._thread()
@@ -149,11 +147,11 @@ class GroupCommit:
                 callers.waiting.append(call)
             while call.outcome is None:
                 if self._is_sender(callers, call):
-                    await self._send(callers, call)
+                    await self._send(callers, call, sender)
                 else:
                     await self._wait(callers, call)
             if call.outcome is _NO_ROOM:
-                raise self._sender.full_queue_error([call.message_id])
+                raise sender.full_queue_error([call.message_id])
             return call.outcome
         finally:
             call.is_over = True
@@ -227,11 +225,11 @@ class GroupCommit:
             message_id=call.message_id.hex(),
         )
 
-    async def _send(self, callers: _Callers, call: GroupedCall) -> None:
+    async def _send(self, callers: _Callers, call: GroupedCall, sender: Sender) -> None:
         """Send the group that has no answer yet, under its number, or a new one; give its callers their answers."""
         calls = self._calls
         with self._lock:
-            group = callers.group or self._form(callers)
+            group = callers.group or self._form(callers, sender)
         try:
             reply = await calls.call(
                 group.command, group.arguments, extra_keys=group.extra_keys, budget=call.budget, started=call.started
@@ -247,7 +245,7 @@ class GroupCommit:
                 self._close(callers, group)
             return
         with self._lock:
-            callers.waiting.extendleft(reversed(self._read(reply, group.calls)))
+            callers.waiting.extendleft(reversed(_read(reply, group.calls, sender)))
             self._close(callers, group)
             if call.outcome is not None:
                 call.is_over = True
@@ -256,29 +254,15 @@ class GroupCommit:
             if one is not call and one.outcome is not None:
                 one.notification.send()
 
-    def _read(self, reply: Any, members: Sequence[GroupedCall]) -> list[GroupedCall]:
-        """Give each member what the reply says of its message; return those that must be sent again."""
-        if len(members) == 1:
-            members[0].outcome = self._sender.read(reply, [members[0].message_id])
-            return []
-        dropped: dict[int, list[str]] = {}
-        for at in range(len(members), len(reply), _PLACE_BYTES + ID_BYTES):
-            place, message_id = reply[at : at + _PLACE_BYTES], reply[at + _PLACE_BYTES : at + _PLACE_BYTES + ID_BYTES]
-            dropped.setdefault(int.from_bytes(place, "big") - 1, []).append(message_id.hex())
-        for one, mark in zip(members, reply, strict=False):
-            one.outcome = _OUTCOMES[mark]
-        for place, ids in dropped.items():
-            members[place].outcome = Published([True], tuple(ids))
-        return [one for one in members if one.waits]
-
-    def _form(self, callers: _Callers) -> Group:
+    def _form(self, callers: _Callers, sender: Sender) -> Group:
         """Make a group of those who wait: as many as one script takes, or one whose group was refused."""
         waiting, members, size = callers.waiting, list[GroupedCall](), 0
+        most = _MOST_WITH_A_LIMIT if sender.is_limited else MAX_MESSAGES
         for one in dict.fromkeys(waiting):  # a caller that was interrupted may have put some back twice
             if not one.waits:
                 continue
             more = len(one.message.payload) + len(one.message.extras)
-            if members and (one.is_alone or len(members) == self._most or size + more > MAX_BYTES):
+            if members and (one.is_alone or len(members) == most or size + more > MAX_BYTES):
                 break
             members.append(one)
             size += more
@@ -287,12 +271,12 @@ class GroupCommit:
         slot = self._calls.acquire_slot()
         if len(members) == 1:
             members[0].message_id = members[0].own_id
-            command, extra_keys, arguments = self._sender.choose_for_one(slot, members[0].own_id, members[0].message)
+            command, extra_keys, arguments = sender.choose_for_one(slot, members[0].own_id, members[0].message)
         else:
             ids = chunk_ids(members[0].own_id, len(members))
             for one, message_id in zip(members, ids, strict=True):
                 one.message_id = message_id
-            command, extra_keys, arguments = self._sender.choose_enqueue(
+            command, extra_keys, arguments = sender.choose_enqueue(
                 slot, ids, [one.message for one in members], one_by_one=True
             )
         group = Group(members, slot, command, extra_keys, (slot.next_call(), *arguments))
@@ -302,3 +286,19 @@ class GroupCommit:
         while waiting and (waiting[0].group is group or not waiting[0].waits):
             waiting.popleft()
         return group
+
+
+def _read(reply: Any, members: Sequence[GroupedCall], sender: Sender) -> list[GroupedCall]:
+    """Give each member what the reply says of its message; return those that must be sent again."""
+    if len(members) == 1:
+        members[0].outcome = sender.read(reply, [members[0].message_id])
+        return []
+    dropped: dict[int, list[str]] = {}
+    for at in range(len(members), len(reply), _PLACE_BYTES + ID_BYTES):
+        place, message_id = reply[at : at + _PLACE_BYTES], reply[at + _PLACE_BYTES : at + _PLACE_BYTES + ID_BYTES]
+        dropped.setdefault(int.from_bytes(place, "big") - 1, []).append(message_id.hex())
+    for one, mark in zip(members, reply, strict=False):
+        one.outcome = _OUTCOMES[mark]
+    for place, ids in dropped.items():
+        members[place].outcome = Published([True], tuple(ids))
+    return [one for one in members if one.waits]

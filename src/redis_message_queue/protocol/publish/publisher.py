@@ -105,8 +105,7 @@ class Publisher:
     ) -> bool:
         """Add a message to the queue. Returns True, or False if deduplication suppressed it."""
         gate, store, emitter = self._gate, self._store, self._emitter
-        group, call = store.group, PublishCall()
-        entry, sender = gate.enter(), store.sender.direct
+        entry, sender, call = gate.enter(), store.sender.direct, PublishCall()
         try:
             if gate.is_shut:
                 gate.refuse_if_shut()
@@ -118,7 +117,7 @@ class Publisher:
                 outgoing = self._builder.build_plain(message)
             else:
                 outgoing = await self._builder.build(message, tenant, delay_seconds, at, given)
-            calls, message_id = store.calls, first_id(self._port.new_id())
+            group, calls, message_id = sender.group, store.calls, first_id(self._port.new_id())
             started = self._port.now() if emitter.wanted else 0.0
             try:
                 if not calls.is_prepared:
@@ -136,7 +135,7 @@ class Publisher:
                     published = ACCEPTED if reply == 1 else sender.read(reply, [message_id])
                 else:
                     call = group.new_call(outgoing, message_id, started or self._port.now())
-                    published = await group.join(call)
+                    published = await group.join(call, sender)
             except Exception as error:
                 await self._emit_failure([call.message_id or message_id], error)
                 raise

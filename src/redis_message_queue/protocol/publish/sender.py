@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, ReplySlot
@@ -13,6 +13,9 @@ from redis_message_queue.protocol.publish.confirm import FULL, Confirmer, Sent, 
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.values.errors import PublishNotConfirmedError, QueueBackpressureError
+
+if TYPE_CHECKING:
+    from redis_message_queue.protocol.publish.group_commit import GroupCommit
 
 NOTHING_PUBLISHED = "nothing was published"  # `publish_many` replaces it by what was
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.1  # between two attempts to get into a full queue
@@ -57,6 +60,7 @@ class Sender:
         self._blocks = self.is_limited and options.pending_overload_policy == "block"
         self._window_ms = max(1, int(options.message_deduplication_log_ttl_seconds * 1000))
         self._confirmer = Confirmer(calls)
+        self.group: GroupCommit | None = None  # what lets publishes share requests, if they do
         self._needs_one_call = not (self._blocks or self._confirmer.wanted)
 
     @property
