@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from redis_message_queue.embedded import EmbeddedRedis
+from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.port import finish
 from redis_message_queue.stored.envelope import HEADER_BYTES, Envelope
 from tests.depth import often
 from tests.faults.crowd import Crowd, Held, answers
@@ -92,8 +95,8 @@ def play(
         return result
 
     function = publish if crowd.is_async else publish_sync
-    first = crowd.begin(function, 1000, tenant="first")  # the contact, in part of a tenant
-    first.result(60)
+    for part in queue._protocol.parts:  # the first contact is not shared
+        crowd.call(part.store.calls.write_state if crowd.is_async else partial(_write_state, part.store.calls))
     if meet:
         with Held(onlooker):
             outcomes = [crowd.arrive(function, nth, **details) for nth, details in enumerate(calls)]
@@ -104,6 +107,10 @@ def play(
             answers(outcomes[-1:])
     results = [(type(one).__name__, one if isinstance(one, bool) else None) for one in answers(outcomes)]
     return {"results": results, "events": told.by_caller(), **state(onlooker, told, chosen["partitions"])}
+
+
+def _write_state(calls: Calls) -> None:
+    finish(calls.write_state())
 
 
 def state(onlooker: Any, told: Told, partitions: int) -> dict[str, Any]:
@@ -157,7 +164,11 @@ def onlooker(server: EmbeddedRedis) -> Iterator[redis.Redis]:
 
 
 @pytest.mark.promise("Publishes that share a request lead to what they lead to one after another.")
-@settings(max_examples=often(40, 1_000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=often(50, 1_000),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(publishes, options)
 @example([{}, {}, {}], {"partitions": 1})
 @example([{"deduplication_key": "one"}] * 3, {"partitions": 3, "journal": "payload"})
