@@ -115,11 +115,9 @@ def _write_state(calls: Calls) -> None:
 
 def state(onlooker: Any, told: Told, partitions: int) -> dict[str, Any]:
     """Everything in Redis but times and the reply cache, with callers in place of ids."""
-    names = {one: f"<{nth}>".encode() for one, nth in told.names.items()}
-    names = {
-        **{one.encode(): name for one, name in names.items()},
-        **{bytes.fromhex(one): name for one, name in names.items()},
-    }
+    names: dict[bytes, bytes] = {}
+    for one, nth in told.names.items():
+        names[one.encode()] = names[bytes.fromhex(one)] = f"<{nth}>".encode()
     found: dict[str, Any] = {}
     for key in sorted(onlooker.keys("*")):
         text = key.decode()
