@@ -15,6 +15,8 @@ _ROWS = (
         ("sync", "publish"),
         ("sync", "dedup"),
         ("sync", "consume"),
+        ("sync", "crowd"),
+        ("async", "crowd"),
         ("sync", "publish_batch"),
         ("sync", "consume_batch"),
     ),
