@@ -164,9 +164,7 @@ def test_dropped_messages_are_told_to_the_caller_that_dropped_them(crowd, truth)
     def listen(event: Any) -> None:
         told.setdefault(here(), []).append(f"{event.operation}/{event.message_id}")
 
-    many = crowd(
-        max_pending_length=2, pending_overload_policy="drop_oldest", max_delivery_count=None, on_event=listen
-    )
+    many = crowd(max_pending_length=2, pending_overload_policy="drop_oldest", max_delivery_count=None, on_event=listen)
     told.clear()
     with Held(truth.client):
         outcomes = [many.publish(one) for one in numbered(5)]
