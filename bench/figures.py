@@ -19,6 +19,8 @@ _RATES = {
     ("sync", "publish"): (1.0, 1.3),
     ("sync", "dedup"): (1.3, 1.5),
     ("sync", "consume"): (0.85, 1.0),
+    ("sync", "crowd"): (2.0, 2.0),
+    ("async", "crowd"): (5.0, 5.0),
     ("sync", "publish_batch"): (2.0, 2.0),
     ("sync", "consume_batch"): (2.6, 2.6),
     ("async", "publish"): (1.2, 1.2),

@@ -8,7 +8,7 @@ from bench.placement import possible
 SHELLS = ("sync", "async")
 RATES = (
     *("publish", "dedup", "duplicate", "consume"),
-    *("publish_batch", "consume_batch", "run_1", "run_100", "tenants"),
+    *("crowd", "publish_batch", "consume_batch", "run_1", "run_100", "tenants"),
 )
 MEASURES = (*RATES, "latency", "due", "ack", "memory")
 # A duplicate has no target, so it is measured only on request.

@@ -13,7 +13,7 @@ from bench.progress import RunProgress
 from redis_message_queue.embedded import EmbeddedRedis
 
 # A batch costs so little per message that a slice of the usual size would be too short to measure.
-_MORE = {"publish_batch": 10, "consume_batch": 10, "run_1": 2, "run_100": 10}
+_MORE = {"crowd": 20, "publish_batch": 10, "consume_batch": 10, "run_1": 2, "run_100": 10}
 
 Costs = dict[Case, dict[str, list[Cost]]]
 

@@ -14,6 +14,7 @@ NAMES = {
     "dedup": "publish, dedup",
     "duplicate": "publish, a duplicate",
     "consume": "claim and ack",
+    "crowd": "publish, many callers",
     "publish_batch": "publish_many, 100",
     "consume_batch": "process_messages, 100",
     "run_1": "run, prefetch 1",

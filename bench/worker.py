@@ -6,6 +6,7 @@ import json
 import platform
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -21,6 +22,7 @@ WORKLOADS = {
     "dedup": (None, "publish_once"),
     "duplicate": ("publish_once", "publish_once"),
     "consume": ("publish", "consume"),
+    "crowd": (None, "publish"),
     "publish_batch": (None, "publish_batch"),
     "consume_batch": ("publish_batch", "consume_batch"),
     "run_1": ("publish_batch", "run_1"),
@@ -30,6 +32,7 @@ WORKLOADS = {
 # How many messages these operations get per call; the others get one.
 _AT_ONCE = {"publish_batch": 100, "consume_batch": 100, "run_1": 10_000, "run_100": 10_000}
 # "library" stands for this package, which runs from the clone, and for the peer, which has the same import name.
+_THREADS, _TASKS = 16, 100  # callers at the same time, in the workload "crowd"
 _PACKAGES = {"library": ("redis", "hiredis", "redis-message-queue")}
 
 
@@ -43,7 +46,8 @@ class Worker:
             "sync": self._module.SyncQueue(url, name),
             "async": self._module.AsyncQueue(url, name),
         }
-        self._each: dict[str, Callable[..., None]] = {"sync": _each, "async": _AsyncEach()}
+        self._each: dict[str, Any] = {"sync": _each, "async": _AsyncEach()}
+        self._crowds: dict[str, Callable[..., None]] = {"sync": _crowd, "async": self._each["async"].crowd}
         self._in_flight: dict[str, Any] = {}
 
     def describe(self) -> dict[str, str | None]:
@@ -62,6 +66,8 @@ class Worker:
         if before is not None:
             each(getattr(queue, before), _pieces(before, batch))
         gc.collect()
+        if workload == "crowd":
+            each = self._crowds[shell]
         with self._meter.running() as cost:
             each(getattr(queue, measured), _pieces(measured, batch))
         return cost
@@ -115,6 +121,15 @@ def _each(operation: Callable[[Any], object], batch: Iterable[Any]) -> None:
         operation(message)
 
 
+def _crowd(operation: Callable[[Any], object], batch: list[Any]) -> None:
+    """The same in several threads."""
+    threads = [threading.Thread(target=_each, args=(operation, batch[nth::_THREADS])) for nth in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 class _AsyncEach:
     """The same loop as one task, in an event loop that lives as long as the worker."""
 
@@ -123,6 +138,13 @@ class _AsyncEach:
 
     def __call__(self, operation: Callable[[Any], Any], batch: Iterable[Any]) -> None:
         self._runner.run(self._loop(operation, batch))
+
+    def crowd(self, operation: Callable[[Any], Any], batch: list[Any]) -> None:
+        """The same in several tasks."""
+        self._runner.run(self._gather(operation, batch))
+
+    async def _gather(self, operation: Callable[[Any], Any], batch: list[Any]) -> None:
+        await asyncio.gather(*[self._loop(operation, batch[nth::_TASKS]) for nth in range(_TASKS)])
 
     async def _loop(self, operation: Callable[[Any], Any], batch: Iterable[Any]) -> None:
         for message in batch:

@@ -142,7 +142,9 @@ class Life:
         while world.produced[self.actor.name] < amount:
             world.produced[self.actor.name] += 1
             await asyncio.sleep(random.random() * random.choice((0.0, 0.05, 0.6)))
-            if random.random() < 0.25:
+            if self.actor.concurrency > 1:
+                await self._publish_together(self.actor.concurrency)
+            elif random.random() < 0.25:
                 await self._publish_many(random.randint(2, 5))
             else:
                 await self._publish()
@@ -189,6 +191,23 @@ class Life:
                 if isinstance(error, LuaScriptError) and "maxmemory" not in str(error):
                     raise
                 return
+
+    async def _publish_together(self, count: int) -> None:
+        """Publish in several tasks; sometimes one of them is cancelled, and what becomes of its message is open."""
+        random = self.random
+        tasks = [asyncio.ensure_future(self._publish()) for _ in range(count)]
+        try:
+            if random.random() < 0.3:
+                await asyncio.sleep(random.choice((0.0, 0.001, 0.01, 0.3)))
+                random.choice(tasks).cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            raise
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
 
     async def _publish_many(self, count: int) -> None:
         details = self._details()

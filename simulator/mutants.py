@@ -23,6 +23,8 @@ from redis_message_queue.protocol.consume.claimer import ClaimRound
 from redis_message_queue.protocol.loop.prefetcher import Prefetcher
 from redis_message_queue.protocol.operate.cancel import Canceller
 from redis_message_queue.protocol.parts import Group, Parts
+from redis_message_queue.protocol.publish import group_commit
+from redis_message_queue.protocol.publish.group_commit import GroupCommit
 from redis_message_queue.protocol.publish.publisher import Publisher
 from redis_message_queue.protocol.schedule_timing import Timing
 from redis_message_queue.stored.scripts import Script, all_names, script
@@ -131,8 +133,42 @@ async def _withdraw_nothing(self: Any, message_id: str) -> None:
     """As `Canceller.withdraw`, without doing it."""
 
 
+async def _send_under_a_new_number(self: Any, callers: Any, call: Any, sender: Any) -> None:
+    """As `GroupCommit._send`, but whoever takes over a group gives it another number."""
+    group = callers.group
+    if group is not None:
+        callers.group = replace(group, arguments=(group.slot.next_call(), *group.arguments[1:]))
+    await _send(self, callers, call, sender)
+
+
+def _read_the_neighbours(reply: Any, members: Any, sender: Any) -> Any:
+    """As `group_commit._read`, but each caller gets the answer of the one before it."""
+    again = _read(reply, members, sender)
+    outcomes = [one.outcome for one in members]
+    for one, outcome in zip(members, (outcomes[-1], *outcomes), strict=False):
+        one.outcome = outcome
+    return again
+
+
 _due = Timing.due
+_send, _read = GroupCommit._send, group_commit._read
 MUTANTS = (
+    # -- group commit
+    Mutant(
+        "whoever takes over a group sends it under a new number",
+        "protocol/publish/group_commit.py",
+        patch=_replaced(GroupCommit, "_send", _send_under_a_new_number),
+    ),
+    Mutant(
+        "a caller of a group gets the answer of its neighbour",
+        "protocol/publish/group_commit.py",
+        patch=_replaced(group_commit, "_read", _read_the_neighbours),
+    ),
+    Mutant(
+        "a message of a group that has no room is called stored",
+        "enqueue.lua",
+        (("enqueue", "marks[place] = plan and mark[1] or '-'", "marks[place] = mark[1]"),),
+    ),
     # -- fences and leases
     Mutant(
         "settle without a fence: whoever knows the id can ack",

@@ -49,7 +49,7 @@ class Actor:
     kind: str  # producer, single, batch, run, until_empty, query, or one of OPERATORS
     amount: int = 0  # messages of a producer, steps of an operator
     size: int = 1  # of batches, how many messages a loop claims ahead, or how many schedules a program has
-    concurrency: int = 1
+    concurrency: int = 1  # of handlers, or of the publishes of a producer
     starts_at: float = 0.0
 
 
@@ -128,7 +128,22 @@ def plan_of(seed: int) -> Plan:
     plan = _drained(Random(f"{seed}/drained"), plan)
     plan = _grown(Random(f"{seed}/grown"), plan)
     plan = _calmed(Random(f"{seed}/calmed"), plan)
+    plan = _crowded(Random(f"{seed}/crowded"), plan)
     return _emptied(Random(f"{seed}/until-empty"), plan)
+
+
+def _crowded(random: Random, plan: Plan) -> Plan:
+    """Sometimes the publishes of a process meet, and most of them share requests."""
+    gateway = dict(plan.settings.gateway)
+    if random.random() > 0.3 or gateway.get("pending_overload_policy") == "drop_oldest":
+        return plan
+    if random.random() < 0.8:
+        for name in ("confirm_replicas", "confirm_fsync"):
+            gateway.pop(name, None)
+        if "pending_overload_policy" in gateway:
+            gateway["pending_overload_policy"] = "raise"
+    actors = [replace(one, concurrency=random.randint(2, 8)) if one.kind == "producer" else one for one in plan.actors]
+    return replace(plan, settings=replace(plan.settings, gateway=gateway), actors=tuple(actors))
 
 
 def _emptied(random: Random, plan: Plan) -> Plan:

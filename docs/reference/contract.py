@@ -17,6 +17,7 @@ TOPICS = (
     "Options",
     "Publishing",
     "Publishing many",
+    "Group commit",
     "Receipts",
     "Payloads",
     "Headers",

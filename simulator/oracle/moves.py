@@ -19,8 +19,16 @@ from simulator.oracle.places import (
     TERMINAL,
     WAITING,
 )
-from simulator.oracle.sequence import number_of
-from simulator.oracle.steps import check_number, key_owner, listed, partitions_of, payload_key, queue_of, split_key
+from simulator.oracle.steps import (
+    check_number,
+    enqueued,
+    key_owner,
+    listed,
+    partitions_of,
+    payload_key,
+    queue_of,
+    split_key,
+)
 from simulator.server import Step
 
 _ENTER = {(NOWHERE, WAITING), (NOWHERE, DELAYED)}
@@ -185,5 +193,5 @@ def _check_line(step: Step, before: list[bytes], after: list[bytes]) -> None:
     if stays != before[: len(stays)] or after[: len(new)] != new:
         gone = [one for one in before if one not in kept]
         fail("order", f"{step.name} took {listed(gone)} and added {listed(new)}, and not at the ends of the list")
-    if step.name == "enqueue" and new != sorted(new, key=number_of, reverse=True):
+    if step.name == "enqueue" and new != sorted(new, key=enqueued(step).index, reverse=True):
         fail("order", f"{step.name} added {listed(new)} in another order than that of its call")

@@ -9,18 +9,16 @@ from simulator.oracle.invariants import fail
 from simulator.oracle.places import BATCH, GONE, NOWHERE, PROCESSING, WAITING
 from simulator.oracle.steps import (
     check_number,
+    enqueued,
     key_owner,
     named_arguments,
     payload_key,
-    payload_of_body,
     queue_of,
     split_key,
     tenant_of,
 )
 from simulator.oracle.ticks import ScheduleEntry
 from simulator.server import Step
-
-_WORDS = {"bare": 1, "ready": 2, "full": 3}  # arguments for each message
 
 
 class Operating(Book):
@@ -32,12 +30,9 @@ class Operating(Book):
             self._call_duplicate(step, Envelope(as_bytes(given["head"]) + bytes(8) + as_bytes(given["body"])).payload)
 
     def _after_enqueue(self, step: Step, moved: Moved) -> None:
-        given = named_arguments(step)
-        messages = [as_bytes(one) for one in step.arguments[len(given) :]]
-        self._check_dropped(step, moved, len(messages) // _WORDS[given["form"]])
-        if given["form"] == "bare":
-            return  # none of them has a deduplication key
-        payloads = messages[1::2] if given["form"] == "ready" else [payload_of_body(body) for body in messages[2::3]]
+        payloads = enqueued(step)
+        if named_arguments(step)["form"] != "each":  # where a message may have come and gone in one script
+            self._check_dropped(step, moved, len(payloads))
         for payload, mark in zip(payloads, step.reply, strict=False):  # '-' has no marks, and ids may follow them
             if mark == ord("0"):
                 self._call_duplicate(step, payload)

@@ -7,7 +7,7 @@ from typing import Any
 from simulator.oracle.book import Book, Moved
 from simulator.oracle.invariants import fail
 from simulator.oracle.places import BATCH, GONE, PROCESSING, TERMINAL, WAITING
-from simulator.oracle.steps import tenant_of
+from simulator.oracle.steps import enqueued, tenant_of
 from simulator.oracle.ticks import name_of
 from simulator.server import Step
 
@@ -27,7 +27,7 @@ class Sequence(Book):
         entered = [payload for payload, (before, after) in moved.items() if self._enters(payload, before, after)]
         # What is published together has the order of its call, whatever the script made of that.
         if step.name == "enqueue":
-            entered.sort(key=number_of)
+            entered.sort(key=enqueued(step).index)
         else:
             entered.sort(key=lambda one: self._distance(one, moved[one][1]))
         for payload in entered:
@@ -56,8 +56,3 @@ class Sequence(Book):
         for other, earlier in account.sequence.items():
             if earlier < number and account.home[other] == home and tenant_of(other) == tenant:
                 fail("tenant order", f"{payload.decode()} was delivered before {other.decode()} had ended")
-
-
-def number_of(payload: bytes) -> int:
-    """Producers number their messages: queue/tenant/key/producer-number, and a partition key behind that."""
-    return int(payload.partition(b"~")[0].rpartition(b"-")[2])

@@ -10,6 +10,7 @@ from redis_message_queue.stored.envelope import Envelope
 from redis_message_queue.stored.partitioning import partition_of
 from redis_message_queue.stored.scripts import Script, argument_names
 from simulator.keyspace import SortedSet
+from simulator.lua import as_bytes
 from simulator.oracle.invariants import fail
 from simulator.server import Step
 
@@ -90,3 +91,15 @@ def named_arguments(step: Step) -> dict[str, Any]:
     """The arguments of a script by the names of its header."""
     assert step.script is not None
     return by_name(step.script, step.arguments)
+
+
+_WORDS = {"bare": 1, "ready": 2, "full": 3, "each": 3}  # arguments for each message
+
+
+def enqueued(step: Step) -> list[bytes]:
+    """The payloads of an enqueue, in the order of its call."""
+    given = named_arguments(step)
+    messages = [as_bytes(one) for one in step.arguments[len(given) :]]
+    words = _WORDS[given["form"]]
+    last = messages[words - 1 :: words]
+    return [payload_of_body(one) for one in last] if words == 3 else last

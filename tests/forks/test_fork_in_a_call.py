@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from typing import Any
 
 import pytest
 import redis
@@ -167,3 +168,35 @@ def test_a_fork_during_heartbeats_keeps_the_parents_lease(plain_client, truth, f
     assert holding.result(LIMIT_SECONDS) == (b"of the parent", False)
     assert sorted(truth.completed) == [b"before the fork", b"of the child", b"of the parent"]
     assert truth.is_empty
+
+
+@pytest.mark.promise("A fork during a call of another thread harms neither process.")
+def test_a_child_begins_without_the_publishers_that_its_parent_has_in_line(plain_client, server, truth, any_fork):
+    """Its own publish is sent at once, and those of the parent are stored once."""
+    queue = make_queue(plain_client)
+    use(queue)
+    sender: Any = queue._protocol.store.parts[0].sender
+    callers = sender.group._callers
+    truth.client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+    try:
+        publishing = [start(queue.publish, "of the parent")]
+        until(lambda: not callers.sender.is_over)
+        publishing += [start(queue.publish, "of the parent") for _ in range(3)]
+        until(lambda: len(callers.waiting) == 3)
+        child = any_fork(publish_beside_others, queue)
+        until(lambda: len(blocked_publishers(truth)) == 2)
+    finally:
+        truth.client.execute_command("CLIENT", "UNPAUSE")
+    assert child.result() == [True] * 3
+    assert [one.result(LIMIT_SECONDS) for one in publishing] == [True] * 4
+    assert sorted(take(queue) for _ in range(7)) == [b"of the child"] * 3 + [b"of the parent"] * 4
+    assert truth.is_empty
+
+
+def publish_beside_others(queue):
+    """Publish in three threads of the child."""
+    return [one.result(LIMIT_SECONDS) for one in [start(queue.publish, "of the child") for _ in range(3)]]
+
+
+def blocked_publishers(truth):
+    return [one for one in truth.client.client_list() if "b" in one["flags"] and one["cmd"].startswith("evalsha")]

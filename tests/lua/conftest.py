@@ -16,7 +16,14 @@ from tests.lua.stage import Stage
 HERE = Path(__file__).parent
 # What the server decides: how it encodes values, how it refuses to write, and what its commands say of wrong types. All
 # servers run these. The other cases are decided by the library's own Lua, and each server runs its share of them.
-ON_EVERY_SERVER = ("test_footprint", "test_full_memory", "test_foreign_values", "test_wakeups", "test_publish")
+ON_EVERY_SERVER = (
+    "test_footprint",
+    "test_full_memory",
+    "test_foreign_values",
+    "test_wakeups",
+    "test_publish",
+    "test_group_commit",
+)
 
 
 @pytest.fixture(scope="session")

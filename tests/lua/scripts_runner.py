@@ -581,7 +581,7 @@ class Caller:
 
     def _enqueue_words(self, news: list[New], base: bytes, form: str, call: int | None) -> list[Any]:
         sha, keys, *words = self._words("enqueue", {}, (), call=self._numbered(call), base=base, form=form)
-        markers, details = _details(news) if form == "full" else _ready(news)
+        markers, details = _details(news) if form in ("full", "each") else _ready(news)
         words[keys:keys] = [KEYS.deduplication(marker) for marker in markers]
         return [sha, keys + len(markers), *words, *([one.payload for one in news] if form == "bare" else details)]
 

@@ -324,6 +324,15 @@ class MemoryPort:
         self.sidecars.append(MemorySidecar(self.memory, work))
         return self.sidecars[-1]
 
+    def notification(self) -> "MemoryNotification":
+        return MemoryNotification(self)
+
+    def thread(self) -> None:
+        """No call of this port is inside of another one."""
+
+    def group_scope(self) -> int:
+        return self.pid
+
     def now(self) -> float:
         return self.memory.clock_us / SECOND
 
@@ -366,6 +375,23 @@ def _called(words: tuple[Argument, ...]) -> Call:
     _, source, key_count, *rest = words
     keys, arguments = rest[: int(key_count)], rest[int(key_count) :]
     return Command(script_of(str(source)), tuple(map(str, keys))), (), tuple(arguments)
+
+
+class MemoryNotification:
+    """Wakes a caller that lets others go first."""
+
+    def __init__(self, port: MemoryPort) -> None:
+        self._port = port
+        self._is_sent = False
+
+    def send(self) -> None:
+        self._is_sent = True
+
+    async def wait(self, seconds: float) -> None:
+        await self._port._point("before waiting for another caller")
+        if not self._is_sent:
+            await self._port._pass_time(seconds, lambda: self._is_sent)
+        self._is_sent = False
 
 
 class MemorySidecar:

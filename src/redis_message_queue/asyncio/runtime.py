@@ -17,6 +17,8 @@ T = TypeVar("T")
 class AsyncioRuntime(LocalRuntime):
     """A `Runtime` over the running loop."""
 
+    _alarm: _Alarm | None = None
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
@@ -55,11 +57,82 @@ class AsyncioRuntime(LocalRuntime):
     def lock(self) -> AbstractContextManager[Any]:
         return nullcontext()  # one thread, and no await inside
 
+    def notification(self) -> TaskNotification:
+        loop = asyncio.get_running_loop()
+        if self._alarm is None or self._alarm.loop is not loop:
+            self._alarm = _Alarm(loop)
+        return TaskNotification(self._alarm)
+
+    def thread(self) -> None:
+        """No task runs inside of another one."""
+
+    def group_scope(self) -> object:
+        return (self.process(), asyncio.get_running_loop())
+
     def is_transient(self, error: BaseException) -> bool:
         return isinstance(error, ConnectionError | TimeoutError)
 
     def is_cancellation(self, error: BaseException) -> bool:
         return isinstance(error, asyncio.CancelledError)
+
+
+class TaskNotification:
+    """Wakes a task."""
+
+    __slots__ = ("_alarm", "_is_sent", "_waiter", "ends_at")
+
+    def __init__(self, alarm: _Alarm) -> None:
+        self._alarm = alarm
+        self._is_sent = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def send(self) -> None:
+        self._is_sent = True
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        if not self._is_sent:
+            loop = self._alarm.loop
+            self._waiter, self.ends_at = loop.create_future(), loop.time() + seconds
+            self._alarm.add(self)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                self._alarm.waiting.discard(self)
+        self._is_sent = False
+
+
+class _Alarm:
+    """Ends the waits of a loop on time: one timer for all of them, because a timer costs more than a wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self.waiting: set[TaskNotification] = set()
+
+    def add(self, notification: TaskNotification) -> None:
+        self.waiting.add(notification)
+        if self._timer is None or notification.ends_at < self._timer.when():
+            self._start(notification.ends_at)
+
+    def _start(self, ends_at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(ends_at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer, now = None, self.loop.time()
+        for one in list(self.waiting):
+            if one.ends_at <= now:
+                one.wake()
+                self.waiting.discard(one)
+        if self.waiting:
+            self._start(min(one.ends_at for one in self.waiting))
 
 
 class HeartbeatTask:

@@ -1,4 +1,5 @@
--- enqueue.lua: stores a chunk of messages, to wait in their lists or to be delayed: all or none, once for each call.
+-- enqueue.lua: stores messages, to wait in their lists or to be delayed, once for each call: all or none of a chunk, or
+-- each message of a group as if it had a call of its own.
 -- KEYS  pending | wakeup | deliveries | leases | tenant_ring | tenant_backlog | weights | delayed | delayed_messages
 --       journal | meta | reply | longest: for a queue that drops messages
 --       markers...: each remembers which message has a deduplication key
@@ -8,13 +9,15 @@
 --       overload: what to do at a limit, 'refuse' or 'drop' | call
 --       base: what the ids begin with; the place in the chunk follows
 --       form: 'bare' if only payloads follow; 'ready' if all messages are due now, and each has a marker, in their
---       order, or none has; else 'full'
+--       order, or none has; else 'full'; 'each' for a group in a queue with a limit
 --       messages...: for each message its payload; in the form 'ready' its preamble (its flags, and what stands between
---       the time stamp and the payload) and payload; in the form 'full' its due, marker and body
+--       the time stamp and the payload) and payload; in the forms 'full' and 'each' its due, marker and body
 --       due: '' for now, microseconds of the server's clock, or '+' and microseconds from now
 --       marker: its place among the markers, 0 for none | body: flags and what follows the time stamp
 -- Returns '1' or '0' for each message, stored or a duplicate, then the ids of messages that were dropped to make room;
---       or '-' if there is no room for the chunk.
+--       or '-' if there is no room for the chunk. In the form 'each' a message without room has '-', and '?' means
+--       that it was not looked at: send it again. Each dropped id then stands behind the place of the message that it
+--       made room for, in two bytes.
 --@include reply
 if answer then
   -- A write of this connection, so that a WAIT after it has something to wait for. (PSETEX would fail without memory.)
@@ -47,6 +50,33 @@ local drops, stored_event = overload == 'drop', 'published'
 --@include wake
 --@include enqueue
 --@include remember
+
+-- Without a limit, a chunk leads to the same as its messages one after the other. With a limit, each message is planned
+-- behind the writes of those before it. Planning only reads: an error at the first message fails the script before it
+-- has written anything. A later error ends it there, and so do MAX_MESSAGES or MAX_BYTES of dropped messages.
+if form == 'each' then
+  local stored, markers_of, due_times = read_messages(messages, 1, count, base, markers)
+  local marks, dropped, wakes, bytes = {}, {}, false, 0
+  for place = 1, count do
+    local events = keep_events()
+    local function plan_one() return plan_messages({stored[place]}, {markers_of[place]}, {due_times[place]}) end
+    local is_planned, mark, plan = true, nil, nil
+    if place == 1 then mark, plan = plan_one() else is_planned, mark, plan = pcall(plan_one) end
+    if not is_planned or not plan then keep_events(events) end
+    if not is_planned then break end
+    marks[place] = plan and mark[1] or '-'
+    if plan then
+      local wakes_now, ids, read = store_messages(plan, window_ms)
+      wakes, bytes = wakes or wakes_now, bytes + read
+      for at = 1, #ids, 16 do dropped[#dropped + 1] = struct.pack('>I2', place) .. string.sub(ids, at, at + 15) end
+    end
+    if bytes >= MAX_BYTES or #dropped >= MAX_MESSAGES then break end
+  end
+  if wakes then wake() end
+  write_journal()
+  return remember(table.concat(marks) .. string.rep('?', count - #marks) .. table.concat(dropped))
+end
+
 local marks, plan
 if form == 'full' then
   marks, plan = plan_messages(read_messages(messages, 1, count, base, markers))

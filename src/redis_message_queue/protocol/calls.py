@@ -398,10 +398,13 @@ class Calls:
         *,
         extra_keys: tuple[str, ...] = (),
         budget: float | None = None,
+        started: float | None = None,
         stopped: Callable[[], bool] | None = None,
         cancellations: list[BaseException] | None = None,
     ) -> Any:
         """Run a numbered script until its answer arrives, within the retry budget, or until the caller stops it.
+
+        The budget counts from ``started``, if the call has waited for something else before.
 
         With a list for ``cancellations`` these are noted there: a cancellation cuts a request short, and the request
         is sent again under its number. That costs nothing without a cancellation, unlike a task of its own for each
@@ -411,7 +414,8 @@ class Calls:
         """
         if cancellations is not None and self.plan.budget_seconds == 0:
             return await self.port.shielded(cancellations, self.call(command, arguments, extra_keys=extra_keys))
-        started = self.port.now()
+        if started is None:
+            started = self.port.now()
         attempt = missed = 0
         aside = cancellations if isinstance(cancellations, LoopCancellations) else None
         if aside is not None and self.away is not None:

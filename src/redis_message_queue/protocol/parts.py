@@ -21,6 +21,7 @@ from redis_message_queue.protocol.consume.settle import (
     TerminalList,
 )
 from redis_message_queue.protocol.port import Port
+from redis_message_queue.protocol.publish.group_commit import GroupCommit
 from redis_message_queue.protocol.publish.sender import Sender
 from redis_message_queue.stored.keys import QueueKeys, partition_keys
 from redis_message_queue.values.errors import RetryBudgetExhaustedError
@@ -33,7 +34,10 @@ class Part:
         self.number = number
         self.calls = calls
         self.keys = calls.keys
-        self.sender = Sender(calls)
+        self.sender = sender = Sender(calls)
+        # Without retries, whether the one request failed is the answer of one caller, and not of several.
+        if sender.direct is not None and calls.plan.budget_seconds > 0:
+            sender.group = GroupCommit(calls)
         self.claimer = PartClaimer(calls)
         self.scripts = SettleScripts(calls)
 

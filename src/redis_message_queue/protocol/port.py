@@ -133,6 +133,16 @@ class BackgroundTask(Protocol):
         """Stop without waiting."""
 
 
+class Notification(Protocol):
+    """Lets one caller wait until another one has something for it."""
+
+    def send(self) -> None:
+        """End the wait, or the next one if nobody waits now."""
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until it is sent, or for this long."""
+
+
 Pause = Callable[[float], Awaitable[bool]]
 """Sleeps in a background task, and returns whether to stop."""
 
@@ -157,6 +167,14 @@ class Runtime(Protocol):
 
     def lock(self) -> AbstractContextManager[Any]:
         """Return a reentrant lock: a signal handler may run while its own thread holds it."""
+
+    def notification(self) -> Notification: ...
+
+    def thread(self) -> object:
+        """Return the thread: a call in it cannot wait for another one there, which it interrupts. None if it can."""
+
+    def group_scope(self) -> object:
+        """Return what callers must share to wait for each other: the process, and in asyncio the loop."""
 
     def now(self) -> float:
         """Return monotonic seconds."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -30,6 +32,9 @@ after_fork(_free_inherited_locks)
 
 class BlockingRuntime(LocalRuntime):
     """A `Runtime` over `time` and `threading`."""
+
+    group_scope = LocalRuntime.process
+    thread = staticmethod(threading.get_ident)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -63,11 +68,28 @@ class BlockingRuntime(LocalRuntime):
         _locks.add(lock)
         return lock
 
+    def notification(self) -> ThreadNotification:
+        return ThreadNotification()
+
     def is_transient(self, error: BaseException) -> bool:
         return isinstance(error, ConnectionError | TimeoutError)
 
     def is_cancellation(self, error: BaseException) -> bool:
         return False
+
+
+class ThreadNotification:
+    """Wakes a thread; a signal handler may send it at any time."""
+
+    __slots__ = ("_sent", "send")
+
+    def __init__(self) -> None:
+        self._sent: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.send = partial(self._sent.put, None)
+
+    async def wait(self, seconds: float) -> None:
+        with suppress(queue.Empty):
+            self._sent.get(timeout=max(0.0, seconds))
 
 
 class HeartbeatThread:

@@ -205,7 +205,7 @@ local function plan_messages(messages, markers, due_times, payloads)
   return marks, plan
 end
 
--- Returns whether to wake a consumer, and the ids of the messages that were dropped.
+-- Returns whether to wake a consumer, the ids of the messages that were dropped, and how many bytes of them were read.
 local function store_messages(plan, window_ms)
   local wakes, dropped, known = false, {}, {}
   remember_largest(plan.largest)
@@ -240,5 +240,5 @@ local function store_messages(plan, window_ms)
     redis.call('PSETEX', longest, REMEMBERED_MS, plan.longest)
   end
   if #known > 0 then redis.call('HDEL', deliveries, unpack(known)) end
-  return wakes, table.concat(dropped)
+  return wakes, table.concat(dropped), budget.bytes()
 end

@@ -1,6 +1,6 @@
 -- lib/journal.lua: records each state change in a Redis stream, in the script that makes the change.
 -- Needs  journal, meta, journaled, now
--- Makes  hex, record_event, handler_times, write_journal
+-- Makes  hex, record_event, keep_events, handler_times, write_journal
 -- `meta` holds the limits of the journal (`journal_soft`, `journal_hard`), the number of its last entry
 -- (`journal_serial`) and up to where it is archived (`journal_mark`).
 -- All entries in one list, and where each of them ends: a table for each would cost as much as its fields.
@@ -22,6 +22,13 @@ local function record_event(event, id, tenant, ...)
     words[filled] = select(nth, ...)
   end
   ends[#ends + 1] = filled
+end
+
+-- Forgets what was recorded after the first `count` events, if a number is given. Returns how many there are.
+local function keep_events(count)
+  for nth = #ends, (count or #ends) + 1, -1 do ends[nth] = nil end
+  filled = ends[#ends] or 0
+  return #ends
 end
 
 -- Details for `record_event`: when a handler started, by the server's clock, and how many microseconds it ran. None if

@@ -28,5 +28,7 @@ end
 
 -- Before messages enter the queue, the largest of them with so many bytes. A full server refuses it.
 local function remember_largest(bytes)
-  if bytes > LARGE and bytes > largest then redis.call('HSET', meta, 'largest', bytes) end
+  if bytes <= LARGE or bytes <= largest then return end
+  redis.call('HSET', meta, 'largest', bytes)
+  largest = bytes
 end

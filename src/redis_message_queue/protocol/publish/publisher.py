@@ -12,6 +12,7 @@ from redis_message_queue.protocol.drain import DrainGate
 from redis_message_queue.protocol.event_emitter import EventEmitter
 from redis_message_queue.protocol.port import unwrap
 from redis_message_queue.protocol.publish.confirm import Sent
+from redis_message_queue.protocol.publish.group_commit import PublishCall
 from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder, PublishOverrides
 from redis_message_queue.protocol.publish.sender import (
     ACCEPTED,
@@ -116,7 +117,7 @@ class Publisher:
     ) -> bool:
         """Add a message to the queue. Returns True, or False if deduplication suppressed it."""
         gate, emitter = self._gate, self._emitter
-        entry = gate.enter()
+        entry, call = gate.enter(), PublishCall()
         try:
             if gate.is_shut:
                 gate.refuse_if_shut()
@@ -131,23 +132,31 @@ class Publisher:
                 outgoing = await self._builder.build(message, tenant, delay_seconds, at, overrides, part or 0)
             sender = self._senders[self._part_of(outgoing) if part is None else part].direct
             assert sender is not None
-            calls, message_id = sender.calls, first_id(self._port.new_id())
+            group, calls, message_id = sender.group, sender.calls, first_id(self._port.new_id())
             if outgoing.key is not None:
                 outgoing.mark(sender.keys)
             started = self._port.now() if emitter.wanted else 0.0
             try:
                 if not calls.is_prepared:
                     await calls.prepare()
-                slot = calls.acquire_slot()
-                try:
-                    command, extra_keys, arguments = sender.choose_for_one(slot, message_id, outgoing)
-                    reply = await calls.call(command, (slot.next_call(), *arguments), extra_keys=extra_keys)
-                finally:
-                    calls.release_slot(slot)
-                published = ACCEPTED if reply == 1 else sender.read(reply, [message_id])
+                if group is None or group.begin(call):
+                    slot = calls.acquire_slot()
+                    try:
+                        command, extra_keys, arguments = sender.choose_for_one(slot, message_id, outgoing)
+                        reply = await calls.call(command, (slot.next_call(), *arguments), extra_keys=extra_keys)
+                    finally:
+                        call.is_over = True
+                        calls.release_slot(slot)
+                        if group is not None:
+                            group.end(call)
+                    published = ACCEPTED if reply == 1 else sender.read(reply, [message_id])
+                else:
+                    call = group.new_call(outgoing, message_id, started or self._port.now())
+                    published = await group.join(call, sender)
             except Exception as error:
-                await self._emit_failure([message_id], error)
+                await self._emit_failure([call.message_id or message_id], error)
                 raise
+            message_id = call.message_id or message_id
             if emitter.wanted:
                 await self.emit_published([message_id], published, started)
             return published.accepted[0]
@@ -155,6 +164,7 @@ class Publisher:
             error.locate(self._emitter.queue, "publish")
             raise
         finally:
+            call.is_over = True  # also if a Ctrl-C came before the other `finally`
             self._gate.leave(entry)
 
     async def publish_many(

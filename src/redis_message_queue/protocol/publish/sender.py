@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, ReplySlot
@@ -14,6 +14,9 @@ from redis_message_queue.stored import envelope
 from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.errors import PublishNotConfirmedError, QueueBackpressureError
+
+if TYPE_CHECKING:
+    from redis_message_queue.protocol.publish.group_commit import GroupCommit
 
 NOTHING_PUBLISHED = "nothing was published"  # `publish_many` replaces it by what was
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.1  # between two attempts to get into a full queue
@@ -51,7 +54,7 @@ class Published:
     ids: list[bytes] | None = None  # where they are not the caller's
 
 
-ACCEPTED, _SUPPRESSED = Published([True]), Published([False])
+ACCEPTED, SUPPRESSED = Published([True]), Published([False])
 
 
 class Sender:
@@ -60,10 +63,11 @@ class Sender:
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self._options = options = calls.options
-        self._limited = bool(options.max_pending_length or options.max_pending_per_tenant)
-        self._blocks = self._limited and options.pending_overload_policy == "block"
+        self.is_limited = bool(options.max_pending_length or options.max_pending_per_tenant)
+        self._blocks = self.is_limited and options.pending_overload_policy == "block"
         self._window_ms = max(1, int(options.message_deduplication_log_ttl_seconds * 1000))
         self._confirmer = Confirmer(calls)
+        self.group: GroupCommit | None = None  # what lets publishes share requests, if they do
         self._needs_one_call = not (self._blocks or self._confirmer.wanted)
 
     @property
@@ -81,17 +85,28 @@ class Sender:
 
         publish.lua takes one payload and knows no limits; enqueue.lua does everything else.
         """
-        if self._limited or one.tenant or one.due or one.extras or one.ttl_us:
-            return self._choose_enqueue(slot, [message_id], [one])
+        if self.is_limited or one.tenant or one.due or one.extras or one.ttl_us:
+            return self.choose_enqueue(slot, [message_id], [one])
         if one.marker is None:
             return slot.publish, (), (b"\x80" + message_id, one.payload)
         return slot.publish, (one.marker,), (b"\x80" + message_id, one.payload, self._window_ms)
 
-    def _choose_enqueue(self, slot: ReplySlot, ids: Sequence[bytes], messages: Sequence[OutgoingMessage]) -> Call:
-        """Return the call that sends a chunk, in the shortest form that can say everything of its messages."""
+    def choose_enqueue(
+        self,
+        slot: ReplySlot,
+        ids: Sequence[bytes],
+        messages: Sequence[OutgoingMessage],
+        *,
+        one_by_one: bool = False,
+    ) -> Call:
+        """Return the call that sends a chunk, in the shortest form that can say everything of its messages.
+
+        With ``one_by_one``, a queue with a limit decides about each message by itself.
+        """
         base = ids[0][: envelope.BASE_BYTES]
         markers = tuple([one.marker for one in messages if one.marker is not None])
-        are_ready = not [one for one in messages if one.due]
+        form = "each" if one_by_one and self.is_limited else "full"
+        are_ready = form == "full" and not [one for one in messages if one.due]
         if are_ready and not markers and not [one for one in messages if one.tenant or one.extras or one.ttl_us]:
             return slot.enqueue, (), (base, "bare", *[one.payload for one in messages])
         if are_ready and len(markers) in (0, len(messages)):
@@ -111,7 +126,7 @@ class Sender:
                 envelope.body(one.payload, one.tenant, one.extras, one.ttl_us),
             )
         )
-        return slot.enqueue, tuple(places), (base, "full", *details)
+        return slot.enqueue, tuple(places), (base, form, *details)
 
     async def send(
         self,
@@ -130,7 +145,7 @@ class Sender:
             if len(messages) == 1:
                 command, extra_keys, arguments = self.choose_for_one(slot, ids[0], messages[0])
             else:
-                command, extra_keys, arguments = self._choose_enqueue(slot, ids, messages)
+                command, extra_keys, arguments = self.choose_enqueue(slot, ids, messages)
             if self._blocks:
                 number, reply = await self._wait_for_room(slot, command, extra_keys, arguments, stopped, wait_seconds)
             else:
@@ -165,9 +180,9 @@ class Sender:
     def read(self, reply: Any, ids: Sequence[bytes], wait_seconds: float | None = None) -> Published:
         """Return what the script's reply says; raise if the queue was full."""
         if isinstance(reply, int):  # from publish.lua
-            return ACCEPTED if reply == 1 else _SUPPRESSED
+            return ACCEPTED if reply == 1 else SUPPRESSED
         if reply == FULL:
-            raise self._full(ids, wait_seconds)
+            raise self.full_queue_error(ids, wait_seconds)
         return Published([mark == 49 for mark in reply[: len(ids)]], dropped_ids(reply[len(ids) :]))
 
     async def _wait_for_room(
@@ -200,7 +215,8 @@ class Sender:
             await port.sleep(min(pause, left))
             pause = min(_LONGEST_PAUSE_SECONDS, pause * 1.5)
 
-    def _full(self, ids: Sequence[bytes], wait_seconds: float | None) -> QueueBackpressureError:
+    def full_queue_error(self, ids: Sequence[bytes], wait_seconds: float | None = None) -> QueueBackpressureError:
+        """Return the error of a publish that the queue has no room for."""
         options = self._options
         seconds = options.pending_overload_block_timeout_seconds if wait_seconds is None else wait_seconds
         waited = f" for {seconds:g} s" if self._blocks else ""

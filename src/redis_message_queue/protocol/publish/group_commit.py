@@ -1,0 +1,304 @@
+"""Group commit: publishes that meet in one part of a queue are sent together, under one number.
+
+A publish that finds no other under way is sent at once. Any other joins the line; when the answer arrives, the first
+caller in line sends everything that waits there. Results, events, journal and stored state are those of the same
+publishes made one after another in order of arrival.
+
+A Ctrl-C can end a caller between any two steps. So a caller is over as soon as its own `finally` begins, whatever it
+has left undone, and any other caller can continue from there: all of them look again now and then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from redis_message_queue.protocol.calls import Calls, ReplySlot
+from redis_message_queue.protocol.port import Argument, Command, Notification
+from redis_message_queue.protocol.publish.sender import (
+    ACCEPTED,
+    SUPPRESSED,
+    OutgoingMessage,
+    Published,
+    Sender,
+    chunk_ids,
+)
+from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
+from redis_message_queue.stored.envelope import ID_BYTES
+from redis_message_queue.values.errors import RedisMessageQueueError, RetryBudgetExhaustedError
+
+# With a limit, the script plans each message by itself; one that must drop others may look at a thousand tenants: 1 ms.
+_MOST_WITH_A_LIMIT = 50
+_LOOK_AGAIN_SECONDS = 0.5
+_PLACE_BYTES = 2
+_NO_ROOM = Published([])
+_OUTCOMES = {ord("1"): ACCEPTED, ord("0"): SUPPRESSED, ord("-"): _NO_ROOM, ord("?"): None}  # by their marks
+
+
+class PublishCall:
+    """A publish that is under way, from the time that nobody else was until its end."""
+
+    is_over = False
+    thread: object = None
+    message_id = b""  # where it is not the caller's
+
+
+class GroupedCall(PublishCall):
+    """A publish that waits for another one, with its message."""
+
+    def __init__(
+        self, message: OutgoingMessage, own_id: bytes, started: float, budget: float | None, notification: Notification
+    ) -> None:
+        self.message = message
+        self.own_id = own_id
+        self.message_id = own_id  # the one that is stored: in a group, the group decides
+        self.started = started
+        self.budget = budget
+        self.notification = notification
+        self.group: Group | None = None  # the last one that it was in
+        self.is_alone = False  # the server refused its group: it is sent in a call of its own
+        self.outcome: Published | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether its caller is there and has no answer."""
+        return not (self.is_over or self.outcome is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Messages that are sent by one numbered call, as often as it takes: by one of their callers after another."""
+
+    calls: Sequence[GroupedCall]
+    slot: ReplySlot
+    command: Command
+    extra_keys: tuple[str, ...]
+    arguments: tuple[Argument, ...]
+
+
+class _Callers:
+    """The callers of one process, and of one event loop, in order of arrival."""
+
+    def __init__(self, scope: object) -> None:
+        self.scope = scope
+        self.sender = PublishCall()  # whoever sends, or sent last
+        self.sender.is_over = True
+        self.waiting: deque[GroupedCall] = deque()  # may still have some that were sent or are over
+        self.group: Group | None = None  # the one that has no answer yet
+        self.threads: dict[object, GroupedCall] = {}
+
+
+class GroupCommit:
+    """Decides which publishes of one part are sent together, and which of their callers sends them."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._lock = calls.port.lock()
+        self._scope = calls.port.group_scope
+        self._thread = calls.port.thread
+        self._callers = _Callers(None)
+
+    def begin(self, call: PublishCall) -> bool:
+        """Whether this publish is sent by itself, now: if no other is under way, or if it cannot wait for that one."""
+        callers = self._callers
+        if callers.scope != (scope := self._scope()):
+            callers = self._callers = _Callers(scope)  # a forked child, or another event loop, begins anew
+        if callers.sender.is_over and not callers.waiting:
+            # Two threads may come here at the same time: then both are sent, and the second is known.
+            call.thread = self._thread()
+            callers.sender = call
+            return True
+        # Before the first contact each caller has five seconds of its own. A signal handler must not wait for the
+        # publish that it interrupts.
+        return not self._calls.has_connected or self._is_inside_another(callers)
+
+    def _is_inside_another(self, callers: _Callers) -> bool:
+        thread = self._thread()
+        if thread is None:
+            return False
+        around = callers.threads.get(thread)
+        sender = callers.sender
+        return (around is not None and not around.is_over) or (sender.thread == thread and not sender.is_over)
+
+    def end(self, call: PublishCall) -> None:
+        """Let the next caller send, after ``is_over`` was set."""
+        callers = self._callers
+        if callers.sender is call and (callers.waiting or callers.group is not None):
+            with self._lock:
+                self._choose_sender(callers)
+
+    def new_call(
+        self, message: OutgoingMessage, message_id: bytes, started: float, budget: float | None = None
+    ) -> GroupedCall:
+        """A publish that is about to join the line; its budget counts from ``started``."""
+        return GroupedCall(message, message_id, started, budget, self._calls.port.notification())
+
+    async def join(self, call: GroupedCall, sender: Sender) -> Published:
+        """Wait for a turn in the line and for the answer; return what became of this message, or raise its error."""
+        callers = self._callers
+        call.thread = self._thread()
+        try:
+            with self._lock:
+                if call.thread is not None:
+                    callers.threads[call.thread] = call
+                callers.waiting.append(call)
+            while call.outcome is None:
+                if self._is_sender(callers, call):
+                    await self._send(callers, call, sender)
+                else:
+                    await self._wait(callers, call)
+            if call.outcome is _NO_ROOM:
+                raise sender.full_queue_error([call.message_id])
+            return call.outcome
+        finally:
+            call.is_over = True
+            self._leave(callers, call)
+
+    def _leave(self, callers: _Callers, call: GroupedCall) -> None:
+        if callers.sender is call or call.outcome is None:
+            with self._lock:
+                if call.outcome is None:
+                    with suppress(ValueError):  # it was sent
+                        callers.waiting.remove(call)
+                self._choose_sender(callers)
+        if callers.threads.get(call.thread) is call:
+            del callers.threads[call.thread]
+
+    def _is_sender(self, callers: _Callers, call: GroupedCall) -> bool:
+        if callers.sender.is_over:
+            with self._lock:
+                self._choose_sender(callers)
+        return callers.sender is call
+
+    def _choose_sender(self, callers: _Callers) -> None:
+        """Let the first who waits be the sender, if the last one is over: first those of a group without an answer."""
+        if not callers.sender.is_over:
+            return
+        chosen = None
+        if callers.group is not None:
+            chosen = next((one for one in callers.group.calls if one.waits), None)
+            if chosen is None:
+                self._close(callers, callers.group)  # everybody has left: as after any publish with an unknown outcome
+        if chosen is None:
+            while callers.waiting and not callers.waiting[0].waits:
+                callers.waiting.popleft()
+            chosen = callers.waiting[0] if callers.waiting else None
+        if chosen is not None:
+            callers.sender = chosen
+            chosen.notification.send()
+
+    def _close(self, callers: _Callers, group: Group) -> None:
+        callers.group = None
+        self._calls.release_slot(group.slot)
+        for one in group.calls:
+            one.group = None
+
+    async def _wait(self, callers: _Callers, call: GroupedCall) -> None:
+        """Wait for a notification; raise when the time of this call is over."""
+        calls = self._calls
+        budget = calls.plan.budget_seconds if call.budget is None else min(call.budget, calls.plan.budget_seconds)
+        is_sent = callers.group is not None and call.group is callers.group
+        # What was sent has the time of one attempt more, as a call that is sent by itself has.
+        left = call.started + budget - calls.port.now() + (calls.listening_seconds if is_sent else 0.0)
+        if left <= 0:
+            with self._lock:
+                if call.outcome is None and callers.sender is not call:
+                    raise self._exhausted(call, is_sent=is_sent)
+        await call.notification.wait(min(left, _LOOK_AGAIN_SECONDS))
+
+    def _exhausted(self, call: GroupedCall, *, is_sent: bool) -> RetryBudgetExhaustedError:
+        where, seconds = f"redis at {self._calls.port.address}", self._calls.port.now() - call.started
+        if is_sent:
+            return RetryBudgetExhaustedError(
+                f"publish got no answer from {where} in {seconds:.1f} s; its outcome is unknown, and it is safe to "
+                "call again later where deduplication covers it",
+                operation="publish",
+                message_id=call.message_id.hex(),
+            )
+        return RetryBudgetExhaustedError(
+            f"publish waited {seconds:.1f} s for another publish of this queue object, which has no answer from "
+            f"{where}; nothing was sent, call again later",
+            operation="publish",
+            message_id=call.message_id.hex(),
+        )
+
+    async def _send(self, callers: _Callers, call: GroupedCall, sender: Sender) -> None:
+        """Send the group that has no answer yet, under its number, or a new one; give its callers their answers."""
+        calls = self._calls
+        with self._lock:
+            group = callers.group or self._form(callers, sender)
+        try:
+            reply = await calls.call(
+                group.command, group.arguments, extra_keys=group.extra_keys, budget=call.budget, started=call.started
+            )
+        except RedisMessageQueueError as error:
+            # Without an answer, the next caller repeats the same number for those who still wait.
+            if isinstance(error, RetryBudgetExhaustedError) or len(group.calls) == 1:
+                raise
+            with self._lock:  # refused before anything was written: each is sent by itself, in the same order
+                for one in group.calls:
+                    one.is_alone = True
+                callers.waiting.extendleft(reversed(group.calls))
+                self._close(callers, group)
+            return
+        with self._lock:
+            callers.waiting.extendleft(reversed(_read(reply, group.calls, sender)))
+            self._close(callers, group)
+            if call.outcome is not None:
+                call.is_over = True
+                self._choose_sender(callers)
+        for one in group.calls:
+            if one is not call and one.outcome is not None:
+                one.notification.send()
+
+    def _form(self, callers: _Callers, sender: Sender) -> Group:
+        """Make a group of those who wait: as many as one script takes, or one whose group was refused."""
+        waiting, members, size = callers.waiting, list[GroupedCall](), 0
+        most = _MOST_WITH_A_LIMIT if sender.is_limited else MAX_MESSAGES
+        for one in dict.fromkeys(waiting):  # a caller that was interrupted may have put some back twice
+            if not one.waits:
+                continue
+            more = len(one.message.payload) + len(one.message.extras)
+            if members and (one.is_alone or len(members) == most or size + more > MAX_BYTES):
+                break
+            members.append(one)
+            size += more
+            if one.is_alone:
+                break
+        slot = self._calls.acquire_slot()
+        if len(members) == 1:
+            members[0].message_id = members[0].own_id
+            command, extra_keys, arguments = sender.choose_for_one(slot, members[0].own_id, members[0].message)
+        else:
+            ids = chunk_ids(members[0].own_id, len(members))
+            for one, message_id in zip(members, ids, strict=True):
+                one.message_id = message_id
+            command, extra_keys, arguments = sender.choose_enqueue(
+                slot, ids, [one.message for one in members], one_by_one=True
+            )
+        group = Group(members, slot, command, extra_keys, (slot.next_call(), *arguments))
+        for one in members:
+            one.group = group
+        callers.group = group
+        while waiting and (waiting[0].group is group or not waiting[0].waits):
+            waiting.popleft()
+        return group
+
+
+def _read(reply: Any, members: Sequence[GroupedCall], sender: Sender) -> list[GroupedCall]:
+    """Give each member what the reply says of its message; return those that must be sent again."""
+    if len(members) == 1:
+        members[0].outcome = sender.read(reply, [members[0].message_id])
+        return []
+    dropped: dict[int, list[str]] = {}
+    for at in range(len(members), len(reply), _PLACE_BYTES + ID_BYTES):
+        place, message_id = reply[at : at + _PLACE_BYTES], reply[at + _PLACE_BYTES : at + _PLACE_BYTES + ID_BYTES]
+        dropped.setdefault(int.from_bytes(place, "big") - 1, []).append(message_id.hex())
+    for one, mark in zip(members, reply, strict=False):
+        one.outcome = _OUTCOMES[mark]
+    for place, ids in dropped.items():
+        members[place].outcome = Published([True], tuple(ids))
+    return [one for one in members if one.waits]
