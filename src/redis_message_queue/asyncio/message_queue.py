@@ -20,6 +20,7 @@ from redis_message_queue.asyncio.run_loop import Loop, wrapped
 from redis_message_queue.asyncio.tenant import Tenant
 from redis_message_queue.options import declared as options
 from redis_message_queue.options.queue_contract import QueueContract
+from redis_message_queue.process.loop_signals import stopped_by_signals
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consume.message_block import MessageBlock, current_message
@@ -187,6 +188,8 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         until_empty: bool = False,
         wait_for_retries: bool = False,
         middleware: Sequence[Middleware] = (),
+        renew_leases: bool = True,
+        signals: bool = True,
     ) -> RunSummary:
         options = RunOptions(
             handler=wrapped(handler, middleware),
@@ -196,8 +199,12 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
             batch_seconds=batch_seconds,
             until_empty=until_empty,
             wait_for_retries=wait_for_retries,
+            renew_leases=renew_leases,
+            signals=signals,
         )
-        return await Loop(self._protocol, options).run()
+        loop = Loop(self._protocol, options)
+        with stopped_by_signals(loop.stop, wanted=signals and self._protocol.options.interrupt is None):
+            return await loop.run()
 
     def tenant(self, name: str) -> Tenant[M]:
         return Tenant[M](self, name)

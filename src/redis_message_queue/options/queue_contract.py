@@ -460,7 +460,7 @@ class QueueContract:
         """
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call ``handler`` with messages until you stop it with the queue's ``interrupt`` or with `drain`.
+        """Call ``handler`` with messages until you stop it: with SIGTERM, Ctrl-C, the queue's ``interrupt`` or `drain`.
 
         A message is acknowledged when its handler returns, and fails when it raises; the loop continues either way.
         A handler can also raise `RetryLater`, `Discard` or `DeadLetter` to decide what becomes of its message.
@@ -477,10 +477,14 @@ class QueueContract:
             middleware: Functions around the handler, the outermost first. Each is called with what the handler gets and
                 with ``call_next``, and usually returns what ``call_next(message)`` returns. What it raises counts as
                 raised by the handler; if it returns without calling, the message is acknowledged.
+            renew_leases: Renew the lease of each message until it is settled: every ``heartbeat_interval_seconds``, or
+                a third of the lease. A handler that hangs keeps its message, see ``max_processing_seconds``.
+            signals: In the main thread, stop on SIGTERM and SIGINT where they have their default handlers, unless the
+                queue has an ``interrupt``. The same signal again acts as if there were no loop.
 
         Returns:
             RunSummary: How many messages were handled, failed, discarded, requeued, dead-lettered and left unsettled,
-                and how many attempts that took.
+                how many attempts that took, and the signal that stopped it, if one did.
 
         Raises:
             CleanupFailedError: Redis refused an acknowledgement. One that Redis does not answer is retried beside the

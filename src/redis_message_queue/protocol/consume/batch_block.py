@@ -53,7 +53,7 @@ class BatchBlock:
             return None
         claims, holding = [claim for claim, _ in taken], self.consumer.holding
         self._claims = claims
-        holding.start_heartbeat(holding.lease_for(claims))
+        holding.start_heartbeat(holding.lease_for(claims), self.queue.options.heartbeat_interval_seconds)
         holding.begin_work_on(claims)
         self._unsettled = {claim.envelope.stored[1:TIME_AT]: claim for claim in claims}
         make, consumer = self.queue.message_class, self.consumer

@@ -93,8 +93,8 @@ class MessageBlock:
         ((claim, self.payload),) = taken
         self.claimed = claim
         holding = self.consumer.holding
-        if self.queue.options.heartbeat_interval_seconds is not None:
-            holding.start_heartbeat(holding.lease_for([claim]))
+        if (interval := self.queue.options.heartbeat_interval_seconds) is not None:
+            holding.start_heartbeat(holding.lease_for([claim]), interval)
         if not holding.has_leases:
             holding.begin_work_on([claim])
         around = _innermost.get()
