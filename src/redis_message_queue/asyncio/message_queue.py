@@ -84,14 +84,18 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> bool:
+        overrides = publish_overrides(
+            self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
+        )
         return await self._protocol.publisher.publish(
             message,
             tenant=tenant,
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
+            overrides=overrides,
         )
 
     async def publish_many(
@@ -105,7 +109,9 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[bool]:
+        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
         publisher = self._protocol.publisher
         return await publisher.publish_many(
             messages,
@@ -113,7 +119,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
+            overrides=overrides,
         )
 
     async def submit(
@@ -128,14 +134,18 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> Receipt:
+        overrides = publish_overrides(
+            self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
+        )
         (receipt,) = await self._protocol.publisher.submit_many(
             [message],
             tenant=tenant,
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
+            overrides=overrides,
         )
         return receipt
 
@@ -150,14 +160,16 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[Receipt]:
+        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
         return await self._protocol.publisher.submit_many(
             messages,
             tenant=tenant,
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
+            overrides=overrides,
         )
 
     def process_message(self) -> ProcessMessage:

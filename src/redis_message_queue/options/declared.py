@@ -262,7 +262,7 @@ class QueueOptions:
     heartbeat_interval_seconds: Annotated[
         float | None,
         "Renew the lease this often while a handler runs. Must be less than half of the visibility timeout. None is a "
-        "third of it in `run`, and renews nothing in `process_message` and `process_messages`.",
+        "third of that in `run`; `process_message` and `process_messages` then renew nothing.",
     ] = None
     max_processing_seconds: Annotated[
         float | None,

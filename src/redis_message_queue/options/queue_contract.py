@@ -331,6 +331,7 @@ class QueueContract:
                 deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of this message that was not confirmed. The same call is sent
                 again, and counts once.
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             PayloadTypeError, PayloadValueError, PayloadTooLargeError, PayloadTooDeepError: The message cannot be
@@ -341,7 +342,7 @@ class QueueContract:
             PublishNotConfirmedError: The replicas or the disk did not confirm it in time; pass the error as
                 ``repeat_of``.
             RetryBudgetExhaustedError: Redis could not be reached in time; it is unknown whether the message was
-                stored.
+                stored, unless the error's ``was_sent`` is False.
         """
 
     def publish_many(self, *args: Any, **kwargs: Any) -> Any:
@@ -361,6 +362,7 @@ class QueueContract:
             partition_key: In a queue with partitions: what decides on the partition. None takes the tenant, else the
                 deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of these messages that was not confirmed.
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             Exception: What `publish` raises. The error has the ``results`` of the chunks before it, so
@@ -387,6 +389,7 @@ class QueueContract:
                 deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of this message that was not confirmed. The same call is sent
                 again, and counts once.
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             GatewayContractError: The queue has a custom gateway.
@@ -407,6 +410,7 @@ class QueueContract:
             partition_key: In a queue with partitions: what decides on the partition. None takes the tenant, else the
                 deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of these messages that was not confirmed.
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             GatewayContractError: The queue has a custom gateway.
@@ -548,6 +552,7 @@ class TenantContract:
             message: A str, or a dict that can be encoded as JSON; with a ``codec``, what it encodes.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             Exception: What `RedisMessageQueue.publish` raises.
@@ -560,6 +565,7 @@ class TenantContract:
             messages: An iterable of str or dict; with a ``codec``, of what it encodes.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             Exception: What `RedisMessageQueue.publish_many` raises.

@@ -90,7 +90,11 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> bool:
+        overrides = publish_overrides(
+            self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
+        )
         return finish(
             self._protocol.publisher.publish(
                 message,
@@ -98,7 +102,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
+                overrides=overrides,
             )
         )
 
@@ -113,7 +117,9 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[bool]:
+        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
         publisher = self._protocol.publisher
         return finish(
             publisher.publish_many(
@@ -122,7 +128,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
+                overrides=overrides,
             )
         )
 
@@ -138,7 +144,11 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> Receipt:
+        overrides = publish_overrides(
+            self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
+        )
         (receipt,) = finish(
             self._protocol.publisher.submit_many(
                 [message],
@@ -146,7 +156,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
+                overrides=overrides,
             )
         )
         return receipt
@@ -162,7 +172,9 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[Receipt]:
+        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
         return finish(
             self._protocol.publisher.submit_many(
                 messages,
@@ -170,7 +182,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
+                overrides=overrides,
             )
         )
 
